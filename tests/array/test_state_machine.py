@@ -92,7 +92,7 @@ class ArrayMachine(RuleBasedStateMachine):
                 self.a.evict(*rows)
         else:
             self.a.evict(*rows)
-            assert not {p for p in wanted if self.a.cache.words()[p] & 2}
+            assert not {p for p in wanted if self.a.cache.page_words(self.a._nsid)[p] & 2}
 
     @rule(rows=RANGES)
     def pin(self, rows: list[int]) -> None:
@@ -121,7 +121,7 @@ class ArrayMachine(RuleBasedStateMachine):
     def pages_have_frames_of_their_own(self) -> None:
         if self.a is None:
             return
-        words = self.a.cache.words()
+        words = self.a.cache.page_words(self.a._nsid)
         frames = [int(w) >> 36 for w in words if w & 2]
         assert len(frames) == len(set(frames)) and all(0 <= f < self.a.cache.frames for f in frames)
         pinned = {p for r in self.pins for p in self.pages(r)}

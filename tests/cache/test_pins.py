@@ -51,7 +51,7 @@ def total(b, out):
 
 
 def pins_left(a: ww.Array) -> int:
-    return int(((a.cache.words() & PINS) != 0).sum()) + a.cache.pinned(a._nsid)
+    return int(((a.cache.page_words(a._nsid) & PINS) != 0).sum()) + a.cache.pinned(a._nsid)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -287,7 +287,7 @@ class BamCache:
         """Return a cache whose slots are the frames of an array that has all its pages in them: all reads hit."""
         made = cls.__new__(cls)
         space = array.cache.space(array._nsid)
-        words = array.cache.words()[space.base : space.base + space.pages]
+        words = array.cache.page_words(array._nsid)
         if not np.all((words & STATE) == CACHED):
             raise WarpwellError("not all pages of the array are in its cache")
         made._lay_out(array, space.pages, array.cache.frames, space.words["frames"])

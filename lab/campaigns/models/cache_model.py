@@ -115,7 +115,7 @@ class CacheModel:
         self.flag = LaunchFlag("interp")
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
-        self.owners = int(self.cache._words[at.C_OWNERS])
+        self.owners = self.cache._owners
         self.held: dict[int, int] = defaultdict(int)
         self.begun: dict[tuple[int, int], int] = defaultdict(int)
         self.returned: set[tuple[int, int, int]] = set()
@@ -146,7 +146,7 @@ class CacheModel:
         run.announce(self.flag.address, 16)
         controller = cache.controller
         run.serve(*controller.services(), lambda: controller.complete(1))
-        for address in range(cache.table_bytes // 8):
+        for address in range(cache.space(self.array._nsid).pages):
             word = self.view.table + 8 * address
             run.watched[word] = partial(self._word_changed, word)
         return run
@@ -307,7 +307,7 @@ class CacheModel:
         raise Violation(f"{left} pages could not be flushed when all was done")
 
     def _check_words(self, *, settled: bool) -> None:
-        words = self.cache.words()
+        words = self.cache.page_words(self.array._nsid)
         owners = np.array(self._owners())
         for number, word in enumerate(int(w) for w in words):
             if word & PINS:
@@ -367,7 +367,7 @@ class CacheModel:
     def _discard(self) -> None:
         """Forget array and cache without the flush that closing would do."""
         self.array._finalizer.detach()
-        self.array._part.closed = self.cache._closed = True
+        self.array._part.closed = self.cache.closed = True
         closing.forget(self.array._part)
         self.cache.controller.close()
         self.medium.close()

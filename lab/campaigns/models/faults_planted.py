@@ -1009,7 +1009,7 @@ FAULTS = (
         (
             Edit(
                 _WRITTEN,
-                "Written.flushing",
+                "UnflushedLog.flushing",
                 "        count = self.count()\n        yield\n",
                 "        yield\n        count = self.count()\n",
             ),
@@ -1023,7 +1023,7 @@ FAULTS = (
         (
             Edit(
                 _WRITTEN,
-                "Written.flushing",
+                "UnflushedLog.flushing",
                 "        yield\n        self._marks[nsid] = count\n",
                 "        self._marks[nsid] = count\n        yield\n",
             ),
@@ -1034,14 +1034,14 @@ FAULTS = (
         "kept-not-dirty",
         "recover",
         "pages that are in the cache are not written again",
-        (Edit(_WRITTEN, "_dirty_again", "word | DIRTY", "word"),),
+        (Edit(_WRITTEN, "_redirty_cached", "word | DIRTY", "word"),),
         seed=249,
     ),
     Fault(
         "gone-not-named",
         "recover",
         "pages that were evicted are not named",
-        (Edit(_WRITTEN, "Written.lost", "ranges_of(np.setdiff1d(pages, kept))", "[]"),),
+        (Edit(_WRITTEN, "UnflushedLog.record_loss", "ranges_of(np.flatnonzero(is_suspect))", "[]"),),
         seed=7,
     ),
     Fault(

@@ -67,7 +67,7 @@ class RecoverModel(CacheModel):
 
     def _flusher(self) -> None:
         cache = self.cache
-        written, stats = cache._written, cache._stats.address
+        written, stats = cache._unflushed, cache._stats.address
         written.count = lambda: load_relaxed(stats + 8 * N_WRITEBACKS, DEVICE)  # type: ignore[method-assign]
         with contextlib.suppress(errors.DriveLostError):
             for _ in range(self.random.randint(0, 3)):
@@ -126,7 +126,7 @@ class RecoverModel(CacheModel):
             self.run.run()
             with contextlib.suppress(errors.DriveLostError):
                 cache.end(self.flag)
-            del cache._written.count  # type: ignore[method-assign]
+            del cache._unflushed.count  # type: ignore[method-assign]
             doubts = self._recover()
             self._flush()
             self._check_words(settled=True)
@@ -150,11 +150,11 @@ class RecoverModel(CacheModel):
                 raise Violation("the medium has another number")
 
         old.silence, old.restart = lambda: None, restart  # type: ignore[method-assign]
-        cache.recover()
+        pages = cache.recover(nsid, accept_loss=True)
         old.close()
         if cache.pairs.in_use() or cache.lost():
             raise Violation(f"{cache.pairs.in_use()} ids are in use after recovery, {cache.lost()}")
-        return {page for first, end in cache.doubts(nsid, accept=True) for page in range(first, end)}
+        return {page for first, end in pages for page in range(first, end)}
 
     def _check_items(self, doubts: set[int]) -> None:
         for page in self.pages:

@@ -398,15 +398,14 @@ class Array(OnStorage):
                 "recover(accept_loss=True) on the array itself",
                 name="accept_loss",
             )
-        self.cache.recover()
+        suspects = self.cache.recover(self._nsid, accept_loss=accept_loss)
         if (failure := self.medium.failure()) is not None:
             raise failure
         row, page = self._strides[0] if self._strides else self.dtype.itemsize, self.cache.page_size
         rows = self.shape[0] if self.shape else 1
-        doubts = self.cache.doubts(self._nsid, accept=accept_loss)
         found = [
             (max(0, first * page - self._origin) // row, -(-max(0, end * page - self._origin) // row))
-            for first, end in doubts
+            for first, end in suspects
         ]
         return [range(first, min(end, rows)) for first, end in join_ranges(found) if first < min(end, rows)]
 

@@ -30,14 +30,14 @@ from .partition import FramePool, PageSpace, Partition
 from .prefetch import Bulk, Prefetch
 from .statistics import Statistics
 from .word import INVALID, STATE
-from .written import Written, text_of
+from .written import Pages, UnflushedLog, ranges_of, text_of
 
 MAX_STAGING = 256 << 20
-"""Bytes of staging that a cache takes at most, unless it is given a depth."""
-STOPS = 3
-"""How often prefetches are stopped before an array leaves: another thread may begin one meanwhile."""
+"""Maximum bytes of staging if no depth is given."""
+MAX_STOPS = 3
+"""How often prefetches are stopped before an array is detached: another thread may begin one in the meantime."""
 MAX_LAUNCHES_UNCHECKED = 64
-"""Launches on a GPU between two checks whether all pages are in the cache, at most: each copies from the device."""
+"""Maximum number of launches on a GPU between two residency checks: each check copies from the device."""
 
 
 class OpeningProcess:
@@ -79,7 +79,7 @@ class Cache:
     merge : int
         Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
     service : QueueBackend, optional
-        What carries out the commands; default: threads of this process. `depth` and `merge` may be lowered by it.
+        Executes the commands, and may lower `depth` and `merge`. Default: threads of this process.
 
     Raises
     ------
@@ -101,7 +101,7 @@ class Cache:
         merge: int = 4,
         service: QueueBackend | None = None,
     ) -> None:
-        self._closed = True  # until everything is there, so that a failed constructor has nothing to close
+        self.closed = True  # a failed constructor has nothing to close
         self.process = OpeningProcess()
         self.device = checked_device(device or default_device())
         self.cache_bytes = checked_nbytes(nbytes, "cache")
@@ -115,9 +115,9 @@ class Cache:
             raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
         if checked_integer(merge, "merge") not in (1, 2, 4, at.MERGE_MAX):
             raise errors.ArgumentError(f"merge is 1, 2, 4 or {at.MERGE_MAX} pages, not {merge!r}")
-        for option, given, most in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
-            if given is not None:
-                checked_integer(given, option, most=most)
+        for option, value, maximum in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
+            if value is not None:
+                checked_integer(value, option, most=maximum)
         self.full = stats == "full"
         self.timeout = checked_seconds(timeout, "timeout")
         self.merge = merge
@@ -147,16 +147,16 @@ class Cache:
         self._views: CacheLaunch | None = None
         self.moves = 0
         self._stats = self.memory.allocate(8 * (at.STATS_WORDS + at.WRITTEN_WORDS))
-        self._written = Written(self._stats)
+        self._unflushed = UnflushedLog(self._stats)
         self._core: Block | None = None
         self._in_flight = 0
         self._pending: list[tuple[set[int], Exception]] = []
         self._streamed = False
-        """A launch may go on in a stream."""
-        self._lock = threading.RLock()
+        """A launch may continue in a stream."""
+        self.lock = threading.RLock()
         self._pools: list[FramePool] = []
         self.frames = 0
-        self._closed = False
+        self.closed = False
         closing.ready()
         self._finalizer = weakref.finalize(self, _dropped, self.controller, self.process)
         self._finalizer.atexit = False
@@ -181,7 +181,7 @@ class Cache:
         address of the data in shared memory if the cache reads from there ("host-cached").
         """
         self.bulk.stop()
-        with self._lock:
+        with self.lock:
             self.require_open()
             if share is not None and not 0 < share <= 1:
                 raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
@@ -198,8 +198,8 @@ class Cache:
             nsid = self.controller.attach(medium, self.page_size)
             address = self.controller.namespace_address(nsid)
             pages = -(-address.nbytes // self.page_size)
-            self._spaces[nsid] = PageSpace(name, nsid, pages, address.nbytes, share, host, writable, address[:2])
-            self._written.begin(nsid)
+            self._spaces[nsid] = PageSpace(name, nsid, pages, share, host, writable, address[:2])
+            self._unflushed.forget(nsid)
             try:
                 self._lay_out()
             except BaseException:
@@ -212,13 +212,13 @@ class Cache:
     def detach(self, nsid: int) -> None:
         """Write an array's dirty pages back and remove it from the cache.
 
-        Launches on other arrays begin and end while commands to this one are awaited, but not while its pages are
-        written: that takes as long as the time-out where its medium does not answer.
+        Launches on other arrays begin and end while this waits for commands, but not while it writes pages: that takes
+        as long as the timeout if the medium does not answer.
         """
         until = None
         try:
-            with contextlib.suppress(errors.WarpwellError, KeyError):  # told below, or another thread detaches it, too
-                if not self._closed and nsid in self._spaces and not self.process.forked:
+            with contextlib.suppress(errors.WarpwellError, KeyError):  # raised below, or another thread detaches it
+                if not self.closed and nsid in self._spaces and not self.process.forked:
                     self.bulk.stop()
                     until = None if self._drain(nsid) else clock.monotonic()
         finally:
@@ -227,7 +227,7 @@ class Cache:
     def _leave(self, nsid: int, until: float | None) -> None:
         """Detach an array; wait for its commands as `_drain` does."""
         with self._lock_without_prefetches(nsid):
-            if self._closed or nsid not in self._spaces:
+            if self.closed or nsid not in self._spaces:
                 return
             self.reap()
             written = False
@@ -235,11 +235,11 @@ class Cache:
                 self.flush(nsid)
                 written = True
             finally:
-                # while others use the cache, or hold pages in it, its frames stay where they are
+                # while other arrays use the cache, or have pinned pages in it, its frames must not move
                 alone = self._in_flight == 0
                 settled = self._drain(None if alone else nsid, until) and alone
                 if not written or self.pinned(nsid):
-                    # what stayed dirty would fail everybody who comes upon it: there is no medium to write it to
+                    # A dirty page left here could never be written back, and would fail every later access.
                     self._drop(nsid)
                 held = any(self.pinned(k) for k in self._spaces)
                 self._forget(nsid)
@@ -252,21 +252,21 @@ class Cache:
     @contextlib.contextmanager
     def _lock_without_prefetches(self, nsid: int) -> Iterator[None]:
         """Hold the lock while no prefetch of an array reads: its medium would be taken away under it."""
-        for _ in range(STOPS):
+        for _ in range(MAX_STOPS):
             self.bulk.stop()
-            with self._lock:
-                if not self.bulk.reads(nsid):  # else another thread began one meanwhile
+            with self.lock:
+                if not self.bulk.reads(nsid):  # else another thread has begun one
                     yield
                     return
-        with self._lock:  # a medium that never answers
+        with self.lock:  # a medium that never answers
             yield
 
     def _forget(self, nsid: int) -> None:
         del self._spaces[nsid]
         self.bulk.forget(nsid)
         self.controller.detach(nsid)
-        # the next array may get this number, and has done nothing wrong
-        self._pending = [(rest, error) for nsids, error in self._pending if (rest := nsids - {nsid})]
+        # the next array may get this number, and must not raise these errors
+        self._pending = [(others, error) for nsids, error in self._pending if (others := nsids - {nsid})]
 
     def space(self, nsid: int) -> PageSpace:
         """Return the `PageSpace` of an array."""
@@ -278,39 +278,38 @@ class Cache:
         parts = Partition(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
         block = self.memory.allocate(parts.nbytes)
-        words = parts.records(block.address)
-        words[at.C_QUEUES] = self.pairs.records
-        words[at.C_N_QUEUES] = self.pairs.count
-        words[at.C_MERGE] = self.merge
-        words[at.C_STATS] = self._stats.address
-        words[at.C_TIMEOUT] = int(self.timeout * 1e9)
-        block.write(0, words)
-        records = words[at.CORE_WORDS : at.CORE_WORDS + at.SPACE_WORDS * len(parts.spaces)]
-        self.launches.lay_out(records.reshape(-1, at.SPACE_WORDS))
+        records = parts.records(block.address)
+        records[at.C_QUEUES] = self.pairs.records
+        records[at.C_N_QUEUES] = self.pairs.count
+        records[at.C_MERGE] = self.merge
+        records[at.C_STATS] = self._stats.address
+        records[at.C_TIMEOUT] = int(self.timeout * 1e9)
+        block.write(0, records)
+        spaces = records[at.CORE_WORDS : at.CORE_WORDS + at.SPACE_WORDS * len(parts.spaces)]
+        self.launches.lay_out(spaces.reshape(-1, at.SPACE_WORDS))
         self._views = None
         self._core = block
-        self._words = words
+        self._owners = int(records[at.C_OWNERS])
         self.frames = parts.frames
-        self.table_bytes = parts.table_bytes
         self._pools = parts.pools
         for pool in self._pools:
             pool.max_launches = MAX_LAUNCHES_UNCHECKED if self.device == "cuda" else 1
-        self._written.renumbered(self._spaces)
+        self._unflushed.renumber(self._spaces)
 
-    # -- what views are made of -----------------------------------------------------------------------------
+    # -- members of views -----------------------------------------------------------------------------------
 
     def view_words(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
         """Return the cache's members of a view, for a launch that has begun or for any launch.
 
-        `fully_resident` is 1 if all pages are there. A view that may outlive an eviction, because launches with it are
-        not announced, has 0.
+        `fully_resident` is 1 if all pages are in the cache. It is 0 in a view that may outlive an eviction, because its
+        launches do not begin on the cache.
         """
         space = self._spaces[nsid]
         self._require_core()
         launch = self.launches.of(flag) if flag is not None else None
         fully_resident = launch is not None and space.pool.fully_resident
-        if launch is None:  # plain views share one record: their launches are not announced to the cache
-            with self._lock:
+        if launch is None:  # plain views share one record: their launches do not begin on the cache
+            with self.lock:
                 plain = PlainFlag if self.device == "cuda" else lambda: LaunchFlag(self.device)
                 launch = self._views = self._views or self.launches.take(plain())
         return space.words | {"space": launch.space(space.index), "fully_resident": int(fully_resident)}
@@ -319,7 +318,7 @@ class Cache:
         """Find out whether all pages of direct-mapped pools are in the cache; nothing is in flight (lock held)."""
         for pool in self._pools:
             if pool.is_residency_check_due() and self._core is not None:
-                with contextlib.suppress(Exception):  # of a device that failed: its launch raises it
+                with contextlib.suppress(Exception):  # of a device that failed: its launch raises the error
                     pool.fully_resident = int(self._read(pool.address + 8 * at.F_PRESENT)[0]) == pool.pages
 
     def _read(self, address: int, words: int = 1) -> NDArray[np.int64]:
@@ -332,7 +331,7 @@ class Cache:
             return 0
         pool = self._spaces[nsid].pool
         if pool.direct_mapped:
-            return int((self._read(int(self._words[at.C_OWNERS]) + 8 * pool.first, pool.frames) > at.OWNER_PAGE).sum())
+            return int((self._read(self._owners + 8 * pool.first, pool.frames) > at.OWNER_PAGE).sum())
         address, mask = (int(self._read(pool.address + 8 * word)[0]) for word in (at.F_CREDITS, at.F_CREDIT_MASK))
         credits = self._read(address, at.CREDIT_BYTES // 8 * (mask + 1))
         return pool.frames - 1 - int(credits[:: at.CREDIT_BYTES // 8].sum())
@@ -343,9 +342,9 @@ class Cache:
         return space.pages if space.pool.direct_mapped else space.pool.frames - 1 - self.pinned(nsid)
 
     def wave_pages(self, nsid: int) -> int:
-        """Return how many known pages of an array are read at a time, so that two waves fit into the frames.
+        """Return how many pages of an array are prefetched at a time, so that two waves fit into the frames.
 
-        All of them where each has a frame of its own; else one frame stays free.
+        This is the whole array if each page has a frame of its own; else one frame stays free.
         """
         room = self.room(nsid)
         return max(1, room if self._spaces[nsid].pool.direct_mapped else room // 2)
@@ -353,11 +352,11 @@ class Cache:
     # -- launches -------------------------------------------------------------------------------------------
 
     def begin(self, flag: LaunchFlag, nsid: int | None = None, *, stores: bool = True) -> None:
-        """Note that a launch on an array begins; raise the error of an earlier launch of that array in a stream.
+        """Begin a launch on an array; raise the error of an earlier launch of that array in a stream.
 
         The cache's own kernels have `stores` False: they leave the items of pages as they are.
         """
-        with self._lock:
+        with self.lock:
             self.require_open()
             self._require_controller(nsid)
             if stores and nsid is not None:
@@ -380,7 +379,7 @@ class Cache:
         """Raise the error of an earlier launch of an array in a stream."""
         if not (self._streamed or self._pending or self._views):
             return
-        with self._lock:
+        with self.lock:
             self.reap()
             self._streamed = bool(self.launches.going())
             for pending in self._pending:
@@ -389,11 +388,11 @@ class Cache:
                     raise pending[1]
 
     def end(self, flag: LaunchFlag) -> None:
-        """Note that a launch ended, for one of its arrays; after the last array raise its latched error."""
-        with self._lock:
+        """End a launch for one of its arrays; after the last array raise its latched error."""
+        with self.lock:
             launch = self.launches.of(flag)
             if launch is None:
-                return  # with the launch of another of its arrays
+                return  # another array has ended it
             self._in_flight -= 1
             self.controller.end()
             launch.users -= 1
@@ -409,7 +408,7 @@ class Cache:
         return self._error(self.launches.give_back(launch), used)
 
     def _error(self, latched: tuple[int, int, int, int], used: int | None = None) -> Exception | None:
-        """Return the exception for what a launch latched; it used array `used`, and perhaps others."""
+        """Return the exception for the latched error of a launch, which used array `used` and possibly other arrays."""
         if latched[0] == at.CLEAR:
             return None
         failure = self.controller.failure(latched[1] or used, silent=latched[0] == at.STALLED) or self.lost()
@@ -422,10 +421,10 @@ class Cache:
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
 
     def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Note that a launch continues in a stream; `end` is called later, when `done` returns True."""
-        with self._lock:
+        """Let a launch continue in a stream; `reap` ends it when `done` returns True."""
+        with self.lock:
             launch = self.launches.of(flag)
-            if launch is not None:  # else it is done, and was seen to be
+            if launch is not None:  # else it is done, and has ended
                 launch.done = done
                 self._streamed = True
 
@@ -434,11 +433,11 @@ class Cache:
 
         Wait for them up to `seconds`.
         """
-        with self._lock:
+        with self.lock:
             deadline = clock.monotonic() + seconds
             while True:
                 going = self.launches.going()
-                for launch in [one for one in going if one.done is not None and one.done()]:
+                for launch in [other for other in going if other.done is not None and other.done()]:
                     self._in_flight -= launch.users
                     for _ in range(launch.users):
                         self.controller.end()
@@ -457,7 +456,7 @@ class Cache:
 
     def take_left(self, nsid: int | None = None) -> list[Exception]:
         """Return and remove the errors of launches in streams, of one array or of all."""
-        with self._lock:
+        with self.lock:
             self.reap()
             left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
             self._pending = [pending for pending in self._pending if pending not in left]
@@ -478,35 +477,35 @@ class Cache:
         if launch is not None:
             launch.abort()
 
-    # -- maintenance: each method runs kernels until what is asked for is done, or cannot be --------------------
+    # -- maintenance: each method runs kernels until the operation is complete or fails --------------------------
 
     @traced("flush")
     def flush(self, nsid: int | None = None, *, is_clean: bool = False) -> None:
-        """Write dirty pages back (of one array, or all) and make them durable; then tell what is in doubt.
+        """Write dirty pages back (of one array, or all) and make them durable; then raise if pages are suspect.
 
-        With `is_clean` there are no dirty pages, and no kernel looks for them.
+        With `is_clean` no page is dirty, and no kernel searches for dirty pages.
         """
-        with self._lock:
+        with self.lock:
             self.require_open()
-            written = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
-            if written:  # an array that is only read has nothing to lose, and closes quietly
+            writable = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
+            if writable:  # a read-only array has nothing to lose, and closes without an error
                 self._require_controller(nsid)
-            for space in written:
+            for space in writable:
                 if not is_clean:
                     self.write_back(space.nsid)
                 if not space.host:
-                    with self._written.flushing(space.nsid):
+                    with self._unflushed.flushing(space.nsid):
                         self.controller.medium(space.nsid).sync()
-            self.require_no_doubt(*(space.nsid for space in written))
+            self.require_no_doubt(*(space.nsid for space in writable))
 
     def write_back(self, nsid: int) -> None:
-        """Write an array's dirty pages to its medium, which need not keep them yet."""
-        with self._lock:
+        """Write an array's dirty pages to its medium, which need not make them durable."""
+        with self.lock:
             space = self._spaces[nsid]
-            # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
-            alone = not self.launches.storing()
-            words = (space.base, space.base + space.pages, int(alone))
-            self._until_none(maintenance.flush_frames, self.frames, nsid, words, f"flushing {space.name!r}")
+            # No launch begins, because the lock is held. A prefetch may continue: it does not change pinned pages.
+            pinned_too = not self.launches.storing()
+            arguments = (space.base, space.base + space.pages, int(pinned_too))
+            self._until_none(maintenance.flush_frames, self.frames, nsid, arguments, f"flushing {space.name!r}")
 
     @traced("evict")
     def evict(self, nsid: int, first: int, end: int) -> None:
@@ -519,8 +518,8 @@ class Cache:
         with self.held():
             space = self._spaces[nsid]
             self._changed(space.pool)
-            what = f"evicting pages of {space.name!r}"
-            self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
+            work = f"evicting pages of {space.name!r}"
+            self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), work)
 
     def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Prefetch:
         """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
@@ -547,28 +546,28 @@ class Cache:
         """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
         self._changed(space.pool)
-        with contextlib.suppress(errors.KernelError, errors.DriveLostError):  # these pages are not used any more
-            words = (space.base, space.base + space.pages)
-            self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
+        with contextlib.suppress(errors.KernelError, errors.DriveLostError):  # these pages have no user
+            arguments = (space.base, space.base + space.pages)
+            self._until_none(maintenance.drop_frames, self.frames, nsid, arguments, f"dropping pages of {space.name!r}")
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep frames and table in place for the block, while another thread may open or close an array."""
-        with self._lock:
+        with self.lock:
             self.require_open()
             self._in_flight += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self.lock:
                 self._in_flight -= 1
-                if self._in_flight == 0 and not self._closed:
+                if self._in_flight == 0 and not self.closed:
                     self._check_residency()
 
     @contextlib.contextmanager
     def keep_io_threads_running(self) -> Iterator[None]:
         """Keep the I/O threads running for the block: its launches and prefetches need not wake them each."""
-        with self._lock:
+        with self.lock:
             self.require_open()
             self.controller.begin()
         try:
@@ -577,8 +576,8 @@ class Cache:
             self.controller.end()
 
     def _changed(self, pool: FramePool) -> None:
-        """Have launches that begin from now on look at the words of pages again."""
-        with self._lock:
+        """Let later launches check the words of pages again."""
+        with self.lock:
             pool.fully_resident = False
             pool.schedule_residency_check()
 
@@ -587,36 +586,36 @@ class Cache:
         """Publish prefetched pages whose data has arrived, and release the frames and ids of late completions."""
         self.run(maintenance.settle_queues, self.pairs.count, None)
 
-    def _until_none(self, kernel: Any, threads: int, nsid: int, words: tuple[int, ...], what: str) -> None:
-        """Run a kernel until it counts no pages left; give up after a bounded number of runs without progress."""
-        left, least = 0, -1
+    def _until_none(self, kernel: Any, threads: int, nsid: int, arguments: tuple[int, ...], work: str) -> None:
+        """Run a kernel until it counts no remaining pages; give up after a bounded number of runs without progress."""
+        left, fewest = 0, -1
         attempts = 0
         deadline = 0.0
         while attempts < 64:
-            left = self.run(kernel, threads, nsid, *words, counts=True)
+            left = self.run(kernel, threads, nsid, *arguments, counts=True)
             if left == 0:
                 return
-            if least < 0 or left < least:  # also after the first run, which may compile
-                least, attempts, deadline = left, 0, clock.monotonic() + self.timeout
+            if fewest < 0 or left < fewest:  # also after the first run, which may compile
+                fewest, attempts, deadline = left, 0, clock.monotonic() + self.timeout
             if not self.pairs.in_use():
                 attempts += 1
                 continue
-            # prefetched pages, and pages of commands that were given up, may be among them
+            # prefetched pages, and pages of abandoned commands, may be among them
             if clock.monotonic() > deadline:
-                raise self._silence(what)
+                raise self._silence(work)
             self.settle()
             clock.sleep(1e-3)
-        raise errors.KernelError(f"{what}: {left} pages are pinned or in use; unpin them first")
+        raise errors.KernelError(f"{work}: {left} pages are pinned or in use; unpin them first")
 
-    def run(self, kernel: Any, threads: int, nsid: int | None, *words: int, counts: bool = False) -> int:
-        """Run a maintenance kernel: `threads` warps of work; return what it counted.
+    def run(self, kernel: Any, threads: int, nsid: int | None, *arguments: int, counts: bool = False) -> int:
+        """Run a maintenance kernel: `threads` warps of work; return its count.
 
-        The kernel takes core, space, `words` and, with `counts`, the address of the word to count in.
+        The kernel takes core, space, `arguments` and, with `counts`, the address of the word to count in.
         """
         if threads <= 0:
             return 0
         flag = LaunchFlag(self.device)
-        with interruptible(lambda: None):  # the launch stops; what surrounds it is done whole
+        with interruptible(lambda: None):  # Ctrl-C stops the launch only
             self.begin(flag, nsid, stores=False)
             try:
                 launch = self.launches.take(flag)
@@ -627,7 +626,7 @@ class Cache:
                 kernel[threads * self._warp](
                     self.core,
                     space,
-                    *words,
+                    *arguments,
                     *counter,
                     device=self.device,
                     services=self.controller.services(),
@@ -638,10 +637,10 @@ class Cache:
             finally:
                 self.end(flag)
 
-    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *words: int) -> None:
-        """Run a kernel in a stream of its own, as `run` does; errors of other launches are left alone."""
+    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *arguments: int) -> None:
+        """Run a kernel in a stream of its own, as `run` does; keep the errors of other launches."""
         flag = LaunchFlag(self.device)
-        with self._lock:
+        with self.lock:
             self.require_open()
             self._require_controller(nsid)
             launch = self._enter(flag, stores=False)
@@ -651,7 +650,7 @@ class Cache:
                 threads,
                 self.core,
                 launch.space(self._spaces[nsid].index),
-                *words,
+                *arguments,
                 services=self.controller.services(),
             )
             stream.wait()
@@ -661,8 +660,8 @@ class Cache:
     def _drain(self, nsid: int | None = None, until: float | None = None) -> bool:
         """Wait until no command is in flight, or none of an array; return False if the medium does not answer in time.
 
-        In time is before `until`, or within the time-out. Commands refer to frames, so call this before the frames are
-        laid out again; and to a medium, which nobody asks for completions once it is detached.
+        In time is before `until`, or within the timeout. Commands refer to frames and to a medium, so call this before
+        the frames move or the medium is detached.
         """
         pages = None
         if nsid is not None:
@@ -677,9 +676,9 @@ class Cache:
             clock.sleep(1e-3)
         return True
 
-    def _silence(self, what: str) -> Exception:
+    def _silence(self, work: str) -> Exception:
         return self.lost() or errors.StallError(
-            f"{what}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
+            f"{work}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
 
@@ -693,67 +692,67 @@ class Cache:
             return failure
         names = ", ".join(repr(space.name) for space in self._spaces.values())
         return errors.DriveLostError(
-            f"the controller of {names or 'this cache'} is lost: {loss.why}. What was written and not flushed may be "
-            "gone: call recover() on the array, or close it, check the drive, and open it again"
+            f"the controller of {names or 'this cache'} is lost: {loss.why}. Pages written since the last flush may be "
+            "lost: call recover() on the array, or close it, check the drive, and open it again"
         )
 
     def _require_controller(self, nsid: int | None) -> None:
-        """Raise where controller or medium is lost (lock held)."""
+        """Raise if controller or medium is lost (lock held)."""
         if error := self.lost():
             raise error
         if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
             raise failure
 
     def require_no_doubt(self, *nsids: int) -> None:
-        """Raise where pages of one of these arrays are in doubt."""
+        """Raise if pages of these arrays are suspect."""
         for nsid in nsids:
-            if doubts := self._written.doubts(nsid):
+            if suspects := self._unflushed.suspects(nsid):
                 raise errors.DriveLostError(
-                    f"the drive of array {self._spaces[nsid].name!r} was lost: its pages {text_of(doubts)} of "
-                    f"{self.page_size} bytes were written after the last flush(), had left the cache, and may be gone. "
-                    "All others are as they should be. recover(accept_loss=True) returns the rows that are in doubt, "
-                    "and lets the array go on: write these again"
+                    f"the drive of array {self._spaces[nsid].name!r} was lost: its pages {text_of(suspects)} of "
+                    f"{self.page_size} bytes were written after the last flush(), had left the cache, and may be lost. "
+                    "All others are intact. recover(accept_loss=True) returns the rows of these pages and enables the "
+                    "array again: write these rows again"
                 )
 
-    def recover(self) -> None:
-        """Bring a lost controller back, or do nothing if it is not lost; see `warpwell.queues.loss`.
+    def recover(self, nsid: int, *, accept_loss: bool = False) -> list[Pages]:
+        """Restart a lost controller; return the suspect pages of an array as ranges, and forget them if accepted.
 
-        Pages that were being read are read again by who needs them. Pages that kernels have changed stay as they are,
-        and those that were written since the last flush are written again; `doubts` tells which cannot be, because they
-        were evicted.
+        A controller that is not lost is not restarted; see `warpwell.queues.loss`. Pages whose read was aborted are
+        read again on demand. Pages that kernels have changed stay in the cache, and those written since the last flush
+        are written again. Suspect pages cannot be written again, because they were evicted.
 
         Raises
         ------
         DriveLostError
-            It does not come back, and is lost as before.
+            The controller or medium does not restart, and is still lost.
         SharingError
-            A launch is in flight, or a controller cannot be brought back.
+            A launch is in flight, or a controller cannot be restarted.
         """
         self.require_open()
         self.bulk.stop()
-        with self._lock, interruptible(lambda: None):
+        with self.lock, interruptible(lambda: None):
             self.require_open()
-            if self.lost() is None:
-                return
-            self._require_idle("recover the array")
-            self.controller.silence()
-            self.pairs.abort()
-            for _ in range(self.pairs.ids):
-                if self._core is None or not self.pairs.in_use():
-                    break
-                self._settle_alone()
-            self.pairs.rewind()
-            if self._core is not None:
-                self._written.lost(self._spaces.values(), self._core, self._words, self.frames)
-            self.controller.restart()
+            if self.lost() is not None:
+                self._restart()
+            if (failure := self.controller.medium(nsid).failure()) is not None:
+                raise failure
+            suspects = self._unflushed.suspects(nsid)
+            if accept_loss:
+                self._unflushed.forget(nsid)
+            return suspects
 
-    def doubts(self, nsid: int, *, accept: bool = False) -> list[Range]:
-        """Return the pages of an array that a loss has put in doubt, as ranges; with `accept` forget them."""
-        with self._lock:
-            found = self._written.doubts(nsid)
-            if accept:
-                self._written.accept(nsid)
-            return found
+    def _restart(self) -> None:
+        self._require_idle("recover the array")
+        self.controller.silence()
+        self.pairs.abort()
+        for _ in range(self.pairs.ids):
+            if self._core is None or not self.pairs.in_use():
+                break
+            self._settle_alone()
+        self.pairs.rewind()
+        if self._core is not None:
+            self._unflushed.record_loss(self._spaces.values(), self._core, self._owners, self.frames)
+        self.controller.restart()
 
     def _settle_alone(self) -> None:
         """Settle ids that have completed, without a controller (lock held)."""
@@ -780,16 +779,6 @@ class Cache:
         return self._core
 
     @property
-    def closed(self) -> bool:
-        """Whether the cache was closed."""
-        return self._closed
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Held while launches begin and end, and while frames move."""
-        return self._lock
-
-    @property
     def stats(self) -> Statistics:
         """Return the statistics so far (host; after launches are done)."""
         self.require_open()
@@ -814,37 +803,37 @@ class Cache:
     def require_open(self) -> None:
         """Raise `ClosedError` if the cache is closed."""
         self.process.require("the cache")
-        if self._closed:
+        if self.closed:
             raise errors.ClosedError("the cache is closed: open the array again")
 
-    def require_ended(self, what: str) -> None:
+    def require_ended(self, action: str) -> None:
         """Raise if another thread's launch uses the cache; wait for launches in streams."""
-        with self._lock:
+        with self.lock:
             if self._in_flight > sum(launch.users for launch in self.launches.going()):
-                raise errors.SharingError(f"a launch uses the cache: wait for it, then {what}")
+                raise errors.SharingError(f"a launch uses the cache: wait for it, then {action}")
 
-    def _require_idle(self, what: str) -> None:
+    def _require_idle(self, action: str) -> None:
         self.reap()
         if self._in_flight:
-            raise errors.SharingError(f"{self._in_flight} launches use the cache: wait for them, then {what}")
+            raise errors.SharingError(f"{self._in_flight} launches use the cache: wait for them, then {action}")
 
     def close(self) -> None:
         """Flush, stop the controller and drop the memory (idempotent)."""
-        if not self._closed and not self.process.forked:
+        if not self.closed and not self.process.forked:
             self.bulk.stop()
-        with self._lock:
-            if self._closed or self.process.forked:
+        with self.lock:
+            if self.closed or self.process.forked:
                 return
             self.require_ended("close it")
             left: list[Exception] = []
             try:
-                # launches in streams end by themselves: each of their waits is bounded by the time-out
+                # each wait of a launch in a stream is bounded by the timeout
                 self.reap(2 * self.timeout)
-                left = self.take_left()  # raised at the end: they keep nothing from being written
+                left = self.take_left()  # raised at the end, after the flush
                 if self._spaces:
                     self.flush()
             finally:
-                self._closed = True
+                self.closed = True
                 self.moves += 1
                 self._finalizer.detach()
                 self.bulk.close()
@@ -860,32 +849,30 @@ class Cache:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def page_words(self, nsid: int, first: int, end: int) -> NDArray[np.int64]:
-        """Return the words of pages [first, end) of an array as they are, on `cpu` and `interp`.
+    def page_words(self, nsid: int, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
+        """Return the words of pages [first, end) of an array, by default of all: a view, and on a GPU a copy.
 
-        They belong to the cache: call it within `held`.
+        They may change at any time. Use the view within `held`.
         """
-        return view_of(self._spaces[nsid].words["table"] + 8 * first, 8 * (end - first), np.int64)
+        space = self._spaces[nsid]
+        address, count = space.words["table"] + 8 * first, (space.pages if end is None else end) - first
+        return self._read(address, count) if self.device == "cuda" else view_of(address, 8 * count, np.int64)
 
     def present(self, nsid: int, pages: NDArray[np.int64]) -> list[Range]:
         """Return those pages of an array that are in the cache, or being read, as ranges (lock held, no launch)."""
         if not pages.size:
             return []
-        states = self.page_words(nsid, 0, self._spaces[nsid].pages)[pages] & STATE
+        states = self.page_words(nsid)[pages] & STATE
         return ranges_of(np.unique(pages[states != INVALID]))
-
-    def words(self) -> NDArray[np.int64]:
-        """Return a copy of the page words (tests and debugging)."""
-        return self._read(int(self._words[at.C_TABLE]), self.table_bytes // 8)
 
 
 def _dropped(controller: QueueServer, process: OpeningProcess) -> None:
-    # a finalizer: it takes no lock, and closing waits for threads. No array is left, so nothing is unwritten
+    # A finalizer takes no lock, and closing waits for threads. All arrays are closed, so no page is dirty.
     if not process.forked:
         closing.hand_over(controller.close)
 
 
-def choose_page_size(given: int | str | None, device: str, cache_bytes: int | str) -> int:
+def choose_page_size(page_size: int | str | None, device: str, cache_bytes: int | str) -> int:
     """Return the bytes of a page, from an integer, text such as "4KiB", or by default.
 
     On the CPU a page of 16 KiB takes hardly longer to read than one of 4 KiB, and a scan has a quarter of the misses
@@ -896,15 +883,15 @@ def choose_page_size(given: int | str | None, device: str, cache_bytes: int | st
     ArgumentError
         The value is not a power of two from 512 bytes to 1 MiB.
     """
-    if given is not None:
-        nbytes = checked_nbytes(given, "page_size", minimum=at.BLOCK, maximum=1 << 20)
+    if page_size is not None:
+        nbytes = checked_nbytes(page_size, "page_size", minimum=at.BLOCK, maximum=1 << 20)
         if nbytes & (nbytes - 1):
-            raise errors.ArgumentError(f"page_size must be a power of two, got {given!r}: give 4096, for example")
+            raise errors.ArgumentError(f"page_size must be a power of two, got {page_size!r}: give 4096, for example")
         return nbytes
     return 16384 if device == "cpu" and checked_nbytes(cache_bytes, "cache") >= 1024 * 16384 else 4096
 
 
 def default_queues(device: str, pages: int | None = None) -> int:
-    """Return the number of queue pairs of a cache for `pages` pages at most; groups of eight share a queue."""
-    most = {"cuda": 32, "interp": 1}.get(device, 8)
-    return most if pages is None else max(1, min(most, -(-pages // at.MERGE_MAX)))
+    """Return the number of queue pairs of a cache for at most `pages` pages; groups of eight share a queue."""
+    maximum = {"cuda": 32, "interp": 1}.get(device, 8)
+    return maximum if pages is None else max(1, min(maximum, -(-pages // at.MERGE_MAX)))

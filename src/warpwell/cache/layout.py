@@ -48,8 +48,6 @@ S_POOL = 3
 """Index of the pool whose frames the array uses."""
 S_HOST = 4
 """Address of the data in pinned host memory ("host-cached" tier), or 0: behind the queues."""
-S_BYTES = 5
-"""Length of the file in bytes."""
 S_CORE = 6
 """Address of the core record."""
 S_LAUNCH = 7

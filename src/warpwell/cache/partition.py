@@ -95,7 +95,6 @@ class PageSpace:
     name: str
     nsid: int
     pages: int
-    nbytes: int
     share: float | None
     host: int
     writable: bool = False
@@ -169,7 +168,7 @@ class Partition:
             record = words[offset:]
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool.index
-            record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
+            record[at.S_HOST] = space.host
             record[at.S_CORE], record[at.S_FRAME] = address, frame
             record[at.S_WIRE], record[at.S_BLOCK_SHIFT] = space.wire
             space.words = {

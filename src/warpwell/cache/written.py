@@ -1,22 +1,20 @@
-"""Written: which pages were written since their array's last flush, so that a loss of the drive can be told of by page.
+"""Unflushed log: the pages written since their array's last flush, which the loss of a drive puts in question.
 
-What a drive has taken is durable only after a Flush. Device code keeps the numbers of the pages that were written in a
-ring behind the statistics, at the count of pages written (`lookup.note_written`). A successful flush of an array moves
-its *mark* to the count as it was before the Flush was sent. After a loss everything behind the mark is in question:
+Written bytes are durable only after a Flush. Device code records the numbers of written pages in a ring after the
+statistics, at the count of pages written (`lookup.record_written`). A successful flush of an array moves its *mark* to
+the count as it was before the Flush was sent. If the drive is lost, all pages recorded after the mark are in question:
 
-- What is still in the cache is DIRTY again, and will be written again. A page that is VALID has the newest bytes.
-- What is not, is *in doubt*: the drive may have its bytes, older ones, or both in part. The array refuses launches, and
-  says so at each flush, until somebody has accepted that. A flush writes all the same: what it writes is newer.
+- A page that is still in the cache becomes DIRTY, and is written again. A page that is VALID has the newest bytes.
+- Any other page is *suspect*: the drive may have its bytes, older ones, or parts of both. The array refuses launches,
+  and each flush raises an error, until the caller accepts the loss. A flush still writes: its bytes are newer.
 
-If more pages were written than the ring holds, all pages of the array that are not in the cache are in doubt.
+If more pages were written than the ring has words, all pages of the array that are not in the cache are suspect.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +23,13 @@ from .._ranges import Range, join_ranges, ranges_of
 from ..targets import Block
 from . import layout as at
 from .partition import PageSpace
-from .word import DIRTY, FRAME_SHIFT, STATE, VALID
+from .word import DIRTY, FRAME_MAX, FRAME_SHIFT, STATE, VALID
 
 """First page and end of a range of an array's pages."""
 
 
-class Written:
-    """The marks of a cache's arrays, and their pages in doubt.
+class UnflushedLog:
+    """The marks of a cache's arrays, and their suspect pages.
 
     Parameters
     ----------
@@ -42,93 +40,87 @@ class Written:
     def __init__(self, stats: Block) -> None:
         self._stats = stats
         self._marks: dict[int, int] = {}
-        self._doubts: dict[int, list[Range]] = {}
+        self._suspects: dict[int, list[Pages]] = {}
 
     def count(self) -> int:
         """Return how many pages were written so far."""
         return int(self._stats.read(8 * at.N_WRITEBACKS, 8).view(np.int64)[0])
 
-    def begin(self, nsid: int) -> None:
-        """Begin with an array."""
-        self._doubts.pop(nsid, None)
-
-    def renumbered(self, nsids: Iterable[int]) -> None:
-        """Note that pages of these arrays, all others being gone, get new numbers: each was flushed."""
+    def renumber(self, nsids: Iterable[int]) -> None:
+        """Give the pages of these arrays, which are flushed, new numbers; all other arrays are closed."""
         self._marks = dict.fromkeys(nsids, self.count())
 
     @contextlib.contextmanager
     def flushing(self, nsid: int) -> Iterator[None]:
-        """Send a Flush in the block: if it succeeds, what was written before the block is durable."""
+        """Send a Flush in the block: if it succeeds, all pages written before the block are durable."""
         count = self.count()
         yield
         self._marks[nsid] = count
 
-    def doubts(self, nsid: int) -> list[Range]:
-        """Return the ranges of an array's pages that are in doubt, in order."""
-        return list(self._doubts.get(nsid, ()))
+    def suspects(self, nsid: int) -> list[Pages]:
+        """Return the ranges of an array's suspect pages, in order."""
+        return list(self._suspects.get(nsid, ()))
 
-    def accept(self, nsid: int) -> None:
-        """Forget what is in doubt: somebody was told."""
-        self._doubts.pop(nsid, None)
+    def forget(self, nsid: int) -> None:
+        """Forget an array's suspect pages, because the caller accepts the loss or the array is new."""
+        self._suspects.pop(nsid, None)
 
-    def lost(self, spaces: Iterable[PageSpace], core: Block, words: NDArray[np.int64], frames: int) -> None:
-        """Make pages that were written since the last flush DIRTY again, and those that are gone doubtful.
+    def record_loss(self, spaces: Iterable[PageSpace], core: Block, owners_address: int, frames: int) -> None:
+        """Make pages written since the last flush DIRTY if they are in the cache, else suspect.
 
-        The drive was lost; no command and no launch is in flight. `words` are those of the core record in `core`.
+        The drive was lost; no command and no launch is in flight. `core` has the page table and the owner words.
         """
         count = self.count()
         ring = self._stats.read(8 * at.STATS_WORDS, 8 * at.WRITTEN_WORDS).view(np.int64)
+        owners = core.read(owners_address - core.address, 8 * frames).view(np.int64)
         for space in spaces:
             mark = self._marks.get(space.nsid, count)
             self._marks[space.nsid] = count
             if not space.writable or space.host or mark == count:
                 continue
-            first, end = space.base, space.base + space.pages
-            if count - mark > at.WRITTEN_WORDS:
-                kept = _dirty_again(partial(_inside, first, end), core, words, frames)
-                edges = [first - 1, *np.sort(kept).tolist(), end]
-                gone = [(before + 1, after) for before, after in pairwise(edges) if after > before + 1]
-            else:
-                pages = np.unique(ring[np.arange(mark, count) % at.WRITTEN_WORDS])
-                pages = pages[(pages >= first) & (pages < end)]
-                kept = _dirty_again(partial(np.isin, test_elements=pages), core, words, frames)
-                gone = ranges_of(np.setdiff1d(pages, kept))
-            doubts = [*self._doubts.get(space.nsid, ()), *((low - first, high - first) for low, high in gone)]
-            if doubts:
-                self._doubts[space.nsid] = join_ranges(doubts)
+            is_suspect = np.full(space.pages, count - mark > at.WRITTEN_WORDS)
+            if not is_suspect.all():
+                pages = ring[np.arange(mark, count) % at.WRITTEN_WORDS] - space.base
+                is_suspect[pages[(pages >= 0) & (pages < space.pages)]] = True
+            _redirty_cached(space, is_suspect, core, owners)
+            for first, end in self.suspects(space.nsid):
+                is_suspect[first:end] = True
+            self._suspects[space.nsid] = ranges_of(np.flatnonzero(is_suspect))
 
 
-def _inside(first: int, end: int, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return (pages >= first) & (pages < end)
-
-
-def _dirty_again(
-    choose: Callable[[NDArray[np.int64]], NDArray[np.bool_]], core: Block, words: NDArray[np.int64], frames: int
-) -> NDArray[np.int64]:
-    """Make those pages DIRTY that are in the cache and that `choose` chooses of their numbers; return them."""
-
-    def offset(word: int) -> int:
-        return int(words[word]) - core.address
-
-    owners = core.read(offset(at.C_OWNERS), 8 * frames).view(np.int64)
-    owned = np.flatnonzero(owners > 0)
-    of = (owners[owned] & at.OWNER_PAGE) - 1
-    chosen = choose(of)
-    found = []
-    for frame, page in zip(owned[chosen].tolist(), of[chosen].tolist(), strict=True):
-        where = offset(at.C_TABLE) + 8 * page
-        word = int(core.read(where, 8).view(np.int64)[0])
+def _redirty_cached(space: PageSpace, is_suspect: NDArray[np.bool_], core: Block, owners: NDArray[np.int64]) -> None:
+    """Make suspect pages of an array DIRTY if they are in the cache; they are not suspect."""
+    pages = (owners & at.OWNER_PAGE) - 1 - space.base
+    owned = np.flatnonzero((owners > 0) & (pages >= 0) & (pages < space.pages))
+    for frame in owned[is_suspect[pages[owned]]].tolist():
+        offset = space.words["table"] - core.address + 8 * int(pages[frame])
+        word = int(core.read(offset, 8).view(np.int64)[0])
         # an owner word may be older than the page's eviction
-        if word & STATE == VALID and (word >> FRAME_SHIFT) & _FRAMES == frame:
-            core.write(where, np.array([word | DIRTY], np.int64))
-            found.append(page)
-    return np.array(found, np.int64)
+        if word & STATE == VALID and (word >> FRAME_SHIFT) & FRAME_MAX == frame:
+            core.write(offset, np.array([word | DIRTY], np.int64))
+            is_suspect[pages[frame]] = False
 
 
-_FRAMES = (1 << (64 - FRAME_SHIFT)) - 1
+def ranges_of(pages: NDArray[np.int64]) -> list[Pages]:
+    """Return sorted numbers as ranges."""
+    if not pages.size:
+        return []
+    breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, breaks)]
 
 
-def text_of(ranges: list[Range], most: int = 8) -> str:
-    """Return ranges in words, the first ones: "3, 8-11 and 5 more ranges"."""
-    said = ", ".join(str(first) if end == first + 1 else f"{first}-{end - 1}" for first, end in ranges[:most])
-    return said + (f" and {len(ranges) - most} more ranges" if len(ranges) > most else "")
+def joined(ranges: Iterable[Pages]) -> list[Pages]:
+    """Return ranges in order; ranges that touch or overlap are joined."""
+    out: list[Pages] = []
+    for first, end in sorted(ranges):
+        if out and first <= out[-1][1]:
+            out[-1] = out[-1][0], max(end, out[-1][1])
+        else:
+            out.append((first, end))
+    return out
+
+
+def text_of(ranges: list[Pages], max_ranges: int = 8) -> str:
+    """Return ranges as text, the first ones: "3, 8-11 and 5 more ranges"."""
+    text = ", ".join(str(first) if end == first + 1 else f"{first}-{end - 1}" for first, end in ranges[:max_ranges])
+    return text + (f" and {len(ranges) - max_ranges} more ranges" if len(ranges) > max_ranges else "")

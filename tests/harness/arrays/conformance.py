@@ -115,7 +115,7 @@ class ArrayConformance(ItemConformance):
             assert out[0] == np.arange(0, a.size, 8).sum()
             self.run(release, 1, a, rows, held)
             a.evict()
-            assert not (a.cache.words() & 2).any()
+            assert not (a.cache.page_words(a._nsid) & 2).any()
 
     def test_evicting_writes_back(self, numbers: Path) -> None:
         with self.open(numbers, "r+", cache=64 * PAGE) as a:
