@@ -79,7 +79,7 @@ _MOVED = (
 )
 _PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n"
 _WRITTEN = "cache.written"
-_NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_WORDS - 1))), page, DEVICE)\n"
+_NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (position & (at.WRITTEN_WORDS - 1))), page, DEVICE)\n"
 _RINGS = "drives.controller"
 _GPU = "scheduler.executors.cuda_executor"
 _SERVED = "queues, generation\n            drive"
@@ -207,7 +207,7 @@ _LAST = """                unpin(word_address(core, page), 0)
 """
 
 _SEEN = """        word = word_address(core, page)
-        if load_relaxed(word, DEVICE) == seen:
+        if load_relaxed(word, DEVICE) == recorded:
 """
 _FOLLOWING = """        store_relaxed(slot + 8 * S_NEXT, following, DEVICE)
 """
@@ -478,8 +478,8 @@ FAULTS = (
                 "publish_known",
                 _SEEN,
                 _SEEN.replace(
-                    "        if load_relaxed(word, DEVICE) == seen:\n",
-                    "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n",
+                    "        if load_relaxed(word, DEVICE) == recorded:\n",
+                    "        recorded = load_relaxed(word, DEVICE)\n        if state_of(recorded) == INVALID:\n",
                 ),
             ),
         ),

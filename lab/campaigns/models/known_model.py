@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from warpwell.cache import layout as at
-from warpwell.cache.known_pages import CAME, PRESENT, look, publish_known
+from warpwell.cache.known_pages import LOADED, PRESENT, look, publish_known
 from warpwell.cache.word import REF
 from warpwell.queues import Q_IN_USE
 from warpwell.storage import host_reads as reads
@@ -122,7 +122,7 @@ class KnownModel(CacheModel):
             good = load_relaxed(first + 8 * (reads.ROW_WORDS * k + reads.W_STATUS), DEVICE) == 0
             if word != PRESENT and good:
                 source = self.staging.address + (slot * ROWS + k) * PAGE
-                self.came |= publish_known(self.core, self.record, page, word, source, limit, REF, 1, 0, 0) == CAME
+                self.came |= publish_known(self.core, self.record, page, word, source, limit, REF, 1, 0, 0) == LOADED
         self.limit = 1 << 62
 
     came = False

@@ -1,24 +1,24 @@
 """The page cache: frames in device memory that arrays on storage share.
 
-Files, in the order in which an access meets them (all is device code, except cache.py and the files after it):
+Files, in the order of an access (all are device code, except cache.py and the files after it):
 
 - access.py       read, write or add to an item of a page, if ``a[i]`` is not a hit
 - hit.py          what kernels do inline: read an item of a page that is there, pin it, validate what they have read
 - word.py         the page word: state, pins, generation and frame in 64 bits
-- lookup.py       where the word, queue, owner and array of a page lie; counters
+- lookup.py       addresses of a page's word, queue, owner and array; counters
 - paging.py       a miss: pin a page, read it from storage, prefetch it; evict a page on request
 - frames.py       evict a page for room: the clock picks the frame to reuse, a dirty page is written back first
-- stash.py        free frames that were returned unused
+- stash.py        the free list of frames that were returned unused
 - transfer.py     start, wait for and settle commands; copy pages; publish or abandon a page
-- pins.py         pages that kernels or the host hold for long
+- pins.py         long pins of kernels and of the host
 - latch.py        the first error of a launch (latched for the host); the watchdog that ends waits (timeouts)
-- maintenance.py  kernels that the host runs: flush, hold, evict, settle
-- known_pages.py  pages that the host has read come into the cache, while kernels read and write the same ones
-- layout.py       the words of all records
+- maintenance.py  kernels that the host launches: flush, pin, evict, settle
+- known_pages.py  publish pages that the host has read, while kernels read and write the same pages
+- layout.py       the fields of all records
 - cache.py        `Cache` on the host: arrays, launches, maintenance, closing
 - prefetch.py     `Bulk`: prefetches, and reads past the cache
 - partition.py    how a cache's memory is split into records, page table and frames
-- written.py      pages written since the last flush: what a lost drive may have lost
+- written.py      pages written since the last flush, which a lost drive may have lost
 - launches.py     the record of each launch, and the exception for its latched error
 - statistics.py   counters: hits, misses, evictions, bytes; sizes such as "256MiB"; batches of items that have sizes
 """

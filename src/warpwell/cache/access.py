@@ -1,7 +1,7 @@
 """Read, write or add to items of pages: the paths of ``a[i]`` that may wait.
 
-Any set of lanes may call these together. A converged group takes its distinct pages one at a time; lanes
-with the same page share its pin.
+Any set of lanes may call these together. A converged group processes its distinct pages one at a time; lanes with the
+same page share its pin.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def access(space, page, item, bits):
     page : int
         Page, counted from the array's first.
     item : int
-        Place and operation, see `item_of`.
+        Offset and operation, see `item_of`.
     bits : int
         The value (bit pattern) of a STORE or an addition.
 
@@ -85,14 +85,14 @@ def access(space, page, item, bits):
     mask = activemask()
     lane = lane_id()
     out = 0
-    open_ = True
+    is_open = True
     first = 0
     if lane == ffs(mask) - 1 and failed_before(space):
         first = 1
     if shfl(mask, first, ffs(mask) - 1) != 0:
         return out
     while True:
-        todo = ballot(mask, open_)
+        todo = ballot(mask, is_open)
         if todo == 0:
             return out
         leader = ffs(todo) - 1
@@ -100,21 +100,21 @@ def access(space, page, item, bits):
         # lanes of a group may hold different arrays, even of different caches: space and core are the leader's
         home = shfl(mask, space, leader)
         core = field(home, at.S_CORE)
-        wanted = -1
-        if open_ and space == home:
-            wanted = page
-        frame = call_cold(pin_page, core, home, current, wanted, mask, lane, leader)
+        requested = -1
+        if is_open and space == home:
+            requested = page
+        frame = call_cold(pin_page, core, home, current, requested, mask, lane, leader)
         word = word_address(core, current)
-        mine = open_ and page == current and space == home
-        if mine:
-            open_ = False
+        is_own = is_open and page == current and space == home
+        if is_own:
+            is_open = False
             if frame >= 0:
                 load_acquire(word, DEVICE)
                 if operation != LOAD:
                     # a reader that takes the new item for one of the frame's old page then sees that page's new word
                     fence(DEVICE)
                 out = apply(frame_address(core, frame) + offset, bits, size, operation)
-        changed = ballot(mask, mine and operation != LOAD)
+        changed = ballot(mask, is_own and operation != LOAD)
         syncwarp(mask)
         if lane == leader and frame >= 0:
             dirty = 0
@@ -174,36 +174,36 @@ def pin_long(space, page):
         return i64(found == HELD)
     mask = activemask()
     lane = lane_id()
-    open_ = True
+    is_open = True
     held = 0
     while True:
-        todo = ballot(mask, open_)
+        todo = ballot(mask, is_open)
         if todo == 0:
             return held
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
         done = call_cold(pin_page_long, field(home, at.S_CORE), home, current, at.KERNEL_PIN, mask, lane, leader)
-        # one lane, one pin: lanes that name the same page come round again
+        # one pin per lane: lanes with the same page repeat the loop
         if lane == leader:
-            open_ = False
+            is_open = False
             if done:
                 held = 1
 
 
 @linked
 def fault_in(space, page, last):
-    """Have a page in the cache, if only for a moment; return 0 if an error is latched.
+    """Read a page into the cache, where it may stay only for a moment; return 0 if an error is latched.
 
-    All converged lanes call it, each for its own page. `last` is the last page of the caller's run: pages through it
-    are read by the same command where that takes no waiting.
+    All converged lanes call it, each for its own page. `last` is the last page of the caller's run: the same command
+    reads pages up to it if that needs no waiting.
     """
     mask = activemask()
     lane = lane_id()
-    open_ = True
+    is_open = True
     good = 0
     while True:
-        todo = ballot(mask, open_)
+        todo = ballot(mask, is_open)
         if todo == 0:
             return good
         leader = ffs(todo) - 1
@@ -211,7 +211,7 @@ def fault_in(space, page, last):
         home = shfl(mask, space, leader)
         frame = call_cold(pin_run, home, current, shfl(mask, last, leader), mask, lane, leader)
         if page == current and space == home:
-            open_ = False
+            is_open = False
             if frame >= 0:
                 good = 1
         if lane == leader and frame >= 0:
@@ -222,8 +222,7 @@ def fault_in(space, page, last):
 def pin_run(space, page, last, mask, lane, leader):
     """Pin a page of a run; return its frame, or a negative number if an error is latched (all lanes of `mask`).
 
-    The pin is *transient*: its holders wait for nothing and run no code of users. So, unlike a long pin, it needs no
-    count: it ends by itself.
+    The pin is *transient*: its holders never wait and run no code of users. So, unlike a long pin, it needs no count.
     """
     first = 0
     if lane == leader and failed_before(space):
@@ -236,7 +235,7 @@ def pin_run(space, page, last, mask, lane, leader):
 
 @device
 def pin_present(word, leads):
-    """Pin the page of a word of its own, once, if it is in the cache; return its frame, or -1 (thread that leads)."""
+    """Try once to pin the page of a word; return its frame, or -1 if it is not in the cache (the leader)."""
     if not leads:
         return -1
     old = load_acquire(word, DEVICE)
@@ -253,15 +252,15 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
     ----------
     space : int
     table, frames : int
-        Where the words of the array's pages and the frames begin. What is the same for all arrays is in one line of
-        memory, which all warps would ask for at once.
+        Addresses of the word of the array's first page, and of frame 0. They are arguments because all warps would
+        read them from one cache line at once.
     begin : int
-        Where the first group lies, from the start of the array's first page.
+        Offset of the first group from the start of the array's first page.
     step, rows : int
     shape : int
-        Bytes of an item, shifted by 8 those of a group, and by 16 log2 of those of a page.
+        Size of an item in bytes, size of a group << 8, and log2 of the size of a page << 16.
     bounds : int
-        Bytes at the start of the first group that are not stored, and shifted by 8 those at the end of the last.
+        Number of bytes that are not stored: at the start of the first group, and << 8 at the end of the last group.
     a, b, c, d, e, f, g, h : int
         The groups, two words each.
 
@@ -284,7 +283,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
         frame = shfl(mask, pin_present(word, lane == leader), leader)
         if frame < 0:
             frame = call_cold(pin_run, home, current, current, mask, lane, leader)
-        place = shfl(mask, frames, leader) + (frame << shift)
+        target = shfl(mask, frames, leader) + (frame << shift)
         if rows > 0 and begin >> shift == current and space == home:
             if frame < 0:
                 rows = -1
@@ -297,7 +296,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
                 tail = 0
                 if rows == 0:
                     tail = bounds >> 8
-                put_group(place + begin - (current << shift), a, b, shape, head, tail)
+                put_group(target + begin - (current << shift), a, b, shape, head, tail)
                 head = 0
                 begin += step
                 a, b, c, d, e, f = c, d, e, f, g, h
@@ -357,7 +356,7 @@ def copy_run(space, page, inside, nbytes, last, buffer, stores):
 
 @device
 def put_group(address, a, b, shape, head, tail):
-    """Store a group but its first `head` and last `tail` bytes, whole if it can be (thread, under a pin)."""
+    """Store a group except its first `head` and last `tail` bytes, by one store if possible (thread, under a pin)."""
     size = shape & 0xFF
     nbytes = shape >> 8 & 0xFF
     if head == 0 and tail == 0 and nbytes == 16:
@@ -377,7 +376,7 @@ def put_group(address, a, b, shape, head, tail):
 
 @linked
 def unpin_long(space, page):
-    """Release a kernel's long pin (thread); if the page has none, latch an error and return 0."""
+    """Release a kernel's long pin (thread); if the page has no such pin, latch an error and return 0."""
     core = field(space, at.S_CORE)
     page += field(space, at.S_BASE)
     if unpin_page_long(core, space, page, at.KERNEL_PIN):
@@ -391,10 +390,10 @@ def prefetch_pages(space, page):
     """Start to read pages into the cache (all converged lanes, each its own page; lanes without a page pass -1)."""
     mask = activemask()
     lane = lane_id()
-    open_ = page >= 0
+    is_open = page >= 0
     page += field(space, at.S_BASE)
     while True:
-        todo = ballot(mask, open_)
+        todo = ballot(mask, is_open)
         if todo == 0:
             return 0
         leader = ffs(todo) - 1
@@ -404,4 +403,4 @@ def prefetch_pages(space, page):
         if not call_cold(prefetch_page, core, home, current, mask, lane, leader) and lane == leader:
             count(core, at.N_PREFETCH_DROPPED, 1)
         if page == current and space == home:
-            open_ = False
+            is_open = False

@@ -266,7 +266,7 @@ class Cache:
         self.bulk.forget(nsid)
         self.controller.detach(nsid)
         # the next array may get this number, and must not raise these errors
-        self._pending = [(others, error) for nsids, error in self._pending if (others := nsids - {nsid})]
+        self._pending = [(left, error) for nsids, error in self._pending if (left := nsids - {nsid})]
 
     def space(self, nsid: int) -> PageSpace:
         """Return the `PageSpace` of an array."""
@@ -437,7 +437,7 @@ class Cache:
             deadline = clock.monotonic() + seconds
             while True:
                 going = self.launches.going()
-                for launch in [other for other in going if other.done is not None and other.done()]:
+                for launch in [each for each in going if each.done is not None and each.done()]:
                     self._in_flight -= launch.users
                     for _ in range(launch.users):
                         self.controller.end()
@@ -718,7 +718,7 @@ class Cache:
         """Restart a lost controller; return the suspect pages of an array as ranges, and forget them if accepted.
 
         A controller that is not lost is not restarted; see `warpwell.queues.loss`. Pages whose read was aborted are
-        read again on demand. Pages that kernels have changed stay in the cache, and those written since the last flush
+        read again on demand. Pages changed by kernels stay in the cache, and pages written since the last flush
         are written again. Suspect pages cannot be written again, because they were evicted.
 
         Raises

@@ -1,9 +1,8 @@
-"""Frames: which one a page gets. The clock with second chance, and the write-back of dirty victims; resident pools.
+"""Frames: allocation by a clock with second chance, and the write-back of dirty victims; resident pools.
 
-A *resident* pool has a frame for each page of its arrays, and each page has one of its own: no page is ever evicted for
-room, and a frame holds bytes of one page only. So a reader that has once seen its page VALID may read the frame from
-then on, without a second look at the word: who evicts the page on request leaves the bytes, and who reads the page
-again writes the same ones, or later ones.
+A *resident* pool has a frame for each page of its arrays, so no page is evicted to make room, and a frame stores bytes
+of one page only. A reader that has seen its page VALID may therefore read the frame without validation: an eviction on
+request does not change the bytes, and a later read of the page stores the same bytes or newer ones.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def pool_of(core, space):
 
 @device
 def fixed_frame(space, page):
-    """Return the frame that is a page's own, or -1 if pages of its pool take turns (thread)."""
+    """Return the fixed frame of a page, or -1 if pages of its pool share frames (thread)."""
     first = field(space, at.S_FRAME)
     if first < 0:
         return NO_FRAME
@@ -79,13 +78,13 @@ def evict_at_hand(core, pool, clean_only):
             return frame
         return NO_FRAME
     if page < 0 or page >= at.OWNER_PAGE:
-        return NO_FRAME  # a group has won it, or it is held for long
+        return NO_FRAME  # allocated by a group, or its page has long pins
     address = word_address(core, page)
     word = load_relaxed(address, DEVICE)
     if state_of(word) != VALID or frame_of(word) != frame or word & PINS != 0:
         return NO_FRAME
     if word & REF != 0:
-        # the second chance: used since the hand was here, so it goes round once more
+        # the second chance: the page was used since the last round of the hand
         fetch_and(address, ~REF, DEVICE)
         return NO_FRAME
     if word & DIRTY != 0:
@@ -117,12 +116,12 @@ def try_alloc_frame(core, space, page, steps):
 
 
 @device
-def alloc_frame(core, space, page, wanted, mask, lane, leader):
+def alloc_frame(core, space, page, missing_word, mask, lane, leader):
     """Win a frame for a page, writing a dirty victim back first; return it, or NO_FRAME (all lanes of `mask`).
 
-    A page's own frame is its alone once its word is BUSY; another is HELD. Gives up after two rounds of the clock or a
-    failed write, without a frame; and as soon as the page of the word `wanted` is no longer INVALID: of all groups that
-    miss a page only one needs a frame, and the others would evict pages in use.
+    Only the page uses a fixed frame, once its word is BUSY; any other frame is HELD. Gives up after two rounds of the
+    clock, after a failed write, and as soon as `missing_word` is not INVALID: only one of the groups that miss a page
+    needs a frame, and the others would evict pages in use.
     """
     own = fixed_frame(space, page)
     if own >= 0:
@@ -133,7 +132,7 @@ def alloc_frame(core, space, page, wanted, mask, lane, leader):
         found = NO_FRAME
         if lane == leader:
             found = take_free(pool)
-            while left > 0 and found == NO_FRAME and state_of(load_relaxed(wanted, DEVICE)) == INVALID:
+            while left > 0 and found == NO_FRAME and state_of(load_relaxed(missing_word, DEVICE)) == INVALID:
                 found = evict_at_hand(core, pool, False)
                 left -= 1
         found = shfl(mask, found, leader)
@@ -150,10 +149,10 @@ def alloc_frame(core, space, page, wanted, mask, lane, leader):
             word = word_address(core, victim)
             old = load_relaxed(word, DEVICE)
             while True:
-                seen = compare_exchange(word, old, evicted(old), DEVICE)
-                if seen == old:
+                current = compare_exchange(word, old, evicted(old), DEVICE)
+                if current == old:
                     break
-                old = seen
+                old = current
             store_relaxed(owner_address(core, frame), at.HELD_FRAME, DEVICE)
             count(core, at.N_EVICTIONS, 1)
         return frame
@@ -210,7 +209,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
 
 @device
 def try_lock_page(core, word):
-    """Turn an INVALID word BUSY; return whether this thread won it."""
+    """Turn an INVALID word BUSY; return whether this thread did it."""
     old = load_relaxed(word, DEVICE)
     if state_of(old) != INVALID:
         return False

@@ -1,13 +1,13 @@
-"""Known pages: bring pages into the cache that the host has read, without ever holding one that a kernel waits for.
+"""Bulk kernels: publish pages that the host has read, without a lock that a kernel could wait for.
 
-1. *Look*: note the word of each page that is INVALID; other pages are left alone.
+1. *Look*: record the word of each page that is INVALID; other pages are skipped.
 2. The host reads those pages from the medium into staging (`warpwell.cache.prefetch`).
-3. *Publish*: take a frame, turn exactly the word that was noted BUSY, copy the page, publish it.
+3. *Publish*: take a frame, turn exactly the recorded word BUSY, copy the page, publish it.
 
-Between 1 and 3 nothing is held: kernels may read a page on demand, write to it, and evict it again. But then its
-generation has changed, because each eviction makes the next one, and the exchange in 3 fails: the bytes in staging may
-be older than those on the medium. While the word is the same, nobody has had the page in a frame, so nobody has
-written it. A failed read or a closed array publishes nothing, and leaves nothing behind.
+No page is locked between 1 and 3: kernels may read a page on demand, write to it, and evict it again. But each eviction
+increments the generation, so the exchange in 3 fails: the bytes in staging may be older than the bytes on the medium.
+As long as the word is unchanged, the page has not been in a frame, so no kernel has written it. A failed read or a
+closed array publishes no page and leaves no state behind.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from .transfer import fill, publish
 from .word import BUSY, INVALID, REF, state_of, with_state
 
 PRESENT = -1
-"""What was found of a page: it is not INVALID. (An INVALID word has no frame, so it is not negative.)"""
-STEPS = 256
-"""Most clock steps for one page."""
+"""Recorded instead of a word that is not INVALID. (An INVALID word has no frame, so it is not negative.)"""
+MAX_STEPS = 256
+"""Maximum number of clock steps for one page."""
 
-# -- row: neighbouring pages, which one command reads (device memory) ------------------------------------------------
+# -- row: consecutive pages, which one command reads (device memory)  ------------------------------------------------
 T_PAGE = 0
 """First page."""
 T_COUNT = 1
-T_PLACE = 2
-"""Where the first page is in its source, in pages."""
+T_POSITION = 2
+"""Position of the first page in the source, in pages."""
 ROW_WORDS = 3
 
-# -- counters (device memory): what became of pages -------------------------------------------------------------------
-CAME = 0
+# -- counters (device memory): pages by outcome ------------------------------------------------------------------------
+LOADED = 0
 CHANGED = 1
-"""Their words are other ones: somebody else has read them meanwhile."""
+"""Their words have changed: a kernel has read them in the meantime."""
 NO_FRAME = 2
 FAILED = 3
-TOUCHED = 4
-"""They came by a miss of `touch_rows`."""
+MISSED = 4
+"""They were loaded by a miss of `touch_rows`."""
 COUNTERS = 5
 
 
@@ -85,42 +85,42 @@ def look(core, page):
 
 @device
 def frame_until(core, pool, limit):
-    """Win a frame from the stash, or by the clock up to hand position `limit`; return -1 if there is none (thread).
+    """Allocate a frame from the free list, or by the clock up to hand position `limit`; return -1 on failure (thread).
 
-    Two rounds from where a set of pages began: by then the clock has passed each of them once at most, and has only
-    taken their REF away. So a set never evicts its own pages, nor those of the wave before it.
+    The limit is two rounds after the start of a set of pages. Up to then the clock passes each of these pages at most
+    once, and only clears REF. So a set never evicts its own pages or the pages of the previous wave.
     """
     frame = take_free(pool)
     steps = 0
-    while frame < 0 and steps < STEPS and load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit:
+    while frame < 0 and steps < MAX_STEPS and load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit:
         frame = evict_at_hand(core, pool, True)
         steps += 1
     return max(frame, -1)
 
 
 @device
-def publish_known(core, space, page, seen, source, limit, mark, mask, lane, leader):
-    """Publish a page that was read to `source`, if its word is still `seen` (all lanes).
+def publish_known(core, space, page, recorded, source, limit, mark, mask, lane, leader):
+    """Publish a page that was read to `source`, if its word is still `recorded` (all lanes).
 
-    Return what became of it (the leader; others CAME or CHANGED). `mark` is REF, or 0.
+    Return the outcome (the leader; other lanes LOADED or CHANGED). `mark` is REF, or 0.
     """
     frame = -1
     result = CHANGED
     if lane == leader:
         word = word_address(core, page)
-        if load_relaxed(word, DEVICE) == seen:
+        if load_relaxed(word, DEVICE) == recorded:
             frame = fixed_frame(space, page)
             if frame < 0:
                 frame = frame_until(core, pool_of(core, space), limit)
             if frame < 0:
                 result = NO_FRAME
-            elif compare_exchange(word, seen, with_state(seen, BUSY), DEVICE) != seen:
+            elif compare_exchange(word, recorded, with_state(recorded, BUSY), DEVICE) != recorded:
                 free_frame(core, frame)
                 frame = -1
     frame = shfl(mask, frame, leader)
     if frame >= 0:
         fill(core, frame, source, mask, lane)
-        result = CAME
+        result = LOADED
         if lane == leader:
             publish(core, page, frame, 0)
             if mark != 0:
@@ -129,67 +129,67 @@ def publish_known(core, space, page, seen, source, limit, mark, mask, lane, lead
 
 
 @kernel
-def look_rows(core, table, words, n, most, absent):
-    """Keep what `look` finds of the pages of a row; store in ``absent[row]`` how many are not in the cache."""
+def look_rows(core, table, page_words, n, max_pages, absent):
+    """Record the result of `look` for the pages of a row; store in ``absent[row]`` how many are not in the cache."""
     row = grid(1)
     if row < n:
         page = row_word(table, row, T_PAGE)
         found = 0
         for j in range(row_word(table, row, T_COUNT)):
-            seen = look(core, page + j)
-            store_relaxed(words + 8 * (row * most + j), seen, DEVICE)
-            if seen >= 0:
+            recorded = look(core, page + j)
+            store_relaxed(page_words + 8 * (row * max_pages + j), recorded, DEVICE)
+            if recorded >= 0:
                 found += 1
         store_relaxed(absent + 8 * row, found, SYSTEM)
 
 
 @kernel
-def compare_rows(core, table, words, n, most, same):
-    """Store in ``same[row]`` how many pages of a row were not in the cache at `look_rows`, nor ever since."""
+def compare_rows(core, table, page_words, n, max_pages, same):
+    """Store in ``same[row]`` how many pages of a row have not been in the cache since `look_rows`."""
     row = grid(1)
     if row < n:
         page = row_word(table, row, T_PAGE)
         found = 0
         for j in range(row_word(table, row, T_COUNT)):
-            seen = load_relaxed(words + 8 * (row * most + j), DEVICE)
-            if seen >= 0 and look(core, page + j) == seen:
+            recorded = load_relaxed(page_words + 8 * (row * max_pages + j), DEVICE)
+            if recorded >= 0 and look(core, page + j) == recorded:
                 found += 1
         store_relaxed(same + 8 * row, found, SYSTEM)
 
 
 @kernel
-def publish_rows(core, space, table, words, first, n, most, unit, source, limit, mark, counters):
-    """Publish the pages of rows [first, first + n) from their places in `source`; a warp takes `unit` of a row."""
+def publish_rows(core, space, table, page_words, first, n, max_pages, unit, source, limit, mark, counters):
+    """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` of a row."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
-    groups = div(most + unit - 1, unit)
+    groups = div(max_pages + unit - 1, unit)
     warp = div(grid(1), warp_size())
     if warp < n * groups:
         row = first + div(warp, groups)
         low = rem(warp, groups) * unit
         page = row_word(table, row, T_PAGE)
-        place = row_word(table, row, T_PLACE)
+        position = row_word(table, row, T_POSITION)
         shift = field(core, at.C_PAGE_SHIFT)
         for j in range(low, min(low + unit, row_word(table, row, T_COUNT))):
-            seen = load_relaxed(words + 8 * (row * most + j), DEVICE)
-            if seen >= 0:
-                at_place = source + ((place + j) << shift)
-                result = publish_known(core, space, page + j, seen, at_place, limit, mark, mask, lane, leader)
+            recorded = load_relaxed(page_words + 8 * (row * max_pages + j), DEVICE)
+            if recorded >= 0:
+                address = source + ((position + j) << shift)
+                result = publish_known(core, space, page + j, recorded, address, limit, mark, mask, lane, leader)
                 if lane == leader:
                     fetch_add(counters + 8 * result, 1, DEVICE)
                 syncwarp(mask)
 
 
 @kernel
-def touch_rows(core, space, table, n, most, counters):
-    """Read the pages of rows on demand, one a warp: where rows are short, many warps are faster than one host."""
+def touch_rows(core, space, table, n, max_pages, counters):
+    """Read the pages of rows on demand, one per warp: if rows are short, many warps are faster than the host."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
     warp = div(grid(1), warp_size())
-    row = div(warp, most)
-    j = rem(warp, most)
+    row = div(warp, max_pages)
+    j = rem(warp, max_pages)
     if row < n and j < row_word(table, row, T_COUNT):
         page = row_word(table, row, T_PAGE) + j
         absent = 0
@@ -200,7 +200,7 @@ def touch_rows(core, space, table, n, most, counters):
             if lane == leader:
                 result = FAILED
                 if frame >= 0:
-                    result = TOUCHED
+                    result = MISSED
                     fetch_or(word_address(core, page), REF, DEVICE)
                     unpin(word_address(core, page), 0)
                 fetch_add(counters + 8 * result, 1, DEVICE)
@@ -209,7 +209,7 @@ def touch_rows(core, space, table, n, most, counters):
 
 @kernel
 def leave_rows(core, space, table, n):
-    """Evict pages of rows that are clean and that nobody holds; a warp takes a row."""
+    """Evict pages of rows that are clean and not pinned; a warp processes a row."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1

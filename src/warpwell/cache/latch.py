@@ -63,9 +63,9 @@ def failed_before(space):
 
 @device
 def latched(space):
-    """Return the kind of the launch's latched error, ABORTED, or CLEAR if there is none (thread).
+    """Return the kind of the launch's latched error, ABORTED, or CLEAR (thread).
 
-    LOST comes before an error of the launch: that must not keep others waiting for a controller that is gone.
+    LOST has priority over an error of the launch, so that no thread waits for a lost controller.
 
     One caller a millisecond reads host memory: reads by every waiting thread would take bus bandwidth from the data
     (measured on an H200: 0.1 M pages/s instead of 3.7 M with 16,384 warps waiting).
@@ -82,7 +82,7 @@ def latched(space):
         else:
             kind = load_relaxed(field(launch, at.R_LATCH) + 8 * at.L_KIND, SYSTEM)
         if kind != at.CLEAR:
-            # for threads that look at device memory alone: an abort ends misses too, not only waits
+            # for threads that read only device memory: an abort ends misses too, not only waits
             store_relaxed(launch + 8 * at.R_KIND, kind, DEVICE)
             store_relaxed(launch + 8 * at.R_FAILED, 1, DEVICE)
     return load_relaxed(launch + 8 * at.R_KIND, DEVICE)

@@ -14,7 +14,7 @@ from . import layout as at
 from .partition import PageSpace
 
 TOGETHER = 16
-"""Launch records that are made at a time."""
+"""Number of launch records that are allocated at a time."""
 
 
 class CacheLaunch:
@@ -56,7 +56,7 @@ class CacheLaunch:
     def start(self, flag: LaunchFlag) -> None:
         """Set this flag when device code fails."""
         self.flag = flag
-        self._latch[: at.L_FLAG] = 0  # an abort that came too late for the launch before
+        self._latch[: at.L_FLAG] = 0  # a late abort of the previous launch
         self._latch[at.L_FLAG] = flag.address
 
     @property
@@ -95,32 +95,32 @@ class Launches:
         self._memory = memory
         self._spaces = np.zeros((0, at.SPACE_WORDS), np.int64)
         self._free: list[CacheLaunch] = []
-        self._taken: dict[LaunchFlag, CacheLaunch] = {}
+        self._by_flag: dict[LaunchFlag, CacheLaunch] = {}
         self.blocks: list[Block] = []
 
     def lay_out(self, spaces: NDArray[np.int64]) -> None:
         """Use new space records; no launch is in flight."""
         self._spaces = spaces.copy()
-        self._free, self._taken, self.blocks = [], {}, []
+        self._free, self._by_flag, self.blocks = [], {}, []
 
     def of(self, flag: LaunchFlag) -> CacheLaunch | None:
         """Return the records of a launch, or None."""
-        return self._taken.get(flag)
+        return self._by_flag.get(flag)
 
     def take(self, flag: LaunchFlag) -> CacheLaunch:
-        """Return the records of a launch; take free ones if it has none yet."""
-        launch = self._taken.get(flag)
+        """Return the records of a launch; a new launch gets free records."""
+        launch = self._by_flag.get(flag)
         if launch is None:
             if not self._free:
                 self._make()
             launch = self._free.pop()
             launch.start(flag)
-            self._taken[flag] = launch
+            self._by_flag[flag] = launch
         return launch
 
     def give_back(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
         """Free the records of an ended launch; return its latched error."""
-        self._taken.pop(launch.flag, None)  # first: Ctrl-C, between any two lines, aborts what is found here
+        self._by_flag.pop(launch.flag, None)  # first, because Ctrl-C aborts the launches in this table at any time
         latched = launch.take()
         launch.users, launch.done, launch.stores = 0, None, True
         launch.nsids = set()
@@ -129,26 +129,26 @@ class Launches:
 
     def going(self) -> list[CacheLaunch]:
         """Return the launches that continue in streams."""
-        return [launch for launch in self._taken.values() if launch.done is not None]
+        return [launch for launch in self._by_flag.values() if launch.done is not None]
 
     def storing(self) -> bool:
-        """Tell whether a launch that may store to pages has begun and not ended."""
-        return any(launch.users and launch.stores for launch in self._taken.values())
+        """Return whether a launch that may store to pages is running."""
+        return any(launch.users and launch.stores for launch in self._by_flag.values())
 
     def _make(self) -> None:
         each = at.LAUNCH_WORDS + at.SPACE_WORDS * len(self._spaces)
         block = self._memory.allocate(8 * each * TOGETHER)
         latches = self._memory.allocate_shared(8 * at.LATCH_WORDS * TOGETHER)
-        words = np.zeros((TOGETHER, each), np.int64)
+        records = np.zeros((TOGETHER, each), np.int64)
         for k in range(TOGETHER):
-            words[k, at.R_LATCH] = latches.address + 8 * at.LATCH_WORDS * k
-            copies = words[k, at.LAUNCH_WORDS :].reshape(-1, at.SPACE_WORDS)
+            records[k, at.R_LATCH] = latches.address + 8 * at.LATCH_WORDS * k
+            copies = records[k, at.LAUNCH_WORDS :].reshape(-1, at.SPACE_WORDS)
             copies[:] = self._spaces
             copies[:, at.S_LAUNCH] = block.address + 8 * each * k
-        block.write(0, words)
+        block.write(0, records)
         self.blocks += [block, latches]
-        records = latches.words.reshape(-1)[: at.LATCH_WORDS * TOGETHER].reshape(TOGETHER, at.LATCH_WORDS)
-        self._free += [CacheLaunch(block, 8 * each * k, records[k]) for k in range(TOGETHER)]
+        latch_records = latches.words.reshape(-1)[: at.LATCH_WORDS * TOGETHER].reshape(TOGETHER, at.LATCH_WORDS)
+        self._free += [CacheLaunch(block, 8 * each * k, latch_records[k]) for k in range(TOGETHER)]
 
 
 def error_of(

@@ -28,7 +28,7 @@ C_QUEUES = 5
 """Address of the first queue record."""
 C_N_QUEUES = 6
 C_MERGE = 7
-"""Most pages of one command, a power of two up to `MERGE_MAX`."""
+"""Maximum number of pages of one command, a power of two up to `MERGE_MAX`."""
 C_STATS = 8
 """Address of the statistics, `STATS_WORDS` words."""
 C_TIMEOUT = 10
@@ -70,7 +70,7 @@ R_LOOK = 2
 R_LATCH = 3
 """Address of the latch record (shared memory)."""
 R_COUNT = 4
-"""What a maintenance kernel counts."""
+"""Count of a maintenance kernel."""
 LAUNCH_WORDS = 16
 
 # -- pool record (128 bytes apart, they are raced for) -------------------------------------------------------
@@ -80,25 +80,25 @@ F_HAND = 2
 F_CREDITS = 3
 """Address of the credits for long pins: `F_CREDIT_MASK` + 1 words, `CREDIT_BYTES` apart (see `cache.pins`)."""
 F_RING = 4
-"""Address of the stash: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
+"""Address of the free list: a ring of frames + 1, 0 where empty (see `cache.stash`)."""
 F_RING_MASK = 5
 F_CREDIT_MASK = 6
 F_RESIDENT = 7
 """1 where the pool has a frame for each page of its arrays."""
 F_STASHED = 16
-"""Frames in the stash that are not claimed (negative for a moment). Words from here on have lines of their own."""
+"""Frames in the free list that are not claimed (negative for a moment). Words from here on have lines of their own."""
 F_STASH_HEAD = 17
 F_STASH_ROOM = 32
 F_STASH_TAIL = 33
 F_PRESENT = 48
-"""Pages that are in the cache; counted in resident pools alone."""
+"""Number of pages in the cache; only resident pools count it."""
 POOL_WORDS = 64
 CREDIT_BYTES = 128
 CREDIT_WORDS_MAX = 64
 FRAMES_PER_CREDIT_WORD = 64
 """Frames for which a pool has one more word of credits: a small pool has one word, and counts exactly."""
 RING_MAX = 1 << 14
-"""Most frames of a stash; what does not fit in is left to the clock."""
+"""Maximum number of frames in a free list; the clock finds other free frames."""
 
 FREE_FRAME = 0
 HELD_FRAME = -1
@@ -111,7 +111,7 @@ KERNEL_PIN = 1 << KERNEL_SHIFT
 """One pin of a kernel."""
 KERNEL_PINS_MAX = (1 << (63 - KERNEL_SHIFT)) - 1
 KERNEL_PINS_SLACK = 1 << 20
-"""So many fewer in a resident pool, where threads add before they look."""
+"""Pins below the maximum at which a resident pool refuses one more, because threads add before they check."""
 
 # -- latch record (shared memory): a launch's first error, for the host to raise ------------------------------
 L_KIND = 0
@@ -136,9 +136,9 @@ STALLED = 5
 ABORTED = 6
 """The host gave up (Ctrl-C)."""
 NOT_PINNED = 7
-"""A kernel gave back a pin of a page that no kernel holds."""
+"""A kernel released a pin of a page that no kernel has pinned."""
 LOST = 8
-"""The controller is gone, or posted what cannot be (`queues.loss`)."""
+"""The controller failed, or posted an impossible completion (`queues.loss`)."""
 
 # -- statistics (64-bit counters) ----------------------------------------------------------------------------
 N_MISSES = 0

@@ -61,8 +61,8 @@ def owner_address(core, frame):
 def record_written(core, page):
     """Count a page that was written, and keep its number for a loss of the drive (thread; before its word changes)."""
     stats = field(core, at.C_STATS)
-    place = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)
-    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_WORDS - 1))), page, DEVICE)
+    position = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)
+    store_relaxed(stats + 8 * (at.STATS_WORDS + (position & (at.WRITTEN_WORDS - 1))), page, DEVICE)
 
 
 @device

@@ -1,6 +1,6 @@
-"""Kernels that the host runs on a cache: flush, residency, settling. A warp takes one page.
+"""Maintenance kernels, which the host launches: flush, pin, evict, drop, settle. A warp processes one page.
 
-`space` is a space record of the launch: it tells where the launch's error is kept.
+`space` is a space record of the launch, which refers to the record of the launch's error.
 """
 
 from __future__ import annotations
@@ -120,9 +120,9 @@ def evict_pages(core, space, first_page, left):
     lane = lane_id()
     leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    gone = clean(core, space, page, False, mask, lane, leader)
-    if gone:
-        gone = evict_page(core, space, page, mask, lane, leader)
-    if lane == leader and not gone:
+    is_evicted = clean(core, space, page, False, mask, lane, leader)
+    if is_evicted:
+        is_evicted = evict_page(core, space, page, mask, lane, leader)
+    if lane == leader and not is_evicted:
         fetch_add(left, 1, DEVICE)
     syncwarp(mask)

@@ -63,27 +63,27 @@ RETRY = -1
 FAILED = -2
 
 RUN = -2
-"""`wanted` is this minus a page where all pages through that one are wanted."""
+"""`requested` is this minus a page if all pages up to that page are requested."""
 
-LATELY = 1024
-"""Frames that the hand passes while a thread reads a page and comes to the next one, at least."""
-FEW = 64
-"""Frames below which nothing is read ahead."""
+RECENT_FRAMES = 1024
+"""Minimum number of frames that the hand passes while a thread reads one page and proceeds to the next."""
+MIN_FRAMES = 64
+"""Number of frames below which no page is read ahead."""
 SPARE_STEPS = 16
-"""Clock steps spent on a frame for each further page of a merged command."""
+"""Maximum number of clock steps for the frame of each further page of a merged command."""
 
 
 @device
-def pin_page(core, space, page, wanted, mask, lane, leader):
+def pin_page(core, space, page, requested, mask, lane, leader):
     """Pin a page for the group; read it from storage on a miss (all lanes of `mask`, `page` the same in all).
 
     Returns the page's frame, with one pin that the leader must release with `unpin`; or FAILED if an error is latched.
-    `wanted` is each lane's own page (or -1; or a run, see `RUN`), for merging neighbours into one command. After the
-    call each lane must acquire the page's word itself before it reads the frame.
+    `requested` is each lane's own page (or -1; or a run, see `RUN`), to merge adjacent pages into one command. After
+    the call each lane must acquire the page's word itself before it reads the frame.
     """
     word = word_address(core, page)
     attempt = 0
-    seen = 0
+    last_progress = 0
     since = 0
     merge = True
     while True:
@@ -102,7 +102,7 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             return frame
         if shfl(mask, absent, leader) != 0:
             tried = True
-            frame = call_cold(load_page, core, space, page, word, wanted, merge, mask, lane, leader)
+            frame = call_cold(load_page, core, space, page, word, requested, merge, mask, lane, leader)
             if frame >= 0:
                 return frame
             merge = frame != FAILED
@@ -111,8 +111,8 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             if failed_before(space) or (attempt & 31 == 31 and latched(space) != at.CLEAR):
                 stop = 1
             now = progress(core)
-            if attempt <= 7 or now != seen:
-                seen = now
+            if attempt <= 7 or now != last_progress:
+                last_progress = now
                 since = clock_ns()
             elif expired(core, since):
                 latch(space, at.STALLED, field(space, at.S_NSID), page, 0)
@@ -132,7 +132,7 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
 def pin_valid(word, old, dirty):
     """Add a pin to a VALID word that was seen as `old`; return whether that was done (thread; acquire).
 
-    `dirty` is DIRTY or 0. Nobody writes a page back while it has such a pin, so it may be set before the stores.
+    `dirty` is DIRTY or 0. A page with such a pin is not written back, so DIRTY may be set before the stores.
     """
     if pins_of(old) == PINS_MAX:
         return False
@@ -147,24 +147,24 @@ def unpin(word, dirty):
     """
     old = load_relaxed(word, DEVICE)
     while True:
-        seen = compare_exchange(word, old, (old - PIN) | dirty, DEVICE)
-        if seen == old:
+        current = compare_exchange(word, old, (old - PIN) | dirty, DEVICE)
+        if current == old:
             return
-        old = seen
+        old = current
 
 
 @device
-def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
+def load_page(core, space, page, word, requested, merge, mask, lane, leader):
     """Read an INVALID page from storage; return its frame, pinned once, or RETRY, or FAILED for a failed merge.
 
-    A failed read of one page is latched; that of a merged command is not: the pages are read again one by one, so that
-    the error is attributed to its page.
+    A failed read of one page is latched. After a failed merged command the pages are read again one by one, so that the
+    error is attributed to its page.
     """
     source = host_page(space, page, field(core, at.C_PAGE_SHIFT))
     queue = queue_of(core, page)
     short = 0
     if lane == leader and source == 0 and load_relaxed(queue + 8 * Q_IN_USE, DEVICE) >= field(queue, Q_N_IDS):
-        # no frame is sought that would only be given back: the clock would have passed it
+        # a frame would be returned unused, and the clock would have passed it
         short = 1
     if shfl(mask, short, leader) != 0:
         return RETRY
@@ -196,7 +196,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if lane == leader:
         store_relaxed(id_record(queue, cid) + 8 * at.ID_FRAMES, frame, DEVICE)
     if merge:
-        pages = _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader)
+        pages = _gather_neighbours(core, space, page, queue, cid, requested, mask, lane, leader)
     submitted = 0
     if lane == leader and start(core, queue, cid, READ, page, pages, space):
         submitted = 1
@@ -209,7 +209,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
     if status == 0:
         page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
-            # frames were stored by the leader, and a shuffle orders nothing: it hands them out itself
+            # frames were stored by the leader, and a shuffle has no memory order: the leader sends them to all lanes
             into = frame
             if k > 0:
                 if lane == leader:
@@ -244,25 +244,25 @@ def _read_failed(core, space, page, pages, queue, cid, status):
 
 
 @device
-def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader):
-    """Win the pages after `page` that lanes of the group need, for one command; return its number of pages.
+def _gather_neighbours(core, space, page, queue, cid, requested, mask, lane, leader):
+    """Lock the pages after `page` that lanes of the group request, for one command; return its number of pages.
 
-    Take only pages that are free at once: the group must not wait while the first page is BUSY. Pages that nobody needs
-    yet are read ahead, as many as stand before `page` in the cache: where pages are read in turn, commands grow.
+    Take only pages that need no waiting: the group must not wait while the first page is BUSY. Further pages are read
+    ahead, up to the number of pages directly before `page` that are in the cache: in a scan, commands grow.
     """
-    most = field(core, at.C_MERGE)
+    max_pages = field(core, at.C_MERGE)
     ahead = 0
-    if lane == leader and most > 1:
-        ahead = _run_before(core, space, page, most)
+    if lane == leader and max_pages > 1:
+        ahead = _run_before(core, space, page, max_pages)
     ahead = shfl(mask, ahead, leader)
     end = field(space, at.S_BASE) + field(space, at.S_PAGES)
     pages = 1
-    while pages < most:
+    while pages < max_pages:
         following = page + pages
-        # neighbours of one queue lie in one aligned group of eight
+        # adjacent pages of one queue are in one aligned group of eight
         if following >= end or following & 7 == 0:
             break
-        needed = any_sync(mask, wanted == following or (wanted <= RUN and following <= RUN - wanted))
+        needed = any_sync(mask, requested == following or (requested <= RUN and following <= RUN - requested))
         if not needed and pages > ahead:
             break
         won = 0
@@ -285,40 +285,40 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
 
 
 @device
-def _run_before(core, space, page, most):
-    """Return how many pages before `page`, without a gap and up to `most`, are in the cache (thread).
+def _run_before(core, space, page, max_pages):
+    """Return how many pages before `page`, without a gap and up to `max_pages`, are in the cache (thread).
 
     0 if the page before was not read recently: with random access, many pages have a neighbor in the cache, but the
     clock's hand has passed many frames since that page was read.
     """
     before = 0
     first = field(space, at.S_BASE)
-    while before < most and page - before > first:
+    while before < max_pages and page - before > first:
         old = load_relaxed(word_address(core, page - before - 1), DEVICE)
         if state_of(old) & READABLE == 0:
             break
-        if before == 0 and not _lately(core, space, frame_of(old)):
+        if before == 0 and not _is_recent(core, space, frame_of(old)):
             break
         before += 1
     return before
 
 
 @device
-def _lately(core, space, frame):
-    """Return whether the hand has passed a frame lately (thread).
+def _is_recent(core, space, frame):
+    """Return whether the hand has passed a frame recently (thread).
 
-    Of a page's own frame nobody knows, so yes; where there are few frames, other threads need them now, so no.
+    True in a resident pool, which has no hand; False in a small pool, because other threads need its frames.
     """
     pool = pool_of(core, space)
     frames = field(pool, at.F_COUNT)
     if field(pool, at.F_RESIDENT) != 0:
         return True
-    if frames < FEW:
+    if frames < MIN_FRAMES:
         return False
-    gone = rem(load_relaxed(pool + 8 * at.F_HAND, DEVICE), frames) - (frame - field(pool, at.F_FIRST))
-    if gone < 0:
-        gone += frames
-    return gone <= max(frames >> 4, LATELY)
+    distance = rem(load_relaxed(pool + 8 * at.F_HAND, DEVICE), frames) - (frame - field(pool, at.F_FIRST))
+    if distance < 0:
+        distance += frames
+    return distance <= max(frames >> 4, RECENT_FRAMES)
 
 
 @device
@@ -361,7 +361,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
     if lane == leader:
         record = id_record(queue, cid)
         store_relaxed(record + 8 * at.ID_FRAMES, frame, DEVICE)
-        # nobody else knows the id before it is submitted
+        # no other thread uses the id before it is submitted
         store_release(record, state_word(queue, cid, ASYNC), DEVICE)
         count(core, at.N_PREFETCHED, 1)
         if not start(core, queue, cid, READ, page, 1, space):
@@ -375,22 +375,22 @@ def prefetch_page(core, space, page, mask, lane, leader):
 def evict_page(core, space, page, mask, lane, leader):
     """Evict a clean, unpinned page (the leader's work); return True if the page is no longer cached (all lanes).
 
-    In a resident pool a pin that comes at the same time may be overtaken: its page is read again by who reads it next.
+    In a resident pool, a concurrent pin may be too late to keep the page: the next access reads it again.
     """
-    gone = 0
+    is_evicted = 0
     if lane == leader:
         word = word_address(core, page)
         old = load_acquire(word, DEVICE)
         state = state_of(old)
         if state == INVALID:
-            gone = 1
+            is_evicted = 1
         elif state == VALID and old & (PINS | DIRTY) == 0:
             frame = frame_of(old)
             owner = load_relaxed(owner_address(core, frame), DEVICE)
             if owner & at.OWNER_PAGE != page + 1:
-                gone = 1
+                is_evicted = 1
             elif owner == page + 1 and compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, at.N_EVICTIONS, 1)
                 clear_frame(core, frame)
-                gone = 1
-    return shfl(mask, gone, leader) != 0
+                is_evicted = 1
+    return shfl(mask, is_evicted, leader) != 0

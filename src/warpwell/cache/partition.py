@@ -17,7 +17,7 @@ from .word import FRAME_MAX
 SMALL_TABLE = 64 * 1024
 """Bytes of page table that are not counted in the budget, so that a cache of one page is possible."""
 TABLE_FRACTION = 2
-"""A larger page table may take one half of the budget at most: the frames get the rest."""
+"""A larger page table may take at most one half of the budget; the frames get the other half."""
 
 
 @dataclass(eq=False)
@@ -87,9 +87,9 @@ class PageSpace:
     index, base : int
         Position among the cache's arrays; first page number of the array.
     words : dict
-        Addresses that views of the array have: of the core record, of the array's space record, of the word of its
+        Members of the array's views: addresses of the core record, of the array's space record, of the word of its
         first page, and of frame 0. `direct_mapped` is 1 if each page has a frame of its own: then `data` is the address
-        of the first page's frame, and `owned` that of its owner word.
+        of the first page's frame, and `owned` the address of its owner word.
     """
 
     name: str
@@ -135,8 +135,8 @@ class Partition:
                 f"half of the cache of {format_size(budget)}: choose a larger page_size or a larger cache"
             )
         counted = 0 if self.table_bytes <= SMALL_TABLE else self.table_bytes
-        wanted = max(1, sum(space.pages for space in self.spaces))
-        self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
+        all_pages = max(1, sum(space.pages for space in self.spaces))
+        self.frames = max(1, min((budget - counted) // (page_size + 8), all_pages, FRAME_MAX))
         self.pools = split(self.spaces, self.frames)
         records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
         self._rings_at = _aligned(8 * records, ALIGNMENT)
@@ -152,20 +152,20 @@ class Partition:
 
         The caller fills in the other words: queues, statistics, latch, timeout.
         """
-        words = np.zeros(self._table_at // 8, np.int64)
+        memory = np.zeros(self._table_at // 8, np.int64)
         spaces_at = at.CORE_WORDS
         pools_at = spaces_at + at.SPACE_WORDS * len(self.spaces)
-        words[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
-        words[at.C_TABLE] = address + self._table_at
-        words[at.C_OWNERS] = address + self._owners_at
-        words[at.C_FRAMES] = address + self._frames_at
-        words[at.C_SPACES] = address + 8 * spaces_at
-        words[at.C_N_SPACES] = len(self.spaces)
-        words[at.C_POOLS] = address + 8 * pools_at
+        memory[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
+        memory[at.C_TABLE] = address + self._table_at
+        memory[at.C_OWNERS] = address + self._owners_at
+        memory[at.C_FRAMES] = address + self._frames_at
+        memory[at.C_SPACES] = address + 8 * spaces_at
+        memory[at.C_N_SPACES] = len(self.spaces)
+        memory[at.C_POOLS] = address + 8 * pools_at
         for space in self.spaces:
             offset = spaces_at + at.SPACE_WORDS * space.index
             frame = self._first_frame(space)
-            record = words[offset:]
+            record = memory[offset:]
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
             record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool.index
             record[at.S_HOST] = space.host
@@ -184,7 +184,7 @@ class Partition:
         for pool in self.pools:
             offset = pools_at + at.POOL_WORDS * pool.index
             pool.address = address + 8 * offset
-            record = words[offset:]
+            record = memory[offset:]
             record[at.F_FIRST], record[at.F_COUNT] = pool.first, pool.frames
             room = ring_words(pool.frames)
             record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = address + ring, room - 1, room
@@ -194,20 +194,20 @@ class Partition:
             record[at.F_RESIDENT] = int(pool.direct_mapped)
             for j in range(number_of_words):
                 share = (pool.frames - 1) // number_of_words + (j < (pool.frames - 1) % number_of_words)
-                words[(credits + at.CREDIT_BYTES * j) // 8] = share
+                memory[(credits + at.CREDIT_BYTES * j) // 8] = share
             credits += at.CREDIT_BYTES * number_of_words
-        return words
+        return memory
 
     def _first_frame(self, space: PageSpace) -> int:
         """Return the frame of an array's first page if each page has a frame of its own, else -1."""
         if not space.pool.direct_mapped:
             return -1
         before = self.spaces[: space.index]
-        return space.pool.first + sum(other.pages for other in before if other.pool is space.pool)
+        return space.pool.first + sum(earlier.pages for earlier in before if earlier.pool is space.pool)
 
 
 def ring_words(frames: int) -> int:
-    """Return the size of the stash of a pool."""
+    """Return the size of the free list of a pool."""
     return min(1 << max(0, frames - 1).bit_length(), at.RING_MAX)
 
 

@@ -1,13 +1,13 @@
 """Long pins: pages that kernels or the host keep in the cache until they unpin them.
 
-They are counted in the owner word of the page's frame, so that no holder can release the pin of another: neither of the
-host, nor of a group that is storing.
+They are counted in the owner word of the page's frame, so that no holder can release the pin of the host, of another
+kernel or of a group that is storing.
 
-In a resident pool (see `cache.frames`) that is all. In others all holders of a page together have one pin of the page
-word, which the first takes and the last releases; and the page takes one of F - 1 credits, so that of F frames one is
-always without long pins: it is free, BUSY, in WRITEBACK or pinned by a group that stores, and each of these ends
-without another frame. The credits lie in several words, as all pins of a pool would wait for one. A word gives one if
-it was above 0 before 1 was taken, so it never gives more than it had; the sum of what is left and what is held stays.
+A resident pool (see `cache.frames`) needs nothing else. In other pools all holders of a page together have one pin of
+the page word, which the first takes and the last releases; and the page takes one of F - 1 credits. So at least one of
+F frames has no long pins: it is free, BUSY, in WRITEBACK or pinned by a group that stores, and each of these states
+ends without another frame. Credits are spread over several words to reduce contention. A thread has taken a credit if
+the word was above 0 before it subtracted 1, so the sum of free and taken credits is constant.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOT_HELD = 0
 HELD = 1
 FULL = 2
 TRIES = 8
-"""Looks at a full pool, for credits that are given back at once."""
+"""Attempts at a full pool, if other threads return credits soon."""
 
 
 @device
@@ -49,7 +49,7 @@ def pin_page_long(core, space, page, pin, mask, lane, leader):
         found = pin_present_long(core, space, page, pin)
         attempt = 0
         while found == NOT_HELD and fixed_frame(space, page) < 0 and not credit_left(core, space) and attempt <= TRIES:
-            # the last credits may be those of others who hold this very page in a moment
+            # the threads that took the last credits may be about to pin the same page
             backoff(attempt)
             attempt += 1
             found = pin_present_long(core, space, page, pin)
@@ -67,7 +67,7 @@ def pin_page_long(core, space, page, pin, mask, lane, leader):
 
 @device
 def pin_present_long(core, space, page, pin):
-    """Add a long pin of a page that is in the cache, waiting for nothing; return HELD, NOT_HELD, or FULL (thread).
+    """Add a long pin of a page that is in the cache, without waiting; return HELD, NOT_HELD, or FULL (thread).
 
     NOT_HELD also if the page has no long pin yet and its word has changed.
     """
@@ -115,14 +115,14 @@ def take_pin(owner, pin):
 def join_long_pin(page, owner, pin):
     """Add a long pin of a page that has one; return HELD, NOT_HELD, or FULL (thread)."""
     old = load_relaxed(owner, DEVICE)
-    # while it is held it stays in this frame; a page that has left it is in no owner word any more, or is not held
+    # a pinned page stays in this frame; the owner word of a frame that it has left names another page, or has no pins
     while old & at.OWNER_PAGE == page + 1 and old > at.OWNER_PAGE:
         if pin == at.KERNEL_PIN and old >> at.KERNEL_SHIFT == at.KERNEL_PINS_MAX:
             return FULL
-        seen = compare_exchange(owner, old, old + pin, DEVICE)
-        if seen == old:
+        current = compare_exchange(owner, old, old + pin, DEVICE)
+        if current == old:
             return HELD
-        old = seen
+        old = current
     return NOT_HELD
 
 
@@ -151,7 +151,7 @@ def make_pin_long(core, space, page, frame, pin):
 
 @device
 def unpin_page_long(core, space, page, pin):
-    """Release one pin of the kernels or the host; return False if they have none of that page (thread)."""
+    """Release one pin of the kernels or the host; return False if the page has no such pin (thread)."""
     own = fixed_frame(space, page)
     if own >= 0:
         return take_pin(owner_address(core, own), pin)
@@ -161,13 +161,13 @@ def unpin_page_long(core, space, page, pin):
     owner = owner_address(core, frame_of(word))
     old = load_relaxed(owner, DEVICE)
     while old & at.OWNER_PAGE == page + 1 and holds(old, pin):
-        seen = compare_exchange(owner, old, old - pin, DEVICE)
-        if seen == old:
+        current = compare_exchange(owner, old, old - pin, DEVICE)
+        if current == old:
             if old - pin <= at.OWNER_PAGE:
                 unpin(word_address(core, page), 0)
                 return_credit(core, space, page)
             return True
-        old = seen
+        old = current
     return False
 
 
@@ -194,7 +194,7 @@ def take_credit(core, space, page):
     pool = pool_of(core, space)
     for k in range(field(pool, at.F_CREDIT_MASK) + 1):
         word = credits_of(pool, page + k)
-        # looked at first: thousands that take and put back at once would keep the word below what is there
+        # checked first: thousands of failing threads that subtract and add at once would hide free credits
         if load_relaxed(word, DEVICE) > 0:
             if fetch_add_as(word, -1, I8) > 0:
                 return True

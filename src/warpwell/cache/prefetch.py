@@ -26,7 +26,7 @@ from ..storage import BulkReads, Controller, CuFileOptions, FileMedium, GpuDirec
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from . import known_pages
-from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE, TOUCHED
+from .known_pages import CHANGED, FAILED, LOADED, MISSED, T_COUNT, T_PAGE, T_POSITION
 from .layout import BLOCK, F_HAND
 from .partition import PageSpace
 from .word import REF
@@ -35,7 +35,7 @@ SLOTS = 4
 """Slots of staging: two are read, two are published or copied."""
 SLOT_BYTES = {"cuda": 16 << 20, "cpu": 4 << 20, "interp": 16 << 10}
 COMMAND_BYTES = 128 << 10
-"""Maximum bytes of a command: a kernel that misses a page waits for at most one of these commands."""
+"""Maximum bytes of a command: a miss of a kernel waits for at most one command."""
 SHORT_BYTES = 16 << 10
 """Mean bytes of a command below which a GPU's warps read the pages one by one: the host submits a million a second."""
 MAX_WAITING = 16
@@ -56,17 +56,17 @@ class PrefetchCounts(NamedTuple):
     pages: int
     """All pages of the prefetch: the sum of the other counts."""
     loaded: int
-    """Pages that were read into the cache."""
+    """Pages read into the cache."""
     present: int
-    """Pages that were in the cache before, or that kernels read in the meantime."""
+    """Pages already in the cache, or read by kernels in the meantime."""
     skipped: int
-    """Pages that were not read because no frame was free, the medium did not answer, or the prefetch was cancelled."""
+    """Pages not read because no frame was free, the medium did not answer, or the prefetch was cancelled."""
     failed: int
     """Pages whose read failed: a kernel that uses one reads it again, and raises the error."""
 
 
 class Prefetch(Future):
-    """Pages that are read in the background; the result is `PrefetchCounts`.
+    """A read of pages in the background; the result is `PrefetchCounts`.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Frames(Protocol):
     def space(self, nsid: int) -> PageSpace:
         """Return the record of an array."""
 
-    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *words: int) -> None:
+    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *arguments: int) -> None:
         """Run a kernel that may wait for storage in a stream; raise the error that it latched."""
 
 
@@ -276,7 +276,7 @@ class Bulk:
             )
 
     def forget(self, nsid: int) -> None:
-        """Deregister an array's file at cuFile; none of its reads is in flight. Call it before the medium is closed."""
+        """Deregister an array's file at cuFile before its medium is closed; no read of the file is in flight."""
         if self._reads is not None:
             with self._stream.on_device():
                 self._reads.close_file(nsid)
@@ -302,7 +302,7 @@ class Bulk:
         work that it launches in `stream` is done; `offset` counts from the first byte of page `first`. Or they are read
         `into` a uint8 array, which starts at a multiple of 4096.
 
-        Pages that are or were in the cache during the read may be newer than the medium: these are stale. Return None
+        A page that is or was in the cache during the read may be newer than the medium: it is stale. Return None
         if a read failed, or if most pages are in the cache: then the read is not complete.
         """
         cache = self._cache
@@ -329,9 +329,9 @@ class Bulk:
         self.slot_bytes = self.slot_pages * size
         self.max_pages = max(1, min(COMMAND_BYTES // size, self.slot_pages // 4))
         self.max_rows = max(64, BATCH_PAGES[cache.device] // self.max_pages)
-        words = self.max_rows * (known_pages.ROW_WORDS + self.max_pages) + known_pages.COUNTERS
+        table_words = self.max_rows * (known_pages.ROW_WORDS + self.max_pages) + known_pages.COUNTERS
         self._stream = stream_on(cache.device)
-        self._table = cache.memory.allocate(8 * words)
+        self._table = cache.memory.allocate(8 * table_words)
         self._shared = cache.memory.allocate_shared(8 * self.max_rows * (known_pages.ROW_WORDS + 1) + 64)
         if not isinstance(cache.controller, Controller):
             # a drive reads only to memory of its own: kernels load pages one by one
@@ -372,27 +372,27 @@ class Bulk:
         return self._table.address
 
     @property
-    def words(self) -> int:
+    def page_words(self) -> int:
         """Address of the recorded page words, `max_pages` for each row (device memory)."""
         return self.table + 8 * known_pages.ROW_WORDS * self.max_rows
 
     @property
     def counters(self) -> int:
         """Address of the counters (device memory)."""
-        return self.words + 8 * self.max_pages * self.max_rows
+        return self.page_words + 8 * self.max_pages * self.max_rows
 
     def put_rows(self, rows: _Rows, base: int) -> None:
         """Copy rows of an array whose first page is `base` to the device, in the order of the stream."""
         n = len(rows.pages)
         table = self._shared.words[: n * known_pages.ROW_WORDS].reshape(n, known_pages.ROW_WORDS)
-        table[:, T_PAGE], table[:, T_COUNT], table[:, T_PLACE] = rows.pages + base, rows.counts, rows.positions
+        table[:, T_PAGE], table[:, T_COUNT], table[:, T_POSITION] = rows.pages + base, rows.counts, rows.positions
         self._stream.copy(self.table, self._shared.address, table.nbytes)
 
     def per_row(self, kernel: Any, core: int, n: int) -> NDArray[np.int64]:
         """Run `look_rows` or `compare_rows`; return the count that it stored for each row."""
         offset = known_pages.ROW_WORDS * self.max_rows
         out = self._shared.address + 8 * offset
-        self._stream.launch(kernel, n, core, self.table, self.words, n, self.max_pages, out)
+        self._stream.launch(kernel, n, core, self.table, self.page_words, n, self.max_pages, out)
         self._stream.wait()
         return self._shared.words[offset : offset + n].copy()
 
@@ -468,7 +468,7 @@ class _Rows(NamedTuple):
 
 
 class _Job:
-    """Bulk reads of one array, whose caller holds the lock of the staging."""
+    """Bulk reads of one array; the caller holds the lock of the staging."""
 
     def __init__(self, bulk: Bulk, nsid: int) -> None:
         self._bulk, self._nsid = bulk, nsid
@@ -516,8 +516,8 @@ class _Job:
                     return
         finally:
             counts = bulk.read_words(bulk.counters, known_pages.COUNTERS)
-            prefetch.loaded += int(counts[CAME] + counts[TOUCHED])
-            prefetch.missed += int(counts[TOUCHED])
+            prefetch.loaded += int(counts[LOADED] + counts[MISSED])
+            prefetch.missed += int(counts[MISSED])
             prefetch.present += int(counts[CHANGED])
             prefetch.failed += int(counts[FAILED])
 
@@ -553,7 +553,7 @@ class _Job:
             self._core,
             self._record,
             bulk.table,
-            bulk.words,
+            bulk.page_words,
             first,
             n,
             bulk.max_pages,
@@ -567,8 +567,8 @@ class _Job:
     def _touch(self, rows: _Rows) -> None:
         bulk, n = self._bulk, len(rows.pages)
         row_pages = int(rows.counts.max())
-        words = (bulk.table, n, row_pages, bulk.counters)
-        self._cache.run_in(bulk.stream, known_pages.touch_rows, n * row_pages * self._width, self._nsid, *words)
+        arguments = (bulk.table, n, row_pages, bulk.counters)
+        self._cache.run_in(bulk.stream, known_pages.touch_rows, n * row_pages * self._width, self._nsid, *arguments)
 
     def leave(self, pages: NDArray[np.int64]) -> None:
         """Evict pages that are clean and not pinned."""
@@ -636,13 +636,13 @@ class _Job:
                     if started < slots and started - finished < SLOTS // 2:
                         slot = started % SLOTS
                         self._release(slot)
-                        some = rows.part(slice(cuts[started], cuts[started + 1]))
-                        some = some.part(chosen[cuts[started] : cuts[started + 1]])
-                        to = bulk.staging(slot) + some.positions * size if base is None else base + some.pages * size
+                        part = slice(cuts[started], cuts[started + 1])
+                        batch = rows.part(part).part(chosen[part])
+                        to = bulk.staging(slot) + batch.positions * size if base is None else base + batch.pages * size
                         blocks = size // BLOCK
-                        reads.start(slot, self._nsid, some.pages * blocks, some.counts * blocks, to)
+                        reads.start(slot, self._nsid, batch.pages * blocks, batch.counts * blocks, to)
                         bulk.commands += len(to)
-                        bulk.pages_read += int(some.counts.sum())
+                        bulk.pages_read += int(batch.counts.sum())
                         started += 1
                         continue
                     slot, low, high = finished % SLOTS, cuts[finished], cuts[finished + 1]

@@ -1,9 +1,9 @@
-"""Stash: a ring of free frames, which were returned unused or whose page was evicted.
+"""Free list: a ring of frames that were returned unused or whose page was evicted.
 
-Without it the clock's hand would have to reach such a frame, and would evict resident pages on the way: a cache as
-large as its data would never stop evicting. A thread first decrements a count, of frames or of room, and then takes a
-place of the ring, so that no thread waits for a frame or room that does not exist; it waits at most for the thread that
-is filling or emptying its place. Frames in the stash are HELD.
+Without the list, the clock's hand would have to reach such a frame, and would evict other pages first: a cache as large
+as its data would never stop evicting. A thread first decrements a count, of frames or of room, and then takes a
+position in the ring, so no thread waits for a frame or for room that does not exist; it waits at most for the thread
+that is filling or emptying its position. Frames in the free list are HELD.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pool_with(core, frame):
 
 @device
 def free_frame(core, frame):
-    """Put a frame that no page uses into its pool's stash, unless it is a page's own (thread; release order)."""
+    """Put an unused frame into its pool's free list, unless it is a fixed frame (thread; release order)."""
     pool = pool_with(core, frame)
     if field(pool, at.F_RESIDENT) != 0:
         return
@@ -45,10 +45,10 @@ def free_frame(core, frame):
     room = pool + 8 * at.F_STASH_ROOM
     if fetch_add(room, -1, DEVICE) <= 0:
         fetch_add(room, 1, DEVICE)
-        store_release(owner_address(core, frame), at.FREE_FRAME, DEVICE)  # full: the clock will find it
+        store_release(owner_address(core, frame), at.FREE_FRAME, DEVICE)  # the ring is full: the clock finds the frame
         return
-    place = fetch_add(pool + 8 * at.F_STASH_TAIL, 1, DEVICE) & field(pool, at.F_RING_MASK)
-    slot = field(pool, at.F_RING) + 8 * place
+    position = fetch_add(pool + 8 * at.F_STASH_TAIL, 1, DEVICE) & field(pool, at.F_RING_MASK)
+    slot = field(pool, at.F_RING) + 8 * position
     attempt = 0
     while compare_exchange(slot, 0, frame + 1, DEVICE) != 0:
         backoff(attempt)
@@ -58,7 +58,7 @@ def free_frame(core, frame):
 
 @device
 def clear_frame(core, frame):
-    """Note that a page, whose word is INVALID now, has left its frame, and put that into the stash (thread)."""
+    """Free the frame of an evicted page, after its word has become INVALID (thread)."""
     pool = pool_with(core, frame)
     if field(pool, at.F_RESIDENT) != 0:
         fetch_add_as(pool + 8 * at.F_PRESENT, -1, I8)
@@ -68,15 +68,15 @@ def clear_frame(core, frame):
 
 @device
 def take_free(pool):
-    """Take a frame, HELD, from a pool's stash; return -1 if it is empty (thread; acquire order)."""
+    """Take a frame, HELD, from a pool's free list; return -1 if it is empty (thread; acquire order)."""
     stashed = pool + 8 * at.F_STASHED
     if load_relaxed(stashed, DEVICE) <= 0:
         return -1
     if fetch_add(stashed, -1, DEVICE) <= 0:
         fetch_add(stashed, 1, DEVICE)
         return -1
-    place = fetch_add(pool + 8 * at.F_STASH_HEAD, 1, DEVICE) & field(pool, at.F_RING_MASK)
-    slot = field(pool, at.F_RING) + 8 * place
+    position = fetch_add(pool + 8 * at.F_STASH_HEAD, 1, DEVICE) & field(pool, at.F_RING_MASK)
+    slot = field(pool, at.F_RING) + 8 * position
     attempt = 0
     found = exchange(slot, 0, DEVICE)
     while found == 0:

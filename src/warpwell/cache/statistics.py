@@ -40,7 +40,7 @@ class Statistics:
     """Read commands submitted; one may bring in several adjacent pages."""
     write_commands: int
     bytes_read: int
-    """Bytes that came from storage, in whole pages ("host-cached": from host memory)."""
+    """Size of all pages read from storage, or from host memory in tier "host-cached"."""
     bytes_written: int
     prefetched: int
     prefetch_dropped: int
@@ -50,7 +50,7 @@ class Statistics:
     hits: int | None = None
     """Reads that the cache answered at once."""
     bytes_wanted: int | None = None
-    """Bytes that kernels asked for."""
+    """Number of bytes requested by kernels."""
     host_reads: int = 0
     """Reads of an array's file by the host that bypassed the cache."""
     host_bytes: int = 0
@@ -67,7 +67,7 @@ class Statistics:
 
     def __str__(self) -> str:
         """Return the counters that are not zero, "60 misses, 45 evictions, 240.0 KiB read", then `uncounted`."""
-        told = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
+        parts = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
         for name, noun in (
             ("bytes_read", "read"),
             ("bytes_written", "written"),
@@ -75,8 +75,8 @@ class Statistics:
             ("host_bytes", "read by the host"),
         ):
             if getattr(self, name):
-                told.append(f"{format_size(getattr(self, name))} {noun}")
-        counted = ", ".join(told)
+                parts.append(f"{format_size(getattr(self, name))} {noun}")
+        counted = ", ".join(parts)
         return "; ".join(filter(None, (counted, self.uncounted))) or "nothing yet"
 
     def __repr__(self) -> str:
@@ -88,10 +88,11 @@ class Statistics:
 
     def __sub__(self, earlier: Statistics) -> Statistics:
         """Return the differences to the counters `earlier`."""
-        mine, before = asdict(self), asdict(earlier)
-        counters = mine.keys() - {"uncounted"}
+        later, sooner = asdict(self), asdict(earlier)
+        counters = later.keys() - {"uncounted"}
         since: dict[str, Any] = {
-            name: None if mine[name] is None or before[name] is None else mine[name] - before[name] for name in counters
+            name: None if later[name] is None or sooner[name] is None else later[name] - sooner[name]
+            for name in counters
         }
         return Statistics(**since, uncounted=self.uncounted)
 

@@ -141,7 +141,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
     `space` belongs to the launch that waits, and need not be the page's.
     """
     attempt = 0
-    seen = 0
+    last_progress = 0
     since = 0
     while True:
         status = 0
@@ -150,13 +150,13 @@ def wait(core, space, queue, cid, mask, lane, leader):
             if status < 0 and attempt & 15 == 15:
                 over = False
                 now = progress(core)
-                if attempt == 15 or now != seen:
-                    seen = now
+                if attempt == 15 or now != last_progress:
+                    last_progress = now
                     since = clock_ns()
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
                     latch(space, at.STALLED, nsid_of(core, page), page, 0)
-                    over = True  # also where another error was latched first
+                    over = True  # also if another error was latched first
                 if over or should_abort(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
@@ -189,7 +189,7 @@ def settle_one(core, queue, mask, lane, leader):
     if load_relaxed(record + 8 * ID_STATE, DEVICE) & KIND == ORPHAN | FOUND:
         good = False
     if load_relaxed(record + 8 * ID_OPCODE, DEVICE) == WRITE:
-        # the page stayed in WRITEBACK, so nobody wrote to it: it goes back to be written again
+        # the page stayed in WRITEBACK, so no thread has changed it: it must be written again
         if lane == leader:
             redirty(word_address(core, page))
     else:
@@ -245,10 +245,10 @@ def leave_writeback(word, low):
     old = load_relaxed(word, DEVICE)
     while True:
         new = (old & ~(STATE | DIRTY)) | low
-        seen = compare_exchange(word, old, new, DEVICE)
-        if seen == old:
+        current = compare_exchange(word, old, new, DEVICE)
+        if current == old:
             return new
-        old = seen
+        old = current
 
 
 @device

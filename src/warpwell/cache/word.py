@@ -8,7 +8,7 @@ bits   field    meaning
 3      REF      used since the clock hand last passed
 4-15   pins     groups that write or hold the page (a warp's group counts as one)
 16-35  gen      generation; each eviction makes the next one
-36-63  frame    where the page lies in the cache
+36-63  frame    index of the frame that stores the page
 ====== ======== ==============================================================================
 
 Everything is signed 64-bit: the frame's top bit is the sign, so it is masked after the shift. The two
@@ -38,7 +38,7 @@ GEN_MAX = 0xFFFFF
 FRAME_SHIFT = 36
 FRAME_MAX = 0xFFFFFFF
 IDENTITY = -(1 << GEN_SHIFT)
-"""Mask of generation and frame: what must not change while a reader reads."""
+"""Mask of generation and frame, which must not change during a read."""
 
 
 @device
@@ -73,7 +73,7 @@ def generation_of(word):
 
 @device
 def with_state(word, state):
-    """Return the word in another state, all else kept (thread)."""
+    """Return the word with another state (thread)."""
     return (word & ~STATE) | state
 
 
