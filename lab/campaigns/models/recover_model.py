@@ -152,8 +152,8 @@ class RecoverModel(CacheModel):
         old.silence, old.restart = lambda: None, restart  # type: ignore[method-assign]
         pages = cache.recover(nsid, accept_loss=True)
         old.close()
-        if cache.pairs.in_use() or cache.lost():
-            raise Violation(f"{cache.pairs.in_use()} ids are in use after recovery, {cache.lost()}")
+        if cache.pairs.in_use() or cache.pairs.loss():
+            raise Violation(f"{cache.pairs.in_use()} ids are in use after recovery, {cache.pairs.loss()}")
         return {page for first, end in pages for page in range(first, end)}
 
     def _check_items(self, doubts: set[int]) -> None:

@@ -331,6 +331,7 @@ class Array(OnStorage):
         first, end = self._residency(start, stop)
         if end > first:
             with self._part.in_use():
+                self.cache.bulk.stop()
                 self.cache.evict(self._nsid, first, end)
 
     def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:

@@ -227,7 +227,7 @@ class Attachment:
             return False
         try:
             for first, end in self.cache.present(self.nsid, pages):
-                self.cache.evict_pages(self.nsid, first, end)
+                self.cache.evict(self.nsid, first, end)
         except errors.WarpwellError:
             return False
         return True

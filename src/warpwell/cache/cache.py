@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
+from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds, checked_share
 from .._os import clock, interruptible
 from .._ranges import Range, ranges_of
 from .._trace import traced
@@ -183,8 +183,7 @@ class Cache:
         self.bulk.stop()
         with self.lock:
             self.require_open()
-            if share is not None and not 0 < share <= 1:
-                raise errors.ArgumentError(f"share is a fraction above 0 and up to 1, not {share!r}")
+            share = None if share is None else checked_share(share, "share")
             total = (share or 0.0) + sum(s.share or 0.0 for s in self._spaces.values())
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
@@ -411,7 +410,7 @@ class Cache:
         """Return the exception for the latched error of a launch, which used array `used` and possibly other arrays."""
         if latched[0] == at.CLEAR:
             return None
-        failure = self.controller.failure(latched[1] or used, silent=latched[0] == at.STALLED) or self.lost()
+        failure = self.controller.failure(latched[1] or used, silent=latched[0] == at.STALLED) or self._loss()
         if failure is not None or latched[0] == at.ABORTED:  # the thread that aborted raises its own error
             return failure
         if latched[0] in (at.READ_ERROR, at.WRITE_ERROR) and latched[1] in self._spaces:
@@ -509,12 +508,10 @@ class Cache:
 
     @traced("evict")
     def evict(self, nsid: int, first: int, end: int) -> None:
-        """Stop prefetches, then write back and evict pages [first, end); raise KernelError if pages are pinned."""
-        self.bulk.stop()
-        self.evict_pages(nsid, first, end)
+        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned.
 
-    def evict_pages(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned."""
+        Stop prefetches first: a page that is being read is in use, and evicted pages could be loaded again.
+        """
         with self.held():
             space = self._spaces[nsid]
             self._changed(space.pool)
@@ -669,7 +666,7 @@ class Cache:
             pages = space.base, space.base + space.pages
         deadline = until
         while self._core is not None and self.pairs.in_use(pages):
-            if self.lost() or (deadline is not None and clock.monotonic() > deadline):
+            if self._loss() or (deadline is not None and clock.monotonic() > deadline):
                 return False
             self.settle()
             deadline = deadline or clock.monotonic() + self.timeout  # after the first, which may compile
@@ -677,14 +674,14 @@ class Cache:
         return True
 
     def _silence(self, work: str) -> Exception:
-        return self.lost() or errors.StallError(
+        return self._loss() or errors.StallError(
             f"{work}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
         )
 
     # -- loss: see `warpwell.queues.loss` ---------------------------------------------------------------------
 
-    def lost(self) -> Exception | None:
+    def _loss(self) -> Exception | None:
         """Return the error for a controller that is lost, or None."""
         loss = self.pairs.loss()
         failure = self.controller.failure()
@@ -698,7 +695,7 @@ class Cache:
 
     def _require_controller(self, nsid: int | None) -> None:
         """Raise if controller or medium is lost (lock held)."""
-        if error := self.lost():
+        if error := self._loss():
             raise error
         if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
             raise failure
@@ -732,7 +729,7 @@ class Cache:
         self.bulk.stop()
         with self.lock, interruptible(lambda: None):
             self.require_open()
-            if self.lost() is not None:
+            if self._loss() is not None:
                 self._restart()
             if (failure := self.controller.medium(nsid).failure()) is not None:
                 raise failure

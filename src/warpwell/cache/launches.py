@@ -171,23 +171,12 @@ def error_of(
         )
     if kind == at.READ_ONLY:
         return errors.ReadOnlyError(f'a kernel wrote to array {name!r}, which is read-only: open it with mode="r+"')
-    if kind == at.READ_ERROR:
-        return errors.MediumError(
-            f"reading {where} failed: {describe(value)} (status {value:#06x}); check the drive or file",
-            array=name,
-            lba=lba,
-            page=local,
-            status=value,
-        )
-    if kind == at.WRITE_ERROR:
-        return errors.MediumError(
-            f"writing {where} failed: {describe(value)} (status {value:#06x}); the page stays in the cache: make "
-            "room or mend the drive, then call flush()",
-            array=name,
-            lba=lba,
-            page=local,
-            status=value,
-        )
+    if kind in (at.READ_ERROR, at.WRITE_ERROR):
+        action, advice = "reading", "check the drive or file"
+        if kind == at.WRITE_ERROR:
+            action, advice = "writing", "the page stays in the cache: make room or repair the drive, then call flush()"
+        message = f"{action} {where} failed: {describe(value)} (status {value:#06x}); {advice}"
+        return errors.MediumError(message, array=name, lba=lba, page=local, status=value)
     if kind == at.NOT_PINNED:
         return errors.KernelError(
             f"a kernel gave back page {local} of array {name!r}, which no kernel holds: call unpin once for each pin "

@@ -30,6 +30,7 @@ from .known_pages import CHANGED, FAILED, LOADED, MISSED, T_COUNT, T_PAGE, T_POS
 from .layout import BLOCK, F_HAND
 from .partition import PageSpace
 from .word import REF
+from .written import ranges_of
 
 SLOTS = 4
 """Slots of staging: two are read, two are published or copied."""
@@ -135,6 +136,10 @@ class Bulk:
     ----------
     commands, pages_read, prefetched, skipped : int
         For the cache's statistics.
+    stream : LaunchStream
+        The stream in which pages are published and copied; like the following attributes, set by the first read.
+    table, page_words, counters : int
+        Addresses in device memory: of the rows, of the recorded page words (`max_pages` for each row), of the counters.
     """
 
     def __init__(self, cache: Frames, cufile: CuFileOptions = CUFILE) -> None:
@@ -148,7 +153,6 @@ class Bulk:
         self._staging: Block | None = None
         self._reads: GpuDirectReads | None = None
         self._cufile, self._cufile_failure = cufile, ""
-        self._stream: LaunchStream
         self.commands = self.pages_read = self.prefetched = self.skipped = 0
 
     @property
@@ -267,7 +271,7 @@ class Bulk:
             self._prepare()
             if self._reads is None or not isinstance(medium := cache.controller.medium(nsid), FileMedium):
                 return
-            with self._stream.on_device():
+            with self.stream.on_device():
                 obstacle = self._reads.obstacle(nsid)
         if obstacle:
             raise errors.ArgumentError(
@@ -278,13 +282,13 @@ class Bulk:
     def forget(self, nsid: int) -> None:
         """Deregister an array's file at cuFile before its medium is closed; no read of the file is in flight."""
         if self._reads is not None:
-            with self._stream.on_device():
+            with self.stream.on_device():
                 self._reads.close_file(nsid)
 
     def close(self) -> None:
         """Deregister everything at cuFile, in bounded time; no read is in flight."""
         if self._reads is not None:
-            with self._stream.on_device():
+            with self.stream.on_device():
                 self._reads.close()
 
     def reads(self, nsid: int) -> bool:
@@ -314,12 +318,6 @@ class Bulk:
 
     # -- staging, and memory for rows -------------------------------------------------------------------------------
 
-    @property
-    def stream(self) -> LaunchStream:
-        """The stream in which pages are published and copied."""
-        self._prepare()
-        return self._stream
-
     def _prepare(self) -> None:
         if self._staging is not None:
             return
@@ -330,8 +328,11 @@ class Bulk:
         self.max_pages = max(1, min(COMMAND_BYTES // size, self.slot_pages // 4))
         self.max_rows = max(64, BATCH_PAGES[cache.device] // self.max_pages)
         table_words = self.max_rows * (known_pages.ROW_WORDS + self.max_pages) + known_pages.COUNTERS
-        self._stream = stream_on(cache.device)
+        self.stream: LaunchStream = stream_on(cache.device)
         self._table = cache.memory.allocate(8 * table_words)
+        self.table = self._table.address
+        self.page_words = self.table + 8 * known_pages.ROW_WORDS * self.max_rows
+        self.counters = self.page_words + 8 * self.max_pages * self.max_rows
         self._shared = cache.memory.allocate_shared(8 * self.max_rows * (known_pages.ROW_WORDS + 1) + 64)
         if not isinstance(cache.controller, Controller):
             # a drive reads only to memory of its own: kernels load pages one by one
@@ -346,7 +347,7 @@ class Bulk:
             staging,
             cache.memory,
             slots=SLOTS,
-            zero=self._stream.zero,
+            zero=self.stream.zero,
             options=self._cufile,
             failure=self._cufile_failure,
         )
@@ -366,34 +367,19 @@ class Bulk:
         """Return the address of the bytes of a slot that was read: in staging, or in device memory."""
         return (self._reads.device_address(slot) if self._reads is not None else 0) or self.staging(slot)
 
-    @property
-    def table(self) -> int:
-        """Address of the rows (device memory)."""
-        return self._table.address
-
-    @property
-    def page_words(self) -> int:
-        """Address of the recorded page words, `max_pages` for each row (device memory)."""
-        return self.table + 8 * known_pages.ROW_WORDS * self.max_rows
-
-    @property
-    def counters(self) -> int:
-        """Address of the counters (device memory)."""
-        return self.page_words + 8 * self.max_pages * self.max_rows
-
     def put_rows(self, rows: _Rows, base: int) -> None:
         """Copy rows of an array whose first page is `base` to the device, in the order of the stream."""
         n = len(rows.pages)
         table = self._shared.words[: n * known_pages.ROW_WORDS].reshape(n, known_pages.ROW_WORDS)
         table[:, T_PAGE], table[:, T_COUNT], table[:, T_POSITION] = rows.pages + base, rows.counts, rows.positions
-        self._stream.copy(self.table, self._shared.address, table.nbytes)
+        self.stream.copy(self.table, self._shared.address, table.nbytes)
 
     def per_row(self, kernel: Any, core: int, n: int) -> NDArray[np.int64]:
         """Run `look_rows` or `compare_rows`; return the count that it stored for each row."""
         offset = known_pages.ROW_WORDS * self.max_rows
         out = self._shared.address + 8 * offset
-        self._stream.launch(kernel, n, core, self.table, self.page_words, n, self.max_pages, out)
-        self._stream.wait()
+        self.stream.launch(kernel, n, core, self.table, self.page_words, n, self.max_pages, out)
+        self.stream.wait()
         return self._shared.words[offset : offset + n].copy()
 
     def _read_word(self, address: int) -> int:
@@ -402,8 +388,8 @@ class Bulk:
     def read_words(self, address: int, n: int) -> NDArray[np.int64]:
         """Return up to 8 words of device memory, in the order of the stream, without waiting for other streams."""
         offset = (known_pages.ROW_WORDS + 1) * self.max_rows
-        self._stream.copy(self._shared.address + 8 * offset, address, 8 * n)
-        self._stream.wait()
+        self.stream.copy(self._shared.address + 8 * offset, address, 8 * n)
+        self.stream.wait()
         return self._shared.words[offset : offset + n].copy()
 
     @contextlib.contextmanager
@@ -415,7 +401,7 @@ class Bulk:
         reads = self._reads
         assert reads is not None
         try:
-            with self._stream.on_device(), reads.staged.controller.active(reads.staged.pairs):
+            with self.stream.on_device(), reads.staged.controller.active(reads.staged.pairs):
                 try:
                     yield reads
                 finally:
@@ -537,7 +523,7 @@ class _Job:
                 address, nbytes = self._slot_bytes(rows, slot, low, low + len(good))
                 bulk.stream.copy(bulk.device_slot.address + address - source, address, nbytes)
                 source = bulk.device_slot.address
-            for first, end in [(0, len(good))] if good.all() else _ranges(good):
+            for first, end in ranges_of(np.flatnonzero(good)):
                 self._publish(low + first, end - first, source, limit, mark)
 
         return self._read(rows, absent > 0, publish, lambda: prefetch.stopped)
@@ -606,7 +592,7 @@ class _Job:
                 return None
             if self._space.writable:
                 same = bulk.per_row(known_pages.compare_rows, self._core, n)
-                edges = _ranges(same != rows.counts)
+                edges = ranges_of(np.flatnonzero(same != rows.counts))
                 stale += [(int(rows.pages[a]), int(rows.pages[b - 1] + rows.counts[b - 1])) for a, b in edges]
         return stale
 
@@ -669,12 +655,6 @@ class _Job:
         """Wait until a slot's staging may be used again."""
         if slot in self._pending:
             _wait_until(self._pending.pop(slot))
-
-
-def _ranges(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Return the ranges [first, end) of true values."""
-    edges = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    return [(int(a), int(b)) for a, b in edges]
 
 
 def _wait_until(done: Callable[[], bool]) -> None:

@@ -102,11 +102,10 @@ def _redirty_cached(space: PageSpace, is_suspect: NDArray[np.bool_], core: Block
 
 
 def ranges_of(pages: NDArray[np.int64]) -> list[Pages]:
-    """Return sorted numbers as ranges."""
-    if not pages.size:
-        return []
-    breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, breaks)]
+    """Return ascending numbers as ranges."""
+    starts = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
+    ends = np.append(starts[1:], len(pages))[: len(starts)] - 1
+    return list(zip(pages[starts].tolist(), (pages[ends] + 1).tolist(), strict=True))
 
 
 def joined(ranges: Iterable[Pages]) -> list[Pages]:
