@@ -81,6 +81,10 @@ class Cache:
     service : QueueBackend, optional
         Executes the commands, and may lower `depth` and `merge`. Default: threads of this process.
 
+    Attributes
+    ----------
+    closed : bool
+
     Raises
     ------
     ArgumentError
@@ -392,17 +396,20 @@ class Cache:
             launch = self.launches.of(flag)
             if launch is None:
                 return  # another array has ended it
-            self._in_flight -= 1
-            self.controller.end()
-            launch.users -= 1
-            error = self._over(launch) if launch.users == 0 else None
+            error = self._end(launch, 1)
             if self._in_flight == 0:
                 self._check_residency()
         if error is not None:
             raise error
 
-    def _over(self, launch: CacheLaunch) -> Exception | None:
-        """Release the records of a launch; return its error."""
+    def _end(self, launch: CacheLaunch, users: int) -> Exception | None:
+        """End a launch for some of its arrays; after the last array release its records and return its error."""
+        self._in_flight -= users
+        for _ in range(users):
+            self.controller.end()
+        launch.users -= users
+        if launch.users:
+            return None
         used = min(launch.nsids, default=None)
         return self._error(self.launches.give_back(launch), used)
 
@@ -437,10 +444,7 @@ class Cache:
             while True:
                 going = self.launches.going()
                 for launch in [each for each in going if each.done is not None and each.done()]:
-                    self._in_flight -= launch.users
-                    for _ in range(launch.users):
-                        self.controller.end()
-                    nsids, error = launch.nsids, self._over(launch)
+                    nsids, error = launch.nsids, self._end(launch, launch.users)
                     if error is not None:
                         self._pending.append((nsids, error))
                     going.remove(launch)
