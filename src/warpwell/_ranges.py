@@ -15,8 +15,9 @@ def ranges_of(numbers: ArrayLike) -> list[Range]:
     array = np.asarray(numbers, np.int64)
     if not array.size:
         return []
-    breaks = np.flatnonzero(np.diff(array) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(array, breaks)]
+    starts = np.flatnonzero(np.diff(array, prepend=array[0]) != 1)
+    ends = np.append(starts[1:], array.size) - 1
+    return list(zip(array[starts].tolist(), (array[ends] + 1).tolist(), strict=True))
 
 
 def join_ranges(ranges: Iterable[Range]) -> list[Range]:

@@ -30,7 +30,7 @@ from .partition import FramePool, PageSpace, Partition
 from .prefetch import Bulk, Prefetch
 from .statistics import Statistics
 from .word import INVALID, STATE
-from .written import Pages, UnflushedLog, ranges_of, text_of
+from .written import UnflushedLog, text_of
 
 MAX_STAGING = 256 << 20
 """Maximum bytes of staging if no depth is given."""
@@ -715,7 +715,7 @@ class Cache:
                     "array again: write these rows again"
                 )
 
-    def recover(self, nsid: int, *, accept_loss: bool = False) -> list[Pages]:
+    def recover(self, nsid: int, *, accept_loss: bool = False) -> list[Range]:
         """Restart a lost controller; return the suspect pages of an array as ranges, and forget them if accepted.
 
         A controller that is not lost is not restarted; see `warpwell.queues.loss`. Pages whose read was aborted are

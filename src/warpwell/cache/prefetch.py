@@ -20,6 +20,7 @@ from .. import errors
 from .._check import LONGEST
 from .._future import Future
 from .._os import clock, interruptible, uninterrupted
+from .._ranges import ranges_of
 from .._settings import settings
 from .._trace import traced
 from ..storage import BulkReads, Controller, CuFileOptions, FileMedium, GpuDirectReads, QueueServer, StagedReads
@@ -30,7 +31,6 @@ from .known_pages import CHANGED, FAILED, LOADED, MISSED, T_COUNT, T_PAGE, T_POS
 from .layout import BLOCK, F_HAND
 from .partition import PageSpace
 from .word import REF
-from .written import ranges_of
 
 SLOTS = 4
 """Slots of staging: two are read, two are published or copied."""

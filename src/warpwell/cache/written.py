@@ -19,13 +19,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .._ranges import Range, join_ranges, ranges_of
+from .._ranges import Range, ranges_of
 from ..targets import Block
 from . import layout as at
 from .partition import PageSpace
 from .word import DIRTY, FRAME_MAX, FRAME_SHIFT, STATE, VALID
-
-"""First page and end of a range of an array's pages."""
 
 
 class UnflushedLog:
@@ -40,7 +38,7 @@ class UnflushedLog:
     def __init__(self, stats: Block) -> None:
         self._stats = stats
         self._marks: dict[int, int] = {}
-        self._suspects: dict[int, list[Pages]] = {}
+        self._suspects: dict[int, list[Range]] = {}
 
     def count(self) -> int:
         """Return how many pages were written so far."""
@@ -57,7 +55,7 @@ class UnflushedLog:
         yield
         self._marks[nsid] = count
 
-    def suspects(self, nsid: int) -> list[Pages]:
+    def suspects(self, nsid: int) -> list[Range]:
         """Return the ranges of an array's suspect pages, in order."""
         return list(self._suspects.get(nsid, ()))
 
@@ -101,25 +99,7 @@ def _redirty_cached(space: PageSpace, is_suspect: NDArray[np.bool_], core: Block
             is_suspect[pages[frame]] = False
 
 
-def ranges_of(pages: NDArray[np.int64]) -> list[Pages]:
-    """Return ascending numbers as ranges."""
-    starts = np.flatnonzero(np.diff(pages, prepend=-2) != 1)
-    ends = np.append(starts[1:], len(pages))[: len(starts)] - 1
-    return list(zip(pages[starts].tolist(), (pages[ends] + 1).tolist(), strict=True))
-
-
-def joined(ranges: Iterable[Pages]) -> list[Pages]:
-    """Return ranges in order; ranges that touch or overlap are joined."""
-    out: list[Pages] = []
-    for first, end in sorted(ranges):
-        if out and first <= out[-1][1]:
-            out[-1] = out[-1][0], max(end, out[-1][1])
-        else:
-            out.append((first, end))
-    return out
-
-
-def text_of(ranges: list[Pages], max_ranges: int = 8) -> str:
+def text_of(ranges: list[Range], max_ranges: int = 8) -> str:
     """Return ranges as text, the first ones: "3, 8-11 and 5 more ranges"."""
     text = ", ".join(str(first) if end == first + 1 else f"{first}-{end - 1}" for first, end in ranges[:max_ranges])
     return text + (f" and {len(ranges) - max_ranges} more ranges" if len(ranges) > max_ranges else "")
