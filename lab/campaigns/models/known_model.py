@@ -96,7 +96,7 @@ class KnownModel(CacheModel):
         for k, page in enumerate(pages):
             row = first + 8 * reads.ROW_WORDS * k
             buffer = self.staging.address + (slot * ROWS + k) * PAGE
-            for word, value in enumerate((page, 1, buffer, reads.WAITS)):
+            for word, value in enumerate((page, 1, buffer, reads.UNANSWERED)):
                 store_relaxed(row + 8 * word, value, DEVICE)
         for word, value in enumerate((len(pages), 0, len(pages), self.array._nsid)):
             store_relaxed(record + 8 * word, value, DEVICE)
