@@ -197,57 +197,23 @@ class GpuCachedRows(CachedRows):
         Service threads fill slots of pinned memory, one after another.
         """
         array, stream, nbytes = self._array, self._stream, self._nbytes
-        chunk_bytes = CHUNK_BYTES.get(array.device, SMALL_CHUNK)
-        each = max(1, min(chunk_bytes // nbytes, CHUNK_ROWS))
-        slot_chunks = max(1, SLOT_CHUNKS * chunk_bytes // (each * nbytes))
-        slot_rows = min(slot_chunks * each, len(rows))
-        chunks, slots = -(-len(rows) // each), -(-len(rows) // slot_rows)
-        slot_bytes = slot_rows * nbytes
-        staging = acquire_buffer(array.device, min(slots, SLOTS) * slot_bytes)
+        slots = _Slots(array, rows, nbytes, self._stride)
         targets = acquire_buffer(array.device, 8 * len(rows))
-        pinned, near = staging.pinned.address + HEADER_BYTES, staging.on_device.address
-        copier = RowCopy(
-            rows,
-            source=array.medium.host_memory() + array._origin,
-            extent=array.shape[0],
-            stride=self._stride,
-            nbytes=nbytes,
-            out=pinned,
-        )
-        lock, filled, sent, stopped = threading.Lock(), [0] * slots, 0, False
-
-        def fill(chunk: int) -> None:
-            slot, first = chunk // slot_chunks, chunk * each
-            deadline = clock.monotonic() + COPY_TIMEOUT_SECONDS
-            while slot >= sent + SLOTS and not stopped:
-                if clock.monotonic() > deadline:
-                    raise errors.StallError(
-                        f"no slot of pinned memory was free for {COPY_TIMEOUT_SECONDS:g} s: the GPU does not respond",
-                        array=array.name,
-                        seconds=COPY_TIMEOUT_SECONDS,
-                    )
-                clock.sleep(POLL_SECONDS)
-            if not stopped:
-                end = min(first + each, len(rows))
-                copier.copy(first, end, pinned + (slot % SLOTS - slot) * slot_bytes)
-                with lock:
-                    filled[slot] += end - first
-
+        pinned, near = slots.buffer.pinned.address + HEADER_BYTES, slots.buffer.on_device.address
         out = self._out + first_row * nbytes
         unit = unit_bytes(nbytes, out)
         shift = lanes_shift(nbytes, unit, array.device)
         target = 0 if out_rows is None else targets.write(stream, out_rows)
-        workers = None if chunks == 1 else worker_group(stream, len(os.sched_getaffinity(0)))
-        task = ChunkedTask(chunks, fill, workers, help=slots == 1)
+        workers = None if slots.chunks == 1 else worker_group(stream, len(os.sched_getaffinity(0)))
+        task = ChunkedTask(slots.chunks, slots.fill, workers, help=slots.number == 1)
         try:
-            for slot in range(slots):
-                first = slot * slot_rows
-                n = min(slot_rows, len(rows) - first)
-                while filled[slot] < n:
+            for slot in range(slots.number):
+                first, n = slots.rows_of(slot)
+                while slots.filled[slot] < n:
                     if self._stopped or task.error is not None:
                         return
                     clock.sleep(POLL_SECONDS)
-                offset = slot % SLOTS * slot_bytes
+                offset = slot % SLOTS * slots.slot_bytes
                 stream.copy(near + offset, pinned + offset, n * nbytes)
                 stream.launch(
                     kernels.copy_from_memory,
@@ -263,21 +229,83 @@ class GpuCachedRows(CachedRows):
                     nbytes,
                     out + (0 if target else first * nbytes),
                     unit,
-                    staging.pinned.address,
+                    slots.buffer.pinned.address,
                 )
                 stream.wait()
-                sent += 1
+                slots.sent += 1
         finally:
-            stopped = True
+            slots.stopped = True
             error = task.exception()
             stream.wait()
-            release_buffer(staging)
+            release_buffer(slots.buffer)
             release_buffer(targets)
             if error is not None:
                 raise error
         array.medium.require_memory()
         self._from_host_bytes += len(rows) * nbytes
-        array.cache.bulk.commands += chunks
+        array.cache.bulk.commands += slots.chunks
+
+
+class _Slots:
+    """Slots of pinned memory, which threads fill with rows from the memory of a medium, chunk by chunk.
+
+    Attributes
+    ----------
+    buffer : IndexBuffer
+        Memory of up to `SLOTS` slots, pinned and on the device.
+    chunks, number, slot_bytes : int
+        Number of chunks and of slots to fill; bytes of a slot.
+    filled : list of int
+        Number of copied rows of each slot.
+    sent : int
+        Number of slots that the device has; their memory is filled again.
+    stopped : bool
+        Lets `fill` return soon.
+    """
+
+    def __init__(self, array: Any, rows: NDArray[Any], nbytes: int, stride: int) -> None:
+        chunk_bytes = CHUNK_BYTES.get(array.device, SMALL_CHUNK)
+        self._array, self._rows = array, rows
+        self._chunk_rows = max(1, min(chunk_bytes // nbytes, CHUNK_ROWS))
+        self._slot_chunks = max(1, SLOT_CHUNKS * chunk_bytes // (self._chunk_rows * nbytes))
+        self._slot_rows = min(self._slot_chunks * self._chunk_rows, len(rows))
+        self.chunks, self.number = -(-len(rows) // self._chunk_rows), -(-len(rows) // self._slot_rows)
+        self.slot_bytes = self._slot_rows * nbytes
+        self.buffer = acquire_buffer(array.device, min(self.number, SLOTS) * self.slot_bytes)
+        self.filled, self.sent, self.stopped = [0] * self.number, 0, False
+        self._lock = threading.Lock()
+        self._copier = RowCopy(
+            rows,
+            source=array.medium.host_memory() + array._origin,
+            extent=array.shape[0],
+            stride=stride,
+            nbytes=nbytes,
+            out=self.buffer.pinned.address + HEADER_BYTES,
+        )
+
+    def rows_of(self, slot: int) -> tuple[int, int]:
+        """Return the first row of a slot, and its number of rows."""
+        first = slot * self._slot_rows
+        return first, min(self._slot_rows, len(self._rows) - first)
+
+    def fill(self, chunk: int) -> None:
+        """Copy a chunk as soon as its slot is free (any thread)."""
+        slot, first = chunk // self._slot_chunks, chunk * self._chunk_rows
+        deadline = clock.monotonic() + COPY_TIMEOUT_SECONDS
+        while slot >= self.sent + SLOTS and not self.stopped:
+            if clock.monotonic() > deadline:
+                raise errors.StallError(
+                    f"no slot of pinned memory was free for {COPY_TIMEOUT_SECONDS:g} s: the GPU does not respond",
+                    array=self._array.name,
+                    seconds=COPY_TIMEOUT_SECONDS,
+                )
+            clock.sleep(POLL_SECONDS)
+        if not self.stopped:
+            end = min(first + self._chunk_rows, len(self._rows))
+            pinned = self.buffer.pinned.address + HEADER_BYTES
+            self._copier.copy(first, end, pinned + (slot % SLOTS - slot) * self.slot_bytes)
+            with self._lock:
+                self.filled[slot] += end - first
 
 
 def _after_fork() -> None:
