@@ -30,7 +30,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import api, host, page_batches, tasks, tensors
+from warpwell.array.gather import api, host, lists, tasks, tensors, waves
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
 
@@ -114,10 +114,10 @@ def test_any_list_of_rows(
     given_rows = np.array(rows, "i4" if small else "i8")[::stride]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
-        patch.setattr(page_batches, "MAX_LAUNCH_ROWS", most)
-        patch.setattr(api, "CHUNK_BYTES", 64)
-        patch.setattr(api, "INLINE_CHUNK_ROWS", 16)
-        patch.setattr(api, "INLINE_BYTES", 64 if most % 2 else 4 << 20)
+        patch.setattr(waves, "ROWS", most)
+        patch.setattr(api, "PIECE_BYTES", 64)
+        patch.setattr(api, "SHARE_ROWS", 16)
+        patch.setattr(api, "HERE_BYTES", 64 if most % 2 else 4 << 20)
         patch.setattr(api, "MAX_CHUNK_BYTES", 134 * most)
         patch.setattr(host.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
@@ -132,23 +132,47 @@ def test_any_list_of_rows(
     origin=st.integers(0, 300),
     most=st.integers(1, 30),
 )
-def test_batches_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
+def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
     starts = origin + np.sort(np.array(rows)) * nbytes
     wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
     pages: list[int] = []
     high = 0
-    for batch in page_batches.page_batches(starts, nbytes, PAGE, most):
-        assert batch.low == high < batch.high
-        high = batch.high
-        assert len(batch.pages) <= most or batch.high == batch.low + 1
-        pages += batch.pages.tolist()
+    for wave in waves.waves(starts, nbytes, PAGE, most):
+        assert wave.low == high < wave.high
+        high = wave.high
+        assert len(wave.pages) <= most or wave.high == wave.low + 1
+        pages += wave.pages.tolist()
     assert high == len(rows) and pages == sorted(wanted)
+
+
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
+    model = np.random.default_rng(0).integers(0, 255, (500, 24), np.uint8)
+    rows = np.random.default_rng(1).integers(0, 500, 5000).astype(kind)
+    ring = lists.ListRing(rows, each=7, lists=3, slots=2, nbytes=20, stride=24, source=model.ctypes.data)
+    staging = np.zeros(ring.staging_bytes, np.uint8)
+    threads = [threading.Thread(target=ring.fill, args=(staging.ctypes.data,), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    held: list[tuple[int, int, int]] = []
+    for slot in range(ring.filled_slots):
+        while not ring.full(slot):
+            time.sleep(0)
+        held.append((slot % 2 * ring.slot_bytes, *ring.rows_of(slot)))
+        if len(held) == 2 or slot == ring.filled_slots - 1:
+            time.sleep(1e-4)  # threads wait for a slot
+            for place, first, n in held:
+                assert (staging[place:][: 20 * n].reshape(n, 20) == model[rows[first : first + n], :20]).all()
+                ring.give_back()
+            held.clear()
+    for thread in threads:
+        thread.join()
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
 def test_gaps_are_filled_up_to_the_limit(pages: set[int], most: int) -> None:
     ascending = np.array(sorted(pages))
-    merged = page_batches.fill_gaps(ascending, most).tolist()
+    merged = waves.over_gaps(ascending, most).tolist()
     wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
     assert merged == sorted(pages | wanted)
 
@@ -267,7 +291,7 @@ def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
         "bytes": (b"x" * 48, errors.ArgumentError, "bytes"),
         "kind": (Exporter(np.zeros((2, 6), "f4"), code=0), errors.DTypeError, "32-bit"),
         "GPU": (Exporter(np.zeros((2, 6), "f4"), 2, device=2), errors.ArgumentError, "GPU"),
-        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "type 7"),
+        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "kind 7"),
     }
 
 
@@ -623,7 +647,7 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
 
 
 def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefetch, "GRACE", 0.2)
+    monkeypatch.setattr(prefetch, "DRAIN_TIMEOUT_SECONDS", 0.2)
     medium = Slow()
     with ww.Cache("64KiB", device="cpu", page_size=PAGE) as cache, ww.open(medium, dtype="u1", cache=cache) as a:
         begun = ww.gather(a, np.arange(0, 1 << 20, 9000))

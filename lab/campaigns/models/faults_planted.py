@@ -94,11 +94,9 @@ _TICKETS = "kv.device.kernel_view"
 _HIT = "cache.hit"
 _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
-_ROWS = "array.gather.page_batches"
+_ROWS = "array.gather.waves"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
-_ROW_COPIED = "frame_of(word)) + first, padded)\n"
-_ROW_KERNELS = "array.gather.kernels"
-_PART_COPIED = "frame_of(word)) + inside, part, unit, lane, lanes)\n"
+_ROW_COPIED = "frame_of(seen)) + first, whole)\n"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
@@ -935,21 +933,15 @@ FAULTS = (
         (_NO_VALIDATION,),
     ),
     Fault(
-        "lanes-without-a-fence",
-        "lanes",
-        "no order between the copy of a part of a row and the validation",
-        (Edit(_ROW_KERNELS, "copy_validated", _PART_COPIED + "    fence(DEVICE)\n", _PART_COPIED),),
-    ),
-    Fault(
-        "lanes-without-validation",
-        "lanes",
-        "a row is copied although the page word has changed",
+        "launches-without-a-second-look",
+        "launches",
+        "rows are settled without a look at the words",
         (_NO_VALIDATION,),
     ),
     Fault(
-        "lanes-generation-ignored",
-        "lanes",
-        "a row is copied if its page is in the frame again",
+        "launches-generation-ignored",
+        "launches",
+        "rows are settled if their page is in the frame again",
         (Edit(_HIT, "validate_read", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
     ),
     Fault(

@@ -1,6 +1,6 @@
-"""Gather and lanes scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
+"""Gather and launches scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
 
-On a GPU several lanes copy a row, each by a validated read of its own.
+Those of a GPU copy rows by three launches; between two launches of a stream there is a fence of all threads.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.array.gather.kernels import copy_validated
-from warpwell.array.gather.page_batches import take_row
-from warpwell.targets import load_weak_as
+from warpwell.array.gather.kernels import copy_part
+from warpwell.array.gather.waves import take_row
+from warpwell.cache import READABLE, frame_address, frame_of, load_word, validate_read, word_address
+from warpwell.targets import DEVICE, fence, load_weak_as
 
 from .adversary import Violation
 from .cache_model import ITEMS, base_value
@@ -22,8 +23,8 @@ from .frame_model import FrameModel
 class GatherModel(FrameModel):
     """One run of the gather scenario; `seed` and `trace` as for `CacheModel`."""
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.rows: list[Any] = []
 
     def _look(self, seed: int) -> None:
@@ -43,8 +44,8 @@ class GatherModel(FrameModel):
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
 
 
-class LanesModel(GatherModel):
-    """One run of the lanes scenario; `seed` and `trace` as for `CacheModel`."""
+class LaunchesModel(GatherModel):
+    """One run of the launches scenario; `seed` and `trace` as for `CacheModel`."""
 
     def _look(self, seed: int) -> None:
         random, page, core = Random(seed), self.pages[0], self.cache.core
@@ -54,10 +55,17 @@ class LanesModel(GatherModel):
         for _ in range(60):
             first, items = random.randrange(0, 4, 2), random.choice((2, 4, 6))
             unit = random.choice((8, 16))
-            copied = [
-                copy_validated(core, 0, page, 8 * first, 8 * items, row.ctypes.data, unit, lane, 2, 0)
-                for lane in range(2)
-            ]
+            word = word_address(core, page)
+            found = load_word(word)
+            fence(DEVICE)
+            if found & READABLE == 0:
+                continue
+            source = frame_address(core, frame_of(found)) + 8 * first
+            for lane in range(2):
+                copy_part(row.ctypes.data, source, 8 * items, unit, lane, 2)
+            fence(DEVICE)
             got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(items)]
-            if all(copied) and got != [base_value(page, first + k) for k in range(items)]:
+            if validate_read(word_address(core, page), found) and got != [
+                base_value(page, first + k) for k in range(items)
+            ]:
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")

@@ -1,8 +1,10 @@
-"""Copy rows of memory, and rows behind a cache, to memory of a GPU.
+"""Kernels that gather rows to a GPU's memory: of memory, of frames, of staging, and by misses.
 
-A warp, or a part of it, takes a row, and its lanes load neighboring units. `copy_cached` has two uses: to copy the rows
-that are in the cache and list the missing ones, and to copy rows whose pages were read ahead, each under a pin if its
-validated read fails.
+Rows behind a cache are copied by three launches of one stream, `look_pages`, `copy_seen` and `settle_rows`. Together
+they are the look of spans (`warpwell.array.spans.words`), with a launch's end in the place of its acquire and its
+fence: who fills a frame anew makes the word of the page that lived there INVALID, executes a fence, and then stores.
+Where `copy_seen` has loaded such a byte, `settle_rows` finds another word, and does not count the row as copied. So no
+row pays for an order of its own.
 """
 
 from __future__ import annotations
@@ -26,11 +28,10 @@ from ...queues import field
 from ...targets import (
     DEVICE,
     SYSTEM,
-    any_sync,
+    activemask,
     call_cold,
     device,
     div,
-    fence,
     fetch_add_as,
     ffs,
     grid,
@@ -38,22 +39,27 @@ from ...targets import (
     lane_id,
     load_acquire,
     load_pair,
+    load_relaxed,
     load_relaxed_as,
+    load_weak_as,
+    popc,
+    rem,
     store_pair,
     store_relaxed,
     store_weak_as,
     syncwarp,
+    warp_size,
 )
-from .host import out_row_at, row_at
+from .host import place_of, row_at
 
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 
 
 @device
 def copy_part(to, source, nbytes, unit, lane, lanes):
-    """Copy the share of one of `lanes` lanes of a part of a row, in units of 16, 8, 4, 2 or 1 bytes (thread).
+    """Copy what `lane` of `lanes` threads copies of a row, in units of 16, 8, 4, 2 or 1 bytes (thread).
 
-    Addresses and sizes are multiples of the unit. Loads are relaxed, because other threads may store to a frame.
+    All of it is a multiple of the unit. Loads are relaxed, since others may store to a frame meanwhile.
     """
     step = lanes * unit
     where = lane * unit
@@ -96,11 +102,10 @@ def copy_part(to, source, nbytes, unit, lane, lanes):
 
 
 @kernel
-def copy_from_memory(rows, width, out_rows, n, shift, extent, source, stride, nbytes, out, unit, out_of_range):
-    """Copy row ``rows[k]`` of memory to row ``out_rows[k]`` of `out`; 2**`shift` lanes take a row.
+def copy_listed(rows, width, places, n, shift, extent, source, stride, nbytes, out, unit, wrong):
+    """Copy row ``rows[k]`` of memory to row ``places[k]`` of `out`; 2**`shift` threads take a row.
 
-    Without `rows` or `out_rows` (0), that is row k. If a row number is out of range, 1 is stored in `out_of_range`, and
-    the row is not copied.
+    Without `rows` that is row k. Where a number is out of range, 1 is stored in `wrong`, and no row is copied.
     """
     t = grid(1)
     k = t >> shift
@@ -109,108 +114,120 @@ def copy_from_memory(rows, width, out_rows, n, shift, extent, source, stride, nb
         if rows != 0:
             row = row_at(rows, width, k)
         if row < 0 or row >= extent:
-            store_relaxed(out_of_range, 1, SYSTEM)
+            store_relaxed(wrong, 1, SYSTEM)
         else:
             lanes = 1 << shift
-            to = out + out_row_at(out_rows, k) * nbytes
-            copy_part(to, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
-
-
-@device
-def copy_validated(core, base, page, inside, part, to, unit, lane, lanes, no_reuse):
-    """Copy a part of a page from its frame, by a validated read; return whether the bytes are the page's (thread).
-
-    The read is described in `warpwell.cache.hit`. Each lane calls this for its share of the part, with a fence of its
-    own, and the part is copied if all of them return True. Otherwise the bytes at `to` are of no use.
-    """
-    address = word_address(core, page + base)
-    word = load_word(address)
-    if word & READABLE == 0:
-        return False
-    copy_part(to, frame_address(core, frame_of(word)) + inside, part, unit, lane, lanes)
-    fence(DEVICE)
-    good = validate_read(address, word)
-    if good and lane == 0:
-        mark_referenced(address, word, no_reuse)
-    return good
-
-
-@device
-def copy_pinned(core, space, page, last, inside, part, to, unit, mask, lane, lanes):
-    """Copy a part of a page under a transient pin, which reads the page if it must (all lanes of `mask`).
-
-    Return False if an error is latched. `last` is the last page of the run, as for `fault_in`.
-    """
-    leader = ffs(mask) - 1
-    frame = call_cold(pin_run, space, page, last, mask, lane_id(), leader)
-    if frame < 0:
-        return False
-    word = word_address(core, page + field(space, at.S_BASE))
-    load_acquire(word, DEVICE)
-    copy_part(to, frame_address(core, frame) + inside, part, unit, lane, lanes)
-    syncwarp(mask)
-    if lane == 0:
-        unpin(word, 0)
-    return True
+            copy_part(out + place_of(places, k) * nbytes, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
 
 
 @kernel
-def copy_cached(
-    core, space, rows, width, out_rows, n, shift, extent, origin, stride, nbytes, out, unit, no_reuse, itemsize, missing
-):
-    """Copy row ``rows[k]`` of an array behind a cache to row ``out_rows[k]`` of `out`; 2**`shift` lanes take a row.
+def look_pages(core, space, rows, width, n, most, extent, origin, stride, nbytes, seen, wrong):
+    """Note in ``seen[k * most + j]`` the word of page j of row ``rows[k]``, or 0 (one thread a page).
 
-    Parameters
-    ----------
-    core, space : int
-    rows, width, out_rows : int
-        As for `copy_from_memory`.
-    n, shift, extent : int
-        Number of rows to copy; log2 of the lanes of a row; number of rows of the array.
-    origin, stride, nbytes : int
-        Byte of row 0 in the array's file; bytes between rows; bytes of a row.
-    out, unit : int
-        Address of the result; bytes of a load, see `copy_part`.
-    no_reuse, itemsize : int
-        1 if pages are read once, else 0; bytes of an item to count reads in the statistics, or 0.
-    missing : int
-        Address of two words and a list: 1 if a row number is out of range; the number of rows that were not copied
-        because a page was not in the cache all the time; their k, in any order. If it is 0, such a page is read and
-        copied under a pin, and rows are left as they are after an error is latched; a warp must take a row then.
+    Where a number is out of range, 1 is stored in `wrong`.
     """
+    t = grid(1)
+    k = div(t, most)
+    if k < n:
+        shift = field(core, at.C_PAGE_SHIFT)
+        row = row_at(rows, width, k)
+        first = origin + row * stride
+        page = (first >> shift) + rem(t, most)
+        word = 0
+        if row < 0 or row >= extent:
+            store_relaxed(wrong, 1, DEVICE)
+        elif page <= (first + nbytes - 1) >> shift:
+            word = load_word(word_address(core, page + field(space, at.S_BASE)))
+            if word & READABLE == 0:
+                word = 0
+        store_relaxed(seen + 8 * t, word, DEVICE)
+
+
+@kernel
+def copy_seen(core, rows, width, n, most, shift, origin, stride, nbytes, out, unit, seen):
+    """Copy the pages of rows from the frames that `seen` names; 2**`shift` threads take a row."""
     t = grid(1)
     k = t >> shift
     if k < n:
         page_shift = field(core, at.C_PAGE_SHIFT)
-        base = field(space, at.S_BASE)
+        first = origin + row_at(rows, width, k) * stride
+        end = first + nbytes
+        to = out + k * nbytes
+        word = seen + 8 * k * most
+        begin = first
         lanes = 1 << shift
-        lane = t & (lanes - 1)
-        mask = ((1 << lanes) - 1) << (lane_id() - lane)
-        row = row_at(rows, width, k)
-        if row < 0 or row >= extent:
-            store_relaxed(missing, 1, DEVICE)
-        else:
-            begin = origin + row * stride
-            end = begin + nbytes
-            last = (end - 1) >> page_shift
-            to = out + out_row_at(out_rows, k) * nbytes
-            good = True
-            while begin < end:
-                page = begin >> page_shift
-                inside = begin - (page << page_shift)
-                part = min(end - begin, (1 << page_shift) - inside)
-                if good:
-                    good = copy_validated(core, base, page, inside, part, to, unit, lane, lanes, no_reuse)
-                if missing == 0 and any_sync(mask, not good):
-                    good = copy_pinned(core, space, page, last, inside, part, to, unit, mask, lane, lanes)
-                    if not good:
-                        end = begin
+        while begin < end:
+            inside = begin & ((1 << page_shift) - 1)
+            part = min(end - begin, (1 << page_shift) - inside)
+            found = load_relaxed(word, DEVICE)
+            if found != 0:
+                copy_part(to, frame_address(core, frame_of(found)) + inside, part, unit, t & (lanes - 1), lanes)
+            word += 8
+            to += part
+            begin += part
+
+
+@kernel
+def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen, once, itemsize, missing):
+    """List the rows of which a page was not in the cache all the time since `look_pages` (one thread a row).
+
+    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k. `once` is 1 if pages are read once, else 0;
+    `itemsize` is 0 unless statistics are full.
+    """
+    k = grid(1)
+    if k < n:
+        shift = field(core, at.C_PAGE_SHIFT)
+        first = origin + row_at(rows, width, k) * stride
+        page = first >> shift
+        last = (first + nbytes - 1) >> shift
+        good = True
+        word = seen + 8 * k * most
+        while page <= last:
+            found = load_relaxed(word, DEVICE)
+            address = word_address(core, page + field(space, at.S_BASE))
+            if not validate_read(address, found):
+                good = False
+            else:
+                mark_referenced(address, found, once)
+            page += 1
+            word += 8
+        if itemsize != 0:
+            count_read(core, div(nbytes, itemsize), nbytes, good)
+        if not good:
+            i = fetch_add_as(missing, 1, I8)
+            store_relaxed(missing + 8 + 8 * i, k, DEVICE)
+
+
+@kernel
+def take_missing(core, space, rows, places, n, origin, stride, nbytes, out, unit):
+    """Copy row ``rows[k]`` to row ``places[k]`` of `out`, each page under a transient pin (a warp takes a row).
+
+    A page that is not in the cache is read. If an error is latched, rows are left as they are.
+    """
+    mask = activemask()
+    lane = lane_id()
+    leader = ffs(mask) - 1
+    k = div(grid(1), warp_size())
+    if k < n:
+        shift = field(core, at.C_PAGE_SHIFT)
+        begin = origin + load_weak_as(rows + 8 * k, I8) * stride
+        end = begin + nbytes
+        to = out + load_weak_as(places + 8 * k, I8) * nbytes
+        last = (end - 1) >> shift
+        rank = popc(mask & ((1 << lane) - 1))
+        while begin < end:
+            page = begin >> shift
+            inside = begin - (page << shift)
+            part = min(end - begin, (1 << shift) - inside)
+            frame = call_cold(pin_run, space, page, last, mask, lane, leader)
+            if frame < 0:
+                begin = end
+            else:
+                word = word_address(core, page + field(space, at.S_BASE))
+                load_acquire(word, DEVICE)
+                copy_part(to, frame_address(core, frame) + inside, part, unit, rank, popc(mask))
+                syncwarp(mask)
+                if lane == leader:
+                    unpin(word, 0)
                 to += part
                 begin += part
-            if missing != 0:
-                failed = any_sync(mask, not good)
-                if lane == 0 and itemsize != 0:
-                    count_read(core, div(nbytes, itemsize), nbytes, not failed)
-                if lane == 0 and failed:
-                    i = fetch_add_as(missing + 8, 1, I8)
-                    store_relaxed(missing + 16 + 8 * i, k, DEVICE)

@@ -1,6 +1,6 @@
-"""`Tensor`: address and layout of an array of any library, in host memory or on a device.
+"""`Tensor`: where the items of an array of any library lie, in host memory or on a device.
 
-NumPy arrays have them as attributes; PyTorch, CuPy and JAX share them by DLPack, which also has bfloat16.
+NumPy arrays say it themselves; others (PyTorch, CuPy, JAX) say it by DLPack, which also has bfloat16.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..device_array import DLPACK_BFLOAT, DLPACK_CODES, DeviceArray, Managed
 from ..items import BFLOAT16, code_of, on_host
 
 HOST = (1, 3)
-"""DLPack's device types of host memory: pageable, and pinned for CUDA."""
+"""DLPack's numbers of host memory: plain, and pinned for CUDA."""
 CUDA = (2, 13)
 IMMUTABLE = ("pyarrow", "jaxlib", "tensorflow")
-"""Libraries with immutable arrays, which DLPack does not mark as read-only."""
+"""Libraries whose arrays nobody may change; what they share by DLPack does not say it."""
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -30,22 +30,22 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 @dataclass
 class Tensor:
-    """An array of a caller.
+    """An array that somebody gave.
 
     Attributes
     ----------
     address : int
-        Address of the first item.
+        Of the first item.
     shape : tuple of int
     items : tuple of int or numpy.dtype
-        DLPack's code and bits of an item, or the dtype of a NumPy array.
+        DLPack's code and bits of an item; of a NumPy array its dtype.
     contiguous, writable, on_host : bool
     keep : object
-        Keeps the memory.
+        What keeps the memory.
     ordinal : int
-        Number of its GPU.
+        The GPU in whose memory it is.
     stream : int or None
-        Handle of the stream that computes its items, if the owner reports it.
+        Handle of the stream in which its items are being computed, if its owner says so.
     """
 
     address: int
@@ -87,55 +87,55 @@ class Tensor:
             raise errors.DTypeError(f"out has {shown}, and array {name!r} {kind}: give an out of {kind}")
 
 
-def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
-    """Return address and layout of an array; messages have the `name` of the argument.
+def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
+    """Return where the items of an array lie; `name` is the argument's, for messages.
 
-    `handle` is the stream that uses an array on a GPU: the owner of the array orders its own work before it.
+    `handle` is that of the stream in which an array of a GPU is used: who owns it orders its own work before.
 
     Raises
     ------
     ArgumentError
-        It is not an array, or on a device that Warpwell does not know.
+        It is no array, or of a device that Warpwell does not know.
     """
-    if isinstance(array, np.ndarray):
-        flags = array.flags
+    if isinstance(given, np.ndarray):
+        flags = given.flags
         return Tensor(
-            int(array.ctypes.data),
-            array.shape,
-            array.dtype,
+            int(given.ctypes.data),
+            given.shape,
+            given.dtype,
             bool(flags.c_contiguous),
             bool(flags.writeable),
             True,
-            array,
+            given,
         )
-    if isinstance(array, DeviceArray):
+    if isinstance(given, DeviceArray):
         return Tensor(
-            array.__cuda_array_interface__["data"][0],
-            array.shape,
-            array.dtype,
-            array.strides is None or _follows(array.shape, array.strides, array.dtype.itemsize),
+            given.__cuda_array_interface__["data"][0],
+            given.shape,
+            given.dtype,
+            given.strides is None or _follows(given.shape, given.strides, given.dtype.itemsize),
             True,
             False,
-            array,
-            array.__dlpack_device__()[1],
+            given,
+            given.__dlpack_device__()[1],
         )
-    if not hasattr(array, "__dlpack__"):
-        if hasattr(array, "__cuda_array_interface__"):  # numba-cuda
-            return _of_interface(array)
+    if not hasattr(given, "__dlpack__"):
+        if hasattr(given, "__cuda_array_interface__"):  # numba-cuda
+            return _of_interface(given)
         raise errors.ArgumentError(
-            f"{name} is {type(array).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
+            f"{name} is {type(given).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
         )
     try:
-        where = int(array.__dlpack_device__()[0])
-        # DLPack's number of the default stream is 1; 0 is not allowed
+        where = int(given.__dlpack_device__()[0])
+        # 1 is the default stream in DLPack, 0 is nothing there
         on_gpu = {"stream": handle or 1} if where in CUDA else {}
-        capsule = array.__dlpack__(**on_gpu) if where in (*HOST, *CUDA) else None
+        capsule = given.__dlpack__(**on_gpu) if where in (*HOST, *CUDA) else None
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         message = f"{name} cannot be shared by DLPack ({error}): detach or copy it"
         raise errors.ArgumentError(message, name=name) from error
     if capsule is None:
         raise errors.ArgumentError(
-            f"{name} is on a device of DLPack's type {where}: give an array in host memory, or on an NVIDIA GPU",
+            f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or of a GPU of NVIDIA's",
             name=name,
         )
     tensor = managed(capsule).tensor
@@ -146,18 +146,18 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
         shape,
         (tensor.code, tensor.bits * tensor.lanes),
         strides is None or _follows(shape, strides),
-        type(array).__module__.partition(".")[0] not in IMMUTABLE,
+        type(given).__module__.partition(".")[0] not in IMMUTABLE,
         where in HOST,
-        (capsule, array),
+        (capsule, given),
         int(tensor.device_id),
     )
 
 
-def _of_interface(array: Any) -> Tensor:
-    """Return address and layout of an array with ``__cuda_array_interface__``."""
-    interface = array.__cuda_array_interface__
-    address, read_only = interface["data"]
-    shape, dtype, strides = tuple(interface["shape"]), np.dtype(interface["typestr"]), interface.get("strides")
+def _of_interface(given: Any) -> Tensor:
+    """Return where the items of an array with ``__cuda_array_interface__`` lie."""
+    about = given.__cuda_array_interface__
+    address, read_only = about["data"]
+    shape, dtype, strides = tuple(about["shape"]), np.dtype(about["typestr"]), about.get("strides")
     return Tensor(
         int(address or 0),
         shape,
@@ -165,14 +165,14 @@ def _of_interface(array: Any) -> Tensor:
         strides is None or _follows(shape, strides, dtype.itemsize),
         not read_only,
         False,
-        array,
+        given,
         0,
-        interface.get("stream"),
+        about.get("stream"),
     )
 
 
 def managed(capsule: Any) -> Managed:
-    """Return the content of an unused DLPack capsule, which keeps it."""
+    """Return what a DLPack capsule holds that nobody has taken, and that keeps it."""
     found: Managed = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(Managed)).contents
     return found
 
@@ -188,17 +188,17 @@ def _follows(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) ->
     return True
 
 
-def on_a_gpu(array: Any) -> bool:
+def on_a_gpu(given: Any) -> bool:
     """Return whether an array is in a GPU's memory."""
-    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
-        return hasattr(array, "__cuda_array_interface__")
-    with contextlib.suppress(ValueError):  # a device without a number in DLPack; `tensor_of` reports it
-        return int(array.__dlpack_device__()[0]) in CUDA
+    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack_device__"):
+        return hasattr(given, "__cuda_array_interface__")
+    with contextlib.suppress(ValueError):  # a device that DLPack has no number for; `tensor_of` says so
+        return int(given.__dlpack_device__()[0]) in CUDA
     return False
 
 
-def indices_on_gpu(rows: Any, handle: int) -> Tensor:
-    """Return row indices in memory of a GPU; they stay there and must not change until they were used.
+def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
+    """Return row numbers in a GPU's memory; they stay there, and are to be left alone until they were used.
 
     Raises
     ------
@@ -217,8 +217,10 @@ def indices_on_gpu(rows: Any, handle: int) -> Tensor:
     return tensor
 
 
-def row_indices(rows: Any, copy: bool = True) -> NDArray[Any]:
-    """Return row indices in host memory as an int32 or int64 array in C order; without `copy` a new one only if needed.
+def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
+    """Return row numbers in host memory as an int32 or int64 array, C order; a new one, which nobody else changes.
+
+    Without `copy` it is a new one only where that is needed.
 
     Raises
     ------
