@@ -243,7 +243,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     blocks.end()
     assert [len(there.brought) for there in made] == [0, 1] and made[1].brought[0] is y
-    with pytest.raises(errors.ArgumentError, match="not begun"):
+    with pytest.raises(errors.ArgumentError, match="has not started"):
         blocks.values  # noqa: B018 - it raises
 
 
