@@ -204,8 +204,8 @@ def test_a_launch_of_words(launched: list[Any], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(run_cuda, "compiled", lambda kernel, dims, count: dispatcher)
     monkeypatch.setattr(scale, "compiled", {})
     for n in (256, 257):
-        run_cuda.launch(scale, n, SimpleNamespace(handle=5), 8, -1)
+        run_cuda.launch(scale, n, SimpleNamespace(handle=5), n + 8, -n)
     assert launched == [
-        (INTEGERS, (1, 1, 1, 256, 1, 1), 5, [256, 1, 1, 8, -1]),
-        (INTEGERS, (2, 1, 1, 256, 1, 1), 5, [257, 1, 1, 8, -1]),
+        (INTEGERS, (1, 1, 1, 256, 1, 1), 5, [256, 1, 1, 264, -256]),
+        (INTEGERS, (2, 1, 1, 256, 1, 1), 5, [257, 1, 1, 265, -257]),
     ]

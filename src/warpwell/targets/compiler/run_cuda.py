@@ -164,6 +164,8 @@ class CompiledKernel:
     dispatcher : numba-cuda dispatcher
     overload : object
         The compiled kernel of numba-cuda.
+    unused : list of Prepared
+        Launches that no thread uses at the moment, for `launch`: to prepare one takes as long as to launch it.
     """
 
     def __init__(self, kernel: Any, dispatcher: Any, leading: int, values: Sequence[Any]) -> None:
@@ -175,6 +177,7 @@ class CompiledKernel:
             with compiling(f"kernel {kernel.__name__!r}"), explained(kernel, "cuda"):
                 dispatcher.compile(types).bind()
         self.overload = dispatcher.overloads[types]
+        self.unused: list[Prepared] = []
 
     def flatten(self, values: Sequence[Any], first: int = 0) -> list[Any] | None:
         """Return the driver's arguments for the values of parameter `first` and later; None if one has to be copied."""
@@ -285,8 +288,14 @@ def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
     With few instructions of Python, as `Series`.
     """
     share_fault_page()
-    prepared = _compiled_for(kernel, 1, [0] * len(values)).prepare(values)
-    prepared.launch((-(-n // BLOCK_THREADS),), (BLOCK_THREADS,), stream, (n, 1, 1))
+    compiled_kernel = _compiled_for(kernel, 1, [0] * len(values))
+    try:
+        prepared = compiled_kernel.unused.pop()
+    except IndexError:
+        prepared = compiled_kernel.prepare(values)
+    prepared.values[_LEADING:] = values
+    prepared.launch((-(-n // BLOCK_THREADS),), (BLOCK_THREADS,), stream, (n, 1, 1))  # the driver copies the values
+    compiled_kernel.unused.append(prepared)
 
 
 def wait(event: Any, participants: Any = ()) -> None:
