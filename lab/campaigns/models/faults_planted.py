@@ -248,7 +248,7 @@ FAULTS = (
         "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, readers=True, naps=MIDDLE, writers=True),
-        seed=1221,
+        seed=1631,
     ),
     Fault(
         "mark-cleared-early",
@@ -1006,7 +1006,7 @@ FAULTS = (
                 "        yield\n        count = self.count()\n",
             ),
         ),
-        seed=431,
+        seed=377,
     ),
     Fault(
         "mark-of-a-failed-flush",
