@@ -1027,7 +1027,7 @@ FAULTS = (
         "recover",
         "pages that are in the cache are not written again",
         (Edit(_WRITTEN, "_redirty_cached", "word | DIRTY", "word"),),
-        seed=249,
+        seed=708,
     ),
     Fault(
         "gone-not-named",
