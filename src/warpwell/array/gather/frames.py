@@ -1,11 +1,11 @@
 """`FrameRows`: rows of arrays behind a cache, gathered to a GPU's memory.
 
 1. Rows whose pages are in frames are copied by three launches (`warpwell.array.gather.kernels`), which list the rest.
-2. Of a medium in memory of the host (tmpfs, too), of which nobody writes, service threads copy the others into pinned
-   staging, by lists of rows; a copy engine takes a list to the device, where a kernel puts each row into its place. The
-   cache stays as it is.
-3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and a kernel takes
-   each under a transient pin (`warpwell.array.gather.waves`): what others have stored is seen.
+2. If the medium is in host memory (tmpfs, too) and read-only, service threads copy the other rows into pinned memory,
+   list by list. A copy engine takes each list to the device, where a kernel puts the rows into their places. The cache
+   does not change.
+3. If the medium is another one or is writable, the pages of the other rows are read into the cache in waves, and a
+   kernel copies each under a transient pin (`warpwell.array.gather.waves`), so that stores of other kernels are seen.
 
 All of it is work of one stream, and of one gather at a time for each array.
 """
@@ -32,7 +32,7 @@ from .tasks import ChunkedTask, WorkerGroup
 from .waves import ROWS, CachedRows
 
 TABLE = 1 << 21
-"""Words that are noted of pages at a time, at most."""
+"""Maximum page words that a launch records."""
 SLOTS = 4
 """Slots of staging: some are filled while others are copied."""
 LISTS = 32
@@ -58,7 +58,7 @@ class Lane:
         self._blocks: dict[tuple[str, bool], Block] = {}
 
     def near(self, name: str, nbytes: int) -> int:
-        """Return the address of device memory of at least so many bytes; its contents do not stay."""
+        """Return the address of device memory of at least `nbytes` bytes; the next call may overwrite it."""
         return self._block((name, False), nbytes, self._memory.allocate).address
 
     def shared(self, name: str, nbytes: int) -> Block:
@@ -157,7 +157,7 @@ class FrameRows:
             wrong, count = self._present(lane, listed, numbers.width, n, base, most)
             if self._stopped:
                 return
-            if rows is None and (count or wrong):  # of a GPU's numbers nobody on the host knows before
+            if rows is None and (count or wrong):  # row numbers on the GPU are not known to the host before
                 rows = numbers.on_host(lane.stream, room)
             if wrong:
                 check(rows)

@@ -1,9 +1,9 @@
 """`ListRing`: lists of rows that threads copy from memory into slots of staging, one after another.
 
-A list is what a thread copies at once, by native code and without the interpreter lock. Some lists fill a slot. Who
-takes the slots gives each back when its bytes are gone, in order; then it is filled again. No two threads take the same
-list, for its number is drawn from a counter. A thread waits for the slot of its list, whose lists before it have been
-drawn by others; so slots fill in order, and nobody waits for a list that nobody copies.
+A thread copies one list at a time, by native code and without the interpreter lock. Several lists fill a slot. The
+reader of the slots returns each, in order, when its bytes have been copied; then it is filled again. No two threads
+take the same list, because its number is drawn from a counter. A thread waits until the slot of its list is free. All
+earlier lists have been drawn by then, so slots fill in order, and no thread waits for a list that is not being copied.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ from ...targets import (
 
 I8 = np.dtype(np.int64)
 BUFFER = 4096
-"""Bytes that a thread copies at once, at most: they stay in the first cache of a processor's core."""
+"""Maximum bytes that a thread copies at once: they stay in the first-level cache of a core."""
 ROWS = 1 << 18
-"""Rows of a launch, at most."""
+"""Maximum rows of a launch."""
 FEW = 4
 """Pages that are not in the cache up to which the kernel reads them alone."""
 
