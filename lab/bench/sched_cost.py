@@ -52,7 +52,7 @@ def ended(bench: Bench, made: Made) -> int:
 
 def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[float], float | None]:
     """Return seconds of drains, and what the kernel that stays kept of its rate during them."""
-    one, two = bench.gpu.stream(), bench.gpu.stream()
+    one, two = bench.gpu.new_stream(), bench.gpu.new_stream()
     drains: list[float] = []
     during = beside = 0
     for _ in range(times):
@@ -89,7 +89,7 @@ def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[flo
             bench.gpu.set_word(made.control + 8 * STOP, NEVER)
             bench.wait(event)
     for stream in (one, two):
-        bench.gpu.release(stream)
+        stream.close()
     return drains, during / beside if beside > 50 else None
 
 

@@ -20,11 +20,11 @@ import warpwell as ww
 from lab.bench.timing import machine, save, table
 from lab.sched.workloads import WORKLOADS, make
 from warpwell import gpu
+from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.targets import to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
-from warpwell.targets.gpu.gpu import Gpu
 
 TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "spmv", "triad")
 
@@ -47,7 +47,7 @@ class Bench:
     def __init__(self) -> None:
         self.gpu = Gpu()
         self.gpu.enter()
-        self.stream = self.gpu.stream()
+        self.stream = self.gpu.new_stream()
         self.rounds: dict[float, int] = {}
         self.delay: Any = None
 
@@ -183,7 +183,7 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
 
     def copy() -> None:
         bench.gpu.enter()
-        stream = bench.gpu.stream()
+        stream = bench.gpu.new_stream()
         host, device = memory_for("cuda").allocate_shared(64 << 20), memory_for("cuda").allocate(64 << 20)
         driver = bench.gpu.driver
         ready.set()
@@ -248,7 +248,7 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
     made = Made(bench, spin[256 * blocks], (array, rounds))
     resident = made.resident["workers"]["resident"]
     half = resident // 2
-    side = bench.gpu.stream()
+    side = bench.gpu.new_stream()
     made.workers(bench.stream)
     gone, back = [], []
     left, top = 0, resident

@@ -122,7 +122,7 @@ def main() -> None:
         }
         for k in kernels
     }
-    whole = (gpu.stream(), gpu.stream())
+    whole = (gpu.new_stream(), gpu.new_stream())
     divided = {p: green_contexts(p) for p in options.apart}
     found: list[Pair] = []
     rows = []

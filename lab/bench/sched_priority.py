@@ -117,11 +117,11 @@ def copies(device: str, wanted: bool) -> Iterator[list[int]]:
     count, stop = [0], threading.Event()
 
     def copy() -> None:
-        from warpwell.targets.gpu.gpu import Gpu
+        from warpwell.scheduler.executors.gpu import Gpu
 
         gpu = Gpu()
         gpu.enter()
-        line = gpu.stream()
+        line = gpu.new_stream()
         host, there = memory_for("cuda").allocate_shared(BYTES), memory_for("cuda").allocate(BYTES)
         while not stop.is_set():
             for _ in range(4):

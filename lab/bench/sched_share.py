@@ -139,7 +139,7 @@ def measured(bench: Bench, found: dict[str, Any]) -> tuple[dict[str, Made], dict
 
 def pairs(bench: Bench, made: dict[str, Made], profiles: dict[str, Profile], found: Any, window: float) -> list[Pair]:
     gpu = bench.gpu
-    whole = (gpu.stream(), gpu.stream())
+    whole = (gpu.new_stream(), gpu.new_stream())
     out = []
     for first, one in made.items():
         for second, two in made.items():
@@ -235,7 +235,7 @@ def host_of(step: float, executor: CudaExecutor) -> HostDelays:
 
 def measure_all(window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
     """Return launches, prepared launches, profiles, pairs, an executor and a bench."""
-    from warpwell.targets.gpu.gpu import Gpu
+    from warpwell.scheduler.executors.gpu import Gpu
 
     found, bench = kernels("cuda", False), Bench()
     bench.gpu = Gpu()

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from lab.sched.fake_gpu import FakeForms, FakeGpu
+from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import FUNCTION, HANDLE_WORD, Lines
 from warpwell.targets.atomics import SYSTEM, clock_ns, load_relaxed, store_relaxed
-from warpwell.targets.gpu.gpu import Gpu
 from warpwell.targets.native import native
 
 

@@ -183,14 +183,13 @@ class FakeGpu:
     device = "cpu"
     processors, registers, shared, threads = 4, 1 << 18, 1 << 17, 2048
     clock = 1e9
-    name, bandwidth, cache = "stand-in", 1e10, 0
+    name, bandwidth = "stand-in", 1e10
 
     def __init__(self, resident: int = 4, words: bool = True) -> None:
         self.resident = resident
         self._words = words
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
-        self._idle: list[_Stream] = []
         self._events: list[Any] = []
         self.default: list[Callable[[], object]] = []
         """What the default stream has not done yet: nobody waits for it but `wait_default`."""
@@ -199,7 +198,7 @@ class FakeGpu:
     def lines(self) -> Lines:
         """See `Gpu`."""
         functions = [address_of(_launch), address_of(_record), _reached.address]
-        return Lines(functions, self.new_events, lambda priority: self.stream(priority), self.enter)
+        return Lines(functions, self.new_events, self.new_stream, self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """See `Gpu`."""
@@ -231,9 +230,9 @@ class FakeGpu:
     def enter(self) -> None:
         """See `Gpu`."""
 
-    def free_memory(self) -> int:
+    def memory_info(self) -> tuple[int, int]:
         """See `Gpu`."""
-        return 1 << 30
+        return 1 << 30, 1 << 30
 
     def forms(self, blocks: BlockLaunch) -> FakeForms:
         """See `Gpu`. As where arguments begin on a GPU, the default stream is waited for."""
@@ -267,16 +266,10 @@ class FakeGpu:
         """See `Gpu`."""
         return memory_for("cpu").allocate_shared(nbytes)
 
-    def stream(self, priority: int = 0) -> _Stream:
+    def new_stream(self, priority: int = 0) -> _Stream:
         """See `Gpu`."""
-        if self._idle:
-            return self._idle.pop()
         self._streams.append(_Stream(priority))
         return self._streams[-1]
-
-    def release(self, stream: _Stream) -> None:
-        """See `Gpu`."""
-        self._idle.append(stream)
 
     def wait_default(self) -> None:
         """See `Gpu`."""

@@ -1,5 +1,7 @@
 """`driver`: the library of the GPU's driver, for programs without cuda.bindings and for calls that these make slow.
 
+`check` reads the results of cuda.bindings.
+
 A program that uses PyTorch or CuPy alone has none of our packages. All else of a GPU is in ``targets/gpu/``, mostly
 cuda.core.
 """
@@ -9,6 +11,8 @@ from __future__ import annotations
 import functools
 from ctypes import CDLL, Structure, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
+
+from . import errors
 
 HANDLE = 64
 """Bytes that name an allocation to another process."""
@@ -59,6 +63,24 @@ def driver() -> Any:
         if hasattr(library, name):
             getattr(library, name).argtypes = types
     return library
+
+
+FAILED = "a kernel may have failed, and all later calls fail too"
+"""The advice of messages about calls that the driver refuses."""
+
+
+def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) -> Any:
+    """Return the values that a call of `cuda.bindings.driver` returned after its status.
+
+    Raises
+    ------
+    failure
+        The driver refused the call.
+    """
+    status, *values = result
+    if int(status) != 0:
+        raise failure(f"the GPU refused a call ({getattr(status, 'name', status)}): {FAILED}")
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def uuid_of(library: Any, device: c_int) -> bytes | None:

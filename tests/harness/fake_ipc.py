@@ -25,7 +25,7 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class FakeIpc:
-    """The driver's functions that `warpwell.targets.gpu.ipc` calls, and what they were called for (`log`)."""
+    """The driver's functions that `warpwell.scheduler.service.ipc` calls, and what they were called for (`log`)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -138,8 +138,7 @@ class FakeArray:
 
 def main() -> None:
     """Be an owner on the CPU, whose GPU is the fake; arguments: a folder, and the descriptor of the socket."""
-    from warpwell.scheduler.service import owner, protocol
-    from warpwell.targets.gpu import ipc
+    from warpwell.scheduler.service import ipc, owner, protocol
 
     fake, hello = FakeIpc(Path(sys.argv[1])), protocol.hello
     ipc.driver = lambda: fake  # type: ignore[assignment]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from warpwell import errors
-from warpwell.targets.gpu import memory_pool
-from warpwell.targets.gpu.memory_pool import ImportedPool, MemoryPool
+from warpwell.pool.agent import memory_pool
+from warpwell.pool.agent.memory_pool import ImportedPool, MemoryPool
 
 
 class Driver:

@@ -26,12 +26,12 @@ from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executor import EndedAlike
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Line, Lines, address_of
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
 from warpwell.targets import backoff
 from warpwell.targets.blocks.control import BEGUN, STOP
-from warpwell.targets.gpu.gpu import Gpu
 from warpwell.testing.executors import ExecutorConformance
 
 

@@ -142,15 +142,15 @@ def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_workloads_are_the_same_bit_for_bit_as_workers(name: str) -> None:
+    from warpwell.scheduler.executors.gpu import Gpu
     from warpwell.targets.blocks.cuda import Forms
-    from warpwell.targets.gpu.gpu import Gpu
 
     size = 4 * WORKLOADS[name].small
     whole, cut = make(name, size, "cuda"), make(name, size, "cuda")
     whole.run()
     gpu = Gpu()
     gpu.enter()
-    stream = gpu.stream()
+    stream = gpu.new_stream()
     for step in cut:
         blocks = BlockLaunch(step.launch, step.arguments, "cuda")
         blocks.begin()

@@ -22,11 +22,10 @@ from warpwell import errors
 from warpwell.array.device_array import DeviceArray
 from warpwell.scheduler import Scheduler
 from warpwell.scheduler.service import client as client_module
-from warpwell.scheduler.service import references, wire
+from warpwell.scheduler.service import ipc, references, wire
 from warpwell.scheduler.service.client import Client, Packer, connect
 from warpwell.scheduler.service.owner import _RequestArrays
 from warpwell.scheduler.service.service import Service
-from warpwell.targets.gpu import ipc
 
 BOUND = HANG_SECONDS
 ROOT = Path(__file__).parents[2]
@@ -61,7 +60,7 @@ def held(x, gate):
 if __name__ == "__main__":
     from tests.harness.fake_ipc import GPU, FakeIpc
     from warpwell.scheduler.service import client
-    from warpwell.targets.gpu import ipc
+    from warpwell.scheduler.service import ipc
     fake = FakeIpc(Path(sys.argv[2]))
     ipc.driver, client.device_name = lambda: fake, lambda _: GPU
     found = client.connect(sys.argv[1], tenant="killed")

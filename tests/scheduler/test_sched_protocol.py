@@ -33,7 +33,7 @@ import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.cli import main
 from warpwell.replacing import unfinished
-from warpwell.scheduler.service import address, broker, protocol, references, wire
+from warpwell.scheduler.service import address, broker, ipc, protocol, references, wire
 from warpwell.scheduler.service import client as client_module
 from warpwell.scheduler.service import ledger as ledger_module
 from warpwell.scheduler.service.client import Client, Packer, connect
@@ -42,7 +42,6 @@ from warpwell.scheduler.service.owner_process import TRIES, SendQueue
 from warpwell.scheduler.service.protocol import MAGIC, ServiceConnection
 from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
-from warpwell.targets.gpu import ipc
 
 Pair = tuple[ServiceConnection, ServiceConnection]
 

@@ -168,12 +168,12 @@ def test_registers_that_keep_the_plain_kernel_resident() -> None:
 
 class OnGpu:
     def __init__(self, launch: Any, arguments: Any) -> None:
+        from warpwell.scheduler.executors.gpu import Gpu
         from warpwell.targets.blocks.cuda import Forms
-        from warpwell.targets.gpu.gpu import Gpu
 
         self.gpu = Gpu()
         self.gpu.enter()
-        self.stream = self.gpu.stream()
+        self.stream = self.gpu.new_stream()
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
         self.forms = Forms(self.blocks)

@@ -257,11 +257,11 @@ def test_a_grid_that_synchronizes_compiles_whole() -> None:
 
 class OnGpu:
     def __init__(self, launch: Any, arguments: list[Any]) -> None:
-        from warpwell.targets.gpu.gpu import Gpu
+        from warpwell.scheduler.executors.gpu import Gpu
 
         self.gpu = Gpu()
         self.gpu.enter()
-        self.stream = self.gpu.stream()
+        self.stream = self.gpu.new_stream()
         self.blocks = launch.cut(arguments, "cuda")
         self.blocks.begin()
         self.forms = self.gpu.forms(self.blocks)

@@ -248,7 +248,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_executor_is_given_the_forms_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    from warpwell.targets.gpu.gpu import Gpu
+    from warpwell.scheduler.executors.gpu import Gpu
     from warpwell.targets.source.forms import SourceForms
 
     prepared: list[Any] = []

@@ -17,10 +17,10 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets.gpu import device, memory
+from warpwell.pool.agent.memory_pool import MemoryPool, PoolMemory
+from warpwell.scheduler.executors.gpu import Gpu
+from warpwell.targets.gpu import device
 from warpwell.targets.gpu.device import GpuDevice
-from warpwell.targets.gpu.gpu import Gpu
-from warpwell.targets.gpu.memory_pool import MemoryPool, PoolMemory
 from warpwell.targets.gpu.prepared import Prepared
 
 
@@ -84,7 +84,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
         "clock_rate",
         "memory_clock_rate",
         "global_memory_bus_width",
-        "l2_cache_size",
     )
     one = SimpleNamespace(
         name="stand-in",
@@ -280,7 +279,7 @@ def test_launches_with_arguments_of_their_own() -> None:
         assert [p.value for p in places] == [*words, int(np.float64(2.5).view(np.int64)), 3]
 
 
-def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_set_and_waited_for_in_a_streams_order(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     from warpwell.targets import memory
 
     monkeypatch.setattr(memory, "CudaMemory", memory.Allocator)
@@ -290,20 +289,17 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
         cuStreamWriteValue64_v2=lambda *given: called.append(("write", *given)) or 0,
         cuStreamWaitValue64_v2=lambda *given: called.append(("wait", *given)) or 0,
     )
-    monkeypatch.setattr("warpwell.targets.gpu.gpu.driver", lambda: library)
+    monkeypatch.setattr("warpwell.scheduler.executors.gpu.driver", lambda: library)
     gpu = Gpu()
     assert gpu.bandwidth == 2e3 * 8
-    first, other = gpu.stream(), gpu.stream(2)
-    gpu.release(first)
-    gpu.release(other)
-    assert gpu.stream(3) is not first and gpu.stream() is first and gpu.stream(2) is other
+    first = gpu.new_stream()
     gpu.set_word(64, 1)
     gpu.write_word(first, 64, 3)
     gpu.wait_word(first, 64, 2)
     assert called == [("write", 95, 64, 1, 0), ("write", 100, 64, 3, 0), ("wait", 100, 64, 2, 0)]
     assert gpu.read_words(64, 3).tolist() == [0, 0, 0]
     gpu.close()
-    assert first.is_closed and other.is_closed
+    assert gpu._control.is_closed
 
 
 def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +308,7 @@ def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeyp
     monkeypatch.setattr(
         MemoryPool, "of", lambda driver, ordinal: SimpleNamespace(handle=1, reserved=64, used=16, trim=lambda: None)
     )
-    monkeypatch.setattr("warpwell.targets.gpu.memory_pool.OOM_SECONDS", 0.02)
+    monkeypatch.setattr("warpwell.pool.agent.memory_pool.OOM_SECONDS", 0.02)
     gpu = GpuDevice(0, errors.KernelError)
     memory = PoolMemory(gpu)
     assert memory.info() == ((1 << 30) + 48, 1 << 32)
@@ -338,13 +334,13 @@ def test_the_default_stream_is_waited_for_only_where_it_has_work(status: int, mo
         asked.append(stream)
         return status
 
-    monkeypatch.setattr(memory.libcuda, "driver", lambda: SimpleNamespace(cuStreamQuery=query))
+    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuStreamQuery=query))
     stream = SimpleNamespace(synchronize=lambda: waited.append(status))
     monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(default_stream=lambda: stream))
     monkeypatch.setattr(numba, "cuda", sys.modules["numba.cuda"], raising=False)
-    memory._asks_default.cache_clear()
+    device._asks_default.cache_clear()
     try:
-        memory.wait_default()
+        device.wait_default()
     finally:
-        memory._asks_default.cache_clear()
+        device._asks_default.cache_clear()
     assert asked == [None] and waited == [status] * (status != 0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warpwell import errors, libcuda
-from warpwell.targets.gpu import ipc
+from warpwell.scheduler.service import ipc
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,6 @@ from warpwell.targets import (
     load_acquire,
     load_relaxed,
     load_relaxed_as,
-    match_any,
     memory_for,
     popc,
     rem,
@@ -49,6 +48,7 @@ from warpwell.targets import (
     syncwarp,
     warp_size,
 )
+from warpwell.targets.atomics import match_any
 
 I8 = np.dtype(np.int64)
 

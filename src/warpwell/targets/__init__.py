@@ -86,7 +86,6 @@ from .atomics import (
     load_relaxed,
     load_relaxed_as,
     load_weak_as,
-    match_any,
     popc,
     pread,
     prefetch,
@@ -108,7 +107,7 @@ from .atomics import (
 )
 from .device import ArrayKind, StructKind, chosen, device, linked, struct_function, struct_method
 from .fault import LaunchFlag
-from .gpu.device import has_cuda
+from .gpu.device import GpuDevice, has_cuda
 from .kernel import Kernel, Launch, kernel
 from .memory import ALIGNMENT, Allocator, Block, memory_for, private_block
 from .native import native

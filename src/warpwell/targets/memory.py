@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .gpu import memory as gpu_memory
+from .gpu.device import wait_default
 
 ALIGNMENT = 4096
 """Bytes; every allocation starts at a multiple of it, so that O_DIRECT transfers may use it."""
@@ -78,7 +79,7 @@ class Block:
         elif raw.nbytes:
             self._owner[offset : offset + raw.nbytes].copy_to_device(raw)
             # the copy may return with its last bytes still on their way, and no other stream waits for them
-            gpu_memory.wait_default()
+            wait_default()
 
     def free(self) -> None:
         """Drop the memory; the block must not be used again."""

@@ -19,6 +19,7 @@ On the agent, in the order in which a call meets them:
     memory.py         DeviceMemory, BufferView: a buffer on the agent
     runtime.py        Runtime: the operations of a device; CpuRuntime
     cuda_runtime.py   CudaRuntime
+    memory_pool.py    MemoryPool, ImportedPool: memory that other processes may open; PoolMemory: freed behind streams
 
 Handlers of copies lie in ``pool/copy``.
 """

@@ -14,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch, LaunchFlag, to_host
+from ...targets import GpuDevice, Launch, LaunchFlag, to_host
 from ...targets.arguments import is_argument
 from ...targets.compiler.run_cuda import asks_flag, keep, start
 from ...targets.fault import share_fault_page
-from ...targets.gpu.device import GpuDevice
 from ...targets.gpu.memory import as_array, pin, pinned
-from ...targets.gpu.memory_pool import ImportedPool, MemoryPool, PoolMemory
 from ...targets.source.cuda_source import SourceLaunch
 from ..copy.neighbour import Neighbour, blocks, this_process
+from .memory_pool import ImportedPool, MemoryPool, PoolMemory
 from .runtime import Runtime
 
 LARGEST_STAGING = 256 << 20

@@ -7,6 +7,7 @@ threads.py          Threads: daemon threads that are started as needed
 cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
 cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record
+gpu.py              Gpu: one GPU with its lines, events and control words
 lines.py            Line, Lines: streams whose kernels a native thread launches, and whose ends it records
 cuda_launch.py      Ahead, Pace, Order: what is prepared before a launch, how long it takes, which comes first
 """

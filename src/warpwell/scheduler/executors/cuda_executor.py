@@ -27,7 +27,6 @@ second thread prepares the arguments, compiles, and copies arrays back. ::
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -36,17 +35,16 @@ from typing import Any
 
 from ... import errors
 from ..._check import checked_nbytes
-from ...libcuda import driver
 from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
 from ...targets.blocks.launch import BlockLaunch
-from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace, Records
 from .cuda_run import CudaRun, Kept, Relief, lost_with
-from .lines import NOTHING, Line, Lines, address_of
+from .gpu import Gpu
+from .lines import NOTHING, Line
 from .threads import Threads
 
 SHORT = 20e-6
@@ -75,17 +73,6 @@ LEVELS = 8
 """Priorities of streams, at most."""
 
 
-class LineGpu(Gpu):
-    """A GPU with streams whose kernels a native thread launches. The executor closes the thread first."""
-
-    @functools.cached_property
-    def lines(self) -> Lines:
-        """The streams, and their thread."""
-        library = driver()
-        functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
-        return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
-
-
 class CudaExecutor(BlockExecutor[CudaRun]):
     """Runs kernels on one GPU.
 
@@ -106,7 +93,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     linger = LINGER
 
     def __init__(self, ordinal: int = 0, *, memory: int | str | None = None, gpu: Any = None) -> None:
-        self._gpu = gpu = LineGpu(ordinal) if gpu is None else gpu
+        self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
         super().__init__(
             Capacity(
                 processors=gpu.processors,
@@ -114,7 +101,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 shared=gpu.shared,
                 threads=gpu.threads,
                 blocks=32,
-                memory=gpu.free_memory() if memory is None else checked_nbytes(memory, "memory", minimum=0),
+                memory=gpu.memory_info()[0] if memory is None else checked_nbytes(memory, "memory", minimum=0),
                 clock=gpu.clock,
                 modes=("drain",),
             )

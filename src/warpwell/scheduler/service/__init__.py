@@ -6,6 +6,7 @@ In the order in which a submission meets them::
     references.py      how a kernel is named; which kernels are allowed; how the owner imports them
     protocol.py        ServiceConnection, ServiceMessage: framed messages on a Unix socket, and the bounds of their size
     wire.py            checks of launches and options that came from a peer; errors and profiles as plain data
+    ipc.py             lend, Borrowed: memory of a GPU that the owner uses in place
     address.py         where the socket lies, who may write there, and the lock of the place
     service.py         Service: accepts connections, and decides which tenant a user is
     broker.py          Session: one client; Broker: handlers of what clients and the owner say; who is owed what

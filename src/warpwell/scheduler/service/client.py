@@ -22,7 +22,6 @@ from ..._check import checked_seconds, shown
 from ...targets.arguments import viewed
 from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
-from ...targets.gpu import ipc
 from ...turns import device_name
 from ..callables import Call, as_launch
 from ..events import Log
@@ -30,7 +29,7 @@ from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
 from ..task import Profile, State, Task, checked_size
 from ..tensors import is_foreign, located, size_of
-from . import address, protocol, references, wire
+from . import address, ipc, protocol, references, wire
 
 SILENCE = 5.0
 """Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""

@@ -38,7 +38,6 @@ from numpy.typing import NDArray
 from ... import errors
 from ...targets import Launch, default_device, to_device, to_host
 from ...targets.arrays import at_address
-from ...targets.gpu.ipc import Borrowed
 from ...turns import device_name
 from ..events import Event, Log
 from ..handle import Handle
@@ -46,6 +45,7 @@ from ..predict.learner import Learner
 from ..scheduler import Scheduler
 from ..task import Request
 from . import protocol, references, wire
+from .ipc import Borrowed
 
 BEAT = 1.0
 """Seconds between two signs of life."""

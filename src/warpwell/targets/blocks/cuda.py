@@ -192,32 +192,23 @@ class Forms(PreparedForms):
         configured(dispatcher, grid, self._threads, stream)(*leading, *self._values)
 
 
-def kept_forms(blocks: Any, ordinal: int) -> Forms:
+def kept_forms(blocks: Any, ordinal: int, words: tuple[Any, ...] | None) -> Forms:
     """Return the prepared forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
 
-    Launches are equal if the driver gets the same arguments for both. The cached forms hold no array.
+    Launches are equal if the driver gets the same arguments for both: `words` decides that, None where it is unknown.
+    The cached forms hold no array.
     """
-    key: list[Any] = [ordinal, blocks.launch.shape]
-    for value in blocks.values:
-        interface = getattr(value, "__cuda_array_interface__", None)
-        if interface is not None:
-            key += type(value), interface["data"], interface["shape"], interface["strides"], interface["typestr"]
-        elif isinstance(value, int | np.integer):
-            key += type(value), int(value)
-        elif isinstance(value, float | np.floating):
-            key += type(value), float(value).hex()  # zeros differ, too
-        else:
-            return _prepared(blocks)
-    if asks_flag(blocks.kernel):
-        key.append(blocks.flag.address)
+    if words is None:
+        return _prepared(blocks)
+    key = ordinal, blocks.launch.shape, words, blocks.flag.address if asks_flag(blocks.kernel) else 0
     cache = blocks.kernel.compiled.setdefault("cuda-kept", {})
-    found: Forms | None = cache.get(tuple(key))
+    found: Forms | None = cache.get(key)
     if found is None:
         found = _prepared(blocks)
         if found.plain_row() is not None:
             if len(cache) >= _MAX_CACHED:
                 cache.clear()
-            cache[tuple(key)] = found
+            cache[key] = found
     return found
 
 

@@ -172,11 +172,11 @@ class BlockLaunch:
 
         return Forms(self)
 
-    def kept_forms(self, ordinal: int) -> Any:
-        """Return forms that are prepared on the current GPU. An equal earlier launch may have made them."""
+    def kept_forms(self, ordinal: int, words: tuple[Any, ...] | None) -> Any:
+        """Return prepared forms on the current GPU. An earlier launch with equal `words` may have made them."""
         from .cuda import kept_forms  # needs the cuda extra
 
-        return kept_forms(self, ordinal)
+        return kept_forms(self, ordinal, words)
 
     def work(self, control: int, worker: int) -> None:
         """Run blocks in the calling thread until none is left, or it must leave (`cpu`; holds no GIL).

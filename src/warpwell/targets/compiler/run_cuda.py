@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import Interrupts, interruptible
+from ...libcuda import check
 from ..fault import LaunchFlag, share_fault_page
-from ..gpu.device import check, current, mark, reached
+from ..gpu.device import current, mark, reached
 from ..gpu.prepared import Prepared, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct

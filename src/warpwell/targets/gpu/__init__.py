@@ -4,10 +4,7 @@ In the order in which a launch meets them:
 
 - `device.py`: lists GPUs; one GPU's streams, events and copies by address.
 - `memory.py`: device arrays, pinned and page-locked host memory, zeroing.
-- `memory_pool.py`: memory that other processes may open, freed behind streams (pools).
-- `ipc.py`: memory that another process uses in place.
 - `copies.py`: NumPy arguments copied to the GPU and back.
 - `nvrtc.py`: CUDA C++ compiled to machine code.
 - `prepared.py`: launches with few instructions of Python.
-- `gpu.py`: idle streams and control words, for many kernels at a time (schedulers).
 """

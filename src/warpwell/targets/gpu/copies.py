@@ -15,7 +15,7 @@ from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 
 from ..arguments.overlaps import Span, together
 from . import memory
-from .device import check_fork
+from .device import check_fork, wait_default
 
 Pairs = list[tuple[Any, Any]]
 """Host arrays and their copies; arrays that share memory have the same `SpanOnGpu`."""
@@ -57,7 +57,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
     pairs: Pairs = []
     shared = _shared(values)
     if shared and stream is not None:
-        memory.wait_default()  # which copied them; the launch's stream may not wait for it
+        wait_default()  # which copied them; the launch's stream may not wait for it
 
     def copied(value: Any) -> Any:
         if type(value) is tuple:
@@ -93,7 +93,7 @@ def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
             out.append(cuda.as_cuda_array(value))
         else:
             out.append(value)
-    memory.wait_default()  # streams of executors do not wait for the default one
+    wait_default()  # streams of executors do not wait for the default one
     return out, pairs
 
 

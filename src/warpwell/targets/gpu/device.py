@@ -6,6 +6,7 @@ The packages of the ``cuda`` extra are optional, so functions import them when t
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 from ... import errors
 from ..._check import extra
+from ...libcuda import FAILED, check, driver
 
 _thread = threading.local()
 """The GPU that `GpuDevice.enter` made the calling thread's."""
@@ -117,23 +119,6 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) -> Any:
-    """Return what a call of the driver (`cuda.bindings.driver`) returned after its status.
-
-    Raises
-    ------
-    failure
-        The driver refused the call.
-    """
-    status, *values = result
-    if int(status) != 0:
-        raise failure(f"the GPU refused a call ({getattr(status, 'name', status)}): {_FAILED}")
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-_FAILED = "a kernel may have failed, and all later calls fail too"
-
-
 def current() -> tuple[Any, Any]:
     """Return the driver (`cuda.bindings.driver`), and cuda.core's device that is the calling thread's."""
     from cuda.bindings import driver
@@ -183,13 +168,62 @@ def reached(event: Any, failure: type[Exception] = errors.KernelError) -> bool:
     return bool(_attempt(lambda: event.is_done, failure))
 
 
+_SHAPE_ERRORS = (
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    "CUDA_ERROR_NOT_FOUND",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+)
+"""Errors of the driver about a launch that can never run; other errors are about the GPU."""
+
+
+def check_kernel(result: Any, name: str) -> Any:
+    """Return the values that a call of the driver about a kernel returned after its status.
+
+    Raises
+    ------
+    ArgumentError
+        The kernel cannot run so on this GPU.
+    DeviceNotFoundError
+        The GPU is lost.
+    """
+    status = getattr(result[0], "name", str(result[0]))
+    if status in _SHAPE_ERRORS:
+        raise errors.ArgumentError(f"the GPU refused kernel {name!r} ({status}): see its blocks, threads and options")
+    return check(result)
+
+
+def wait_default() -> None:
+    """Wait for everything that the current GPU's default stream was given."""
+    if _asks_default()(0) == 0:
+        return  # usually the stream is empty
+    from numba import cuda
+
+    cuda.default_stream().synchronize()
+
+
+@functools.cache
+def _asks_default() -> Callable[[int], int]:
+    """Return the driver's cuStreamQuery, called without giving up the interpreter's lock.
+
+    Who gives it up, and be it for a microsecond, may get it back when another thread's 5 ms are over.
+    """
+    library = driver()
+    if library is None:
+        return lambda stream: 1
+    address = ctypes.cast(library.cuStreamQuery, ctypes.c_void_p).value
+    asks: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address or 0)
+    return asks
+
+
 def _attempt(call: Callable[[], Any], failure: type[Exception]) -> Any:
     try:
         return call()
     except Exception as error:
         if type(error).__name__ != "CUDAError":  # which cuda.core does not export
             raise
-        raise failure(f"the GPU refused a call ({error}): {_FAILED}") from error
+        raise failure(f"the GPU refused a call ({error}): {FAILED}") from error
 
 
 class GpuDevice:
@@ -261,6 +295,8 @@ class GpuDevice:
     def _check(self, result: Any) -> Any:
         return check(result, self._failure)
 
+    check_kernel = staticmethod(check_kernel)
+
     # -- streams and events ----------------------------------------------------------------------------------
 
     def level(self, priority: int) -> int:
@@ -310,6 +346,10 @@ class GpuDevice:
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all work so far in a stream, by default in the default stream."""
         self._check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))
+
+    def wait_default(self) -> None:
+        """Wait for all work in the default stream: the streams here do not."""
+        wait_default()
 
     # -- memory by address -----------------------------------------------------------------------------------
 

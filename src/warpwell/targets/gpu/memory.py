@@ -5,7 +5,6 @@ The packages of the ``cuda`` extra are optional, so functions import them when t
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import libcuda
-from .device import check, check_fork, is_lost_by_fork
+from ...libcuda import check
+from .device import check_fork, is_lost_by_fork
 
 
 def device_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
@@ -66,29 +65,6 @@ def to_host(array: Any) -> NDArray[Any]:
     from numba import cuda
 
     return np.asarray(cuda.as_cuda_array(array).copy_to_host())
-
-
-def wait_default() -> None:
-    """Wait for everything that the current GPU's default stream was given."""
-    if _asks_default()(0) == 0:
-        return  # usually the stream is empty
-    from numba import cuda
-
-    cuda.default_stream().synchronize()
-
-
-@functools.cache
-def _asks_default() -> Callable[[int], int]:
-    """Return the driver's cuStreamQuery, called without giving up the interpreter's lock.
-
-    Who gives it up, and be it for a microsecond, may get it back when another thread's 5 ms are over.
-    """
-    library = libcuda.driver()
-    if library is None:
-        return lambda stream: 1
-    address = ctypes.cast(library.cuStreamQuery, ctypes.c_void_p).value
-    asks: Callable[[int], int] = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(address or 0)
-    return asks
 
 
 def clear(address: int, nbytes: int) -> None:

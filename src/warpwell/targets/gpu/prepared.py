@@ -11,22 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import errors
-from .device import check
+from .device import check_kernel
 
 Grid = tuple[int, ...]
 
 _HEAD = struct.Struct("<7I28xqq")
 """A row: CUlaunchConfig, the function, and the address of its arguments."""
-
-_SHAPE_ERRORS = (
-    "CUDA_ERROR_INVALID_VALUE",
-    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
-    "CUDA_ERROR_NOT_FOUND",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU",
-    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
-)
-"""Errors of the driver about a launch that can never run; other errors are about the GPU."""
 
 
 class Prepared:
@@ -175,22 +165,6 @@ class PreparedForms:
 
     def _launch(self, form: str, grid: Grid, stream: Any, leading: tuple[int, ...]) -> None:
         self._prepared[form].launch(grid, self._threads, stream, leading)
-
-
-def check_kernel(result: Any, name: str) -> Any:
-    """Return the values that a call of the driver about a kernel returned after its status.
-
-    Raises
-    ------
-    ArgumentError
-        The kernel cannot run so on this GPU.
-    DeviceNotFoundError
-        The GPU is lost.
-    """
-    status = getattr(result[0], "name", str(result[0]))
-    if status in _SHAPE_ERRORS:
-        raise errors.ArgumentError(f"the GPU refused kernel {name!r} ({status}): see its blocks, threads and options")
-    return check(result)
 
 
 def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ... import errors
-from ..gpu.device import current
-from ..gpu.prepared import Prepared, PreparedForms, check_kernel
+from ..gpu.device import check_kernel, current
+from ..gpu.prepared import Prepared, PreparedForms
 from .program import build
 
 

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ... import errors
-from . import device
+from ...libcuda import check as check_driver
+from ...targets import GpuDevice
 
 TIMEOUT = 5.0
 """Timeout in seconds for the other process to hand over a pool."""
@@ -33,7 +34,7 @@ _PROBE = 4 << 20
 
 def check(result: Any) -> Any:
     """Return what a driver's call gave; raise `PoolError` where it failed."""
-    return device.check(result, errors.PoolError)
+    return check_driver(result, errors.PoolError)
 
 
 class MemoryPool:
@@ -166,7 +167,7 @@ class PoolMemory:
     pool : MemoryPool
     """
 
-    def __init__(self, gpu: device.GpuDevice) -> None:
+    def __init__(self, gpu: GpuDevice) -> None:
         self.pool = MemoryPool.of(gpu.driver, gpu.ordinal)
         self._gpu = gpu
         self._lock = threading.Lock()
@@ -187,7 +188,7 @@ class PoolMemory:
         while True:
             result = driver.cuMemAllocFromPoolAsync(max(16, nbytes), self.pool.handle, handle)
             if result[0] != driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-                address = int(device.check(result, errors.KernelError))
+                address = int(check_driver(result, errors.KernelError))
                 self._gpu.synchronize(self._allocating)
                 return PoolBlock(self, address, nbytes)
             if time.monotonic() > until:
@@ -218,7 +219,7 @@ class PoolMemory:
                     for stream in used:
                         if not stream.is_closed:
                             self._gpu.after(self._freeing, stream)
-                device.check(driver.cuMemFreeAsync(address, self._freeing.handle), errors.KernelError)
+                check_driver(driver.cuMemFreeAsync(address, self._freeing.handle), errors.KernelError)
             used = stream = None
 
 

@@ -1,8 +1,9 @@
-"""`Gpu`: a GPU for those who run many kernels on it at the same time: idle streams and control words."""
+"""`Gpu`: a GPU as the executor uses it: streams that a native thread fills, events without a time, control words."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...libcuda import driver
-from ..memory import Block, memory_for
-from . import memory
-from .device import GpuDevice
-from .prepared import check_kernel
+from ...targets import Block, GpuDevice, memory_for
+from .lines import Lines, address_of
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
@@ -35,17 +34,14 @@ class Gpu(GpuDevice):
 
     Attributes
     ----------
-    bandwidth, cache : float, int
-        Bytes a second of its memory, and bytes of its second-level cache; 0 where the driver does not say.
+    bandwidth : float
+        Bytes a second of its memory, 0 if the driver does not report it.
     """
 
     device = "cuda"
 
     def __init__(self, ordinal: int = 0) -> None:
         super().__init__(ordinal)
-        self._idle: dict[int, list[Any]] = {}
-        self._levels: dict[Any, int] = {}
-        """Of each stream."""
         self._events: list[int] = []
         properties = self._core.Device(ordinal).properties
         self.processors = int(properties.multiprocessor_count)
@@ -55,8 +51,6 @@ class Gpu(GpuDevice):
         self.clock = 1e3 * float(properties.clock_rate)
         # of double data rate; 0 where the driver does not say
         self.bandwidth = 2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
-        self.cache = int(properties.l2_cache_size)
-        _, self.memory = self.memory_info()
         # called by themselves: the bindings make objects for each call, which takes as long as the call
         library = driver()
         self._batch = library.cuStreamBatchMemOp_v2
@@ -68,22 +62,12 @@ class Gpu(GpuDevice):
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    def stream(self, priority: int = 0) -> Any:
-        """Return an idle stream (to be given back with `release`); see `GpuDevice.new_stream`."""
-        level = self.level(priority)
-        if self._idle.get(level):
-            return self._idle[level].pop()
-        stream = self.new_stream(priority)
-        self._levels[stream] = level
-        return stream
-
-    def release(self, stream: Any) -> None:
-        """Give an idle stream back."""
-        self._idle.setdefault(self._levels[stream], []).append(stream)
-
-    def wait_default(self) -> None:
-        """Wait for all work in the default stream: the streams here do not."""
-        memory.wait_default()
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """The streams whose kernels a native thread launches, and that thread. Close it before the GPU."""
+        library = driver()
+        functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
+        return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """Return the handle of a new event, with a time or without one."""
@@ -108,7 +92,7 @@ class Gpu(GpuDevice):
     def failure(self, status: int, name: str) -> BaseException:
         """Return what a status of the driver about kernel `name` is raised as; see `check_kernel`."""
         try:
-            check_kernel((self.driver.CUresult(status),), name)
+            self.check_kernel((self.driver.CUresult(status),), name)
         except (errors.ArgumentError, errors.DeviceNotFoundError) as error:
             return error
         return errors.DeviceNotFoundError(f"kernel {name!r} ended with status {status}")
@@ -168,7 +152,7 @@ class Gpu(GpuDevice):
     def forms(self, blocks: Any) -> Any:
         """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`), to be prepared."""
         keeps = getattr(blocks, "kept_forms", None)
-        return blocks.forms() if keeps is None else keeps(self.ordinal)
+        return blocks.forms() if keeps is None else keeps(self.ordinal, self.words(blocks.values))
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """Return True if a launch may begin at once: its arguments are in device memory, and some form is compiled."""
@@ -211,16 +195,9 @@ class Gpu(GpuDevice):
         with self.on_device():
             return memory_for("cuda").allocate_shared(nbytes)
 
-    def free_memory(self) -> int:
-        """Return the free device memory in bytes."""
-        return self.memory_info()[0]
-
     def close(self) -> None:
-        """Destroy streams; nothing may run in them."""
+        """Destroy the events and the stream for control; nothing may run in it."""
         events, self._events = self._events, []
         for event in events:
             self.driver.cuEventDestroy(event)
-        self._idle.clear()
-        streams, self._levels = list(self._levels), {}
-        for stream in (*streams, self._control):
-            stream.close()
+        self._control.close()
