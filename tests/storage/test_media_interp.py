@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+import warpwell as ww
 from lab.media import Faulty, Latency, latency
+from warpwell import gpu
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage.commands import call_complete, call_start, encode_command, word
-from warpwell.storage.medium import PENDING, Medium
+from warpwell.storage.medium import PENDING, Medium, PythonMedium, python_functions
 from warpwell.storage.ram import RamMedium
 from warpwell.storage.striped import Replicated, Striped
 from warpwell.targets import clock_ns, grid, scratch
@@ -20,8 +22,7 @@ FOREVER = 1 << 62
 
 def interpreted(medium: Medium, requests: list[tuple[int, int, int, int]], seed: int) -> list[int]:
     """Statuses of the requests, started and completed by interpreted threads."""
-    native = medium.native()
-    assert native is not None
+    native = medium.native() or python_functions(medium)
     block, table = request_table("interp", requests)
     arguments = (native.start, native.complete, native.state, block.address, len(requests), 1 << 16, FOREVER)
     strays = []
@@ -54,12 +55,28 @@ def ram() -> Medium:
     return RamMedium(content())
 
 
+class InPython(PythonMedium):
+    def __init__(self, content: np.ndarray) -> None:
+        super().__init__(content.size, writable=True)
+        self.content = content.copy()
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        return self.content[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        self.content[offset : offset + data.size] = data
+
+
+def in_python() -> Medium:
+    return InPython(content())
+
+
 def faulty() -> Medium:
     return Faulty(striped())
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("make", [ram, striped, replicated, faulty])
+@pytest.mark.parametrize("make", [ram, striped, replicated, in_python, faulty])
 def test_reads(make, seed: int) -> None:
     buffers = [HostBytes(1536) for _ in range(6)]
     requests = [(READ, 512 * k, 1536, b.address) for k, b in enumerate(buffers)]
@@ -85,13 +102,30 @@ def test_a_part_that_is_full_or_locked_is_passed_over(seed: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_writes(seed: int) -> None:
-    medium = striped()
+@pytest.mark.parametrize("make", [striped, in_python])
+def test_writes(make, seed: int) -> None:
+    medium = make()
     buffers = [HostBytes(512, seed=k) for k in range(5)]
     requests = [(WRITE, 512 * k, 512, b.address) for k, b in enumerate(buffers)]
     assert interpreted(medium, requests, seed) == [0] * 5
     want = np.concatenate([b.bytes for b in buffers])[: medium.nbytes]
     assert np.array_equal(medium.read(0, medium.nbytes), want)
+
+
+@ww.kernel
+def add_one(a, n):
+    i = gpu.grid(1)
+    if i < n:
+        a[i] = a[i] + 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_kernels_read_and_write_a_medium_in_python(device: str) -> None:
+    medium = InPython(np.arange(1000, dtype=np.int64).view(np.uint8))
+    with ww.open(medium, "r+", dtype=np.int64, device=device, tier="storage", cache="4KiB", page_size=512) as a:
+        add_one[300](a, 300)
+        assert (np.asarray(a[:]) == np.arange(1000) + (np.arange(1000) < 300)).all()
+    assert (medium.content.view(np.int64) == np.arange(1000) + (np.arange(1000) < 300)).all()
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -81,12 +81,12 @@ from ..targets import (
     fetch_add,
     load_acquire,
     load_relaxed,
+    native,
     private_block,
     rem,
     store_relaxed,
 )
 from ..targets.interp.interpreter import current
-from ..targets.native import native_but_interpreted
 from .drive import COMMAND_SECONDS, QUIESCE_SECONDS, Drive, Namespace
 from .transport import WATCH_SECONDS
 
@@ -649,7 +649,7 @@ def parts_in(state: int, nbytes: int) -> int:
     return max(1, div(nbytes + word(state, M_PART) - 1, word(state, M_PART)))
 
 
-@native_but_interpreted(carry_out_by_host)
+@native(interpreted=carry_out_by_host)
 def drive_start(state: int, command: int, tag: int) -> int:
     """Submit a command to one of the queues and return PENDING, or return the status of a refused command."""
     op, offset, nbytes, buffer = decode_command(command)
@@ -700,7 +700,7 @@ def locked_queue(state: int) -> int:
     return queue
 
 
-@native_but_interpreted(complete_nothing)
+@native(interpreted=complete_nothing)
 def drive_complete(state: int, answer: int) -> bool:
     """Answer a completed command; return whether there was one."""
     count = word(state, M_QUEUES)

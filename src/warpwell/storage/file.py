@@ -38,10 +38,10 @@ from ..targets import (
     load_acquire,
     load_relaxed_as,
     memory_for,
+    native,
     pread,
     pwrite,
 )
-from ..targets.native import native_but_interpreted
 from .commands import (
     ANSWER_WORDS,
     R_BUFFER,
@@ -612,7 +612,7 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
     return offset >= 0 and inside > 0 and aligned and word(state, DIRECT_FD) >= 0
 
 
-@native_but_interpreted(transfer_at_once)
+@native(interpreted=transfer_at_once)
 def file_start(state: int, command: int, tag: int) -> int:
     """Queue a command and return PENDING, or run it if the ring cannot carry it."""
     op, offset, nbytes, buffer = decode_command(command)
@@ -679,7 +679,7 @@ def complete_nothing(state: int, answer: int) -> bool:
     return False
 
 
-@native_but_interpreted(complete_nothing)
+@native(interpreted=complete_nothing)
 def ring_complete(state: int, answer: int) -> bool:
     """Submit queued commands to the kernel, and answer one that has completed; return whether there was one."""
     ring = word(state, RING)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from ..nvme import (
     word0_opc,
     word6_nlb,
 )
+from ..targets import SYSTEM, load_relaxed, native, private_block, store_relaxed
 from ..targets.memory import view_of
-from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES
+from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES, call_start, decode_command, word
 
 PENDING = -1
 """Result of a start function if the command will complete later."""
@@ -163,12 +164,7 @@ class Medium(ABC):
     def __enter__(self) -> Medium:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- for subclasses -------------------------------------------------------------------------------------
@@ -322,4 +318,30 @@ def python_functions(medium: Medium) -> NativeMedium:
             return carry_out(medium, word0_opc(fields[C_WORD0]), offset, data)
 
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(start)
-    return NativeMedium(int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0, function)
+    block = private_block(8)
+    block.words[0] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    _interpreted[block.address] = medium
+    return NativeMedium(python_start.address, 0, block.address, (block, function))
+
+
+_interpreted: weakref.WeakValueDictionary[int, Medium] = weakref.WeakValueDictionary()
+"""Media by the address of their state, for the interpreter."""
+
+
+def start_interpreted(state: int, command: int, tag: int) -> int:
+    """Carry out a command on the interpreter's memory, which other Python code does not see; return its status."""
+    op, offset, nbytes, buffer = decode_command(command)
+    words = np.zeros(nbytes // 8, np.int64)
+    if op == WRITE:
+        words[:] = [load_relaxed(buffer + 8 * k, SYSTEM) for k in range(len(words))]
+    status = carry_out(_interpreted[state], op, offset, words.view(np.uint8))
+    if op == READ and status == 0:
+        for k, value in enumerate(words.tolist()):
+            store_relaxed(buffer + 8 * k, value, SYSTEM)
+    return status
+
+
+@native(interpreted=start_interpreted)
+def python_start(state: int, command: int, tag: int) -> int:
+    """Call the host function whose address is the state."""
+    return call_start(word(state, 0), state, command, tag)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 from .device import device, is_device
 from .interp.interpreter import native_functions
@@ -68,20 +69,20 @@ def compile_for(function: Callable[..., int], processor: Any) -> bytes:
     return compile_native(function, processor)
 
 
-def native(function: Callable[..., int | None]) -> NativeFunction:
-    """Return the native function of a plain Python one (also a decorator); see `NativeFunction`."""
+@overload
+def native(function: Callable[..., int | None]) -> NativeFunction: ...
+@overload
+def native(*, interpreted: Callable[..., int]) -> Callable[[Callable[..., int]], NativeFunction]: ...
+def native(function: Any = None, *, interpreted: Any = None) -> Any:
+    """Return the native function of a plain Python one (also a decorator); see `NativeFunction`.
+
+    The interpreter calls `interpreted` instead, for example because it models no system calls.
+    """
+    if function is None:
+        return functools.partial(native, interpreted=interpreted)
     if function not in _natives:
-        _natives[function] = NativeFunction(function)
+        _natives[function] = NativeFunction(function, interpreted)
     return _natives[function]
-
-
-def native_but_interpreted(interpreted: Callable[..., int]) -> Callable[[Callable[..., int]], NativeFunction]:
-    """Return a decorator like `native` for a function that the interpreter replaces: it models no system calls."""
-
-    def decorate(function: Callable[..., int]) -> NativeFunction:
-        return _natives.setdefault(function, NativeFunction(function, interpreted))
-
-    return decorate
 
 
 def native_roots() -> list[NativeFunction]:
