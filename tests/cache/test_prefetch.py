@@ -218,8 +218,8 @@ def test_a_prefetch_that_begins_while_its_array_leaves_ends_first(monkeypatch: p
         a[0]
         stop, detach, begun, left = cache.bulk.stop, cache.controller.detach, [], []
 
-        def stop_late() -> None:
-            stop()
+        def stop_late(*nsid: int) -> None:
+            stop(*nsid)
             if a._part._ending and not begun:  # another thread, which looked before whether the array is open
                 begun.append(cache.bulk.prefetch(a._nsid, (50, 150)))
 

@@ -201,7 +201,7 @@ def test_wrong_answers_to_kernels_are_errors_that_name_drive_namespace_and_comma
 ) -> None:
     with under_rings(wire, timeout=0.5) as a:
         one_of_each_page(a)
-        a.cache.evict(1, 0, a.size // 512)
+        a.cache.evict(1, (0, a.size // 512))
         wire.bend = (lambda answer: False) if bend is None else (lambda answer: bend(answer) or True)
         for _ in range(2):
             with pytest.raises(errors.DriveLostError, match=said) as raised:

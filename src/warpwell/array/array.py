@@ -201,7 +201,7 @@ class Array(OnStorage):
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Count a launch that continues in a stream until `done` returns True."""
         self._part.launch_continues(done)
-        self.cache.continues(flag, done)
+        self.cache.end(flag, done)
 
     def abort(self, flag: LaunchFlag) -> None:
         """Abort all waits of a launch's device code."""
@@ -332,7 +332,7 @@ class Array(OnStorage):
         if end > first:
             with self._part.in_use():
                 self.cache.bulk.stop()
-                self.cache.evict(self._nsid, first, end)
+                self.cache.evict(self._nsid, (first, end))
 
     def _residency(self, start: int | None, stop: int | None) -> tuple[int, int]:
         """Return the pages [first, end) of rows [start, stop), or none in the tiers without a cache."""

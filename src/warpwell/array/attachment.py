@@ -226,8 +226,7 @@ class Attachment:
         if self._is_used() or self.pins or self.cache.bulk.reads(self.nsid):
             return False
         try:
-            for first, end in self.cache.present(self.nsid, pages):
-                self.cache.evict(self.nsid, first, end)
+            self.cache.evict(self.nsid, pages)
         except errors.WarpwellError:
             return False
         return True

@@ -34,8 +34,6 @@ from .written import UnflushedLog, text_of
 
 MAX_STAGING = 256 << 20
 """Maximum bytes of staging if no depth is given."""
-MAX_STOPS = 3
-"""How often prefetches are stopped before an array is detached: another thread may begin one in the meantime."""
 MAX_LAUNCHES_UNCHECKED = 64
 """Maximum number of launches on a GPU between two residency checks: each check copies from the device."""
 
@@ -124,22 +122,22 @@ class Cache:
                 checked_integer(value, option, most=maximum)
         self.full = stats == "full"
         self.timeout = checked_seconds(timeout, "timeout")
-        self.merge = merge
         on_gpu = self.device == "cuda"
         self._warp = 32 if on_gpu else 1
-        self._queues = queues or default_queues(self.device)
-        self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
-        # staging is pinned memory, set aside for every command id
-        while depth is None and self._depth > 8 and self._staging_bytes(merge) > MAX_STAGING:
-            self._depth //= 2
+        queues = queues or default_queues(self.device)
+        if depth is None:
+            # staging is pinned memory, set aside for every command id
+            depth = 512 if on_gpu else 16 if self.device == "interp" else 128
+            while depth > 8 and queues * (depth // 2) * self.page_size * merge > MAX_STAGING:
+                depth //= 2
         service = service or HostThreads(threads)
-        rings = service.fit(Rings(self._queues, self._depth, merge), self.device, self.page_size)
-        self._queues, self._depth, self.merge = rings.queues, rings.depth, rings.merge
+        rings = service.fit(Rings(queues, depth, merge), self.device, self.page_size)
+        self.merge = rings.merge
         self.memory = memory_for(self.device)
         self.pairs = QueuePairs(
             service.memory(self.device),
-            count=self._queues,
-            depth=self._depth,
+            count=rings.queues,
+            depth=rings.depth,
             staging_bytes=self.page_size * self.merge,
             lists=service.lists,
             timeout=self.timeout,
@@ -164,9 +162,6 @@ class Cache:
         closing.ready()
         self._finalizer = weakref.finalize(self, _dropped, self.controller, self.process)
         self._finalizer.atexit = False
-
-    def _staging_bytes(self, merge: int) -> int:
-        return self._queues * (self._depth // 2) * self.page_size * merge
 
     # -- arrays ---------------------------------------------------------------------------------------------
 
@@ -194,8 +189,7 @@ class Cache:
             self._require_idle("open another array on it")
             if any(self.pinned(k) for k in self._spaces):
                 raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
-            with self._left_alone():
-                self.flush()
+            self._flush()
             if not self._drain():
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
@@ -222,20 +216,22 @@ class Cache:
         try:
             with contextlib.suppress(errors.WarpwellError, KeyError):  # raised below, or another thread detaches it
                 if not self.closed and nsid in self._spaces and not self.process.forked:
-                    self.bulk.stop()
+                    self.bulk.stop(nsid)
                     until = None if self._drain(nsid) else clock.monotonic()
         finally:
             self._leave(nsid, until)
 
     def _leave(self, nsid: int, until: float | None) -> None:
         """Detach an array; wait for its commands as `_drain` does."""
-        with self._lock_without_prefetches(nsid):
+        if nsid in self._spaces:
+            self.bulk.stop(nsid)
+        with self.lock:
             if self.closed or nsid not in self._spaces:
                 return
             self.reap()
             written = False
             try:
-                self.flush(nsid)
+                self._flush(nsid)
                 written = True
             finally:
                 # while other arrays use the cache, or have pinned pages in it, its frames must not move
@@ -247,22 +243,9 @@ class Cache:
                 held = any(self.pinned(k) for k in self._spaces)
                 self._forget(nsid)
                 if self._spaces and settled and not held:
-                    # errors are kept for their own flush
-                    with contextlib.suppress(errors.KernelError, errors.DriveLostError), self._left_alone():
-                        self.flush()
+                    with contextlib.suppress(errors.KernelError, errors.DriveLostError):
+                        self._flush()
                         self._lay_out()
-
-    @contextlib.contextmanager
-    def _lock_without_prefetches(self, nsid: int) -> Iterator[None]:
-        """Hold the lock while no prefetch of an array reads: its medium would be taken away under it."""
-        for _ in range(MAX_STOPS):
-            self.bulk.stop()
-            with self.lock:
-                if not self.bulk.reads(nsid):  # else another thread has begun one
-                    yield
-                    return
-        with self.lock:  # a medium that never answers
-            yield
 
     def _forget(self, nsid: int) -> None:
         del self._spaces[nsid]
@@ -295,8 +278,6 @@ class Cache:
         self._owners = int(records[at.C_OWNERS])
         self.frames = parts.frames
         self._pools = parts.pools
-        for pool in self._pools:
-            pool.max_launches = MAX_LAUNCHES_UNCHECKED if self.device == "cuda" else 1
         self._unflushed.renumber(self._spaces)
 
     # -- members of views -----------------------------------------------------------------------------------
@@ -320,8 +301,8 @@ class Cache:
     def _check_residency(self) -> None:
         """Find out whether all pages of direct-mapped pools are in the cache; nothing is in flight (lock held)."""
         for pool in self._pools:
-            if pool.is_residency_check_due() and self._core is not None:
-                with contextlib.suppress(Exception):  # of a device that failed: its launch raises the error
+            if pool.is_residency_check_due(MAX_LAUNCHES_UNCHECKED if self.device == "cuda" else 1):
+                with contextlib.suppress(Exception):  # a device that failed: its launch raises the error
                     pool.fully_resident = int(self._read(pool.address + 8 * at.F_PRESENT)[0]) == pool.pages
 
     def _read(self, address: int, words: int = 1) -> NDArray[np.int64]:
@@ -354,8 +335,10 @@ class Cache:
 
     # -- launches -------------------------------------------------------------------------------------------
 
-    def begin(self, flag: LaunchFlag, nsid: int | None = None, *, stores: bool = True) -> None:
-        """Begin a launch on an array; raise the error of an earlier launch of that array in a stream.
+    def begin(
+        self, flag: LaunchFlag, nsid: int | None = None, *, stores: bool = True, keep_errors: bool = False
+    ) -> CacheLaunch:
+        """Begin a launch on an array; raise the error of an earlier launch of that array in a stream, or keep it.
 
         The cache's own kernels have `stores` False: they leave the items of pages as they are.
         """
@@ -364,38 +347,41 @@ class Cache:
             self._require_controller(nsid)
             if stores and nsid is not None:
                 self.require_no_doubt(nsid)
-            self.raise_pending_error(nsid)
-            self._enter(flag, stores=stores)
+            if not keep_errors:
+                self.raise_pending_error(nsid)
+            self.controller.begin()  # the server is awake until the launch ends
+            launch = self.launches.take(flag)
+            launch.stores = stores
             if nsid is not None:
-                self.launches.take(flag).nsids.add(nsid)
-
-    def _enter(self, flag: LaunchFlag, *, stores: bool) -> CacheLaunch:
-        """Count a launch, and wake the server (lock held)."""
-        self.controller.begin()
-        launch = self.launches.take(flag)
-        launch.stores = stores
-        self._in_flight += 1
-        launch.users += 1
-        return launch
+                launch.nsids.add(nsid)
+            launch.users += 1
+            self._in_flight += 1
+            return launch
 
     def raise_pending_error(self, nsid: int | None) -> None:
-        """Raise the error of an earlier launch of an array in a stream."""
+        """Raise the error of an earlier launch in a stream: of an array, or of any."""
         if not (self._streamed or self._pending or self._views):
             return
         with self.lock:
             self.reap()
             self._streamed = bool(self.launches.going())
             for pending in self._pending:
-                if nsid in pending[0]:
+                if nsid is None or nsid in pending[0]:
                     self._pending.remove(pending)
                     raise pending[1]
 
-    def end(self, flag: LaunchFlag) -> None:
-        """End a launch for one of its arrays; after the last array raise its latched error."""
+    def end(self, flag: LaunchFlag, done: Callable[[], bool] | None = None) -> None:
+        """End a launch for one of its arrays; after the last array raise its latched error.
+
+        With `done` the launch continues in a stream, and `reap` ends it when `done` returns True.
+        """
         with self.lock:
             launch = self.launches.of(flag)
             if launch is None:
                 return  # another array has ended it
+            if done is not None:
+                launch.done, self._streamed = done, True
+                return
             error = self._end(launch, 1)
             if self._in_flight == 0:
                 self._check_residency()
@@ -425,14 +411,6 @@ class Cache:
             if failure is not None:
                 return failure
         return error_of(latched, self._spaces, page_size=self.page_size, timeout=self.timeout)
-
-    def continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Let a launch continue in a stream; `reap` ends it when `done` returns True."""
-        with self.lock:
-            launch = self.launches.of(flag)
-            if launch is not None:  # else it is done, and has ended
-                launch.done = done
-                self._streamed = True
 
     def reap(self, seconds: float = 0.0) -> None:
         """End the launches in streams that are done, so that the server rests; keep their errors.
@@ -465,15 +443,6 @@ class Cache:
             self._pending = [pending for pending in self._pending if pending not in left]
             return [error for _, error in left]
 
-    @contextlib.contextmanager
-    def _left_alone(self) -> Iterator[None]:
-        """Keep the errors of launches in streams for operations on their own arrays (lock held)."""
-        left, self._pending = self._pending, []
-        try:
-            yield
-        finally:
-            self._pending = left + self._pending
-
     def abort(self, flag: LaunchFlag) -> None:
         """Abort all waits of a launch's device code on this cache (takes no lock)."""
         launch = self.launches.of(flag)
@@ -486,10 +455,18 @@ class Cache:
     def flush(self, nsid: int | None = None, *, is_clean: bool = False) -> None:
         """Write dirty pages back (of one array, or all) and make them durable; then raise if pages are suspect.
 
-        With `is_clean` no page is dirty, and no kernel searches for dirty pages.
+        With `is_clean` no page is dirty, and no kernel searches for dirty pages. Else the error of an earlier launch in
+        a stream is raised first.
         """
         with self.lock:
             self.require_open()
+            if not is_clean:
+                self.raise_pending_error(nsid)
+            self._flush(nsid, is_clean)
+
+    def _flush(self, nsid: int | None = None, is_clean: bool = False) -> None:
+        """Do the same, and keep the errors of launches in streams for operations on their arrays."""
+        with self.lock:
             writable = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
             if writable:  # a read-only array has nothing to lose, and closes without an error
                 self._require_controller(nsid)
@@ -511,16 +488,23 @@ class Cache:
             self._until_none(maintenance.flush_frames, self.frames, nsid, arguments, f"flushing {space.name!r}")
 
     @traced("evict")
-    def evict(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned.
+    def evict(self, nsid: int, pages: Range | NDArray[np.int64]) -> None:
+        """Write back and evict pages of an array, a range or numbers; raise KernelError if pages are pinned.
 
         Stop prefetches first: a page that is being read is in use, and evicted pages could be loaded again.
         """
-        with self.held():
+        with self.layout_lock(nsid):
+            if isinstance(pages, tuple):
+                ranges = [pages]
+            elif pages.size:
+                ranges = ranges_of(np.unique(pages[self.page_words(nsid)[pages] & STATE != INVALID]))
+            else:
+                ranges = []
             space = self._spaces[nsid]
-            self._changed(space.pool)
-            work = f"evicting pages of {space.name!r}"
-            self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), work)
+            space.pool.schedule_residency_check(evicts=True)
+            for first, end in ranges:
+                work = f"evicting pages of {space.name!r}"
+                self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), work)
 
     def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Prefetch:
         """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
@@ -531,14 +515,14 @@ class Cache:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
         if end - first > 1:
             self.bulk.prefetch(nsid, (first, end)).exception()  # in long commands; the others are read on demand
-        with self.held():
+        with self.layout_lock(nsid):
             space = self._spaces[nsid]
             space.pool.schedule_residency_check()
             return self.run(maintenance.pin_pages, end - first, nsid, space.base + first, counts=True)
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Release the host's pin of each page in [first, end); return how many pages had one."""
-        with self.held():
+        with self.layout_lock(nsid):
             base = self._spaces[nsid].base
             warps = -(-(end - first) // self._warp)
             return self.run(maintenance.unpin_pages, warps, nsid, base + first, base + end, counts=True)
@@ -546,16 +530,21 @@ class Cache:
     def _drop(self, nsid: int) -> None:
         """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
-        self._changed(space.pool)
+        space.pool.schedule_residency_check(evicts=True)
         with contextlib.suppress(errors.KernelError, errors.DriveLostError):  # these pages have no user
             arguments = (space.base, space.base + space.pages)
             self._until_none(maintenance.drop_frames, self.frames, nsid, arguments, f"dropping pages of {space.name!r}")
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep frames and table in place for the block, while another thread may open or close an array."""
+    def layout_lock(self, nsid: int | None = None) -> Iterator[None]:
+        """Keep frames and table in place for the block, while another thread may open or close an array.
+
+        With `nsid` first raise the error of an earlier launch of that array in a stream.
+        """
         with self.lock:
             self.require_open()
+            if nsid is not None:
+                self.raise_pending_error(nsid)
             self._in_flight += 1
         try:
             yield
@@ -575,12 +564,6 @@ class Cache:
             yield
         finally:
             self.controller.end()
-
-    def _changed(self, pool: FramePool) -> None:
-        """Let later launches check the words of pages again."""
-        with self.lock:
-            pool.fully_resident = False
-            pool.schedule_residency_check()
 
     @traced("settle")
     def settle(self) -> None:
@@ -608,55 +591,39 @@ class Cache:
             clock.sleep(1e-3)
         raise errors.KernelError(f"{work}: {left} pages are pinned or in use; unpin them first")
 
-    def run(self, kernel: Any, threads: int, nsid: int | None, *arguments: int, counts: bool = False) -> int:
-        """Run a maintenance kernel: `threads` warps of work; return its count.
+    def run(
+        self,
+        kernel: Any,
+        warps: int,
+        nsid: int | None,
+        *arguments: int,
+        counts: bool = False,
+        stream: LaunchStream | None = None,
+    ) -> int:
+        """Run a kernel for an array, in a stream if one is given; return its count. Keep the errors of other launches.
 
         The kernel takes core, space, `arguments` and, with `counts`, the address of the word to count in.
         """
-        if threads <= 0:
+        if warps <= 0:
             return 0
         flag = LaunchFlag(self.device)
         with interruptible(lambda: None):  # Ctrl-C stops the launch only
-            self.begin(flag, nsid, stores=False)
+            launch = self.begin(flag, nsid, stores=False, keep_errors=True)
             try:
-                launch = self.launches.take(flag)
                 if counts:
                     launch.reset()
-                space = launch.space(0 if nsid is None else self._spaces[nsid].index)
-                counter = (launch.count_address,) if counts else ()
-                kernel[threads * self._warp](
-                    self.core,
-                    space,
-                    *arguments,
-                    *counter,
-                    device=self.device,
-                    services=self.controller.services(),
-                    aborts=(self,),
-                    flag=flag,
-                )
+                    arguments = *arguments, launch.count_address
+                arguments = self.core, launch.space(0 if nsid is None else self._spaces[nsid].index), *arguments
+                services = self.controller.services()
+                threads = warps * self._warp
+                if stream is not None:
+                    stream.launch(kernel, threads, *arguments, services=services)
+                    stream.wait()
+                else:
+                    kernel[threads](*arguments, device=self.device, services=services, aborts=(self,), flag=flag)
                 return launch.counted() if counts else 0
             finally:
                 self.end(flag)
-
-    def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *arguments: int) -> None:
-        """Run a kernel in a stream of its own, as `run` does; keep the errors of other launches."""
-        flag = LaunchFlag(self.device)
-        with self.lock:
-            self.require_open()
-            self._require_controller(nsid)
-            launch = self._enter(flag, stores=False)
-        try:
-            stream.launch(
-                kernel,
-                threads,
-                self.core,
-                launch.space(self._spaces[nsid].index),
-                *arguments,
-                services=self.controller.services(),
-            )
-            stream.wait()
-        finally:
-            self.end(flag)
 
     def _drain(self, nsid: int | None = None, until: float | None = None) -> bool:
         """Wait until no command is in flight, or none of an array; return False if the medium does not answer in time.
@@ -831,8 +798,7 @@ class Cache:
                 # each wait of a launch in a stream is bounded by the timeout
                 self.reap(2 * self.timeout)
                 left = self.take_left()  # raised at the end, after the flush
-                if self._spaces:
-                    self.flush()
+                self._flush()
             finally:
                 self.closed = True
                 self.moves += 1
@@ -853,18 +819,11 @@ class Cache:
     def page_words(self, nsid: int, first: int = 0, end: int | None = None) -> NDArray[np.int64]:
         """Return the words of pages [first, end) of an array, by default of all: a view, and on a GPU a copy.
 
-        They may change at any time. Use the view within `held`.
+        They may change at any time. Use the view within `layout_lock`.
         """
         space = self._spaces[nsid]
         address, count = space.words["table"] + 8 * first, (space.pages if end is None else end) - first
         return self._read(address, count) if self.device == "cuda" else view_of(address, 8 * count, np.int64)
-
-    def present(self, nsid: int, pages: NDArray[np.int64]) -> list[Range]:
-        """Return those pages of an array that are in the cache, or being read, as ranges (lock held, no launch)."""
-        if not pages.size:
-            return []
-        states = self.page_words(nsid)[pages] & STATE
-        return ranges_of(np.unique(pages[states != INVALID]))
 
 
 def _dropped(controller: QueueServer, process: OpeningProcess) -> None:

@@ -28,9 +28,6 @@ class FramePool:
     ----------
     index, first, frames : int
         Position among the pools; first frame and number of frames.
-    max_launches : int
-        Maximum of launches between two residency checks. A check may cost a copy from the device, so it follows one
-        launch, then two more, four more, and so on.
     pages : int
         Pages of the arrays that use the pool.
     address : int
@@ -42,32 +39,32 @@ class FramePool:
     index: int
     first: int
     frames: int
-    max_launches: int = 1
     pages: int = 0
     address: int = 0
     fully_resident: bool = False
-    _interval: int = 1
-    _launches: int = 1
+    _launches: int = 0
 
     @property
     def direct_mapped(self) -> bool:
         """Whether the pool has a frame for each page of its arrays: then each page has a frame of its own."""
         return self.pages <= self.frames
 
-    def schedule_residency_check(self) -> None:
-        """Check after the next launch."""
-        self._interval = self._launches = 1
+    def schedule_residency_check(self, *, evicts: bool = False) -> None:
+        """Check after the next launch; until then, pages may be missing if the caller evicts pages."""
+        self._launches = 0
+        if evicts:
+            self.fully_resident = False
 
-    def is_residency_check_due(self) -> bool:
-        """Count a launch; return whether to check after it."""
+    def is_residency_check_due(self, max_launches: int) -> bool:
+        """Count a launch; return whether to check after it.
+
+        A check may cost a copy from the device, so it follows launches 1, 2, 4 and so on, and at the latest each
+        `max_launches` launches.
+        """
         if self.fully_resident or not self.direct_mapped:
             return False
-        self._launches -= 1
-        if self._launches > 0:
-            return False
-        self._interval = min(2 * self._interval, self.max_launches)
-        self._launches = self._interval
-        return True
+        self._launches += 1
+        return not self._launches & (self._launches - 1) or self._launches % max_launches == 0
 
 
 @dataclass(eq=False)

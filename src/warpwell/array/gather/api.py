@@ -362,7 +362,7 @@ def _begin_in_stream(
                 rows.begin(numbers, address, ended.set, partial(_range_error, array), keep, work, result, settle)
             )
             if part.cached:
-                cache.continues(flag, is_over)
+                cache.end(flag, is_over)
             return started[0]
         cache.end(flag)
         copier = FrameRows(array, nbytes=nbytes, stride=array._strides[0], out=address)

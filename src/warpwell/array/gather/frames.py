@@ -130,7 +130,7 @@ class FrameRows:
             if not numbers.size or not self._nbytes:
                 check(numbers.on_host(lane.stream, room))
                 return
-            with array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
+            with array.cache.layout_lock():  # no array is opened on the cache meanwhile, which would move the frames
                 array.cache.require_no_doubt(array._nsid)
                 self._copy(lane, numbers, room, check)
         finally:
@@ -320,16 +320,14 @@ class FrameRows:
         """Read the pages of rows into the cache, in waves, and take the rows from there."""
         array = self._array
         unit = unit_of(array._origin, self._stride, self._nbytes, out)
-        width = 32 if array.device == "cuda" else 1
         lists = lane.shared("listed", 16 * min(len(rows), ROWS))
 
         def take(some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
             n = len(some)
             lists.words[:n], lists.words[n : 2 * n] = some, where
-            array.cache.run_in(
-                lane.stream,
+            array.cache.run(
                 kernels.take_missing,
-                n * width,
+                n,
                 array._nsid,
                 lists.address,
                 lists.address + 8 * n,
@@ -339,6 +337,7 @@ class FrameRows:
                 self._nbytes,
                 out,
                 unit,
+                stream=lane.stream,
             )
 
         self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)

@@ -192,7 +192,7 @@ class CachedRows:
         ------
         MediumError, StallError, ClosedError
         """
-        with self._array.cache.held():  # opening another array on the cache would move the frames
+        with self._array.cache.layout_lock():  # opening another array on the cache would move the frames
             self._copy(rows, gap, places)
 
     def _copy(self, rows: NDArray[Any], gap: int, places: NDArray[np.int64] | None) -> None:
