@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-POLYNOMIAL = 0x82F63B78
-"""Reflected: bit 0 stands for the highest power."""
+_POLYNOMIAL = 0x82F63B78  # reflected: bit 0 stands for the highest power
 
 
 def _table() -> tuple[int, ...]:
@@ -11,7 +10,7 @@ def _table() -> tuple[int, ...]:
     for byte in range(256):
         register = byte
         for _ in range(8):
-            register = (register >> 1) ^ (POLYNOMIAL if register & 1 else 0)
+            register = (register >> 1) ^ (_POLYNOMIAL if register & 1 else 0)
         out.append(register)
     return tuple(out)
 

@@ -1,4 +1,4 @@
-"""CRC-32C as compiled host code: the processor's instruction in three streams, or tables of eight bytes."""
+"""CRC-32C as compiled host code: the processor's instruction in three streams, or a table of bytes."""
 
 from __future__ import annotations
 
@@ -9,53 +9,33 @@ import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, config, types
-from numba.extending import intrinsic
 
 from .. import atomics as a
-from ..checksum import POLYNOMIAL, TABLE
+from ..checksum import TABLE
 
 I8 = np.dtype(np.int64)
 U1 = np.dtype(np.uint8)
+BYTE_TABLE = np.array(TABLE, np.uint32)
 
-# The instruction takes three cycles and one can start in each: three streams keep it busy. Joining them costs
-# some ten nanoseconds, so long values have long streams.
+
+def _tables_past_zeros(nbytes: int) -> np.ndarray[Any, Any]:
+    """Return tables that move a CRC register past `nbytes` zero bytes, one for each of its four bytes."""
+    registers = np.arange(256, dtype=np.uint32) << 8 * np.arange(4, dtype=np.uint32)[:, None]
+    for _ in range(nbytes):
+        registers = BYTE_TABLE[registers & 255] ^ (registers >> 8)
+    return registers
+
+
+# The instruction takes three cycles and one can start in each: three streams keep it busy. Joining them costs about
+# 10 ns, so long values have long streams.
 LONG = 1024
 SHORT = 128
-
-
-def _times_zeros(nbytes: int) -> np.ndarray[Any, Any]:
-    """Tables that move a CRC register past `nbytes` zero bytes, one for each of its four bytes."""
-    # As a matrix over GF(2): a column is what becomes of a single bit.
-    columns = [POLYNOMIAL, *(1 << k for k in range(31))]  # past one zero bit
-    for _ in range(3 + nbytes.bit_length() - 1):
-        columns = [_apply(columns, c) for c in columns]
-    return np.array([[_apply(columns, byte << 8 * k) for byte in range(256)] for k in range(4)], np.uint32)
-
-
-def _apply(columns: list[int], register: int) -> int:
-    out = 0
-    for k, column in enumerate(columns):
-        if register >> k & 1:
-            out ^= column
-    return out
-
-
-PAST_LONG = _times_zeros(LONG)
-PAST_SHORT = _times_zeros(SHORT)
-
-
-def _eight_tables() -> np.ndarray[Any, Any]:
-    tables = [list(TABLE)]
-    for _ in range(7):
-        tables.append([(c >> 8) ^ TABLE[c & 255] for c in tables[-1]])
-    return np.array(tables, np.uint32)
-
-
-EIGHT = _eight_tables()
+PAST_LONG = _tables_past_zeros(LONG)
+PAST_SHORT = _tables_past_zeros(SHORT)
 
 
 def host_instruction() -> str | None:
-    """The LLVM intrinsic of this processor's CRC-32C instruction, where code is compiled for one that has it."""
+    """Return the LLVM intrinsic for the CRC-32C instruction of the processor that code is compiled for, or None."""
     if config.CPU_NAME is not None:
         features = set((config.CPU_FEATURES or "").split(","))
     else:
@@ -70,9 +50,9 @@ def host_instruction() -> str | None:
 _INSTRUCTION = host_instruction()
 
 
-@intrinsic
+@extending.intrinsic
 def _step(typingctx: Any, register: Any, word: Any) -> Any:
-    """The register after eight more bytes."""
+    """Return the register after eight more bytes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         i32, i64 = ir.IntType(32), ir.IntType(64)
@@ -97,64 +77,45 @@ def _past(table: Any, register: int) -> int:
 
 
 @extending.register_jitable
-def _remaining_bytes(at: int, end: int, register: int) -> int:
+def _three_streams(at: int, end: int, register: int, nbytes: int, past: Any) -> tuple[int, int]:
+    """Return the address and the register after all groups of three blocks of `nbytes` bytes."""
+    while end - at >= 3 * nbytes:
+        second = 0
+        third = 0
+        for k in range(at, at + nbytes, 8):
+            register = _step(register, a.load_weak_as(k, I8))
+            second = _step(second, a.load_weak_as(k + nbytes, I8))
+            third = _step(third, a.load_weak_as(k + 2 * nbytes, I8))
+        register = _past(past, _past(past, register) ^ second) ^ third
+        at += 3 * nbytes
+    return at, register
+
+
+@extending.register_jitable
+def _by_table(at: int, end: int, register: int) -> int:
     while at < end:
-        register = types.int64(EIGHT[0, (register ^ a.load_weak_as(at, U1)) & 255]) ^ (register >> 8)
+        register = types.int64(BYTE_TABLE[(register ^ a.load_weak_as(at, U1)) & 255]) ^ (register >> 8)
         at += 1
     return register
 
 
 def _with_instruction(address: int, nbytes: int, seed: int) -> int:
-    register = (seed & 0xFFFFFFFF) ^ 0xFFFFFFFF
-    at = address
     end = address + nbytes
-    while end - at >= 3 * LONG:
-        second = 0
-        third = 0
-        for k in range(at, at + LONG, 8):
-            register = _step(register, a.load_weak_as(k, I8))
-            second = _step(second, a.load_weak_as(k + LONG, I8))
-            third = _step(third, a.load_weak_as(k + 2 * LONG, I8))
-        register = _past(PAST_LONG, _past(PAST_LONG, register) ^ second) ^ third
-        at += 3 * LONG
-    while end - at >= 3 * SHORT:
-        second = 0
-        third = 0
-        for k in range(at, at + SHORT, 8):
-            register = _step(register, a.load_weak_as(k, I8))
-            second = _step(second, a.load_weak_as(k + SHORT, I8))
-            third = _step(third, a.load_weak_as(k + 2 * SHORT, I8))
-        register = _past(PAST_SHORT, _past(PAST_SHORT, register) ^ second) ^ third
-        at += 3 * SHORT
+    at, register = _three_streams(address, end, (seed & 0xFFFFFFFF) ^ 0xFFFFFFFF, LONG, PAST_LONG)
+    at, register = _three_streams(at, end, register, SHORT, PAST_SHORT)
     while end - at >= 8:
         register = _step(register, a.load_weak_as(at, I8))
         at += 8
-    return _remaining_bytes(at, end, register) ^ 0xFFFFFFFF
+    return _by_table(at, end, register) ^ 0xFFFFFFFF
 
 
-def _with_tables(address: int, nbytes: int, seed: int) -> int:
-    register = (seed & 0xFFFFFFFF) ^ 0xFFFFFFFF
-    at = address
-    end = address + nbytes
-    while end - at >= 8:
-        word = a.load_weak_as(at, I8) ^ register
-        register = types.int64(
-            EIGHT[7, word & 255]
-            ^ EIGHT[6, (word >> 8) & 255]
-            ^ EIGHT[5, (word >> 16) & 255]
-            ^ EIGHT[4, (word >> 24) & 255]
-            ^ EIGHT[3, (word >> 32) & 255]
-            ^ EIGHT[2, (word >> 40) & 255]
-            ^ EIGHT[1, (word >> 48) & 255]
-            ^ EIGHT[0, (word >> 56) & 255]
-        )
-        at += 8
-    return _remaining_bytes(at, end, register) ^ 0xFFFFFFFF
+def _without_instruction(address: int, nbytes: int, seed: int) -> int:
+    return _by_table(address, address + nbytes, (seed & 0xFFFFFFFF) ^ 0xFFFFFFFF) ^ 0xFFFFFFFF
 
 
 def define_checksum(target: Any) -> None:
     """Register `crc32c` with the seam of a host target."""
-    body = _with_tables if _INSTRUCTION is None else _with_instruction
+    body = _without_instruction if _INSTRUCTION is None else _with_instruction
 
     @target.primitive(a.crc32c)
     def crc32c(typingctx: Any, address: Any, nbytes: Any, seed: Any) -> Any:
