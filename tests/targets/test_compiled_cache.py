@@ -359,9 +359,9 @@ def test_types_that_look_the_same_are_told_apart(tmp_path: Path) -> None:
 
         __hash__ = None  # type: ignore[assignment]
 
-    files = compiled._Files(tmp_path)
-    files.save((Same(1),), "one")
-    assert files.load((Same(1),)) == "one" and files.load((Same(2),)) is None
+    files = compiled.CodeCache(tmp_path)
+    files.write((Same(1),), "one")
+    assert files.read((Same(1),)) == "one" and files.read((Same(2),)) is None
 
 
 def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
