@@ -9,8 +9,9 @@ No library is imported here. A class says by its module and name whose it is, on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,138 +30,101 @@ def viewed(kernel: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     ArgumentError
         A column has nulls, several chunks, or items that do not begin at multiples of their size.
     DTypeError
-        The items of a column are no numbers of whole bytes, or there are several columns.
+        The items of a column are not numbers of whole bytes, or there are several columns.
     """
-    for value in args:
-        kind = type(value)
-        if kind not in _readers:
-            _readers[kind] = _reader_of(kind)
-        if _readers[kind] is not None:
-            return tuple([_view(kernel, k, argument) for k, argument in enumerate(args)])
-    return tuple(args)
+    readers = [_reader_of(type(value)) for value in args]
+    if not any(readers):
+        return tuple(args)
+    return tuple([_view(kernel, k, value, readers[k]) if readers[k] else value for k, value in enumerate(args)])
 
 
-_readers: dict[type, Reader | None] = {}
-
-
-def _reader_of(kind: type) -> Reader | None:
+@functools.cache
+def _reader_of(kind: type) -> tuple[str, Reader] | None:
+    """Return the library of a class of columns, and its reader; None for other classes."""
     for base in kind.__mro__:
-        reader = _READERS.get((base.__module__.partition(".")[0], base.__name__))
-        if reader is not None:
-            return reader
+        library = base.__module__.partition(".")[0]
+        if (library, base.__name__) in _READERS:
+            return library, _READERS[library, base.__name__]
     return None
 
 
-def _view(kernel: Any, number: int, value: Any) -> Any:
-    kind = type(value)
-    if kind not in _readers:
-        _readers[kind] = _reader_of(kind)
-    reader = _readers[kind]
-    if reader is None:
-        return value
+def _view(kernel: Any, number: int, value: Any, found: Any) -> NDArray[Any]:
+    library, reader = found
     try:
         array = reader(value).view()
     except _NoView as reason:
-        names = _names(kernel)
+        names = [p.name for p in kernel.parameters] if kernel.function is kernel else parameters(kernel)
         name = names[number] if number < len(names) else number + 1
-        library = kind.__module__.partition(".")[0]
-        column = f"argument {name!r} of kernel {kernel.__name__!r} ({library} {kind.__name__})"
-        raise reason.error(f"{column} {reason}") from None
+        text = str(reason)
+        for key, expressions in _REPLACEMENTS.items():
+            text = text.replace(key, expressions[_LIBRARIES.index(library)])
+        column = f"argument {name!r} of kernel {kernel.__name__!r} ({library} {type(value).__name__})"
+        raise reason.error(f"{column} {text}") from None
     array.flags.writeable = False
     return array
 
 
-def _names(kernel: Any) -> list[str]:
-    if kernel.function is kernel:  # CUDA C++
-        return [p.name for p in kernel.parameters]
-    return parameters(kernel)
-
-
 class _NoView(Exception):
-    """Why a column has no array over its memory, and what to write: "has 2 chunks, ..."."""
+    """The reason why a column has no array over its memory: "has 2 chunks, ...: pass <chunks>".
 
-    def __init__(self, text: str, error: type[errors.WarpwellError] = errors.ArgumentError) -> None:
+    A key of `_REPLACEMENTS` stands for what the library of the column has for it.
+    """
+
+    def __init__(self, text: str, error: type[errors.WarpwellError] = errors.DTypeError) -> None:
         super().__init__(text)
         self.error = error
 
 
-class _Advice(NamedTuple):
-    """Expressions of a library that messages recommend."""
-
-    fill: str
-    fill_time: str
-    join: str
-    widen: str
-    codes: str
-    convert: str
-    copy: str
-
-
-_ARROW = _Advice(
-    "array.fill_null(0)",
-    "array.fill_null(0)",
-    "array.combine_chunks()",
-    'array.cast("uint8")',
-    "array.dictionary_encode().indices",
-    'array.cast("float64")',
-    "numpy.array(array)",
-)
-_POLARS = _Advice(
-    "series.fill_null(0)",
-    "series.to_physical().fill_null(0)",
-    "series.rechunk()",
-    "series.cast(polars.UInt8)",
-    "series.cast(polars.Categorical).to_physical()",
-    "series.cast(polars.Float64)",
-    "numpy.array(series)",
-)
-_PANDAS = _Advice(
-    "series.fillna(0)",
-    "series.dropna()",
-    "series.to_numpy()",
-    'series.astype("uint8")',
-    'series.astype("category").cat.codes',
-    'series.astype("float64")',
-    "series.to_numpy(copy=True)",
-)
+_LIBRARIES = ("pyarrow", "polars", "pandas")
+_REPLACEMENTS = {
+    "<values>": ("array.fill_null(0)", "series.fill_null(0)", "series.fillna(0)"),
+    "<times>": ("array.fill_null(0)", "series.to_physical().fill_null(0)", "series.dropna()"),
+    "<chunks>": ("array.combine_chunks()", "series.rechunk()", "series.to_numpy()"),
+    "<bytes>": ('array.cast("uint8")', "series.cast(polars.UInt8)", 'series.astype("uint8")'),
+    "<codes>": (
+        "array.dictionary_encode().indices",
+        "series.cast(polars.Categorical).to_physical()",
+        'series.astype("category").cat.codes',
+    ),
+    "<floats>": ('array.cast("float64")', "series.cast(polars.Float64)", 'series.astype("float64")'),
+    "<copy>": ("numpy.array(array)", "numpy.array(series)", "series.to_numpy(copy=True)"),
+}
+"""Expressions that messages recommend, by library."""
 
 
-def _no_nulls(count: int, advice: _Advice, *, time: bool = False) -> None:
+def _check_nulls(count: int, replacement: str = "<values>") -> None:
     if count:
-        raise _NoView(
-            f"has {count} null{'s' * (count != 1)}, which kernels cannot tell from values: pass "
-            f"{advice.fill_time if time else advice.fill}"
-        )
+        text = f"has {count} null{'s' * (count != 1)}, which kernels cannot tell from values: pass {replacement}"
+        raise _NoView(text, errors.ArgumentError)
 
 
-def _one_chunk(count: int, advice: _Advice) -> None:
+def _check_chunks(count: int) -> None:
     if count > 1:
-        raise _NoView(f"has {count} chunks, and kernels take one piece of memory: pass {advice.join}, a copy")
+        text = f"has {count} chunks, and kernels take one piece of memory: pass <chunks>, a copy"
+        raise _NoView(text, errors.ArgumentError)
 
 
-def _aligned(address: int, dtype: np.dtype[Any], advice: _Advice) -> None:
-    if address % dtype.itemsize:
-        raise _NoView(
-            f"has items of {dtype.itemsize} bytes that are not {dtype.itemsize}-byte aligned: pass {advice.copy}"
-        )
+def _check_alignment(address: int, nbytes: int) -> None:
+    if address % nbytes:
+        text = f"has items of {nbytes} bytes that are not {nbytes}-byte aligned: pass <copy>"
+        raise _NoView(text, errors.ArgumentError)
 
 
-def _no_numbers(name: str, advice: _Advice) -> _NoView:
-    """Return the reason for a type whose items are no numbers of whole bytes."""
+def _no_numbers(name: str) -> _NoView:
+    """Return the reason for a type whose items are not numbers of whole bytes."""
     kind = name.lower()
     if kind.startswith("bool"):
-        return _NoView(f"has booleans, eight a byte: pass {advice.widen}", errors.DTypeError)
+        return _NoView("has booleans, eight a byte: pass <bytes>")
     if kind.startswith(("str", "large_string", "utf8")) and not kind.startswith("struct"):
-        return _NoView(f"has text, which kernels do not take: pass {advice.codes}", errors.DTypeError)
+        return _NoView("has text, which kernels do not take: pass <codes>")
     if kind.startswith("decimal"):
-        return _NoView(f"has items of {name}: pass {advice.convert}, which rounds", errors.DTypeError)
-    return _NoView(f"has items of {name}, and kernels take numbers: make numbers of them first", errors.DTypeError)
+        return _NoView(f"has items of {name}: pass <floats>, which rounds")
+    return _NoView(f"has items of {name}, and kernels take numbers: make numbers of them first")
 
 
-def _several(frame: Any) -> NDArray[Any]:
-    """Refuse a table."""
+def _refuse_table(frame: Any) -> NDArray[Any]:
     collected = ".collect()" if type(frame).__name__ == "LazyFrame" else ""
-    raise _NoView(f'has columns: pass each as an argument of its own, as table{collected}["name"]', errors.DTypeError)
+    raise _NoView(f'has columns: pass each as an argument of its own, as table{collected}["name"]')
 
 
 # -- Arrow -------------------------------------------------------------------------------------------------------------
@@ -173,44 +137,40 @@ _ARROW_TYPES = {
 """NumPy types of items in memory, by the names of Arrow types."""
 
 
-def _arrow(column: Any, advice: _Advice = _ARROW) -> NDArray[Any]:
+def _arrow(column: Any) -> NDArray[Any]:
     """Return the items of a pyarrow.Array or ChunkedArray."""
     kind = column.type
     lists = str(kind).startswith("fixed_size_list")
-    dtype = None if lists else _arrow_dtype(kind, advice)
-    _no_nulls(column.null_count, advice)
+    dtype = None if lists else _arrow_dtype(kind)
+    _check_nulls(column.null_count)
     if hasattr(column, "num_chunks"):
-        _one_chunk(column.num_chunks, advice)
+        _check_chunks(column.num_chunks)
         column = column.chunk(0) if column.num_chunks else column.combine_chunks()
     if dtype is None:
-        return _arrow(column.flatten(), advice).reshape(len(column), kind.list_size, *_inner(kind.value_type))
+        items = _arrow(column.flatten())
+        return items.reshape(len(column), kind.list_size, *items.shape[1:])
     if not len(column):
         return np.empty(0, dtype)
     data = column.buffers()[1]
     if not data.is_cpu:
-        raise _NoView("is in GPU memory: pass cupy.from_dlpack(array)")
+        raise _NoView("is in GPU memory: pass cupy.from_dlpack(array)", errors.ArgumentError)
     first = column.offset * dtype.itemsize
-    _aligned(data.address + first, dtype, advice)
+    _check_alignment(data.address + first, dtype.itemsize)
     if first + len(column) * dtype.itemsize > data.size:
-        raise _NoView("ends before its last item: array.validate() reports the damage")
+        raise _NoView("ends before its last item: array.validate() reports the damage", errors.ArgumentError)
     return np.frombuffer(data, dtype, len(column), first)
 
 
-def _inner(kind: Any) -> tuple[int, ...]:
-    """Return the shape of an item that is a list of a fixed size, ()."""
-    return (kind.list_size, *_inner(kind.value_type)) if str(kind).startswith("fixed_size_list") else ()
-
-
-def _arrow_dtype(kind: Any, advice: _Advice) -> np.dtype[Any]:
+def _arrow_dtype(kind: Any) -> np.dtype[Any]:
     name = str(kind)
     stored = _ARROW_TYPES.get(name.partition("[")[0])
     if stored is not None:
         return np.dtype(stored)
     if hasattr(kind, "storage_type"):
-        raise _NoView(f"has items of {name}: pass array.storage", errors.DTypeError)
+        raise _NoView(f"has items of {name}: pass array.storage")
     if name.startswith("dictionary"):
-        raise _NoView("is dictionary-encoded: pass array.indices, or array.dictionary_decode()", errors.DTypeError)
-    raise _no_numbers(name, advice)
+        raise _NoView("is dictionary-encoded: pass array.indices, or array.dictionary_decode()")
+    raise _no_numbers(name)
 
 
 # -- Polars ------------------------------------------------------------------------------------------------------------
@@ -221,16 +181,16 @@ def _polars(series: Any) -> NDArray[Any]:
     name = str(dtype)
     lists, time = name.startswith("Array("), dtype.is_temporal()
     if name.startswith(("Categorical", "Enum")):
-        raise _NoView("has categories: pass their codes, series.to_physical()", errors.DTypeError)
+        raise _NoView("has categories: pass their codes, series.to_physical()")
     if not (lists or time or dtype.is_integer() or dtype.is_float()) or name.endswith("128"):
-        raise _no_numbers(name, _POLARS)
-    _no_nulls(series.null_count(), _POLARS, time=time)
-    _one_chunk(series.n_chunks(), _POLARS)
+        raise _no_numbers(name)
+    _check_nulls(series.null_count(), "<times>" if time else "<values>")
+    _check_chunks(series.n_chunks())
     if lists:
         return _polars(series.explode()).reshape(len(series), *dtype.shape)
     # to_physical takes 50 us, which numbers need not
     array: NDArray[Any] = (series.to_physical() if time else series).to_numpy(allow_copy=False)
-    _aligned(int(array.ctypes.data), array.dtype, _POLARS)
+    _check_alignment(int(array.ctypes.data), array.dtype.itemsize)
     return array
 
 
@@ -240,20 +200,20 @@ def _polars(series: Any) -> NDArray[Any]:
 def _pandas(series: Any) -> NDArray[Any]:
     dtype = series.dtype
     if hasattr(dtype, "pyarrow_dtype"):
-        return _arrow(series.array.__arrow_array__(), _PANDAS)
+        return _arrow(series.array.__arrow_array__())
     name = str(dtype)
     if name == "category":
-        raise _NoView("has categories: pass their codes, series.cat.codes", errors.DTypeError)
+        raise _NoView("has categories: pass their codes, series.cat.codes")
     if name.startswith(("datetime64", "timedelta64")):
-        _no_nulls(series.hasnans and int(series.isna().sum()), _PANDAS, time=True)
+        _check_nulls(series.hasnans and int(series.isna().sum()), "<times>")
         times: NDArray[Any] = series.array.view("i8")
         return times
     stored = dtype if isinstance(dtype, np.dtype) else getattr(dtype, "numpy_dtype", None)
     if stored is None or stored.kind not in "biufc":
-        raise _no_numbers("text or other objects" if name == "object" else name, _PANDAS)
+        raise _no_numbers("text or other objects" if name == "object" else name)
     if stored is dtype:
         return np.asarray(series.to_numpy())
-    _no_nulls(series.hasnans and int(series.isna().sum()), _PANDAS)
+    _check_nulls(series.hasnans and int(series.isna().sum()))
     return np.asarray(series.to_numpy(stored, copy=False))
 
 
@@ -262,10 +222,10 @@ _READERS: dict[tuple[str, str], Reader] = {
     ("pyarrow", "ChunkedArray"): _arrow,
     ("polars", "Series"): _polars,
     ("pandas", "Series"): _pandas,
-    ("pyarrow", "Table"): _several,
-    ("pyarrow", "RecordBatch"): _several,
-    ("polars", "DataFrame"): _several,
-    ("polars", "LazyFrame"): _several,
-    ("pandas", "DataFrame"): _several,
+    ("pyarrow", "Table"): _refuse_table,
+    ("pyarrow", "RecordBatch"): _refuse_table,
+    ("polars", "DataFrame"): _refuse_table,
+    ("polars", "LazyFrame"): _refuse_table,
+    ("pandas", "DataFrame"): _refuse_table,
 }
 """Readers by the package and the name of a class or one of its bases."""
