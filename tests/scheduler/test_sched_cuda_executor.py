@@ -236,8 +236,8 @@ def spin(x, rounds):
 class Full(FakeGpu):
     """A GPU whose memory holds the arguments of its tasks already (here: they are NumPy's), and little is free."""
 
-    def free_memory(self) -> int:
-        return 100
+    def memory_info(self) -> tuple[int, int]:
+        return 100, 1 << 30
 
 
 def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None:
