@@ -582,9 +582,9 @@ def test_services_are_stopped(endless: bool) -> None:
 
 def test_launch_shapes() -> None:
     seen = []
-    launch(lambda: seen.append((current().grid(2), current().gridsize(2), current().gridsize(1))), (3, 2))
+    launch(lambda: seen.append((current().grid(2), current().shape)), (3, 2))
     assert [s[0] for s in sorted(seen)] == [(x, y) for x in range(3) for y in range(2)]
-    assert {s[1:] for s in seen} == {((3, 2), 6)}
+    assert {s[1:] for s in seen} == {((3, 2),)}
     seen.clear()
     launch(lambda: seen.append(current().grid(2)), (2, 3), live=1)
     assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import operator
 import os
 import threading
@@ -210,13 +211,6 @@ class Interpreter(Interleaver):
         """The kept accesses, one a line: step, thread, access, address, value."""
         return "\n".join(f"  {s:8d} {t:20s} {op:18s} {a:#x} {v}" for s, t, op, a, v in self._trace or ())
 
-    def _stores(self) -> int:
-        return self.memory.stores
-
-    def _stall_notes(self) -> str:
-        foreign = self.memory.foreign_writes()
-        return f"\n  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)" if foreign else ""
-
     # -- launches ----------------------------------------------------------------------------------------------
 
     def launch(
@@ -238,7 +232,7 @@ class Interpreter(Interleaver):
         if not 1 <= len(shape) <= 3 or min(shape) < 0:
             raise ValueError(f"launch shape {shape}: 1 to 3 extents, none negative")
         self.shape = shape
-        total = self.gridsize(1)
+        total = math.prod(shape)
         indices = iter(range(total))
         for slot in range(min(live, total)):
             self.spawn(self._logical, fn, args, indices, name=f"{getattr(fn, '__name__', 'thread')}[{slot}]")
@@ -310,14 +304,11 @@ class Interpreter(Interleaver):
     def _begin(self, addr: int, scope: int) -> int:
         self._check(scope)
         self._point()
-        return self.memory.newest(self.thread.view, addr, ORDERED)
+        return self.memory.load(self.thread.view, addr, ORDERED, newest=True)
 
     def _finish(self, op: str, addr: int, old: int, value: int, order: int = ORDERED) -> int:
         # No switch point since _begin: the two are one atomic step.
-        if order == ORDERED:
-            self.memory.store(self.thread.view, addr, i64(value), ORDERED)
-        else:
-            self.memory.update(self.thread.view, addr, i64(value))
+        self.memory.store(self.thread.view, addr, i64(value), order, continues=order == RELAXED)
         if self._trace is not None:
             self._log(op, addr, (old, i64(value)))
         return old
@@ -389,9 +380,9 @@ class Interpreter(Interleaver):
         self._put(addr, codec.size, codec.encode(value), order)
         self._log("store" if order else "store weak", addr, value)
 
-    def _put(self, addr: int, size: int, bits: int, order: int) -> None:
+    def _put(self, addr: int, size: int, bits: int, order: int, *, continues: bool = False) -> None:
         if size == 8:
-            self.memory.store(self.thread.view, addr, i64(bits), order)
+            self.memory.store(self.thread.view, addr, i64(bits), order, continues)
         else:
             self.memory.store_part(self.thread.view, int(addr), size, bits, order)
 
@@ -413,15 +404,11 @@ class Interpreter(Interleaver):
         if addr & (codec.size - 1):
             raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
         self._point()
-        view = self.thread.view
-        word = self.memory.newest(view, addr & ~7, RELAXED)
+        word = self.memory.load(self.thread.view, addr & ~7, RELAXED, newest=True)
         old = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
         with np.errstate(all="ignore"):
             bits = codec.encode(operation(old, codec.decode(codec.encode(value))))
-        if codec.size == 8:
-            self.memory.update(view, addr, i64(bits))
-        else:
-            self.memory.store_part(view, int(addr), codec.size, bits, RELAXED)
+        self._put(addr, codec.size, bits, RELAXED, continues=True)
         self._log(f"{name} relaxed", addr, (old, value))
         return old
 
@@ -543,28 +530,11 @@ class Interpreter(Interleaver):
         return int(self.flag.interrupted)
 
     def grid(self, ndim: int) -> Any:
-        return self._unravel(self.thread.index, ndim)
-
-    def gridsize(self, ndim: int) -> Any:
         if ndim == 1:
-            total = 1
-            for extent in self.shape:
-                total *= extent
-            return total
-        return (*self.shape, 1, 1)[:ndim]
-
-    def _unravel(self, index: int, ndim: int) -> Any:
-        if ndim == 1:
-            return index
+            return self.thread.index
         if ndim not in (2, 3) or len(self.shape) > ndim:
             raise ValueError(f"grid({ndim}) in a launch of shape {self.shape}")
-        # C order, as on the other targets: the last coordinate changes fastest.
-        extents = (*self.shape, 1, 1)
-        parts: list[int] = []
-        for extent in extents[ndim - 1 : 0 : -1]:
-            index, part = divmod(index, extent)
-            parts.append(part)
-        return (index, *reversed(parts))
+        return tuple(map(int, np.unravel_index(self.thread.index, (*self.shape, 1, 1)[:ndim])))
 
     def lane_id(self) -> int:
         return 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from .weak_memory import ThreadView
+from .weak_memory import ThreadView, WeakMemory
 
 NS_PER_STEP = 1000
 _OWN_NAMES = ("threads.py", "interpreter.py", "../atomics.py")
@@ -72,6 +72,8 @@ class Interleaver:
         Steps after which a run is a stall.
     """
 
+    memory: WeakMemory
+
     def __init__(self, seed: int, *, switch_probability: float | None = None, max_steps: int = 1_000_000) -> None:
         if switch_probability is not None and not 0 < switch_probability <= 1:
             raise ValueError(f"switch_probability is {switch_probability}, not over 0 and up to 1")
@@ -97,12 +99,6 @@ class Interleaver:
         self._stopping = False
         self._ending = False
         self._end_by = _NEVER
-
-    def _stores(self) -> int:
-        return 0
-
-    def _stall_notes(self) -> str:
-        return ""
 
     @property
     def now(self) -> int:
@@ -190,7 +186,7 @@ class Interleaver:
     def _jump(self) -> None:
         # Everybody waits: time jumps to the first waker, and further if nothing was stored for long, so
         # that waiting for a time limit of a second takes few steps.
-        stores = self._stores()
+        stores = self.memory.stores
         self._jumps = self._jumps + 1 if stores == self._stores_at_jump else 0
         self._stores_at_jump = stores
         ahead = self._asleep[0][0] - self.now
@@ -256,4 +252,6 @@ class Interleaver:
                 position = where(sys._getframe() if thread is self.thread else thread.fiber.gr_frame)
             state = " (daemon)" if thread.daemon else ""
             lines.append(f"  {thread.name}{state}: {position}")
-        return "\n".join(lines) + self._stall_notes()
+        if foreign := self.memory.foreign_writes():
+            lines.append(f"  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)")
+        return "\n".join(lines)

@@ -180,14 +180,17 @@ class WeakMemory:
         thread.stale = 0 if message is messages[-1] else thread.stale + 1
         return message
 
-    def load(self, thread: ThreadView, address: int, order: int) -> int:
-        """Return one of the values that the word at `address` may have for `thread`."""
+    def load(self, thread: ThreadView, address: int, order: int, newest: bool = False) -> int:
+        """Return one of the values that the word at `address` may have for `thread`.
+
+        A read-modify-write loads the `newest` value.
+        """
         location = self.locations.get(address) or self._touch(address)
         messages = location.messages
         message = messages[-1]
         slot = thread.slot
         if slot not in message.seen:
-            if len(messages) > 1:
+            if len(messages) > 1 and not newest:
                 message = self._choose(thread, messages)
             if slot not in message.seen:
                 message.seen[slot] = thread.clock[slot]
@@ -200,36 +203,13 @@ class WeakMemory:
         self.digest = hash((self.digest, slot, location.number, message.stamp))
         return message.value
 
-    def newest(self, thread: ThreadView, address: int, order: int) -> int:
-        """Return the newest value: the load of a read-modify-write."""
-        location = self.locations.get(address) or self._touch(address)
-        message = location.messages[-1]
-        slot = thread.slot
-        if slot not in message.seen:
-            message.seen[slot] = thread.clock[slot]
-        if message.view is not None:
-            if order == ORDERED:
-                thread.join(message.view)
-            else:
-                thread.postpone(message.view)
-        self.digest = hash((self.digest, slot, location.number, message.stamp))
-        return message.value
+    def store(self, thread: ThreadView, address: int, value: int, order: int, continues: bool = False) -> None:
+        """Append a message and write process memory.
 
-    def store(self, thread: ThreadView, address: int, value: int, order: int) -> None:
-        """Append a message and write process memory."""
+        A message that `continues` the newest one also carries its knowledge: the store of a relaxed read-modify-write.
+        """
         location = self.locations.get(address) or self._touch(address)
-        slot = thread.slot
-        epoch = thread.clock[slot]
-        view = thread.snapshot() if order == ORDERED else thread.released if order else None
-        self._append(location, value, view, slot, epoch)
-        location.cell.value = value
-
-    def update(self, thread: ThreadView, address: int, value: int) -> None:
-        """Append a message that continues the newest one: the store of a relaxed read-modify-write."""
-        location = self.locations.get(address) or self._touch(address)
-        slot = thread.slot
-        view = _continued(thread.released, location.messages[-1].view, slot)
-        self._append(location, value, view, slot, thread.clock[slot])
+        self._append(location, thread, value, order, continues)
         location.cell.value = value
 
     def store_part(self, thread: ThreadView, address: int, size: int, bits: int, order: int) -> None:
@@ -238,21 +218,21 @@ class WeakMemory:
             raise ValueError(f"misaligned access: address {address:#x} of an item of {size} bytes")
         word = address & ~7
         location = self.locations.get(word) or self._touch(word)
-        newest = location.messages[-1]
         shift = 8 * (address & 7)
         mask = ((1 << 8 * size) - 1) << shift
-        value = (newest.value & ~mask) | (bits << shift)
+        value = (location.messages[-1].value & ~mask) | (bits << shift)
         value = ((value & (1 << 64) - 1) ^ (1 << 63)) - (1 << 63)
-        slot = thread.slot
-        epoch = thread.clock[slot]
-        view = thread.snapshot() if order == ORDERED else thread.released if order else None
         # The other bytes keep what they were released with.
-        self._append(location, value, _continued(view, newest.view, slot), slot, epoch)
+        self._append(location, thread, value, order, continues=True)
         # Only the bytes of the item: their neighbours may belong to other memory.
         _PART[size].from_address(address).value = bits
 
-    def _append(self, location: Location, value: int, view: Knowledge | None, slot: int, epoch: int) -> None:
-        messages = location.messages
+    def _append(self, location: Location, thread: ThreadView, value: int, order: int, continues: bool) -> None:
+        messages, slot = location.messages, thread.slot
+        epoch = thread.clock[slot]
+        view = thread.snapshot() if order == ORDERED else thread.released if order else None
+        if continues:
+            view = _continued(view, messages[-1].view, slot)
         stamp = messages[-1].stamp + 1
         messages.append(WordValue(value, view, {slot: epoch}, stamp))
         if len(messages) > KEPT_MESSAGES:
