@@ -32,7 +32,7 @@ def viewed(kernel: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     DTypeError
         The items of a column are not numbers of whole bytes, or there are several columns.
     """
-    readers = [_reader_of(type(value)) for value in args]
+    readers = [_reader_of(type(value)) for value in args]  # type: ignore[arg-type]  # a class is hashable
     if not any(readers):
         return tuple(args)
     return tuple([_view(kernel, k, value, readers[k]) if readers[k] else value for k, value in enumerate(args)])
@@ -48,7 +48,7 @@ def _reader_of(kind: type) -> tuple[str, Reader] | None:
     return None
 
 
-def _view(kernel: Any, number: int, value: Any, found: Any) -> NDArray[Any]:
+def _view(kernel: Any, number: int, value: Any, found: Any) -> Any:
     library, reader = found
     try:
         array = reader(value).view()
