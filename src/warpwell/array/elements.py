@@ -32,7 +32,7 @@ from ..targets import (
     load_weak_as,
     store_weak_as,
 )
-from .items import BFLOAT16, item_of, reader_of, writer_of
+from .items import BFLOAT16, item_of
 
 CACHED_MEMBERS = (
     "core",
@@ -160,93 +160,116 @@ def position_of(ndim: int, stride: int) -> Position:
     return Position(inside, offset, OUTSIDE[ndim])
 
 
-# -- items of a page -------------------------------------------------------------------------------------------
+# -- items by their offset ---------------------------------------------------------------------------------------
 
 
-def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
-    """Return ``(view, offset) -> item`` for any dtype that kernels read."""
+def _stored_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]:
+    """Return ``(view, offset) -> item`` and ``(view, offset, value)`` of items as they are stored."""
     if dtype.kind == "c":
-        part = _item_reader(np.dtype(f"f{dtype.itemsize // 2}"), static)
-        half = dtype.itemsize // 2
-        if half == 4:
-
-            @device
-            def read_complex(view, offset):
-                return np.complex64(complex(part(view, offset), part(view, offset + half)))
-        else:
-
-            @device
-            def read_complex(view, offset):
-                return complex(part(view, offset), part(view, offset + half))
-
-        return read_complex
-    if not static.cached and (static.aligned or dtype.itemsize == 1):
+        return _complex_accessors(dtype, static)
+    if not (static.aligned or dtype.itemsize == 1):
+        return _byte_accessors(dtype, static)
+    if static.cached:
+        load = item_reader(dtype, static.shift, direct_mapped=static.direct_mapped, full=static.full)
+        store = item_writer(dtype, static.shift)
 
         @device
-        def read_direct(view, offset):
+        def read(view, offset):
+            return load(view, view.origin + offset)
+
+        @device
+        def write(view, offset, value):
+            store(view, view.origin + offset, value)
+    else:
+
+        @device
+        def read(view, offset):
             return load_weak_as(view.data + offset, dtype)
 
-        return read_direct
-    if static.cached and (static.aligned or dtype.itemsize == 1):
-        hit = item_reader(dtype, static.shift, direct_mapped=static.direct_mapped, full=static.full)
-
         @device
-        def read_aligned(view, offset):
-            return hit(view, view.origin + offset)
-
-        return read_aligned
-    # Byte by byte: an item may cross two pages, but a thread never has two pins. A GPU loads no item from an odd
-    # address.
-    byte = _item_reader(np.dtype(np.uint8), static)
-    nbytes = dtype.itemsize
-
-    @device
-    def read_bytes(view, offset):
-        bits = 0
-        for k in range(nbytes):
-            bits |= np.int64(byte(view, offset + k)) << (8 * k)
-        return bits_as(bits, dtype)
-
-    return read_bytes
-
-
-def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
-    """Return ``(view, offset, value)`` for any dtype that kernels write."""
-    if dtype.kind == "c":
-        part = _item_writer(np.dtype(f"f{dtype.itemsize // 2}"), static)
-        half = dtype.itemsize // 2
-
-        @device
-        def write_complex(view, offset, value):
-            part(view, offset, value.real)
-            part(view, offset + half, value.imag)
-
-        return write_complex
-    if not static.cached and (static.aligned or dtype.itemsize == 1):
-
-        @device
-        def write_direct(view, offset, value):
+        def write(view, offset, value):
             store_weak_as(view.data + offset, value, dtype)
 
-        return write_direct
-    if static.cached and (static.aligned or dtype.itemsize == 1):
-        write = item_writer(dtype, static.shift)
+    return read, write
 
-        @device
-        def write_aligned(view, offset, value):
-            write(view, view.origin + offset, value)
 
-        return write_aligned
-    byte = _item_writer(np.dtype(np.uint8), static)
+def _complex_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]:
+    half = dtype.itemsize // 2
+    read_part, write_part = _stored_accessors(np.dtype(f"f{half}"), static)
+
+    @device
+    def read_complex64(view, offset):
+        return np.complex64(complex(read_part(view, offset), read_part(view, offset + half)))
+
+    @device
+    def read_complex128(view, offset):
+        return complex(read_part(view, offset), read_part(view, offset + half))
+
+    @device
+    def write(view, offset, value):
+        write_part(view, offset, value.real)
+        write_part(view, offset + half, value.imag)
+
+    return read_complex64 if half == 4 else read_complex128, write
+
+
+def _byte_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]:
+    """Return accessors byte by byte.
+
+    An item may cross two pages, but a thread never has two pins. A GPU loads no item from an odd address.
+    """
+    read_byte, write_byte = _stored_accessors(np.dtype(np.uint8), static)
     nbytes = dtype.itemsize
 
     @device
-    def write_bytes(view, offset, value):
+    def read(view, offset):
+        bits = 0
+        for k in range(nbytes):
+            bits |= np.int64(read_byte(view, offset + k)) << (8 * k)
+        return bits_as(bits, dtype)
+
+    @device
+    def write(view, offset, value):
         bits = as_bits(value, dtype)
         for k in range(nbytes):
-            byte(view, offset + k, (bits >> (8 * k)) & 0xFF)
+            write_byte(view, offset + k, (bits >> (8 * k)) & 0xFF)
 
-    return write_bytes
+    return read, write
+
+
+def _accessors(code: str, static: Any) -> tuple[Maker, Maker]:
+    """Return ``(view, offset) -> value`` and ``(view, offset, value)`` of items of a code."""
+    item = item_of(code)
+    decode, encode = item.decode, item.encode
+    load, store = _stored_accessors(item.stored, static)
+    if item.plain:
+        return load, store
+
+    @device
+    def read(view, offset):
+        return decode(i64(load(view, offset)))
+
+    @device
+    def write(view, offset, value):
+        store(view, offset, encode(value))
+
+    return read, write
+
+
+@functools.cache
+def flat_accessors(static: Any) -> tuple[Maker, Maker]:
+    """Return ``(view, i) -> item`` and ``(view, i, value)`` of a view whose items follow one another; unchecked."""
+    (read, write), size = _accessors(static.dtype, static), static.stride
+
+    @device
+    def get(view, i):
+        return read(view, i * size)
+
+    @device
+    def put(view, i, value):
+        write(view, i * size, value)
+
+    return get, put
 
 
 # -- subscripts -------------------------------------------------------------------------------------------------
@@ -254,11 +277,8 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
 def reader(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a[index]`` for a view."""
-    item = item_of(code)
-    read = _item_reader(item.stored, static)
-    if not item.plain:
-        read = reader_of(item, read)
-    zero = np.zeros((), item.value)[()]
+    read, _ = _accessors(code, static)
+    zero = np.zeros((), item_of(code).value)[()]
     within, offset, outside = position
 
     @device
@@ -273,7 +293,6 @@ def reader(code: str, position: Position, static: Any) -> Callable[..., Any]:
 
 def writer(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
-    item = item_of(code)
     within, offset, outside = position
     if not static.writable:
 
@@ -282,9 +301,7 @@ def writer(code: str, position: Position, static: Any) -> Callable[..., Any]:
             latch_read_only(view.space)
 
         return refuse
-    write = _item_writer(item.stored, static)
-    if not item.plain:
-        write = writer_of(item, write)
+    _, write = _accessors(code, static)
 
     @device
     def setitem(view, index, value):

@@ -65,8 +65,31 @@ def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:
     DTypeError
         The dtype has no fixed size, or is big-endian.
     """
-    header = _read_npy(path, fd)
+    file = io.BytesIO(_head(fd))  # the position in the file belongs to all threads that read it
+    shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
+    header = Header(check_dtype(dtype, str(path)), shape, file.tell())
+    try:
+        check_extents(header.shape, header.dtype, str(path))
+    except errors.ArgumentError as error:
+        raise errors.FormatError(str(error), path=str(path)) from None
+    size, expected = os.fstat(fd).st_size, header.origin + header.nbytes
+    if size != expected:
+        kind = "truncated" if size < expected else "longer than its header says"
+        raise errors.FormatError(
+            f"{path} is {kind}: {size} bytes where {expected} are expected for shape {header.shape} of {header.dtype}: "
+            "write it again",
+            path=str(path),
+        )
     return _as_bfloat16(header, path) if bfloat16 else header
+
+
+def _head(fd: int) -> bytes:
+    """Return the first bytes of a file, with all of its header if it is a ``.npy`` file."""
+    raw = os.pread(fd, 4096, 0)
+    width = 2 if raw[6:7] == b"\x01" else 4
+    nbytes = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
+    # NumPy parses no header that is longer than 10,000 bytes
+    return raw if nbytes <= len(raw) else os.pread(fd, min(nbytes, 1 << 20), 0)
 
 
 def _as_bfloat16(header: Header, path: object) -> Header:
@@ -74,53 +97,6 @@ def _as_bfloat16(header: Header, path: object) -> Header:
     if header.dtype.itemsize != 2 or header.dtype.kind not in "Vu":
         raise errors.DTypeError(f"{path} has items of {header.dtype}, not of bfloat16 (saved as V2): leave dtype= out")
     return Header(bfloat16_dtype(), header.shape, header.origin)
-
-
-_MAX_PARSED = 256
-_parsed: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
-"""Parsed headers by their bytes: NumPy parses them slowly, and the columns of a table have equal headers."""
-
-
-def _length(raw: bytes) -> int:
-    """Return the size in bytes of the preamble and header of a ``.npy`` file."""
-    width = 2 if raw[6:7] == b"\x01" else 4
-    return 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
-
-
-def _head(fd: int) -> bytes:
-    """Return the first bytes of a file, with all of its header if it is a ``.npy`` file."""
-    raw = os.pread(fd, 4096, 0)
-    nbytes = _length(raw)
-    if nbytes > len(raw) == 4096:  # NumPy parses no header that is longer than 10,000 bytes
-        raw = os.pread(fd, min(nbytes, 1 << 20), 0)
-    return raw
-
-
-def _read_npy(path: pathlib.Path, fd: int) -> Header:
-    raw = _head(fd)
-    found = _parsed.get(raw[: _length(raw)])
-    if found is None:
-        file = io.BytesIO(raw)  # the place in the file belongs to all threads that read it
-        shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
-        found = shape, dtype, file.tell()
-        if len(_parsed) >= _MAX_PARSED:
-            _parsed.clear()
-        _parsed[raw[: found[2]]] = found
-    shape, dtype, origin = found
-    size = os.fstat(fd).st_size
-    header = Header(check_dtype(dtype, str(path)), shape, origin)
-    try:
-        check_extents(header.shape, header.dtype, str(path))
-    except errors.ArgumentError as error:
-        raise errors.FormatError(str(error), path=str(path)) from None
-    if size != origin + header.nbytes:
-        kind = "truncated" if size < origin + header.nbytes else "longer than its header says"
-        raise errors.FormatError(
-            f"{path} is {kind}: {size} bytes where {origin + header.nbytes} are expected for shape "
-            f"{header.shape} of {header.dtype}: write it again",
-            path=str(path),
-        )
-    return header
 
 
 def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -> Header | None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..targets import as_bits, bits_as, device, i64
+from ..targets import as_bits, bits_as, device
 
 BFLOAT16 = "bfloat16"
 _MARK = "warpwell"
@@ -169,25 +169,3 @@ def require_bits(dtype: np.dtype[Any], value: Any, name: str) -> None:
             f"items of array {name!r} are bfloat16, which NumPy has not: assign their bits as uint16, or install "
             "ml_dtypes before the array is opened, to assign numbers"
         )
-
-
-def reader_of(item: Item, stored: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``(view, offset) -> value`` by a function that loads the stored item."""
-    decode = item.decode
-
-    @device
-    def read(view, offset):
-        return decode(i64(stored(view, offset)))
-
-    return read
-
-
-def writer_of(item: Item, stored: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``(view, offset, value)`` by a function that stores an item."""
-    encode = item.encode
-
-    @device
-    def write(view, offset, value):
-        stored(view, offset, encode(value))
-
-    return write

@@ -75,12 +75,11 @@ class PageSet:
             )
         if self._bits is None or start == stop:
             return
-        marked = _unpacked(self._read_bits())
-        first, end = self._pages_of(start, stop)
-        marked = np.union1d(marked, np.arange(first, end))
-        bits = np.zeros(-(-self._pages // 64), np.int64)
-        np.bitwise_or.at(bits, marked >> 6, np.int64(1) << (marked & 63))
-        self._bits.write(0, bits)
+        page, origin = self._array.cache.page_size, self._array._origin
+        last = origin + (stop - 1) * self._step + self._array.dtype.itemsize
+        bits = np.unpackbits(self._read_bits().view(np.uint8), bitorder="little")
+        bits[(origin + start * self._step) // page : -(-last // page)] = 1
+        self._bits.write(0, np.packbits(bits, bitorder="little"))
 
     def clear(self) -> None:
         """Remove all marks."""
@@ -132,11 +131,6 @@ class PageSet:
         array = self._array
         array._require_open()
         return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, leave=leave)
-
-    def _pages_of(self, start: int, stop: int) -> tuple[int, int]:
-        page, origin, step = self._array.cache.page_size, self._array._origin, self._step
-        last = origin + (stop - 1) * step + self._array.dtype.itemsize
-        return (origin + start * step) // page, -(-last // page)
 
     def _items_from(self, page: int) -> int:
         """Return the first item that starts in a page or after it."""
@@ -246,20 +240,16 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         low = i64(start)
         high = i64(stop)
         if low < 0 or low > high or high > pages.size:
-            if low < 0 or low > pages.size:
-                latch_index(pages.space, low, pages.size)
-            else:
-                latch_index(pages.space, high, pages.size)
+            wrong = high
+            if low < 0 or low >= pages.size:
+                wrong = low
+            latch_index(pages.space, wrong, pages.size)
         elif cached and low < high:
             mark(pages, low, high)
 
     @device
     def add(pages, index):
-        i = i64(index)
-        if i < 0 or i >= pages.size:
-            latch_index(pages.space, i, pages.size)
-        elif cached:
-            mark(pages, i, i + 1)
+        add_range(pages, index, i64(index) + 1)
 
     return add if name == "add" else add_range
 

@@ -23,9 +23,7 @@ from ...targets import (
     i64,
     items_at,
     items_of_array,
-    load_weak_as,
     scratch,
-    store_weak_as,
 )
 from ..items import item_of
 from .words import Stored, addresses_of
@@ -37,20 +35,20 @@ BUFFER = 4096
 
 
 class Window(NamedTuple):
-    """How a walk reads or writes one array. All are device functions of one thread."""
+    """How a walk accesses an array, or a tuple of them. All functions are device functions of one thread."""
 
+    nbytes: int
+    """Bytes of the buffer, 0 for an array in memory."""
     room: Maker
     """``(array, i, n)``: at least 1: how many of n items from item i on can be accessed together."""
     open: Maker
-    """``(array, i, n, last, buffer)``: have these items where `items` finds them; whether no error is latched."""
-    items: Maker
-    """``(array, i, n, buffer)`` to something that `get` or `put` subscripts."""
+    """``(array, i, n, last, buffer)``: make these items readable by `get`; return whether no error is latched."""
     get: Maker
-    """``(items, array, i, k)`` to item i + k."""
-    put: Maker
-    """``(items, array, i, k, value)``: it becomes item i + k."""
-    close: Maker
-    """``(array, i, n, buffer)``: store what was put; whether no error is latched."""
+    """``(array, buffer, i, k)`` to item i + k, of a run that was opened from item i on; a tuple for a tuple."""
+    put: Maker | None = None
+    """``(array, buffer, i, k, value)``: store item i + k."""
+    close: Maker | None = None
+    """``(array, i, n, buffer)``: write what was put; return whether no error is latched."""
 
 
 @device
@@ -69,129 +67,89 @@ def _close_nothing(array, i, n, buffer):
 
 
 @device
-def _get(items, array, i, k):
-    return items[k]
+def _own_index(source, buffer, i, k):
+    return (i + k,)
+
+
+INDICES = Window(0, _all, _open_nothing, _own_index)
+"""The source of `fill`, whose items are their indices."""
+
+
+@functools.cache
+def memory_window(get: Maker, put: Maker) -> Window:
+    """Return how to walk an array whose items are accessed by `get` and `put`, of a flat index."""
+
+    @device
+    def get_item(array, buffer, i, k):
+        return get(array, i + k)
+
+    @device
+    def put_item(array, buffer, i, k, value):
+        put(array, i + k, value)
+
+    return Window(0, _all, _open_nothing, get_item, put_item, _close_nothing)
 
 
 @device
-def _put(items, array, i, k, value):
-    items[k] = value
+def _get_of_array(array, i):
+    return items_of_array(array, i, 1)[0]
 
 
-@functools.cache
-def plain_window(get: Maker, put: Maker | None) -> Window:
-    """Return how to walk an array whose items are subscripted by `get` and `put`, of a flat index."""
-
-    @device
-    def items(array, i, n, buffer):
-        return 0
-
-    @device
-    def get_item(items, array, i, k):
-        return get(array, i + k)
-
-    if put is None:
-        return Window(_all, _open_nothing, items, get_item, _put, _close_nothing)
-
-    @device
-    def put_item(items, array, i, k, value):
-        put(array, i + k, value)
-
-    return Window(_all, _open_nothing, items, get_item, put_item, _close_nothing)
+@device
+def _put_to_array(array, i, value):
+    items_of_array(array, i, 1)[0] = value
 
 
-@functools.cache
-def _accesses(code: str) -> tuple[Maker, Maker]:
-    """Return `get` and `put` of items that are stored one after another."""
+ARRAY = memory_window(_get_of_array, _put_to_array)
+"""How to walk a C-contiguous NumPy or device array."""
+
+
+def _accessors(code: str, address_of: Maker) -> tuple[Maker, Maker]:
+    """Return `get` and `put` of items that follow one another from ``address_of(array, buffer, i)`` on.
+
+    They subscript an array, since compilers vectorize no loop over addresses that are integers.
+    """
     item = item_of(code)
-    if item.plain:
-        return _get, _put
     decode, encode, stored = item.decode, item.encode, item.stored
 
     @device
-    def get_decoded(items, array, i, k):
-        return decode(i64(items[k]))
+    def get(array, buffer, i, k):
+        return items_at(address_of(array, buffer, i), k + 1, stored)[k]
 
     @device
-    def put_encoded(items, array, i, k, value):
-        items[k] = bits_as(encode(value), stored)
+    def put(array, buffer, i, k, value):
+        items_at(address_of(array, buffer, i), k + 1, stored)[k] = value
+
+    if item.plain:
+        return get, put
+
+    @device
+    def get_decoded(array, buffer, i, k):
+        return decode(i64(get(array, buffer, i, k)))
+
+    @device
+    def put_encoded(array, buffer, i, k, value):
+        put(array, buffer, i, k, bits_as(encode(value), stored))
 
     return get_decoded, put_encoded
 
 
 @functools.cache
 def direct_window(code: str) -> Window:
-    """Return how to walk an array on storage whose data is in memory, its items one after another."""
-    dtype = item_of(code).stored
-    size = dtype.itemsize
-    get, put = _accesses(code)
+    """Return how to walk an array on storage whose data is in memory, its items one after another (`cpu`)."""
+    size = item_of(code).stored.itemsize
 
     @device
-    def items(view, i, n, buffer):
-        return items_at(view.data + i * size, n, dtype)
-
-    return Window(_all, _open_nothing, items, get, put, _close_nothing)
-
-
-@functools.cache
-def flat_window(code: str) -> Window:
-    """Return the same where device functions cannot return arrays, on `cuda`: an address, and weak accesses."""
-    item = item_of(code)
-    dtype, size = item.stored, item.stored.itemsize
-    decode, encode, plain = item.decode, item.encode, item.plain
-
-    @device
-    def items(view, i, n, buffer):
+    def address_of(view, buffer, i):
         return view.data + i * size
 
-    if plain:
-
-        @device
-        def get(items, view, i, k):
-            return load_weak_as(items + k * size, dtype)
-
-        @device
-        def put(items, view, i, k, value):
-            store_weak_as(items + k * size, value, dtype)
-
-        return Window(_all, _open_nothing, items, get, put, _close_nothing)
-
-    @device
-    def get_decoded(items, view, i, k):
-        return decode(i64(load_weak_as(items + k * size, dtype)))
-
-    @device
-    def put_encoded(items, view, i, k, value):
-        store_weak_as(items + k * size, encode(value), dtype)
-
-    return Window(_all, _open_nothing, items, get_decoded, put_encoded, _close_nothing)
-
-
-@device
-def _array_items(array, i, n, buffer):
-    return 0
-
-
-@device
-def _get_of_array(items, array, i, k):
-    return items_of_array(array, i + k, 1)[0]
-
-
-@device
-def _put_to_array(items, array, i, k, value):
-    items_of_array(array, i + k, 1)[0] = value
-
-
-ARRAY = Window(_all, _open_nothing, _array_items, _get_of_array, _put_to_array, _close_nothing)
-"""How to walk a C-contiguous NumPy or device array."""
+    return Window(0, _all, _open_nothing, *_accessors(code, address_of), _close_nothing)
 
 
 @functools.cache
 def copied_window(array: Stored, stores: bool) -> Window:
     """Return how to walk an array behind a cache."""
-    dtype, size = item_of(array.code).stored, array.size
-    get, put = _accesses(array.code)
-    shift, full = array.shift, array.full
+    size, shift, full = array.size, array.shift, array.full
     is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
 
     @device
@@ -224,14 +182,11 @@ def copied_window(array: Stored, stores: bool) -> Window:
         return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer, 0) != 0
 
     @device
-    def items(view, i, n, buffer):
+    def address_of(view, buffer, i):
         at = view.origin + i * size
         if is_resident(view) and not stores:
-            return items_at(data_of(view) + at, n, dtype)
-        return items_at(buffer + (at & 7), n, dtype)
-
-    if not stores:
-        return Window(room, open_copied, items, get, put, _close_nothing)
+            return data_of(view) + at
+        return buffer + (at & 7)
 
     @device
     def close(view, i, n, buffer):
@@ -239,34 +194,23 @@ def copied_window(array: Stored, stores: bool) -> Window:
         page = at >> shift
         return copy_run(view.space, page, at - (page << shift), n * size, page, buffer + (at & 7), 1) != 0
 
-    return Window(room, _open_nothing, items, get, put, close)
+    get, put = _accessors(array.code, address_of)
+    return Window(BUFFER, room, _open_nothing if stores else open_copied, get, put, close)
 
 
 # -- several sources -----------------------------------------------------------------------------------------------
 
 
-class Windows(NamedTuple):
-    """The windows of all sources: `source` is a tuple unless there is one, `items` and what `get` returns always are.
-
-    `buffers` is the address of one buffer after another.
-    """
-
-    number: int
-    room: Maker
-    open: Maker
-    items: Maker
-    get: Maker
-
-
 @functools.cache
-def windows(sources: tuple[Window, ...], single: bool) -> Windows:
-    """Return how to walk several sources together; `single`: the source is one array, and not in a tuple."""
-    last = len(sources) - 1
-    own = _windows(sources[last], last, single)
+def windows(members: tuple[Window, ...], single: bool) -> Window:
+    """Return how to read several arrays together, or, with `single`, one that is not in a tuple."""
+    last = len(members) - 1
+    own = _member_window(members[last], last, single, sum(window.nbytes for window in members[:last]))
     if last == 0:
         return own
-    room_before, open_before, items_before, get_before = windows(sources[:last], False)[1:]
-    room_own, open_own, items_own, get_own = own[1:]
+    before = windows(members[:last], False)
+    _, room_before, open_before, get_before = before[:4]
+    nbytes, room_own, open_own, get_own = own[:4]
 
     @device
     def room(source, i, n):
@@ -277,22 +221,25 @@ def windows(sources: tuple[Window, ...], single: bool) -> Windows:
         return open_before(source, i, n, last, buffers) and open_own(source, i, n, last, buffers)
 
     @device
-    def items_of(source, i, n, buffers):
-        return items_before(source, i, n, buffers) + items_own(source, i, n, buffers)
+    def get(source, buffers, i, k):
+        return get_before(source, buffers, i, k) + get_own(source, buffers, i, k)
+
+    return Window(before.nbytes + nbytes, room, open_all, get)
+
+
+def _member_window(window: Window, position: int, single: bool, offset: int) -> Window:
+    """Return how to read the array at a position of the source; its buffer begins at an offset."""
+    nbytes, room_one, open_one, get_one = window[:4]
 
     @device
-    def get(items, source, i, k):
-        return get_before(items, source, i, k) + get_own(items, source, i, k)
+    def itself(source):
+        return source
 
-    return Windows(len(sources), room, open_all, items_of, get)
+    @device
+    def member(source):
+        return source[position]
 
-
-def _windows(window: Window, position: int, single: bool) -> Windows:
-    """Return the functions of one window. Its array is the source, or a member of it."""
-    room_one, open_one, items_one, get_one = window[:4]
-    array_of = _itself if single else _member(position)
-    member = _member(position)
-    offset = BUFFER * position
+    array_of = itself if single else member
 
     @device
     def room(source, i, n):
@@ -303,90 +250,51 @@ def _windows(window: Window, position: int, single: bool) -> Windows:
         return open_one(array_of(source), i, n, last, buffers + offset)
 
     @device
-    def items_of(source, i, n, buffers):
-        return (items_one(array_of(source), i, n, buffers + offset),)
+    def get(source, buffers, i, k):
+        return (get_one(array_of(source), buffers + offset, i, k),)
 
-    @device
-    def get(items, source, i, k):
-        return (get_one(member(items), array_of(source), i, k),)
-
-    return Windows(position + 1, room, open_it, items_of, get)
-
-
-@device
-def _itself(source):
-    return source
+    return Window(nbytes, room, open_it, get)
 
 
 @functools.cache
-def _member(position: int) -> Maker:
-    @device
-    def member(source):
-        return source[position]
+def indexed(source: Window) -> Window:
+    """Return a source that has the index of each item behind it."""
+    get_items = source.get
 
-    return member
+    @device
+    def get(source, buffers, i, k):
+        return get_items(source, buffers, i, k) + (i + k,)  # noqa: RUF005 - compilers unpack no tuple here
+
+    return source._replace(get=get)
 
 
 # -- walks ---------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def folding_memory(sources: Windows, rank_of: Maker) -> Maker:
-    """Return ``(f, start, source, lo, hi, *args)``, which folds the caller's share of arrays in memory.
+def folding(sources: Window, rank_of: Maker) -> Maker:
+    """Return ``(f, start, source, lo, hi, *args)``, which folds the caller's share of the items of sources.
 
     `rank_of` is a device function to the caller's rank, and the number of threads that share the run.
     """
-    items_of, get = sources.items, sources.get
-
-    @device
-    def fold_memory(f, start, source, lo, hi, *args):
-        rank, step = rank_of()
-        items = items_of(source, lo, hi - lo, 0)
-        total = start
-        k = rank
-        while k < hi - lo:  # a range with a step would begin by a division
-            total = f(total, *(get(items, source, lo, k) + args))
-            k += step
-        return total
-
-    return fold_memory
-
-
-@functools.cache
-def mapping_memory(target: Window, sources: Windows, rank_of: Maker) -> Maker:
-    """Return ``(f, target, source, lo, hi, *args)``, which stores f of the caller's share of arrays in memory."""
-    items_of, get, into_of, put = sources.items, sources.get, target.items, target.put
-
-    @device
-    def map_memory(f, target, source, lo, hi, *args):
-        rank, step = rank_of()
-        items, into = items_of(source, lo, hi - lo, 0), into_of(target, lo, hi - lo, 0)
-        k = rank
-        while k < hi - lo:
-            put(into, target, lo, k, f(*(get(items, source, lo, k) + args)))
-            k += step
-
-    return map_memory
-
-
-@functools.cache
-def folding(sources: Windows) -> Maker:
-    """Return ``(f, start, source, lo, hi, *args)``, which folds the items of sources."""
-    number, room, open_all, items_of, get = sources
-    nbytes = number * BUFFER
+    nbytes, room, open_all, get = sources[:4]
 
     @device
     def fold_buffers(f, start, source, lo, hi, *args):
-        buffers = scratch(nbytes)
+        rank, step = rank_of()
+        buffers = 0
+        if nbytes:
+            buffers = scratch(nbytes)
         total = start
         i = lo
         while i < hi:
             n = room(source, i, hi - i)
             if not open_all(source, i, n, hi - 1, buffers):
                 break
-            items = items_of(source, i, n, buffers)
-            for k in range(n):
-                total = f(total, *(get(items, source, i, k) + args))
+            k = rank
+            while k < n:  # a range with a step would begin by a division
+                total = f(total, *(get(source, buffers, i, k) + args))
+                k += step
             i += n
         return total
 
@@ -394,24 +302,27 @@ def folding(sources: Windows) -> Maker:
 
 
 @functools.cache
-def mapping(target: Window, sources: Windows) -> Maker:
-    """Return ``(f, target, source, lo, hi, *args)``, which stores f of the items of sources."""
-    number, room, open_all, items_of, get = sources
-    room_target, into_of, put, close = target.room, target.items, target.put, target.close
-    offset = number * BUFFER
-    nbytes = offset + BUFFER
+def mapping(target: Window, sources: Window, rank_of: Maker) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of the caller's share of the items of sources."""
+    offset, room, open_all, get = sources[:4]
+    nbytes, room_target, _, _, put, close = target
+    nbytes += offset
 
     @device
     def map_buffers(f, target, source, lo, hi, *args):
-        buffers = scratch(nbytes)
+        rank, step = rank_of()
+        buffers = 0
+        if nbytes:
+            buffers = scratch(nbytes)
         i = lo
         while i < hi:
             n = min(room(source, i, hi - i), room_target(target, i, hi - i))
             if not open_all(source, i, n, hi - 1, buffers):
                 break
-            items, into = items_of(source, i, n, buffers), into_of(target, i, n, buffers + offset)
-            for k in range(n):
-                put(into, target, i, k, f(*(get(items, source, i, k) + args)))
+            k = rank
+            while k < n:
+                put(target, buffers + offset, i, k, f(*(get(source, buffers, i, k) + args)))
+                k += step
             if not close(target, i, n, buffers + offset):
                 break
             i += n

@@ -60,7 +60,7 @@ def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     -----
     Each item is read as by a subscript, and orders as little.
     """
-    return _interpreted(_choose_fold(0), f, start, source, lo, hi, *args)
+    return _interpreted(_choose_fold, 0, f, start, source, lo, hi, *args)
 
 
 def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
@@ -69,12 +69,12 @@ def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> 
     As `fold`, but each thread starts with its own `start` and returns what it made of its share; `reduce_warp`
     combines them. Neighbouring threads take neighbouring items. On `cpu` and `interp` a warp is one thread.
     """
-    return _interpreted(_choose_fold(1), f, start, source, lo, hi, *args)
+    return _interpreted(_choose_fold, 1, f, start, source, lo, hi, *args)
 
 
 def fold_indexed_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     """Fold the caller's share of [lo, hi) of one array by ``f(start, item, i, *args)``, for item i; see `fold_warp`."""
-    return _interpreted(_choose_indexed, f, start, source, lo, hi, *args)
+    return _interpreted(_choose_indexed, 1, f, start, source, lo, hi, *args)
 
 
 def fold_block(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
@@ -82,7 +82,7 @@ def fold_block(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) ->
 
     As `fold_warp`, for a block. It is no barrier.
     """
-    return _interpreted(_choose_fold(2), f, start, source, lo, hi, *args)
+    return _interpreted(_choose_fold, 2, f, start, source, lo, hi, *args)
 
 
 def map(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
@@ -100,17 +100,17 @@ def map(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
     *args
         Passed to `f`.
     """
-    return _interpreted(_choose_map(0), f, target, source, lo, hi, *args)
+    return _interpreted(_choose_map, 0, f, target, source, lo, hi, *args)
 
 
 def map_warp(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
     """Store ``f(item, *args)`` for the caller's share of [lo, hi) (all converged threads of the warp); see `map`."""
-    return _interpreted(_choose_map(1), f, target, source, lo, hi, *args)
+    return _interpreted(_choose_map, 1, f, target, source, lo, hi, *args)
 
 
 def map_block(f: Any, target: Any, source: Any, lo: int, hi: int, *args: Any) -> None:
     """Store ``f(item, *args)`` for the caller's share of [lo, hi) (all threads of the block); see `map`."""
-    return _interpreted(_choose_map(2), f, target, source, lo, hi, *args)
+    return _interpreted(_choose_map, 2, f, target, source, lo, hi, *args)
 
 
 def fill(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
@@ -125,17 +125,17 @@ def fill(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     *args
         Passed to `f`.
     """
-    return _interpreted(_choose_fill(0), f, target, lo, hi, *args)
+    return _interpreted(_choose_fill, 0, f, target, lo, hi, *args)
 
 
 def fill_warp(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     """Store ``f(i, *args)`` for the caller's share of [lo, hi) (all converged threads of the warp); see `fill`."""
-    return _interpreted(_choose_fill(1), f, target, lo, hi, *args)
+    return _interpreted(_choose_fill, 1, f, target, lo, hi, *args)
 
 
 def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     """Store ``f(i, *args)`` for the caller's share of [lo, hi) (all threads of the block); see `fill`."""
-    return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
+    return _interpreted(_choose_fill, 2, f, target, lo, hi, *args)
 
 
 # -- ranks of threads ------------------------------------------------------------------------------------------------
@@ -172,21 +172,17 @@ def _access(kind: Any, name: str) -> Any:
     if not 1 <= ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels walk arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
     index_of = _INDEX_OF[ndim]
-    if name == "getitem":
-        get = _subscript(kind, name)
+    access = _subscript(kind, name)
 
-        @device
-        def item(array, i):
-            return get(array, index_of(array, i))
-
-        return item
-    put = _subscript(kind, name)
+    @device
+    def item(array, i):
+        return access(array, index_of(array, i))
 
     @device
     def set_item(array, i, value):
-        put(array, index_of(array, i), value)
+        access(array, index_of(array, i), value)
 
-    return set_item
+    return item if name == "getitem" else set_item
 
 
 def _subscript(kind: Any, name: str) -> Any:
@@ -237,119 +233,55 @@ def _index4(array, i):
 _INDEX_OF = {1: _index1, 2: _index2, 3: _index3, 4: _index4}
 
 
-@functools.cache
-def _items(kinds: Any) -> Maker:
-    """Return ``(source, i) -> tuple of items`` for the kind of a source, or of a tuple of sources."""
-    if kinds is INDEX:
-        return _index
-    if _is_array(kinds):
-        get = _access(kinds, "getitem")
-
-        @device
-        def single_item(source, i):
-            return (get(source, i),)
-
-        return single_item
-    return _items_of(kinds, len(kinds))
-
-
-def _items_of(kinds: tuple[Any, ...], count: int) -> Maker:
-    last = count - 1
-    get = _access(kinds[last], "getitem")
-    if last == 0:
-
-        @device
-        def first(source, i):
-            return (get(source[0], i),)
-
-        return first
-    before = _items_of(kinds, last)
-
-    @device
-    def several(source, i):
-        return before(source, i) + (get(source[last], i),)  # noqa: RUF005 - compilers unpack no tuple here
-
-    return several
-
-
 # -- variants -------------------------------------------------------------------------------------------------------
 
 BUFFERED = {"cpu"}
 """Targets whose threads copy pages to buffers; others read words into registers."""
 
 
-def _choose_fold(scope: int) -> Maker:
-    def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _folding(target, scope, source) if _walkable(source) else None
-
-    return choose
-
-
-def _folding(target: str, scope: int, source: Any) -> Maker:
-    if target in BUFFERED and _behind_cache(source):
-        walk = buffers.folding(_windows(target, source))
-    elif (stored := _stored(source)) is not None:
+def _choose_fold(scope: int, target: str, f: Any, start: Any, source: Any, *_: Any) -> Maker | None:
+    if not _walkable(source):
+        return None
+    if target not in BUFFERED and (stored := _stored(source)) is not None:
         walk = words.folding(stored, _RANKS[scope], scope > 0)
     else:
-        walk = buffers.folding_memory(_windows(target, source), _RANKS[scope])
+        walk = buffers.folding(_windows(target, source), _RANKS[scope])
     return _in_range(scope, None, source, walk)
 
 
-def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+def _choose_indexed(scope: int, target: str, f: Any, start: Any, source: Any, *_: Any) -> Maker | None:
     if not _is_array(source):
         return None
-    stored = _stored(source)
-    if stored is not None and target not in BUFFERED:
-        walk = words.folding(stored, _RANKS[1], True, words.fold_indexed_item)
+    if target not in BUFFERED and (stored := _stored(source)) is not None:
+        walk = words.folding(stored, _RANKS[scope], True, words.fold_indexed_item)
     else:
-        sources = _windows(target, (source, INDEX))
-        walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _RANKS[1])
-        walk = _beside_index(walk)
-    return _in_range(1, None, source, walk)
+        walk = buffers.folding(buffers.indexed(_windows(target, source)), _RANKS[scope])
+    return _in_range(scope, None, source, walk)
 
 
-@functools.cache
-def _beside_index(walk: Maker) -> Maker:
-    @device
-    def beside_index(f, start, source, lo, hi, *args):
-        return walk(f, start, (source, 0), lo, hi, *args)
-
-    return beside_index
+def _choose_map(scope: int, target: str, f: Any, into: Any, source: Any, *_: Any) -> Maker | None:
+    if not _is_array(into) or not _walkable(source):
+        return None
+    return _mapping(scope, target, into, source)
 
 
-def _choose_map(scope: int) -> Maker:
-    def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        if not _is_array(into) or not _walkable(source):
-            return None
-        return _mapping(target, scope, into, source)
-
-    return choose
-
-
-def _choose_fill(scope: int) -> Maker:
-    def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        if not _is_array(into):
-            return None
-        return _fill_by(_mapping(target, scope, into, INDEX))
-
-    return choose
+def _choose_fill(scope: int, target: str, f: Any, into: Any, *_: Any) -> Maker | None:
+    return _fill_by(_mapping(scope, target, into, INDEX)) if _is_array(into) else None
 
 
 INDEX = "index"
 """The kind of a source whose items are their indices."""
 
 
-def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
-    rank_of = _RANKS[scope]
-    of, to = _stored(source), _stored(into)
-    if target in BUFFERED and (_behind_cache(into) or _behind_cache(source)):
-        walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source))
-    elif to is not None and not _read_only(into):
-        walk = words.storing(to, of, None if of else _items(source), rank_of, scope > 0)
-    elif of is not None and not _read_only(into):
+def _mapping(scope: int, target: str, into: Any, source: Any) -> Maker:
+    rank_of, of, to = _RANKS[scope], _stored(source), _stored(into)
+    in_words = target not in BUFFERED and not _read_only(into)
+    if in_words and to is not None:
+        walk = words.storing(to, of, _windows(target, source).get, rank_of, scope > 0)
+    elif in_words and of is not None:
         walk = words.storing_elsewhere(of, _access(into, "setitem"), rank_of, scope > 0)
     else:
-        walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), rank_of)
+        walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source), rank_of)
     return _in_range(scope, into, source, walk)
 
 
@@ -370,32 +302,28 @@ def _stored(kind: Any) -> words.Stored | None:
     return words.Stored(static.dtype, static.shift, static.direct_mapped, static.full)
 
 
-def _behind_cache(kind: Any) -> bool:
-    """Return whether an array, or one of a tuple, is walked page by page."""
-    return any(_stored(each) is not None for each in _members(kind))
-
-
 def _members(kind: Any) -> tuple[Any, ...]:
-    return (kind,) if kind is INDEX or _is_array(kind) else kind
+    return (kind,) if _is_single(kind) else kind
 
 
 def _window(target: str, kind: Any, *, stores: bool = False) -> buffers.Window:
-    if kind is INDEX:
-        return buffers.plain_window(_own_index, None)
     if not (stores and _read_only(kind)):
-        if target in BUFFERED and (stored := _stored(kind)) is not None:
+        stored = _stored(kind)
+        if target in BUFFERED and stored is not None:
             return buffers.copied_window(stored, stores)
-        if _packed(kind) and not kind.static.cached:
-            direct = buffers.direct_window if target in BUFFERED else buffers.flat_window
-            return direct(kind.static.dtype)
+        if _packed(kind) and stored is None:
+            if target in BUFFERED:
+                return buffers.direct_window(kind.static.dtype)
+            return buffers.memory_window(*elements.flat_accessors(kind.static))
         if isinstance(kind, ArrayKind) and kind.contiguous and kind.ndim > 0:
             return buffers.ARRAY
-    return buffers.plain_window(_access(kind, "getitem"), _access(kind, "setitem") if stores else None)
+    return buffers.memory_window(_access(kind, "getitem"), _access(kind, "setitem"))
 
 
-def _windows(target: str, kind: Any) -> buffers.Windows:
-    single = kind is INDEX or _is_array(kind)
-    return buffers.windows(tuple(_window(target, each) for each in _members(kind)), single)
+def _windows(target: str, kind: Any) -> buffers.Window:
+    if kind is INDEX:
+        return buffers.INDICES
+    return buffers.windows(tuple(_window(target, each) for each in _members(kind)), _is_single(kind))
 
 
 @functools.cache
@@ -440,7 +368,7 @@ def _in_range(scope: int, target: Any, source: Any, walk: Maker) -> Maker:
 
     `target` is the type of the target, or None for a fold.
     """
-    clip_target, clip_source = _clip((target,), True), _clip(_members(source), source is INDEX or _is_array(source))
+    clip_target, clip_source = _clip((target,), True), _clip(_members(source), _is_single(source))
 
     @device
     def walk_in_range(f, target, source, lo, hi, *args):
@@ -459,16 +387,6 @@ def _in_range(scope: int, target: Any, source: Any, walk: Maker) -> Maker:
     return walk_together if scope == 1 else walk_in_range
 
 
-@device
-def _index(source, i):
-    return (i,)
-
-
-@device
-def _own_index(source, i):
-    return i
-
-
 @functools.cache
 def _fill_by(walk: Maker) -> Maker:
     @device
@@ -482,6 +400,11 @@ def _is_array(kind: Any) -> bool:
     return isinstance(kind, StructKind | ArrayKind)
 
 
+def _is_single(kind: Any) -> bool:
+    """Return whether a source is not a tuple of arrays; kinds of arrays are tuples themselves."""
+    return _is_array(kind) or not isinstance(kind, tuple)
+
+
 def _walkable(kind: Any) -> bool:
     """Return whether a type is a source: an array, or a tuple of up to `SOURCES_MAX`."""
     if _is_array(kind):
@@ -489,10 +412,10 @@ def _walkable(kind: Any) -> bool:
     return isinstance(kind, tuple) and 1 <= len(kind) <= SOURCES_MAX and all(_is_array(each) for each in kind)
 
 
-def _interpreted(choose: Maker, *values: Any) -> Any:
+def _interpreted(choose: Maker, scope: int, *values: Any) -> Any:
     """Call what is chosen for values instead of types: how the interpreter runs the functions above."""
     current()
-    function = choose("interp", *(_kind_of(value) for value in values))
+    function = choose(scope, "interp", *(_kind_of(value) for value in values))
     if function is None:
         raise errors.DTypeError(
             f"a span's arrays are arrays on storage, NumPy or device arrays, or a tuple of up to {SOURCES_MAX} of them"
@@ -516,7 +439,7 @@ REGISTERS = 64
 for _scope, (_fold, _map, _fill) in enumerate(
     ((fold, map, fill), (fold_warp, map_warp, fill_warp), (fold_block, map_block, fill_block))
 ):
-    chosen(_fold, _choose_fold(_scope), REGISTERS)
-    chosen(_map, _choose_map(_scope), REGISTERS)
-    chosen(_fill, _choose_fill(_scope), REGISTERS)
-chosen(fold_indexed_warp, _choose_indexed, REGISTERS)
+    chosen(_fold, functools.partial(_choose_fold, _scope), REGISTERS)
+    chosen(_map, functools.partial(_choose_map, _scope), REGISTERS)
+    chosen(_fill, functools.partial(_choose_fill, _scope), REGISTERS)
+chosen(fold_indexed_warp, functools.partial(_choose_indexed, 1), REGISTERS)

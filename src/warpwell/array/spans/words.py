@@ -687,8 +687,7 @@ _NO_READS = _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
 def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
 
-    `items` is a device function ``(source, i)`` to a tuple of items, if the source is not behind a cache; the other
-    parameters are those of `folding`.
+    `items` is `buffers.Window.get` of a source that is not behind a cache; the other parameters are those of `folding`.
     """
     group = GROUP_BYTES // max(target.size, source.size if source else 0)
     of_target, pack = page_access(target, group, shared), _pack(target.code)
@@ -703,7 +702,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
 
         @device
         def items_of(source, first, second, i, k):
-            return items(source, i + k)
+            return items(source, 0, i, k)
     else:
         start_of_source, same_page = page_access(source, group, shared)[:2]
         unpack = _unpack(source.code)
