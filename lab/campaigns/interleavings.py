@@ -18,7 +18,7 @@ from .models.cache_model import CacheModel, Focus
 from .models.drive_model import DriveModel
 from .models.faults_planted import FAULTS, RARE, Fault, planted
 from .models.frame_model import FrameModel
-from .models.gather_model import GatherModel, LaunchesModel
+from .models.gather_model import GatherModel, UnitsModel
 from .models.key_value_model import KeyValueModel
 from .models.known_model import KnownModel
 from .models.kv_device_model import StoreModel
@@ -34,7 +34,7 @@ from .models.span_model import InPlaceModel, SpanModel
 from .models.workers_model import WorkersModel
 
 SCENARIOS = (
-    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "in-place", "gather", "launches", "resident", "pins",
+    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "in-place", "gather", "units", "resident", "pins",
     "known", "key-value", "store", "service", "drive", "relay", "recover", "revive",
     "workers",
 )  # fmt: skip
@@ -48,7 +48,7 @@ _CACHE: dict[str, Any] = {
     "pins": PinModel,
     "known": KnownModel,
     "gather": GatherModel,
-    "launches": LaunchesModel,
+    "units": UnitsModel,
     "recover": RecoverModel,
 }
 _MODELS: dict[str, Any] = {

@@ -14,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import api, host, lists, tasks, tensors, waves
+from warpwell.array.gather import api, gpu, gpu_cached, host, page_batches, tasks, tensors
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
 
@@ -114,10 +116,10 @@ def test_any_list_of_rows(
     given_rows = np.array(rows, "i4" if small else "i8")[::stride]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
-        patch.setattr(waves, "ROWS", most)
-        patch.setattr(api, "PIECE_BYTES", 64)
-        patch.setattr(api, "SHARE_ROWS", 16)
-        patch.setattr(api, "HERE_BYTES", 64 if most % 2 else 4 << 20)
+        patch.setattr(page_batches, "MAX_LAUNCH_ROWS", most)
+        patch.setattr(api, "CHUNK_BYTES", 64)
+        patch.setattr(api, "INLINE_CHUNK_ROWS", 16)
+        patch.setattr(api, "INLINE_BYTES", 64 if most % 2 else 4 << 20)
         patch.setattr(api, "MAX_CHUNK_BYTES", 134 * most)
         patch.setattr(host.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
@@ -132,38 +134,44 @@ def test_any_list_of_rows(
     origin=st.integers(0, 300),
     most=st.integers(1, 30),
 )
-def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
+def test_batches_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
     starts = origin + np.sort(np.array(rows)) * nbytes
     wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
     pages: list[int] = []
     high = 0
-    for wave in waves.waves(starts, nbytes, PAGE, most):
-        assert wave.low == high < wave.high
-        high = wave.high
-        assert len(wave.pages) <= most or wave.high == wave.low + 1
-        pages += wave.pages.tolist()
+    for batch in page_batches.page_batches(starts, nbytes, PAGE, most):
+        assert batch.low == high < batch.high
+        high = batch.high
+        assert len(batch.pages) <= most or batch.high == batch.low + 1
+        pages += batch.pages.tolist()
     assert high == len(rows) and pages == sorted(wanted)
 
 
 @pytest.mark.parametrize("kind", ["i4", "i8"])
-def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
+def test_slots_are_filled_again_after_they_are_free(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_cached, "CHUNK_ROWS", 7)
     model = np.random.default_rng(0).integers(0, 255, (500, 24), np.uint8)
     rows = np.random.default_rng(1).integers(0, 500, 5000).astype(kind)
-    ring = lists.ListRing(rows, each=7, lists=3, slots=2, nbytes=20, stride=24, source=model.ctypes.data)
-    staging = np.zeros(ring.staging_bytes, np.uint8)
-    threads = [threading.Thread(target=ring.fill, args=(staging.ctypes.data,), daemon=True) for _ in range(3)]
+    medium = types.SimpleNamespace(host_memory=lambda: model.ctypes.data)
+    array = types.SimpleNamespace(device="cpu", medium=medium, _origin=0, shape=(500,), name="a")
+    slots = gpu_cached._Slots(array, rows, 20, 24)
+    memory = slots.buffer.pinned.view(np.dtype(np.uint8))[gpu.HEADER_BYTES :]
+    threads = [threading.Thread(target=slots.fill, args=(k,), daemon=True) for k in range(3)]
     for thread in threads:
         thread.start()
-    held: list[tuple[int, int, int]] = []
-    for slot in range(ring.filled_slots):
-        while not ring.full(slot):
+    held: list[int] = []
+    assert slots.number > 2 * gpu_cached.SLOTS
+    for slot in range(slots.number):
+        while not slots.is_full(slot):
             time.sleep(0)
-        held.append((slot % 2 * ring.slot_bytes, *ring.rows_of(slot)))
-        if len(held) == 2 or slot == ring.filled_slots - 1:
+        held.append(slot)
+        if len(held) == gpu_cached.SLOTS or slot == slots.number - 1:
             time.sleep(1e-4)  # threads wait for a slot
-            for place, first, n in held:
-                assert (staging[place:][: 20 * n].reshape(n, 20) == model[rows[first : first + n], :20]).all()
-                ring.give_back()
+            for full in held:
+                first, n = slots.rows_of(full)
+                found = memory[full % gpu_cached.SLOTS * slots.slot_bytes :][: 20 * n].reshape(n, 20)
+                assert (found == model[rows[first : first + n], :20]).all()
+            slots.free_copied(deque([lambda: True] * len(held)))
             held.clear()
     for thread in threads:
         thread.join()
@@ -172,7 +180,7 @@ def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
 def test_gaps_are_filled_up_to_the_limit(pages: set[int], most: int) -> None:
     ascending = np.array(sorted(pages))
-    merged = waves.over_gaps(ascending, most).tolist()
+    merged = page_batches.fill_gaps(ascending, most).tolist()
     wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
     assert merged == sorted(pages | wanted)
 
@@ -291,7 +299,7 @@ def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
         "bytes": (b"x" * 48, errors.ArgumentError, "bytes"),
         "kind": (Exporter(np.zeros((2, 6), "f4"), code=0), errors.DTypeError, "32-bit"),
         "GPU": (Exporter(np.zeros((2, 6), "f4"), 2, device=2), errors.ArgumentError, "GPU"),
-        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "kind 7"),
+        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "type 7"),
     }
 
 

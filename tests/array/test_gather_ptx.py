@@ -1,4 +1,4 @@
-"""What the kernels of `ww.gather` compile to for a GPU."""
+"""PTX of the kernels of `ww.gather`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,32 @@ from warpwell.targets.compiler import run_cuda
 pytestmark = pytest.mark.ptx
 
 
-def text_of(kernel: ww.Kernel) -> str:
+def lines_of(kernel: ww.Kernel) -> list[str]:
     text = run_cuda.ptx(kernel, (0,) * len(inspect.signature(kernel.function).parameters))
-    return text[text.index(".visible .entry") :]
+    entry = text[text.index(".visible .entry") :]
+    return [line.strip() for line in entry[: entry.index("\n}")].splitlines()]
 
 
-@pytest.mark.parametrize("kernel", [kernels.copy_listed, kernels.copy_seen], ids=lambda k: k.__name__)
-def test_rows_are_copied_by_wide_relaxed_loads_four_in_flight(kernel: ww.Kernel) -> None:
-    lines = [line.strip() for line in text_of(kernel).splitlines()]
-    wide = [line[:2] for line in lines if re.match(r"(ld|st)[.]relaxed[.]gpu[.]global[.]v2[.]u64", line)]
-    assert "ldldldldstststst" in "".join(wide), "all four loads are issued before the first store"
-    assert not any(re.match("call|fence|atom|ld.acquire|div|rem", line) for line in lines), "no row pays for an order"
+@pytest.mark.parametrize("kernel", [kernels.copy_from_memory, kernels.copy_cached], ids=lambda k: k.__name__)
+def test_units_are_copied_by_wide_relaxed_loads_before_the_first_store(kernel: ww.Kernel) -> None:
+    wide = [line[:2] for line in lines_of(kernel) if re.match(r"(ld|st)[.]relaxed[.]gpu[.]global[.]v2[.]u64", line)]
+    assert wide == ["ld", "ld", "st", "st"]
 
 
-def test_the_look_acquires_the_word_before_it_records_it() -> None:
-    lines = [line.strip() for line in text_of(kernels.look_pages).splitlines()]
-    acquire = next(k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu"))
-    assert any(line.startswith("st.relaxed.gpu") for line in lines[acquire:])
+def test_rows_of_memory_are_copied_without_order() -> None:
+    assert not any(re.match("call|fence|atom|ld.acquire", line) for line in lines_of(kernels.copy_from_memory))
 
 
-@pytest.mark.quick("settle_rows")
-@pytest.mark.parametrize("kernel", [kernels.settle_rows, kernels.take_missing], ids=lambda k: k.__name__)
-def test_the_others_compile(kernel: ww.Kernel) -> None:
-    assert text_of(kernel)
+@pytest.mark.parametrize("kernel", [kernels.copy_cached, kernels.copy_loaded], ids=lambda k: k.__name__)
+def test_a_validated_read_has_one_fence_between_its_loads_and_the_page_words(kernel: ww.Kernel) -> None:
+    lines = lines_of(kernel)
+    fences = [k for k, line in enumerate(lines) if line.startswith("fence")]
+    assert len(fences) == 1 and lines[fences[0]].startswith("fence.acq_rel.gpu")
+    before, after = "\n".join(lines[: fences[0]]), "\n".join(lines[fences[0] :])
+    assert before.count("ld.acquire.gpu") == 2 and "call" not in before and "v2.u64" in before
+    assert before.rindex("ld.acquire.gpu") < before.index("ld.relaxed.gpu")
+    assert after.index("ld.relaxed.gpu.global.u64") < after.index("v2.u64")
+
+
+def test_only_a_missing_page_takes_a_call() -> None:
+    assert not any(line.startswith("call") for line in lines_of(kernels.copy_cached))

@@ -40,11 +40,11 @@ class TestGathers(GatherConformance):
             "(32, 4)-host-cached",
             "(3,)-device",
         ),
-        "test_memory_of_the_host_is_copied_by_lists": ("36", "100"),
+        "test_rows_of_host_memory_are_copied_past_the_cache": ("36", "100"),
     }
 
     def near(self, host: Any) -> Any:
         return Near(host)
 
-    def far(self, given: Any) -> Any:
-        return np.asarray(given.memory if isinstance(given, Near) else given)
+    def far(self, array: Any) -> Any:
+        return np.asarray(array.memory if isinstance(array, Near) else array)

@@ -32,7 +32,7 @@ ONE_PER_SCENARIO = """
     any-cid-believed old-entries-kept generation-kept completion-before-value
     silence-starves parked-unseen version-ignored first-acquire-relaxed
     credit-too-many run-dirty-forgotten span-escapes row-without-a-second-look
-    launches-generation-ignored drive-answered-early kept-not-dirty generation-too-late
+    units-generation-ignored drive-answered-early kept-not-dirty generation-too-late
     claim-forgotten
 """.split()
 """The planted fault of each scenario that is found soonest."""

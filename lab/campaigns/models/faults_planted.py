@@ -94,9 +94,11 @@ _TICKETS = "kv.device.kernel_view"
 _HIT = "cache.hit"
 _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
-_ROWS = "array.gather.waves"
+_ROWS = "array.gather.page_batches"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
-_ROW_COPIED = "frame_of(seen)) + first, whole)\n"
+_ROW_COPIED = "frame_of(word)) + first, padded)\n"
+_ROW_KERNELS = "array.gather.kernels"
+_UNITS_LOADED = "load_units(source, other_source, unit)\n"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
@@ -933,15 +935,33 @@ FAULTS = (
         (_NO_VALIDATION,),
     ),
     Fault(
-        "launches-without-a-second-look",
-        "launches",
-        "rows are settled without a look at the words",
+        "units-without-a-fence",
+        "units",
+        "no order between the loads of units and the validation",
+        (Edit(_ROW_KERNELS, "read_units", _UNITS_LOADED + "    fence(DEVICE)\n", _UNITS_LOADED),),
+    ),
+    Fault(
+        "units-first-look-relaxed",
+        "units",
+        "a thread that loads the word of a VALID page need not load the page's bytes",
+        (_RELAXED_LOAD,),
+    ),
+    Fault(
+        "units-without-validation",
+        "units",
+        "a unit is used although the page word has changed",
         (_NO_VALIDATION,),
     ),
     Fault(
-        "launches-generation-ignored",
-        "launches",
-        "rows are settled if their page is in the frame again",
+        "units-of-one-word",
+        "units",
+        "only the page word of the first unit is validated",
+        (Edit(_ROW_KERNELS, "read_units", "validate_read(other_address, other)", "is_valid"),),
+    ),
+    Fault(
+        "units-generation-ignored",
+        "units",
+        "a unit is used if its page is in the frame again",
         (Edit(_HIT, "validate_read", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
     ),
     Fault(

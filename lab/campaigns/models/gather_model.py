@@ -1,6 +1,6 @@
-"""Gather and launches scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
+"""Gather and units scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
 
-Those of a GPU copy rows by three launches; between two launches of a stream there is a fence of all threads.
+On a GPU a thread copies two units of rows, by validated reads with one fence.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.array.gather.kernels import copy_part
-from warpwell.array.gather.waves import take_row
-from warpwell.cache import READABLE, frame_address, frame_of, load_word, validate_read, word_address
-from warpwell.targets import DEVICE, fence, load_weak_as
+from warpwell.array.gather.kernels import read_units
+from warpwell.array.gather.page_batches import take_row
+from warpwell.targets import load_weak_as
 
 from .adversary import Violation
 from .cache_model import ITEMS, base_value
@@ -23,8 +22,8 @@ from .frame_model import FrameModel
 class GatherModel(FrameModel):
     """One run of the gather scenario; `seed` and `trace` as for `CacheModel`."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.rows: list[Any] = []
 
     def _look(self, seed: int) -> None:
@@ -44,28 +43,17 @@ class GatherModel(FrameModel):
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
 
 
-class LaunchesModel(GatherModel):
-    """One run of the launches scenario; `seed` and `trace` as for `CacheModel`."""
+class UnitsModel(GatherModel):
+    """One run of the units scenario; `seed` and `trace` as for `CacheModel`."""
 
     def _look(self, seed: int) -> None:
-        random, page, core = Random(seed), self.pages[0], self.cache.core
-        row = np.zeros(8, np.int64)
-        self.rows.append(row)  # its memory stays: another's would show what was stored here
-        self.run.announce(row.ctypes.data, row.nbytes)
+        random, core = Random(seed), self.cache.core
         for _ in range(60):
-            first, items = random.randrange(0, 4, 2), random.choice((2, 4, 6))
+            places = [(random.choice(self.pages), random.randrange(0, 8, 2)) for _ in range(2)]
+            offsets = [8 * (page * ITEMS + item) for page, item in places]
             unit = random.choice((8, 16))
-            word = word_address(core, page)
-            found = load_word(word)
-            fence(DEVICE)
-            if found & READABLE == 0:
-                continue
-            source = frame_address(core, frame_of(found)) + 8 * first
-            for lane in range(2):
-                copy_part(row.ctypes.data, source, 8 * items, unit, lane, 2)
-            fence(DEVICE)
-            got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(items)]
-            if validate_read(word_address(core, page), found) and got != [
-                base_value(page, first + k) for k in range(items)
-            ]:
-                raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
+            a, b, c, d, *valid = read_units(core, self.view.space, *offsets, unit, 0)
+            for (page, item), words, is_valid in zip(places, ((a, b), (c, d)), valid, strict=True):
+                for k in range(unit // 8):
+                    if is_valid and words[k] != base_value(page, item + k):
+                        raise Violation(f"page {page}, item {item + k}: a unit has {words[k]:#x}")

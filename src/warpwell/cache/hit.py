@@ -8,7 +8,7 @@ The loads of the bytes are ordered before the second load of the word in one of 
 
 - One item has acquire order (`item_reader`).
 - Several loads are relaxed, and an acquire-release fence follows them: one for all pages that are validated after it
-  (`array.spans`, and `take_row` in `array.gather.waves`).
+  (`array.spans`; `take_row` and `read_units` in `array.gather`).
 
 If a byte was stored by a thread that filled the frame again, its fence (`transfer.fill`) and this order make the
 INVALID word visible to the second load, and the generation differs.

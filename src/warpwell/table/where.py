@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather.api import begin, by_stream, new_result, numbers_of
+from ..array.gather.api import begin, by_stream, indices_of, new_result
 from ..errors import ArgumentError
 from ..targets import to_device, to_host, zeros
 from ..targets.arrays import empty
@@ -181,7 +181,7 @@ def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Rea
         if result is None:
             result, address = new_result(array, (len(numbers), *array.shape[1:]))
         nbytes = array._strides[0]
-        given: Any = numbers_of(rows, 0) if by_stream(array) else rows
+        given: Any = indices_of(rows, 0) if by_stream(array) else rows
         stream = stream_of(array.device, 0) if by_stream(array) else None
         futures.append(begin(array, given, result, address + at, result, stream, report_bytes=read.append))
         at += len(rows) * nbytes

@@ -15,7 +15,7 @@ from tests.harness.arrays.kernels import write
 import warpwell as ww
 from lab.media import Faulty
 from warpwell import errors
-from warpwell.array.gather import frames, in_stream
+from warpwell.array.gather import gpu, gpu_cached
 from warpwell.storage import RamMedium
 from warpwell.targets.arrays import to_host
 
@@ -31,7 +31,7 @@ TIERS: dict[str, dict[str, Any]] = {
 
 
 class GatherConformance:
-    """Tests for any device; a subclass says how an array comes to be in its memory."""
+    """Tests for any device; a subclass copies arrays to its memory."""
 
     DEVICE: ClassVar[str]
     ROWS: ClassVar[int] = 300
@@ -40,9 +40,9 @@ class GatherConformance:
         """Return an array in the device's memory."""
         raise NotImplementedError
 
-    def far(self, given: Any) -> Any:
+    def far(self, array: Any) -> Any:
         """Return it in host memory."""
-        return to_host(given)
+        return to_host(array)
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
         return ww.open(path, mode, device=self.DEVICE, **options)
@@ -52,9 +52,9 @@ class GatherConformance:
         return tmp_path / "a.npy"
 
     def same(self, a: Any, model: Any, rows: Any, **more: Any) -> None:
-        wanted = model[np.asarray(rows)]
+        expected = model[np.asarray(rows)]
         got = self.far(ww.gather(a, rows, **more).result(60))
-        assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
+        assert got.dtype == expected.dtype and got.shape == expected.shape and got.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("tier", list(TIERS))
     @pytest.mark.parametrize("row", [(), (3,), (32, 4), (50, 9)], ids=str)
@@ -64,13 +64,13 @@ class GatherConformance:
         path = self.saved(tmp_path, model)
         for mode in ("r", "r+"):
             with self.open(path, mode, **TIERS[tier]) as a:
-                some = rng.integers(0, self.ROWS, self.ROWS)
+                shuffled = rng.integers(0, self.ROWS, self.ROWS)
                 for rows in (
-                    some,
+                    shuffled,
                     np.arange(self.ROWS)[::-1],
                     np.zeros((2, 0, 3), "i8"),
-                    some[:10].reshape(5, 2),
-                    some.astype("i4"),
+                    shuffled[:10].reshape(5, 2),
+                    shuffled.astype("i4"),
                     [self.ROWS - 1],
                 ):
                     self.same(a, model, rows)
@@ -84,21 +84,21 @@ class GatherConformance:
                     with pytest.raises(errors.IndexRangeError, match=f"row {self.ROWS} at place 2"):
                         ww.gather(a, rows).result(60)
                 self.same(a, model, [0])
-            assert not in_stream._running
+            assert not gpu._running
 
     @pytest.mark.parametrize("nbytes", [1, 6, 36, 100, 1024, 1040])
-    def test_memory_of_the_host_is_copied_by_lists(self, nbytes: int, monkeypatch: Any) -> None:
+    def test_rows_of_host_memory_are_copied_past_the_cache(self, nbytes: int, monkeypatch: Any) -> None:
         model = np.random.default_rng(3).integers(0, 255, (self.ROWS, nbytes), np.uint8)
         called: list[int] = []
-        one = frames.FrameRows._by_service_threads
+        copy_from_host = gpu_cached.GpuCachedRows._copy_from_host
         monkeypatch.setattr(
-            frames.FrameRows,
-            "_by_service_threads",
-            lambda self, lane, rows, *more: (called.append(len(rows)), one(self, lane, rows, *more)),
+            gpu_cached.GpuCachedRows,
+            "_copy_from_host",
+            lambda self, rows, *more: (called.append(len(rows)), copy_from_host(self, rows, *more)),
         )
-        monkeypatch.setitem(frames.LIST_BYTES, self.DEVICE, 600)
-        monkeypatch.setattr(frames, "LISTS", 5)
-        monkeypatch.setattr(frames, "TABLE", 256)
+        monkeypatch.setitem(gpu_cached.CHUNK_BYTES, self.DEVICE, 600)
+        monkeypatch.setattr(gpu_cached, "SLOT_CHUNKS", 2)
+        monkeypatch.setattr(gpu_cached, "MAX_LISTED_ROWS", 128)
         rows = np.random.default_rng(4).integers(0, self.ROWS, 5 * self.ROWS)
         medium = RamMedium(model, writable=False)
         with self.open(medium, dtype="u1", shape=model.shape, cache=2 * (PAGE + 8), page_size=PAGE) as a:
@@ -119,8 +119,8 @@ class GatherConformance:
             assert not called, "of an array that is written pages may be newer than the medium"
 
     @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm cannot be written")
-    def test_a_file_in_memory_is_copied_by_lists_and_may_be_cut(self, monkeypatch: Any) -> None:
-        monkeypatch.setattr(frames.FrameRows, "_through_cache", None)  # not used
+    def test_a_file_in_memory_is_copied_past_the_cache_and_may_be_cut(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(gpu_cached.GpuCachedRows, "_launch", None)  # not used
         model = np.arange(128 * self.ROWS).reshape(-1, 128)
         with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="warpwell-", suffix=".npy") as file:
             np.save(file, model)
@@ -147,7 +147,7 @@ class GatherConformance:
             a.prefetch().result()
             self.same(a, model, [5, 6])
             self.same(a, model, [5, 6])
-            monkeypatch.setattr(frames.FrameRows, "copy", None)  # not used any more
+            monkeypatch.setattr(gpu_cached.GpuCachedRows, "copy_after", None)  # not used any more
             self.same(a, model, np.arange(self.ROWS))
             monkeypatch.undo()
             a.evict()

@@ -21,26 +21,22 @@ from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host
-from .frames import FrameRows
+from .gpu import RowIndices, copy_in_stream
+from .gpu_cached import GpuCachedRows
 from .host import DONE, RowCopy, read_gap
-from .in_stream import Numbers, RowsInStream
+from .page_batches import CachedRows
 from .tasks import ChunkedTask, WorkerGroup, worker_group
-from .tensors import Tensor, numbers_on_gpu, on_a_gpu, row_numbers, tensor_of
-from .waves import CachedRows
+from .tensors import Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
 
-PIECE_BYTES = 1 << 20
-"""Bytes below which a second thread does not pay."""
-PIECE_ROWS = 1 << 16
-"""Rows from which on it does, for it takes as long to find a row as to copy some bytes of it."""
-HERE_BYTES = 4 << 20
-"""Most bytes that `gather` copies before it returns, with the help of other threads, if all of them are in memory: it
-takes about as long as others take to begin and to end."""
-HERE_ROWS = 1 << 17
-"""Most rows of them."""
-SHARE_BYTES, SHARE_ROWS = 1 << 18, 1 << 13
-"""Bytes, or rows, of a piece of these: about a tenth of a millisecond, as a thread takes to begin."""
+CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1 << 16
+"""Minimum bytes, or rows, of a chunk in the background: to find a row takes as long as to copy some bytes of it."""
+INLINE_BYTES, INLINE_ROWS = 4 << 20, 1 << 17
+"""Maximum bytes and rows that `gather` copies before it returns, with the help of other threads, if all of them are in
+memory: this takes about as long as a thread takes to start and to finish."""
+INLINE_CHUNK_BYTES, INLINE_CHUNK_ROWS = 1 << 18, 1 << 13
+"""Bytes, or rows, of a chunk of such a copy: about 0.1 ms, as a thread takes to start."""
 MIN_SHARED_CHUNKS = 3
-"""Number of chunks from which on other threads help."""
+"""Minimum number of chunks for the help of other threads."""
 MAX_CHUNK_BYTES = 64 << 20
 """Maximum bytes of a chunk; each chunk checks again whether its pages are in memory."""
 
@@ -53,8 +49,8 @@ class _Plan(NamedTuple):
     chunks : int
     run : callable
         ``run(k)`` copies the rows of chunk `k`.
-    here : bool
-        Whether all of it takes so little time that the caller does it before `gather` returns.
+    inline : bool
+        Whether the rows are copied before `gather` returns, because that takes little time.
     stop : callable
         Lets `run` return soon.
     bytes_read : callable
@@ -63,7 +59,7 @@ class _Plan(NamedTuple):
 
     chunks: int
     run: Callable[[int], None]
-    here: bool
+    inline: bool
     stop: Callable[[], None]
     bytes_read: Callable[[], int]
 
@@ -71,8 +67,8 @@ class _Plan(NamedTuple):
 def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Future:
     """Begin to gather rows of an array; return a future.
 
-    Neighbours, gaps and duplicates are seen: what is needed is read once, by as few commands as pay, with many of them
-    in flight. Pages that kernels have changed and not flushed are taken from the cache.
+    Each page is read once, by long commands over duplicates, neighbors and short gaps, with many commands in flight.
+    Pages that kernels have changed and not flushed are taken from the cache.
 
     Parameters
     ----------
@@ -87,7 +83,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
         on "cuda": an array in the memory of the GPU, with DLPack or ``__cuda_array_interface__``. Leave it
         alone until the gather is done. Default: a new NumPy array; bfloat16 as `Array` reads it; a `DeviceArray`.
     stream : optional
-        For arrays on "cuda": a stream of PyTorch, CuPy or numba-cuda, whose work so far is done before rows are read or
+        For arrays on "cuda": a stream of PyTorch, CuPy or numba-cuda. Its work so far is done before rows are read or
         stored; default: the default stream. Of arrays that are all in memory (tiers "device" and "host") the whole
         gather is in that stream, so that later work there may use `out` at once. Else `out` is used after `result`.
 
@@ -115,9 +111,9 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     check(array, rows, out, stream)
     gpu = by_stream(array)
     handle = handle_of(stream) if gpu else 0
-    numbers: Any = numbers_of(rows, handle) if gpu else row_numbers(rows, copy=False)
-    shape = (*numbers.shape, *array.shape[1:])
-    if isinstance(out, Array):  # what rows of it share by DLPack is a copy
+    indices: Any = indices_of(rows, handle) if gpu else row_indices(rows, copy=False)
+    shape = (*indices.shape, *array.shape[1:])
+    if isinstance(out, Array):  # DLPack would share a copy of its rows
         raise errors.ArgumentError(
             f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
             name="out",
@@ -131,11 +127,11 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
         result, address = out, keep.address
         _require_apart(array, address, math.prod(shape) * array.dtype.itemsize)
         if not gpu:
-            numbers = _apart_from(numbers, address, math.prod(shape) * array.dtype.itemsize)
+            indices = _apart_from(indices, address, math.prod(shape) * array.dtype.itemsize)
     if not gpu:
-        return begin(array, numbers, result, address, keep, borrowed=True)
+        return begin(array, indices, result, address, keep, borrowed=True)
     caller = stream_of(array.device, handle)
-    for tensor in (keep, numbers.tensor):
+    for tensor in (keep, indices.tensor):
         if isinstance(tensor, Tensor):
             if tensor.ordinal != 0:
                 raise errors.ArgumentError(
@@ -144,7 +140,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
                 )
             if tensor.stream is not None:
                 caller.after(stream_of(array.device, tensor.stream).point())
-    return begin(array, numbers, result, address, (keep, numbers, stream), caller)
+    return begin(array, indices, result, address, (keep, indices, stream), caller)
 
 
 def by_stream(array: Array) -> bool:
@@ -162,14 +158,14 @@ def new_result(array: Array, shape: tuple[int, ...]) -> tuple[Any, int]:
     return result, int(result.ctypes.data)
 
 
-def numbers_of(rows: Any, handle: int) -> Numbers:
-    """Return row numbers for a gather in a stream, wherever they are."""
+def indices_of(rows: Any, handle: int) -> RowIndices:
+    """Return row indices in host memory or on a GPU, for a gather in a stream."""
     if on_a_gpu(rows):
-        tensor = numbers_on_gpu(rows, handle)
+        tensor = indices_on_gpu(rows, handle)
         width = tensor.items.itemsize if isinstance(tensor.items, np.dtype) else tensor.items[1] // 8
-        return Numbers(tensor.shape, None, tensor, width)
-    host = row_numbers(rows)
-    return Numbers(host.shape, host.reshape(-1), None, host.itemsize)
+        return RowIndices(tensor.shape, None, tensor, width)
+    host = row_indices(rows)
+    return RowIndices(host.shape, host.reshape(-1), None, host.itemsize)
 
 
 def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
@@ -188,8 +184,8 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
             f'stream orders work of arrays on "cuda", and {array.name!r} is on "{array.device}": leave it out',
             name="stream",
         )
-    for name, given in (("rows", rows), ("out", out)):
-        if given is not None and not gpu and on_a_gpu(given):
+    for name, argument in (("rows", rows), ("out", out)):
+        if argument is not None and not gpu and on_a_gpu(argument):
             raise errors.ArgumentError(
                 f'{name} is in GPU memory, and array {array.name!r} on "{array.device}": give one in host memory',
                 name=name,
@@ -210,10 +206,10 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
         inner *= extent
 
 
-def _apart_from(numbers: NDArray[Any], address: int, nbytes: int) -> NDArray[Any]:
-    """Return row numbers, a copy of them if they lie where rows will be stored."""
-    first = int(numbers.ctypes.data)
-    return numbers.copy() if first < address + nbytes and address < first + numbers.nbytes else numbers
+def _apart_from(indices: NDArray[Any], address: int, nbytes: int) -> NDArray[Any]:
+    """Return row indices, or a copy of them if they overlap the memory of the result."""
+    first = int(indices.ctypes.data)
+    return indices.copy() if first < address + nbytes and address < first + indices.nbytes else indices
 
 
 def _require_apart(array: Array, address: int, nbytes: int) -> None:
@@ -228,7 +224,7 @@ def _require_apart(array: Array, address: int, nbytes: int) -> None:
 
 def begin(
     array: Array,
-    numbers: Any,
+    indices: Any,
     result: Any,
     address: int,
     keep: Any,
@@ -237,25 +233,28 @@ def begin(
     borrowed: bool = False,
     report_bytes: Callable[[int], None] = lambda nbytes: None,
 ) -> Future:
-    """Start to copy row ``numbers.flat[k]`` to row k of memory at `address`; return a future of `result`.
+    """Start to copy row ``indices.flat[k]`` to row k of memory at `address`; return a future of `result`.
 
     Parameters
     ----------
+    indices : ndarray, or RowIndices for a gather in a stream
     keep : object
         Keeps the memory at `address`, until the rows are copied.
     stream : LaunchStream, optional
-        Of arrays on a GPU: the copy starts after its work so far.
+        For arrays on a GPU: the copy starts after its work so far.
     borrowed : bool
-        Whether the caller may change `numbers`: they are copied, unless the gather is done when this returns.
+        Whether the caller may change `indices`: they are copied, unless the gather is done when this returns.
     report_bytes : callable
         Is called at the end with the bytes of storage that were read ahead.
     """
     array._require_readable()
     with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started
         if stream is None:
-            future = _begin_on_host(array, numbers, result, address, keep, borrowed, report_bytes)
+            future = _begin_on_host(array, indices, result, address, keep, borrowed, report_bytes)
         else:
-            future = _begin_in_stream(array, numbers, result, address, keep, stream, report_bytes)
+            if isinstance(indices, np.ndarray):
+                indices = RowIndices(indices.shape, indices.reshape(-1), None, indices.itemsize)
+            future = _begin_on_gpu(array, indices, result, address, keep, stream, report_bytes)
         if interrupts.raised:
             future.cancel()
     return future
@@ -263,7 +262,7 @@ def begin(
 
 def _begin_on_host(
     array: Array,
-    numbers: Any,
+    indices: NDArray[Any],
     result: Any,
     address: int,
     keep: Any,
@@ -271,11 +270,11 @@ def _begin_on_host(
     report_bytes: Callable[[int], None],
 ) -> Future:
     """Start to copy rows to host memory; see `begin`."""
-    flat = numbers.reshape(-1)
+    flat = indices.reshape(-1)
     part = array._part
     plan_of = _through_cache if part.cached else _from_memory
-    plan = plan_of(array, flat, address, HERE_BYTES if borrowed else PIECE_BYTES)
-    if borrowed and not plan.here:
+    plan = plan_of(array, flat, address, INLINE_BYTES if borrowed else CHUNK_BYTES)
+    if borrowed and not plan.inline:
         plan = plan_of(array, flat.copy(), address, 0)
 
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
@@ -283,7 +282,7 @@ def _begin_on_host(
     ended = threading.Event()
     is_over = ended.is_set
 
-    def finished(kept: Any = keep, bytes_read: Callable[[], int] = plan.bytes_read) -> None:
+    def finished(reference: Any = keep, bytes_read: Callable[[], int] = plan.bytes_read) -> None:
         ended.set()
         if counted:
             part.continued_over(is_over)
@@ -293,7 +292,7 @@ def _begin_on_host(
         with part.launch(False):
             pass
         part.launch_continues(is_over)
-    alone = plan.here and (
+    alone = plan.inline and (
         plan.chunks < MIN_SHARED_CHUNKS or array.device == "interp" or len(os.sched_getaffinity(0)) == 1
     )
     try:
@@ -301,20 +300,20 @@ def _begin_on_host(
             plan.chunks,
             plan.run,
             None if alone else _workers_of(array),
-            work=_work(array, numbers),
+            work=_work(array, indices),
             result=result,
             finished=finished,
             stop=plan.stop,
-            help=plan.here,
+            help=plan.inline,
         )
     except BaseException:  # no thread starts
         finished()
         raise
 
 
-def _begin_in_stream(
+def _begin_on_gpu(
     array: Array,
-    numbers: Any,
+    indices: RowIndices,
     result: Any,
     address: int,
     keep: Any,
@@ -322,12 +321,8 @@ def _begin_in_stream(
     report_bytes: Callable[[int], None],
 ) -> Future:
     """Start to copy rows to memory of a GPU; see `begin`."""
-    if isinstance(numbers, np.ndarray):
-        numbers = Numbers(numbers.shape, numbers.reshape(-1), None, numbers.itemsize)
     part, cache, flag = array._part, array.cache, LaunchFlag(array.device)
-    nbytes = _row_bytes(array)
-    work = _work(array, numbers)
-
+    nbytes, work = _row_bytes(array), _work(array, indices)
     ended, started = threading.Event(), list[Future]()
 
     def is_over() -> bool:
@@ -350,32 +345,38 @@ def _begin_in_stream(
     try:
         source = _in_memory(array, flag) if resident else None
         if source is not None:
-            rows = RowsInStream(
+            future = copy_in_stream(
                 array.device,
                 stream,
+                indices,
                 source=source,
                 extent=array.shape[0],
                 stride=array._strides[0],
                 nbytes=nbytes,
+                out=address,
+                check=partial(_require_in_range, array),
+                finished=ended.set,
+                settle=settle,
+                work=work,
+                result=result,
+                keep=keep,
             )
-            started.append(
-                rows.begin(numbers, address, ended.set, partial(_range_error, array), keep, work, result, settle)
-            )
+            started.append(future)
             if part.cached:
                 cache.end(flag, is_over)
-            return started[0]
+            return future
         cache.end(flag)
-        copier = FrameRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
+        copier = GpuCachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
         point = stream.point()
 
-        def finished(kept: Any = keep) -> None:
+        def finished(reference: Any = keep) -> None:
             ended.set()
             part.continued_over(is_over)
-            report_bytes(copier.asked)
+            report_bytes(copier.bytes_read)
 
         return ChunkedTask(
             1,
-            lambda chunk: copier.copy(numbers, point, lambda rows: _require_in_range(array, rows)),
+            lambda chunk: copier.copy_after(point, indices, partial(_require_in_range, array)),
             _workers_of(array),
             work=work,
             result=result,
@@ -391,7 +392,7 @@ def _begin_in_stream(
 
 
 def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
-    """Return the address of row 0 if all rows lie in memory, for a launch that has begun; None if they may not."""
+    """Return the address of row 0 if all rows are in memory, for a launch that has begun; otherwise None."""
     part = array._part
     if not part.cached:
         return part.data + array._origin
@@ -400,9 +401,9 @@ def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
 
 
 def _workers_of(array: Array) -> WorkerGroup | None:
-    """Return the threads that gather from an array: one per core; behind a cache two, whose waves take turns.
+    """Return the threads that gather from an array: one per core; two behind a cache, which alternate between batches.
 
-    On a GPU, one thread gives work to the stream, and other threads copy lists of rows.
+    On a GPU, one thread gives work to the stream.
     """
     if array.device == "interp":
         return None
@@ -411,8 +412,8 @@ def _workers_of(array: Array) -> WorkerGroup | None:
     return worker_group(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
 
 
-def _from_memory(array: Array, rows: NDArray[Any], address: int, here_bytes: int) -> _Plan:
-    """Return the plan of a gather from memory; the caller copies the rows if they are in memory, up to `here_bytes`."""
+def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
+    """Return the plan of a gather from memory: inline, up to `inline_bytes`, if the rows are in memory."""
     part, nbytes = array._part, _row_bytes(array)
     copier = RowCopy(
         rows,
@@ -424,19 +425,19 @@ def _from_memory(array: Array, rows: NDArray[Any], address: int, here_bytes: int
         mapped=part.mapping,
     )
     gap = read_gap()
-    here = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
-    here = here and not (nbytes and copier.absent(0, rows.size))
-    if here:
-        shares = max(rows.size * nbytes // SHARE_BYTES, rows.size // SHARE_ROWS)
+    inline = rows.size * nbytes <= inline_bytes and rows.size <= INLINE_ROWS
+    inline = inline and not (nbytes and copier.absent(0, rows.size))
+    if inline:
+        shares = max(rows.size * nbytes // INLINE_CHUNK_BYTES, rows.size // INLINE_CHUNK_ROWS)
     else:
-        shares = max(rows.size * nbytes // PIECE_BYTES, rows.size // PIECE_ROWS)
+        shares = max(rows.size * nbytes // CHUNK_BYTES, rows.size // CHUNK_ROWS)
         shares = min(len(os.sched_getaffinity(0)), shares)
-    most = max(1, MAX_CHUNK_BYTES // max(nbytes, 1))
-    each = max(1, min(most, -(-rows.size // max(1, shares))))
+    max_rows = max(1, MAX_CHUNK_BYTES // max(nbytes, 1))
+    each = max(1, min(max_rows, -(-rows.size // max(1, shares))))
 
     def run(chunk: int) -> None:
         first, end = chunk * each, min((chunk + 1) * each, rows.size)
-        if nbytes and not here and copier.absent(first, end):
+        if nbytes and not inline and copier.absent(first, end):
             wrong = copier.fetch(first, end, gap)
         else:
             wrong = copier.copy(first, end)
@@ -444,12 +445,12 @@ def _from_memory(array: Array, rows: NDArray[Any], address: int, here_bytes: int
             raise _out_of_range(array, rows, wrong)
         part.require_sound()
 
-    return _Plan(max(1, -(-rows.size // each)), run, here, copier.stop, lambda: copier.fetched[1])
+    return _Plan(max(1, -(-rows.size // each)), run, inline, copier.stop, lambda: copier.bytes_read)
 
 
-def _through_cache(array: Array, rows: NDArray[Any], address: int, here_bytes: int) -> _Plan:
-    """Return the plan of a gather through a cache, whose own threads read: one chunk, never here."""
-    del here_bytes
+def _through_cache(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
+    """Return the plan of a gather through a cache, which has threads of its own: one chunk in the background."""
+    del inline_bytes
     nbytes = _row_bytes(array)
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
     gap = read_gap()
@@ -459,25 +460,21 @@ def _through_cache(array: Array, rows: NDArray[Any], address: int, here_bytes: i
         if rows.size and nbytes:
             copier.copy(rows, gap)
 
-    return _Plan(1, run, False, copier.stop, lambda: copier.asked * array.cache.page_size)
+    return _Plan(1, run, False, copier.stop, lambda: copier.bytes_read)
 
 
 def _row_bytes(array: Array) -> int:
     return math.prod(array.shape[1:]) * array.dtype.itemsize
 
 
-def _work(array: Array, numbers: Any) -> str:
-    return f"gather of {numbers.size} rows of array {array.name!r}"
+def _work(array: Array, indices: Any) -> str:
+    return f"gather of {indices.size} rows of array {array.name!r}"
 
 
 def _require_in_range(array: Array, rows: NDArray[Any]) -> None:
-    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]):
-        raise _range_error(array, rows)
-
-
-def _range_error(array: Array, rows: NDArray[Any]) -> errors.IndexRangeError:
     bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-    return _out_of_range(array, rows, int(bad[0]))
+    if bad.size:
+        raise _out_of_range(array, rows, int(bad[0]))
 
 
 def _out_of_range(array: Array, rows: NDArray[Any], wrong: int) -> errors.IndexRangeError:

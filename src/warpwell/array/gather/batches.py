@@ -11,9 +11,9 @@ from ..._check import checked_integer
 from ..._future import Future
 from ...targets.launch_stream import LaunchStream, stream_on
 from ..array import Array
-from .api import begin, by_stream, check, new_result, numbers_of
-from .in_stream import Numbers, give_back, take_room
-from .tensors import on_a_gpu, row_numbers
+from .api import begin, by_stream, check, indices_of, new_result
+from .gpu import RowIndices, acquire_buffer, release_buffer
+from .tensors import on_a_gpu, row_indices
 
 
 class RowBatches(Iterator[Any]):
@@ -77,19 +77,19 @@ class RowBatches(Iterator[Any]):
             except Exception as error:
                 self._error, self._exhausted = error, True
 
-    def _start(self, given: Any) -> Future:
+    def _start(self, batch: Any) -> Future:
         array, stream = self._array, self._stream
-        if stream is not None and on_a_gpu(given):
-            given = self._copy_to_host(numbers_of(given, 0), stream)
-        numbers = row_numbers(given)
-        result, address = new_result(array, (*numbers.shape, *array.shape[1:]))
-        return begin(array, numbers, result, address, result, stream)
+        if stream is not None and on_a_gpu(batch):
+            batch = self._copy_to_host(indices_of(batch, 0), stream)
+        indices = row_indices(batch)
+        result, address = new_result(array, (*indices.shape, *array.shape[1:]))
+        return begin(array, indices, result, address, result, stream)
 
-    def _copy_to_host(self, numbers: Numbers, stream: LaunchStream) -> Any:
+    def _copy_to_host(self, indices: RowIndices, stream: LaunchStream) -> Any:
         stream.after_default()
-        room = take_room(self._array.device, max(8, 8 * numbers.size))
-        host = numbers.on_host(stream, room).reshape(numbers.shape).copy()
-        give_back(room)
+        buffer = acquire_buffer(self._array.device, 8 * indices.size)
+        host = indices.to_host(stream, buffer).reshape(indices.shape).copy()
+        release_buffer(buffer)
         return host
 
 

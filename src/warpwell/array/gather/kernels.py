@@ -1,10 +1,8 @@
-"""Kernels that gather rows to a GPU's memory: of memory, of frames, of staging, and by misses.
+"""Copy rows of memory, and rows behind a cache, to memory of a GPU.
 
-Rows behind a cache are copied by three launches of one stream, `look_pages`, `copy_seen` and `settle_rows`. Together
-they are the look of spans (`warpwell.array.spans.words`), with a launch's end in the place of its acquire and its
-fence: who fills a frame anew makes the word of the page that lived there INVALID, executes a fence, and then stores.
-Where `copy_seen` has loaded such a byte, `settle_rows` finds another word, and does not count the row as copied. So no
-row pays for an order of its own.
+A row is a sequence of *units* of 16, 8, 4, 2 or 1 bytes: its address, its size and its address in the result are
+multiples of one. So a unit is in one page, and one load reads it. Each thread copies two units, of one row or of two,
+and neighboring lanes copy neighboring units.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ import numpy as np
 from ...cache import (
     READABLE,
     count_read,
+    fault_in,
     frame_address,
     frame_of,
     load_word,
     mark_referenced,
-    pin_run,
-    unpin,
+    read_pinned,
     validate_read,
     word_address,
 )
@@ -29,205 +27,239 @@ from ...targets import (
     DEVICE,
     SYSTEM,
     activemask,
-    call_cold,
+    as_bits,
+    bits_as,
     device,
     div,
+    fence,
     fetch_add_as,
+    fetch_or_as,
     ffs,
     grid,
     kernel,
     lane_id,
-    load_acquire,
     load_pair,
     load_relaxed,
     load_relaxed_as,
-    load_weak_as,
-    popc,
-    rem,
+    shfl,
     store_pair,
     store_relaxed,
     store_weak_as,
-    syncwarp,
-    warp_size,
 )
-from .host import place_of, row_at
+from .host import out_row_at, row_at
 
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
+WARP_UNITS = 64
+"""Units of a warp, two for each lane. An H200 copies rows of 256 B to 4 KiB behind a cache at 1,700 to 1,820 GB/s; with
+four units for each lane, at 720 GB/s."""
+COUNT, BITS = 8, 16
+"""Offsets in a record of missing rows. It begins with a word that is not 0 if a row number is out of range; then the
+number of missing rows, a bit for each row in words of `ROWS_PER_WORD`, and the missing rows in any order."""
+ROWS_PER_WORD = 32
+
+
+def record_words(n: int) -> tuple[int, int]:
+    """Return the words of a record of missing rows in front of its list, and all of them."""
+    list_at = BITS // 8 + -(-n // ROWS_PER_WORD)
+    return list_at, list_at + n
+
+
+def thread_count(n: int, units: int) -> int:
+    """Return the number of threads that copy `n` rows of N units: whole warps."""
+    return -(-n * units // WARP_UNITS) * 32
 
 
 @device
-def copy_part(to, source, nbytes, unit, lane, lanes):
-    """Copy what `lane` of `lanes` threads copies of a row, in units of 16, 8, 4, 2 or 1 bytes (thread).
+def unit_of(t, second, units, n):
+    """Return which row of the list has the first or second unit of thread `t`, and which unit of it that is (thread).
 
-    All of it is a multiple of the unit. Loads are relaxed, since others may store to a frame meanwhile.
+    Threads behind the end take the last unit, too.
     """
-    step = lanes * unit
-    where = lane * unit
+    i = min((t >> 5) * WARP_UNITS + (t & 31) + second * 32, n * units - 1)
+    k = div(i, units)
+    return k, i - k * units
+
+
+@device
+def checked_row(rows, width, k, extent, out_of_range):
+    """Return row number `k` of the list; if it is out of range, store 1 in `out_of_range` and return 0 (thread)."""
+    row = row_at(rows, width, k)
+    if row < 0 or row >= extent:
+        store_relaxed(out_of_range, 1, SYSTEM)
+        row = 0
+    return row
+
+
+@device
+def load_units(first, second, unit):
+    """Return the units at two addresses, each as two words (thread; relaxed, as other threads may store to a frame)."""
     if unit == 16:
-        while where + 3 * step < nbytes:
-            a, b = load_pair(source + where)
-            c, d = load_pair(source + where + step)
-            e, f = load_pair(source + where + 2 * step)
-            g, h = load_pair(source + where + 3 * step)
-            store_pair(to + where, a, b)
-            store_pair(to + where + step, c, d)
-            store_pair(to + where + 2 * step, e, f)
-            store_pair(to + where + 3 * step, g, h)
-            where += 4 * step
-        if where + step < nbytes:
-            a, b = load_pair(source + where)
-            c, d = load_pair(source + where + step)
-            store_pair(to + where, a, b)
-            store_pair(to + where + step, c, d)
-            where += 2 * step
-        if where < nbytes:
-            a, b = load_pair(source + where)
-            store_pair(to + where, a, b)
+        a, b = load_pair(first)
+        c, d = load_pair(second)
+        return a, b, c, d
+    return load_part(first, unit), 0, load_part(second, unit), 0
+
+
+@device
+def load_part(address, unit):
+    """Return a unit of at most 8 bytes as a word (thread; relaxed)."""
+    if unit == 8:
+        return load_relaxed_as(address, I8)
+    if unit == 4:
+        return as_bits(load_relaxed_as(address, I4), I4)
+    if unit == 2:
+        return as_bits(load_relaxed_as(address, I2), I2)
+    return as_bits(load_relaxed_as(address, I1), I1)
+
+
+@device
+def store_unit(address, first, second, unit):
+    """Store the words of a unit (thread)."""
+    if unit == 16:
+        store_pair(address, first, second)
     elif unit == 8:
-        while where < nbytes:
-            store_weak_as(to + where, load_relaxed_as(source + where, I8), I8)
-            where += step
+        store_weak_as(address, first, I8)
     elif unit == 4:
-        while where < nbytes:
-            store_weak_as(to + where, load_relaxed_as(source + where, I4), I4)
-            where += step
+        store_weak_as(address, bits_as(first, I4), I4)
     elif unit == 2:
-        while where < nbytes:
-            store_weak_as(to + where, load_relaxed_as(source + where, I2), I2)
-            where += step
+        store_weak_as(address, bits_as(first, I2), I2)
     else:
-        while where < nbytes:
-            store_weak_as(to + where, load_relaxed_as(source + where, I1), I1)
-            where += step
+        store_weak_as(address, bits_as(first, I1), I1)
 
 
 @kernel
-def copy_listed(rows, width, places, n, shift, extent, source, stride, nbytes, out, unit, wrong):
-    """Copy row ``rows[k]`` of memory to row ``places[k]`` of `out`; 2**`shift` threads take a row.
+def copy_from_memory(rows, width, out_rows, n, units, extent, source, stride, out, unit, out_of_range):
+    """Copy row ``rows[k]`` of memory to row ``out_rows[k]`` of `out`.
 
-    Without `rows` that is row k. Where a number is out of range, 1 is stored in `wrong`, and no row is copied.
+    Parameters
+    ----------
+    rows, width, out_rows : int
+        Addresses of row numbers of `width` bytes, and of int64; 0 for row k.
+    n, units, extent : int
+        Number of rows to copy; units of a row; rows of the memory, at least 1.
+    source, stride, out, unit : int
+        Address of row 0; bytes between rows; address of the result; bytes of a unit.
+    out_of_range : int
+        Address of a word that is set to 1 if a row number is out of range. Row 0 is copied in its place.
     """
-    t = grid(1)
-    k = t >> shift
-    if k < n:
-        row = k
-        if rows != 0:
-            row = row_at(rows, width, k)
-        if row < 0 or row >= extent:
-            store_relaxed(wrong, 1, SYSTEM)
-        else:
-            lanes = 1 << shift
-            copy_part(out + place_of(places, k) * nbytes, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
+    k, first = unit_of(grid(1), 0, units, n)
+    m, second = unit_of(grid(1), 1, units, n)
+    row, other = k, m
+    if rows != 0:
+        row = checked_row(rows, width, k, extent, out_of_range)
+        other = checked_row(rows, width, m, extent, out_of_range)
+    a, b, c, d = load_units(source + row * stride + first * unit, source + other * stride + second * unit, unit)
+    store_unit(out + (out_row_at(out_rows, k) * units + first) * unit, a, b, unit)
+    store_unit(out + (out_row_at(out_rows, m) * units + second) * unit, c, d, unit)
 
 
-@kernel
-def look_pages(core, space, rows, width, n, most, extent, origin, stride, nbytes, seen, wrong):
-    """Note in ``seen[k * most + j]`` the word of page j of row ``rows[k]``, or 0 (one thread a page).
+@device
+def read_units(core, space, first, second, unit, no_reuse):
+    """Read the units at two offsets of an array behind a cache; return their words, and whether each is valid (thread).
 
-    Where a number is out of range, 1 is stored in `wrong`.
+    This is a validated read of two pages (`warpwell.cache.hit`): the thread acquires both page words, loads the units,
+    executes one fence for both, and loads both words again. An invalid unit must not be used.
     """
-    t = grid(1)
-    k = div(t, most)
-    if k < n:
-        shift = field(core, at.C_PAGE_SHIFT)
-        row = row_at(rows, width, k)
-        first = origin + row * stride
-        page = (first >> shift) + rem(t, most)
-        word = 0
-        if row < 0 or row >= extent:
-            store_relaxed(wrong, 1, DEVICE)
-        elif page <= (first + nbytes - 1) >> shift:
-            word = load_word(word_address(core, page + field(space, at.S_BASE)))
-            if word & READABLE == 0:
-                word = 0
-        store_relaxed(seen + 8 * t, word, DEVICE)
+    shift = field(core, at.C_PAGE_SHIFT)
+    inside = (1 << shift) - 1
+    frames = frame_address(core, 0)
+    table = word_address(core, field(space, at.S_BASE))
+    address, other_address = table + 8 * (first >> shift), table + 8 * (second >> shift)
+    word = load_word(address)
+    other = load_word(other_address)
+    if (word | other) & READABLE == 0:  # all threads would load the same lines of frame 0, which takes turns
+        return 0, 0, 0, 0, False, False
+    source = frames + (frame_of(word) << shift) + (first & inside)
+    other_source = frames + (frame_of(other) << shift) + (second & inside)
+    a, b, c, d = load_units(source, other_source, unit)
+    fence(DEVICE)
+    is_valid = validate_read(address, word)
+    if is_valid:
+        mark_referenced(address, word, no_reuse)
+    other_is_valid = validate_read(other_address, other)
+    if other_is_valid:
+        mark_referenced(other_address, other, no_reuse)
+    return a, b, c, d, is_valid, other_is_valid
 
 
-@kernel
-def copy_seen(core, rows, width, n, most, shift, origin, stride, nbytes, out, unit, seen):
-    """Copy the pages of rows from the frames that `seen` names; 2**`shift` threads take a row."""
-    t = grid(1)
-    k = t >> shift
-    if k < n:
-        page_shift = field(core, at.C_PAGE_SHIFT)
-        first = origin + row_at(rows, width, k) * stride
-        end = first + nbytes
-        to = out + k * nbytes
-        word = seen + 8 * k * most
-        begin = first
-        lanes = 1 << shift
-        while begin < end:
-            inside = begin & ((1 << page_shift) - 1)
-            part = min(end - begin, (1 << page_shift) - inside)
-            found = load_relaxed(word, DEVICE)
-            if found != 0:
-                copy_part(to, frame_address(core, frame_of(found)) + inside, part, unit, t & (lanes - 1), lanes)
-            word += 8
-            to += part
-            begin += part
-
-
-@kernel
-def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen, once, itemsize, missing):
-    """List the rows of which a page was not in the cache all the time since `look_pages` (one thread a row).
-
-    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k. `once` is 1 if pages are read once, else 0;
-    `itemsize` is 0 unless statistics are full.
-    """
-    k = grid(1)
-    if k < n:
-        shift = field(core, at.C_PAGE_SHIFT)
-        first = origin + row_at(rows, width, k) * stride
-        page = first >> shift
-        last = (first + nbytes - 1) >> shift
-        good = True
-        word = seen + 8 * k * most
-        while page <= last:
-            found = load_relaxed(word, DEVICE)
-            address = word_address(core, page + field(space, at.S_BASE))
-            if not validate_read(address, found):
-                good = False
-            else:
-                mark_referenced(address, found, once)
-            page += 1
-            word += 8
-        if itemsize != 0:
-            count_read(core, div(nbytes, itemsize), nbytes, good)
-        if not good:
-            i = fetch_add_as(missing, 1, I8)
-            store_relaxed(missing + 8 + 8 * i, k, DEVICE)
-
-
-@kernel
-def take_missing(core, space, rows, places, n, origin, stride, nbytes, out, unit):
-    """Copy row ``rows[k]`` to row ``places[k]`` of `out`, each page under a transient pin (a warp takes a row).
-
-    A page that is not in the cache is read. If an error is latched, rows are left as they are.
-    """
+@device
+def list_missing(core, missing, n, k, row_items):
+    """Add row `k` of the list to the record of missing rows, once (all converged lanes; relaxed)."""
     mask = activemask()
-    lane = lane_id()
     leader = ffs(mask) - 1
-    k = div(grid(1), warp_size())
-    if k < n:
-        shift = field(core, at.C_PAGE_SHIFT)
-        begin = origin + load_weak_as(rows + 8 * k, I8) * stride
-        end = begin + nbytes
-        to = out + load_weak_as(places + 8 * k, I8) * nbytes
-        last = (end - 1) >> shift
-        rank = popc(mask & ((1 << lane) - 1))
-        while begin < end:
-            page = begin >> shift
-            inside = begin - (page << shift)
-            part = min(end - begin, (1 << shift) - inside)
-            frame = call_cold(pin_run, space, page, last, mask, lane, leader)
-            if frame < 0:
-                begin = end
-            else:
-                word = word_address(core, page + field(space, at.S_BASE))
-                load_acquire(word, DEVICE)
-                copy_part(to, frame_address(core, frame) + inside, part, unit, rank, popc(mask))
-                syncwarp(mask)
-                if lane == leader:
-                    unpin(word, 0)
-                to += part
-                begin += part
+    if k == shfl(mask, k, leader) and lane_id() != leader:
+        return  # one lane for most rows: atomics of all lanes on one word would take turns
+    word = missing + BITS + 8 * (k >> 5)
+    bit = 1 << (k & (ROWS_PER_WORD - 1))
+    if load_relaxed(word, DEVICE) & bit == 0 and fetch_or_as(word, bit, I8) & bit == 0:
+        i = fetch_add_as(missing + COUNT, 1, I8)
+        store_relaxed(missing + BITS + 8 * (((n + ROWS_PER_WORD - 1) >> 5) + i), k, DEVICE)
+        if row_items != 0:
+            count_read(core, -row_items, 0, True)
+
+
+@kernel
+def copy_cached(core, space, rows, width, n, units, extent, origin, stride, out, unit, no_reuse, row_items, missing):
+    """Copy row ``rows[k]`` of an array behind a cache to row k of `out`; list the rows that are not all in the cache.
+
+    Parameters
+    ----------
+    core, space : int
+    rows, width, n, units, extent, stride, out, unit : int
+        As for `copy_from_memory`.
+    origin : int
+        Byte of row 0 in the array's file.
+    no_reuse, row_items : int
+        1 if pages are read once, else 0; items of a row to count reads in the statistics, or 0.
+    missing : int
+        Address of a record of missing rows, whose words in front of the list are 0.
+    """
+    t = grid(1)
+    k, first = unit_of(t, 0, units, n)
+    m, second = unit_of(t, 1, units, n)
+    offset = origin + checked_row(rows, width, k, extent, missing) * stride + first * unit
+    other_offset = origin + checked_row(rows, width, m, extent, missing) * stride + second * unit
+    a, b, c, d, is_valid, other_is_valid = read_units(core, space, offset, other_offset, unit, no_reuse)
+    if is_valid:
+        store_unit(out + (k * units + first) * unit, a, b, unit)
+    else:
+        list_missing(core, missing, n, k, row_items)
+    if other_is_valid:
+        store_unit(out + (m * units + second) * unit, c, d, unit)
+    else:
+        list_missing(core, missing, n, m, row_items)
+    if t == 0 and row_items != 0:
+        count_read(core, n * row_items, n * units * unit, True)  # `list_missing` takes its rows away again
+
+
+@kernel
+def copy_loaded(core, space, rows, out_rows, n, units, origin, stride, out, unit, no_reuse):
+    """Copy rows whose pages were read ahead, row ``rows[k]`` to row ``out_rows[k]``; the numbers are in range.
+
+    A page that is not in the cache is read. After an error is latched, rows are left as they are.
+    """
+    t = grid(1)
+    k, first = unit_of(t, 0, units, n)
+    m, second = unit_of(t, 1, units, n)
+    begin, other_begin = origin + row_at(rows, 8, k) * stride, origin + row_at(rows, 8, m) * stride
+    offset, other_offset = begin + first * unit, other_begin + second * unit
+    a, b, c, d, is_valid, other_is_valid = read_units(core, space, offset, other_offset, unit, no_reuse)
+    shift = field(core, at.C_PAGE_SHIFT)
+    to = out + (out_row_at(out_rows, k) * units + first) * unit
+    store_loaded(space, shift, offset, begin + units * unit - 1, is_valid, a, b, to, unit)
+    to = out + (out_row_at(out_rows, m) * units + second) * unit
+    store_loaded(space, shift, other_offset, other_begin + units * unit - 1, other_is_valid, c, d, to, unit)
+
+
+@device
+def store_loaded(space, shift, offset, last, is_valid, a, b, to, unit):
+    """Store a unit; if it is not valid, fault its page in, and read it under a pin (all converged lanes)."""
+    if not is_valid:
+        page = offset >> shift
+        inside = offset - (page << shift)
+        if fault_in(space, page, last >> shift) == 0:
+            return
+        a = read_pinned(space, page, inside, min(unit, 8))
+        if unit == 16:
+            b = read_pinned(space, page, inside + 8, 8)
+    store_unit(to, a, b, unit)

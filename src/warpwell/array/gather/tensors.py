@@ -1,6 +1,6 @@
-"""`Tensor`: where the items of an array of any library lie, in host memory or on a device.
+"""`Tensor`: address and layout of an array of any library, in host memory or on a device.
 
-NumPy arrays say it themselves; others (PyTorch, CuPy, JAX) say it by DLPack, which also has bfloat16.
+NumPy arrays have them as attributes; PyTorch, CuPy and JAX share them by DLPack, which also has bfloat16.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ..device_array import DLPACK_BFLOAT, DLPACK_CODES, DeviceArray, Managed
 from ..items import BFLOAT16, code_of, on_host
 
 HOST = (1, 3)
-"""DLPack's numbers of host memory: plain, and pinned for CUDA."""
+"""DLPack's device types of host memory: pageable, and pinned for CUDA."""
 CUDA = (2, 13)
 IMMUTABLE = ("pyarrow", "jaxlib", "tensorflow")
-"""Libraries whose arrays nobody may change; what they share by DLPack does not say it."""
+"""Libraries with immutable arrays, which DLPack does not mark as read-only."""
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -30,22 +30,22 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 @dataclass
 class Tensor:
-    """An array that somebody gave.
+    """An array of a caller.
 
     Attributes
     ----------
     address : int
-        Of the first item.
+        Address of the first item.
     shape : tuple of int
     items : tuple of int or numpy.dtype
-        DLPack's code and bits of an item; of a NumPy array its dtype.
+        DLPack's code and bits of an item, or the dtype of a NumPy array.
     contiguous, writable, on_host : bool
     keep : object
-        What keeps the memory.
+        Keeps the memory.
     ordinal : int
-        The GPU in whose memory it is.
+        Number of its GPU.
     stream : int or None
-        Handle of the stream in which its items are being computed, if its owner says so.
+        Handle of the stream that computes its items, if the owner reports it.
     """
 
     address: int
@@ -87,55 +87,55 @@ class Tensor:
             raise errors.DTypeError(f"out has {shown}, and array {name!r} {kind}: give an out of {kind}")
 
 
-def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
-    """Return where the items of an array lie; `name` is the argument's, for messages.
+def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
+    """Return address and layout of an array; messages have the `name` of the argument.
 
-    `handle` is that of the stream in which an array of a GPU is used: who owns it orders its own work before.
+    `handle` is the stream that uses an array on a GPU: the owner of the array orders its own work before it.
 
     Raises
     ------
     ArgumentError
-        It is no array, or of a device that Warpwell does not know.
+        It is not an array, or on a device that Warpwell does not know.
     """
-    if isinstance(given, np.ndarray):
-        flags = given.flags
+    if isinstance(array, np.ndarray):
+        flags = array.flags
         return Tensor(
-            int(given.ctypes.data),
-            given.shape,
-            given.dtype,
+            int(array.ctypes.data),
+            array.shape,
+            array.dtype,
             bool(flags.c_contiguous),
             bool(flags.writeable),
             True,
-            given,
+            array,
         )
-    if isinstance(given, DeviceArray):
+    if isinstance(array, DeviceArray):
         return Tensor(
-            given.__cuda_array_interface__["data"][0],
-            given.shape,
-            given.dtype,
-            given.strides is None or _follows(given.shape, given.strides, given.dtype.itemsize),
+            array.__cuda_array_interface__["data"][0],
+            array.shape,
+            array.dtype,
+            array.strides is None or _follows(array.shape, array.strides, array.dtype.itemsize),
             True,
             False,
-            given,
-            given.__dlpack_device__()[1],
+            array,
+            array.__dlpack_device__()[1],
         )
-    if not hasattr(given, "__dlpack__"):
-        if hasattr(given, "__cuda_array_interface__"):  # numba-cuda
-            return _of_interface(given)
+    if not hasattr(array, "__dlpack__"):
+        if hasattr(array, "__cuda_array_interface__"):  # numba-cuda
+            return _of_interface(array)
         raise errors.ArgumentError(
-            f"{name} is {type(given).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
+            f"{name} is {type(array).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
         )
     try:
-        where = int(given.__dlpack_device__()[0])
-        # 1 is the default stream in DLPack, 0 is nothing there
+        where = int(array.__dlpack_device__()[0])
+        # DLPack's number of the default stream is 1; 0 is not allowed
         on_gpu = {"stream": handle or 1} if where in CUDA else {}
-        capsule = given.__dlpack__(**on_gpu) if where in (*HOST, *CUDA) else None
+        capsule = array.__dlpack__(**on_gpu) if where in (*HOST, *CUDA) else None
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         message = f"{name} cannot be shared by DLPack ({error}): detach or copy it"
         raise errors.ArgumentError(message, name=name) from error
     if capsule is None:
         raise errors.ArgumentError(
-            f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or of a GPU of NVIDIA's",
+            f"{name} is on a device of DLPack's type {where}: give an array in host memory, or on an NVIDIA GPU",
             name=name,
         )
     tensor = managed(capsule).tensor
@@ -146,18 +146,18 @@ def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
         shape,
         (tensor.code, tensor.bits * tensor.lanes),
         strides is None or _follows(shape, strides),
-        type(given).__module__.partition(".")[0] not in IMMUTABLE,
+        type(array).__module__.partition(".")[0] not in IMMUTABLE,
         where in HOST,
-        (capsule, given),
+        (capsule, array),
         int(tensor.device_id),
     )
 
 
-def _of_interface(given: Any) -> Tensor:
-    """Return where the items of an array with ``__cuda_array_interface__`` lie."""
-    about = given.__cuda_array_interface__
-    address, read_only = about["data"]
-    shape, dtype, strides = tuple(about["shape"]), np.dtype(about["typestr"]), about.get("strides")
+def _of_interface(array: Any) -> Tensor:
+    """Return address and layout of an array with ``__cuda_array_interface__``."""
+    interface = array.__cuda_array_interface__
+    address, read_only = interface["data"]
+    shape, dtype, strides = tuple(interface["shape"]), np.dtype(interface["typestr"]), interface.get("strides")
     return Tensor(
         int(address or 0),
         shape,
@@ -165,14 +165,14 @@ def _of_interface(given: Any) -> Tensor:
         strides is None or _follows(shape, strides, dtype.itemsize),
         not read_only,
         False,
-        given,
+        array,
         0,
-        about.get("stream"),
+        interface.get("stream"),
     )
 
 
 def managed(capsule: Any) -> Managed:
-    """Return what a DLPack capsule holds that nobody has taken, and that keeps it."""
+    """Return the content of an unused DLPack capsule, which keeps it."""
     found: Managed = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(Managed)).contents
     return found
 
@@ -188,17 +188,17 @@ def _follows(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) ->
     return True
 
 
-def on_a_gpu(given: Any) -> bool:
+def on_a_gpu(array: Any) -> bool:
     """Return whether an array is in a GPU's memory."""
-    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack_device__"):
-        return hasattr(given, "__cuda_array_interface__")
-    with contextlib.suppress(ValueError):  # a device that DLPack has no number for; `tensor_of` says so
-        return int(given.__dlpack_device__()[0]) in CUDA
+    if isinstance(array, np.ndarray) or not hasattr(array, "__dlpack_device__"):
+        return hasattr(array, "__cuda_array_interface__")
+    with contextlib.suppress(ValueError):  # a device without a number in DLPack; `tensor_of` reports it
+        return int(array.__dlpack_device__()[0]) in CUDA
     return False
 
 
-def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
-    """Return row numbers in a GPU's memory; they stay there, and are to be left alone until they were used.
+def indices_on_gpu(rows: Any, handle: int) -> Tensor:
+    """Return row indices in memory of a GPU; they stay there and must not change until they were used.
 
     Raises
     ------
@@ -217,10 +217,8 @@ def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
     return tensor
 
 
-def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
-    """Return row numbers in host memory as an int32 or int64 array, C order; a new one, which nobody else changes.
-
-    Without `copy` it is a new one only where that is needed.
+def row_indices(rows: Any, copy: bool = True) -> NDArray[Any]:
+    """Return row indices in host memory as an int32 or int64 array in C order; without `copy` a new one only if needed.
 
     Raises
     ------

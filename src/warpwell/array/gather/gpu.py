@@ -1,0 +1,219 @@
+"""Rows of memory that a GPU reads: one kernel copies them in the order of a stream, and no host thread waits.
+
+Row indices in host memory are copied to the device through an `IndexBuffer`, which later gathers use again after the
+stream has passed it. The kernel records an index out of range, and the call that takes the result raises the error.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ..._future import Future
+from ...targets import Block, memory_for
+from ...targets.launch_stream import LaunchStream
+from . import kernels
+from .tensors import Tensor
+
+MIN_BUFFER_BYTES = 1 << 12
+"""Size of the smallest index buffer."""
+HEADER_BYTES = 8
+"""Size of the word in front of the pinned memory of an index buffer."""
+
+
+@dataclass
+class RowIndices:
+    """Row indices: a private array in host memory, or a tensor in memory of the array's GPU.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    host : ndarray of int32 or int64, or None
+        One-dimensional.
+    tensor : Tensor or None
+    width : int
+        Bytes of an index.
+    """
+
+    shape: tuple[int, ...]
+    host: NDArray[Any] | None
+    tensor: Tensor | None
+    width: int
+
+    @property
+    def size(self) -> int:
+        """Number of indices."""
+        return math.prod(self.shape)
+
+    def to_host(self, stream: LaunchStream, buffer: IndexBuffer) -> NDArray[Any]:
+        """Return the indices in host memory; a tensor is copied to `buffer` in the order of a stream."""
+        if self.host is not None:
+            return self.host
+        assert self.tensor is not None
+        return buffer.read(stream, self.tensor.address, self.size * self.width).view(f"i{self.width}")
+
+    def to_device(self, stream: LaunchStream, buffer: IndexBuffer) -> int:
+        """Return the device address of the indices; an array is copied to `buffer` in the order of a stream."""
+        return buffer.write(stream, self.host) if self.tensor is None else self.tensor.address
+
+
+class IndexBuffer:
+    """Pinned memory and device memory of the same size, for lists of rows. A kernel may set the first pinned word."""
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        memory = memory_for(device)
+        self.device, self.nbytes = device, nbytes
+        self.pinned: Block = memory.allocate_shared(HEADER_BYTES + nbytes)
+        self.on_device: Block = memory.allocate(nbytes)
+
+    def write(self, stream: LaunchStream, items: Any) -> int:
+        """Copy an array to the device in the order of a stream; return its address there."""
+        self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + items.nbytes] = items.view(np.uint8)
+        stream.copy(self.on_device.address, self.pinned.address + HEADER_BYTES, items.nbytes)
+        return self.on_device.address
+
+    def read(self, stream: LaunchStream, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Copy bytes from the device in the order of a stream, and wait; return a view of the pinned memory."""
+        stream.copy(self.pinned.address + HEADER_BYTES, address, nbytes)
+        stream.wait()
+        return self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + nbytes]
+
+
+_free_buffers: list[IndexBuffer] = []
+_running: list[StreamFuture] = []
+_lock = threading.Lock()
+
+
+def acquire_buffer(device: str, nbytes: int) -> IndexBuffer:
+    """Return an index buffer of at least N bytes; call `release_buffer` when no work in a stream uses it."""
+    size = max(MIN_BUFFER_BYTES, 1 << (nbytes - 1).bit_length())
+    for future in list(_running):
+        future.done()  # which releases the buffer of a finished gather
+    with _lock:
+        for buffer in _free_buffers:
+            if buffer.device == device and buffer.nbytes == size:
+                _free_buffers.remove(buffer)
+                buffer.pinned.words[0] = 0
+                return buffer
+    return IndexBuffer(device, size)
+
+
+def release_buffer(buffer: IndexBuffer) -> None:
+    """Let later gathers use an index buffer."""
+    with _lock:
+        _free_buffers.append(buffer)
+
+
+class StreamFuture(Future):
+    """The result of work in a stream; `result` calls `settle` after its end, outside of locks."""
+
+    def __init__(self, work: str, poll: Callable[[Future], None], settle: Callable[[], None]) -> None:
+        super().__init__(work, poll)
+        self._settle = settle
+        with _lock:
+            _running.append(self)
+
+    def _wait(self, timeout: float | None) -> None:
+        super()._wait(timeout)
+        self._settle()
+
+
+def unit_bytes(*numbers: int) -> int:
+    """Return the bytes of the widest load, up to 16, of which all these numbers are multiples."""
+    return math.gcd(16, *numbers)
+
+
+def copy_in_stream(
+    device: str,
+    stream: LaunchStream,
+    indices: RowIndices,
+    *,
+    source: int,
+    extent: int,
+    stride: int,
+    nbytes: int,
+    out: int,
+    check: Callable[[NDArray[Any]], None],
+    finished: Callable[[], None],
+    settle: Callable[[], None],
+    work: str,
+    result: Any,
+    keep: Any,
+) -> Future:
+    """Start to copy row ``indices[k]`` of memory to row k at address `out`; return a future of `result`.
+
+    Parameters
+    ----------
+    source, extent, stride, nbytes : int
+        Address of row 0; number of rows; bytes between them; bytes of each.
+    check : callable
+        ``check(indices in host memory)`` raises if an index is out of range.
+    finished : callable
+        Is called when the end of the copy is seen.
+    settle, work
+        As for `StreamFuture`.
+    keep : object
+        Is kept alive until the end of the copy.
+    """
+    n = indices.size
+    buffer = acquire_buffer(device, n * indices.width)
+    try:
+        if n and nbytes:
+            unit = unit_bytes(source, stride, nbytes, out)
+            stream.launch(
+                kernels.copy_from_memory,
+                kernels.thread_count(n, nbytes // unit),
+                indices.to_device(stream, buffer),
+                indices.width,
+                0,
+                n,
+                nbytes // unit,
+                extent,
+                source if extent else out,  # without a row, the kernel reads memory that exists
+                stride,
+                out,
+                unit,
+                buffer.pinned.address,
+            )
+        reached = stream.mark()
+    except BaseException:
+        finished()
+        raise
+
+    def poll(future: Any, reference: Any = keep) -> None:
+        error = None
+        try:
+            if not reached():
+                return
+            if buffer.pinned.words[0] or not nbytes:
+                check(indices.to_host(stream, buffer))
+            release_buffer(buffer)
+        except errors.WarpwellError as failure:  # an index is out of range, or the GPU is lost
+            error = failure
+        with _lock:
+            _running.remove(future)
+        finished()
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    return StreamFuture(work, poll, settle)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _free_buffers.clear()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

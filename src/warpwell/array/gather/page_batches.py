@@ -1,0 +1,256 @@
+"""Rows of arrays behind a cache: their pages are read in batches that fit the frames, and a kernel copies the rows.
+
+The host sorts the row indices, so that the pages of a batch are known, and reads the missing ones by long commands
+while the rows of the batch before are copied (`warpwell.cache.prefetch`). The kernel takes rows from the cache as any
+kernel does, so it sees changes of other kernels that are not flushed, reads pages that are still missing by a miss, and
+reports errors: a batch is a hint, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache import (
+    READABLE,
+    Prefetch,
+    batches_of,
+    copy_run,
+    count_read,
+    frame_address,
+    frame_of,
+    load_word,
+    mark_referenced,
+    validate_read,
+    word_address,
+)
+from ...cache import layout as at
+from ...queues import field
+from ...targets import (
+    DEVICE,
+    copy_bytes,
+    copy_foreign,
+    device,
+    div,
+    fence,
+    grid,
+    kernel,
+    load_weak_as,
+    scratch,
+)
+
+I8 = np.dtype(np.int64)
+BUFFER_BYTES = 4096
+"""Maximum bytes that a thread copies at once: they stay in the L1 cache of a core."""
+MAX_LAUNCH_ROWS = 1 << 18
+"""Maximum rows of a launch."""
+MAX_KERNEL_FAULTS = 4
+"""With at most this number of missing pages, nothing is read ahead, and the kernel faults."""
+
+
+@device
+def take_row(core, space, offset, nbytes, target, no_reuse, itemsize):
+    """Copy `nbytes` bytes of an array from byte `offset` of its file to `target` (thread; `cpu` and `interp`).
+
+    Each part of a page is copied by a validated read (`warpwell.cache.hit`), and if that fails under a transient pin,
+    which reads the page if it must. Only validated bytes reach `target`. Return 0 if an error is latched.
+    """
+    buffer = scratch(BUFFER_BYTES)
+    shift = field(core, at.C_PAGE_SHIFT)
+    base = field(space, at.S_BASE)
+    end = offset + nbytes
+    last = (end - 1) >> shift
+    while offset < end:
+        page = offset >> shift
+        inside = offset - (page << shift)
+        first = inside & -8
+        part = min(end - offset, min((1 << shift) - inside, BUFFER_BYTES - 8))
+        padded = (inside - first + part + 7) & -8
+        address = word_address(core, page + base)
+        word = load_word(address)
+        good = word & READABLE != 0
+        if good:
+            copy_foreign(buffer, frame_address(core, frame_of(word)) + first, padded)
+            fence(DEVICE)
+            good = validate_read(address, word)
+        if itemsize != 0:
+            count_read(core, div(part, itemsize), part, good)
+        if good:
+            mark_referenced(address, word, no_reuse)
+        elif copy_run(space, page, first, padded, last, buffer, 0) == 0:
+            return 0
+        copy_bytes(target, buffer + inside - first, part)
+        target += part
+        offset += part
+    return 1
+
+
+@kernel
+def gather_rows(core, space, rows, out_rows, n, origin, stride, nbytes, out, no_reuse, itemsize):
+    """Copy row ``rows[k]`` to row ``out_rows[k]`` of `out` (one thread a row; `cpu` and `interp`).
+
+    Row numbers are in range. `no_reuse` is 1 if pages are read once; `itemsize` is 0 unless statistics are full.
+    """
+    k = grid(1)
+    if k < n:
+        offset = origin + load_weak_as(rows + 8 * k, I8) * stride
+        take_row(core, space, offset, nbytes, out + load_weak_as(out_rows + 8 * k, I8) * nbytes, no_reuse, itemsize)
+
+
+class PageBatch(NamedTuple):
+    """Rows whose pages are read together: part [low, high) of the sorted list, and the pages that it adds."""
+
+    low: int
+    high: int
+    pages: NDArray[np.int64]
+
+
+def page_batches(starts: NDArray[np.int64], nbytes: int, page_size: int, max_pages: int) -> Iterator[PageBatch]:
+    """Yield batches of rows that start at these ascending bytes of the file, with at most `max_pages` pages or one row.
+
+    Each page is in one batch.
+    """
+    first, last = starts // page_size, (starts + nbytes - 1) // page_size
+    before = np.empty_like(last)  # the last page of earlier rows
+    before[0], before[1:] = -1, last[:-1]
+    begin = np.maximum(first, before + 1)
+    added = np.maximum(0, last - begin + 1)
+    for part in batches_of(added, max_pages, MAX_LAUNCH_ROWS):
+        counts = added[part]
+        number = int(counts.sum())
+        # of each row, the pages that it adds: begin, begin + 1, ...
+        pages = np.repeat(begin[part] - (np.cumsum(counts) - counts), counts) + np.arange(number)
+        yield PageBatch(part.start, part.stop, pages)
+
+
+def fill_gaps(pages: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
+    """Return ascending pages, and the pages of gaps of at most `max_gap` pages between them."""
+    lengths = np.diff(pages) - 1
+    short = np.flatnonzero((lengths > 0) & (lengths <= max_gap))
+    if not len(short):
+        return pages
+    counts = lengths[short]
+    number = int(counts.sum())
+    gaps = np.repeat(pages[short] + 1 - (np.cumsum(counts) - counts), counts) + np.arange(number)
+    return np.sort(np.concatenate((pages, gaps)))
+
+
+def missing_pages(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the pages that are not in the cache, a moment ago; on a GPU, all of them."""
+    cache = array.cache
+    if cache.device == "cuda" or not len(pages):
+        return pages
+    page_words = cache.page_words(array._nsid, int(pages[0]), int(pages[-1]) + 1)
+    missing: NDArray[np.int64] = pages[page_words[pages - pages[0]] & READABLE == 0]
+    return missing
+
+
+class CachedRows:
+    """Copies rows of an array behind a cache.
+
+    Parameters
+    ----------
+    array : Array
+    nbytes, stride, out : int
+        Bytes of a row; bytes between rows; address of the result.
+
+    Attributes
+    ----------
+    bytes_read : int
+        Bytes that were read ahead, gaps included.
+    """
+
+    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
+        self._array = array
+        self._nbytes, self._stride, self._out = nbytes, stride, out
+        self._stopped = False
+        self._pages_read = 0
+
+    @property
+    def bytes_read(self) -> int:
+        """See the class."""
+        return self._pages_read * int(self._array.cache.page_size)
+
+    def stop(self) -> None:
+        """Let `copy` end after the current batch."""
+        self._stopped = True
+
+    def copy(self, rows: NDArray[Any], gap: int, out_rows: NDArray[np.int64] | None = None) -> None:
+        """Copy row ``rows[k]`` to row ``out_rows[k]`` of the result, by default row k; the rows are in range.
+
+        Raises
+        ------
+        MediumError, StallError, ClosedError
+        """
+        with self._array.cache.layout_lock():  # opening another array on the cache would move the frames
+            self._copy(rows, gap, out_rows)
+
+    def _copy(self, rows: NDArray[Any], gap: int, out_rows: NDArray[np.int64] | None) -> None:
+        array = self._array
+        array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order].astype(np.int64)
+        targets = order.astype(np.int64) if out_rows is None else out_rows[order]
+        reads_ahead = array.device != "interp" and array.tier == "storage"
+        max_pages = array.cache.wave_pages(array._nsid)
+        prefetches: list[Prefetch] = []
+        batches: list[PageBatch] = []
+        starts = array._origin + ascending * self._stride
+        try:
+            for batch in page_batches(starts, self._nbytes, array.cache.page_size, max_pages):
+                batches.append(batch)
+                prefetches.append(self._read(batches, prefetches, gap, max_pages) if reads_ahead else Prefetch())
+                if len(batches) > 1:
+                    self._copy_batch(batches[-2], prefetches[-2], ascending, targets)
+                if self._stopped:
+                    return
+            self._copy_batch(batches[-1], prefetches[-1], ascending, targets)
+        finally:
+            if prefetches:
+                prefetches[-1].cancel()
+
+    def _read(self, batches: list[PageBatch], prefetches: list[Prefetch], gap: int, max_pages: int) -> Prefetch:
+        """Start to read the missing pages of the last batch."""
+        array = self._array
+        missing = missing_pages(array, batches[-1].pages)
+        if len(missing) <= MAX_KERNEL_FAULTS:
+            return Prefetch()
+        merged = fill_gaps(missing, gap // array.cache.page_size)
+        missing = merged if len(merged) <= max_pages else missing
+        self._pages_read += len(missing)
+        prefetch: Prefetch = array.cache.bulk.prefetch(
+            array._nsid,
+            missing,
+            once=array.read_once,
+            after=prefetches[-1] if prefetches else None,
+            leave=batches[-3].pages if len(batches) > 2 and len(batches[-3].pages) else None,
+        )
+        return prefetch
+
+    def _copy_batch(
+        self, batch: PageBatch, prefetch: Prefetch, rows: NDArray[np.int64], out_rows: NDArray[np.int64]
+    ) -> None:
+        """Copy the rows of a batch after its pages were read."""
+        prefetch.exception()
+        self._launch(rows[batch.low : batch.high], out_rows[batch.low : batch.high])
+
+    def _launch(self, rows: NDArray[np.int64], out_rows: NDArray[np.int64]) -> None:
+        """Run the kernel that copies rows, and wait for it."""
+        cache = self._array.cache
+        cache.run(
+            gather_rows,
+            len(rows),
+            self._array._nsid,
+            rows.ctypes.data,
+            out_rows.ctypes.data,
+            len(rows),
+            self._array._origin,
+            self._stride,
+            self._nbytes,
+            self._out,
+            int(self._array.read_once),
+            self._array.dtype.itemsize if cache.full else 0,
+        )
