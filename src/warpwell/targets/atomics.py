@@ -178,13 +178,13 @@ def as_bits(value: Any, dtype: Any) -> int:
 
 def load_pair(addr: int) -> tuple[int, int]:
     """Return the two words at `addr`, a multiple of 16. Each is a relaxed load of device scope; both are one access."""
-    return current().load_relaxed(addr, DEVICE), current().load_relaxed(addr + 8, DEVICE)
+    return load_relaxed(addr, DEVICE), load_relaxed(addr + 8, DEVICE)
 
 
 def store_pair(addr: int, first: int, second: int) -> None:
     """Store two words at `addr`, a multiple of 16. Each is a relaxed store of device scope; both are one access."""
-    current().store_relaxed(addr, first, DEVICE)
-    current().store_relaxed(addr + 8, second, DEVICE)
+    store_relaxed(addr, first, DEVICE)
+    store_relaxed(addr + 8, second, DEVICE)
 
 
 def items_at(addr: int, count: int, dtype: Any) -> Any:

@@ -16,12 +16,11 @@ from .. import atomics as a
 from .. import block
 from ..device import subscribe
 from ..fault import FLAG
-from .checked_arrays import install
 from .checksum import define_checksum
 from .compiled import compile_native
 from .machine_code import load_symbol
 from .numba_patches import CalleeCompiler
-from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, to_bits
+from .seam import I8, I32, I64, Seam, StructType, is_wide, is_wide_integer, item_bits, literal
 from .symbols import CLOCK_OFFSET, COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 
 
@@ -41,7 +40,9 @@ seam = CpuSeam(
     templates=templates,
     register_model=extending.register_model,
     typeof_impl=extending.typeof_impl,
+    arrays=arrayobj,
 )
+PTR, VOID = I8.as_pointer(), ir.VoidType()
 
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
@@ -68,133 +69,138 @@ def _compare_exchange(order: str) -> Any:
     return exchange
 
 
-seam.word(a.load_relaxed, 1, _load("monotonic"), scope=True)
-seam.word(a.load_acquire, 1, _load("acquire"), scope=True)
-seam.word(a.store_relaxed, 2, _store("monotonic"), result=types.void, scope=True)
-seam.word(a.store_release, 2, _store("release"), result=types.void, scope=True)
-seam.word(a.exchange, 2, _rmw("xchg"), scope=True)
-seam.word(a.fetch_add, 2, _rmw("add"), scope=True)
-seam.word(a.fetch_or, 2, _rmw("or"), scope=True)
-seam.word(a.fetch_and, 2, _rmw("and"), scope=True)
-seam.word(a.compare_exchange, 3, _compare_exchange("acq_rel"), scope=True)
-seam.word(a.compare_exchange_acquire, 3, _compare_exchange("acquire"), scope=True)
-seam.word(a.fence, 0, lambda builder, v, scope: builder.fence("acq_rel"), result=types.void, scope=True)
+seam.define(a.load_relaxed, _load("monotonic"))
+seam.define(a.load_acquire, _load("acquire"))
+seam.define(a.store_relaxed, _store("monotonic"))
+seam.define(a.store_release, _store("release"))
+seam.define(a.exchange, _rmw("xchg"))
+seam.define(a.fetch_add, _rmw("add"))
+seam.define(a.fetch_or, _rmw("or"))
+seam.define(a.fetch_and, _rmw("and"))
+seam.define(a.compare_exchange, _compare_exchange("acq_rel"))
+seam.define(a.compare_exchange_acquire, _compare_exchange("acquire"))
+seam.define(a.fence, lambda builder, v, scope: builder.fence("acq_rel"))
+seam.device(a.load_pair)
+seam.device(a.store_pair)
 
 
 # -- items --------------------------------------------------------------------------------------------------
 
 
-def _load_item(order: str | None) -> Any:
-    def load(builder: Any, address: Any, bits: int) -> Any:
-        pointer = _pointer(builder, address, bits)
-        return builder.load(pointer, align=1) if order is None else builder.load_atomic(pointer, order, bits // 8)
-
-    return load
+def _item(builder: Any, address: Any, scalar: Any) -> Any:
+    return _pointer(builder, address, item_bits(scalar))
 
 
-def _store_item(order: str | None) -> Any:
-    def store(builder: Any, address: Any, value: Any) -> None:
-        pointer = _pointer(builder, address, value.type.width)
-        if order is None:
-            builder.store(value, pointer, align=1)
-        else:
-            builder.store_atomic(value, pointer, order, value.type.width // 8)
-
-    return store
+def _load_item(order: str) -> Any:
+    return lambda b, v, scalar: b.load_atomic(_item(b, v[0], scalar), order, item_bits(scalar) // 8)
 
 
-def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
-    bits = item_bits(scalar)
-    pointer = _pointer(builder, address, bits)
+def _store_item(builder: Any, values: Any, scalar: Any) -> Any:
+    builder.store_atomic(values[1], _item(builder, values[0], scalar), "monotonic", item_bits(scalar) // 8)
+
+
+def _rmw_item(builder: Any, operation: str, values: Any, scalar: Any) -> Any:
+    return builder.atomic_rmw(operation, _item(builder, values[0], scalar), values[1], "monotonic")
+
+
+def _add_item(builder: Any, values: Any, scalar: Any) -> Any:
     if isinstance(scalar, types.Integer):
-        return builder.atomic_rmw("add", pointer, value, "monotonic")
+        return _rmw_item(builder, "add", values, scalar)
     # x86 has no atomic float add: retry a compare-and-swap until no other thread interferes.
+    bits = item_bits(scalar)
+    pointer, number = _item(builder, values[0], scalar), ir.FloatType() if bits == 32 else ir.DoubleType()
     old = cgutils.alloca_once_value(builder, builder.load_atomic(pointer, "monotonic", bits // 8))
     loop = builder.append_basic_block("add")
     done = builder.append_basic_block("added")
     builder.branch(loop)
     builder.position_at_end(loop)
     before = builder.load(old)
-    total = to_bits(context, builder, scalar, builder.fadd(from_bits(context, builder, scalar, before), value))
-    pair = builder.cmpxchg(pointer, before, total, "monotonic", "monotonic")
+    total = builder.fadd(builder.bitcast(before, number), builder.bitcast(values[1], number))
+    pair = builder.cmpxchg(pointer, before, builder.bitcast(total, before.type), "monotonic", "monotonic")
     builder.store(builder.extract_value(pair, 0), old)
     builder.cbranch(builder.extract_value(pair, 1), done, loop)
     builder.position_at_end(done)
-    return from_bits(context, builder, scalar, builder.load(old))
+    return builder.load(old)
 
 
-def _min_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
+def _min_item(builder: Any, values: Any, scalar: Any) -> Any:
     # floats that are not negative are in the order of their bits
     signed = isinstance(scalar, types.Float) or scalar.signed
-    bits = to_bits(context, builder, scalar, value)
-    pointer = _pointer(builder, address, item_bits(scalar))
-    old = builder.atomic_rmw("min" if signed else "umin", pointer, bits, "monotonic")
-    return from_bits(context, builder, scalar, old)
+    return _rmw_item(builder, "min" if signed else "umin", values, scalar)
 
 
-def _or_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) -> Any:
-    return builder.atomic_rmw("or", _pointer(builder, address, item_bits(scalar)), value, "monotonic")
-
-
-seam.item_load(a.load_relaxed_as, _load_item("monotonic"))
-seam.item_load(a.load_acquire_as, _load_item("acquire"))
-seam.item_load(a.load_passing_as, _load_item("acquire"))
-seam.item_load(a.load_weak_as, _load_item(None))
-seam.item_store(a.store_relaxed_as, _store_item("monotonic"))
-seam.item_store(a.store_weak_as, _store_item(None))
-seam.item_update(a.fetch_add_as, _add_item)
-seam.item_update(a.fetch_min_as, _min_item)
-seam.item_update(a.fetch_or_as, _or_item, floats=False)
+seam.define(a.load_relaxed_as, _load_item("monotonic"))
+seam.define(a.load_acquire_as, _load_item("acquire"))
+seam.define(a.load_passing_as, _load_item("acquire"))
+seam.define(a.load_weak_as, lambda b, v, scalar: b.load(_item(b, v[0], scalar), align=1))
+seam.define(a.store_relaxed_as, _store_item)
+seam.define(a.store_weak_as, lambda b, v, scalar: b.store(v[1], _item(b, v[0], scalar), align=1))
+seam.define(a.fetch_add_as, _add_item, is_wide)
+seam.define(a.fetch_min_as, _min_item, is_wide)
+seam.define(a.fetch_or_as, lambda b, v, scalar: _rmw_item(b, "or", v, scalar), is_wide_integer)
 define_checksum(seam)
 
 
-# -- bulk copies and host services --------------------------------------------------------------------------
+# -- warps and blocks, which have one thread ----------------------------------------------------------------
 
 
-def _external(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+for _stub, _number in (
+    (a.lane_id, 0),
+    (a.warp_size, 1),
+    (a.activemask, 1),
+    (a.match_any, 1),
+    (block.thread_index, 0),
+    (block.block_threads, 1),
+):
+    seam.define(_stub, lambda builder, v, number=_number: I64(number))
+seam.define(a.syncwarp, lambda builder, v: None)
+seam.define(block.barrier, lambda builder, v: None)
+seam.define(a.shfl, lambda builder, v: v[1])
+seam.define(a.shfl_as, lambda builder, v, scalar: v[1])
+seam.define(a.ballot, lambda builder, v: builder.zext(v[1], I64))
+seam.define(a.any_sync, lambda builder, v: v[1])
+seam.define(block.block_index, lambda builder, v: builder.load(_thread_context(builder)))
 
 
-def _copy_wide(builder: Any, args: Any) -> None:
-    dst, src, stride, count = args
-    with cgutils.for_range(builder, count) as loop:
-        offset = builder.mul(loop.index, stride)
-        for half in (0, 8):
-            at = builder.add(offset, I64(half))
-            word = builder.load_atomic(_pointer(builder, builder.add(src, at)), "monotonic", 8)
-            builder.store_atomic(word, _pointer(builder, builder.add(dst, at)), "monotonic", 8)
+def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
+    def implementation(shape: Any, dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    return implementation
 
 
-seam.word(a.copy_wide, 4, _copy_wide, result=types.void)
+# for this target alone: numba-cuda takes over what has no target
+seam.overload(block.shared_array, target="cpu")(_shared_array)
 
 
-_PREDICATE = types.int64, types.boolean
-seam.word(a.lane_id, 0, lambda builder, v: I64(0))
-seam.word(a.warp_size, 0, lambda builder, v: I64(1))
-seam.word(a.activemask, 0, lambda builder, v: I64(1))
-seam.word(a.shfl, 3, lambda builder, v: v[1])
-seam.item_shuffle(a.shfl_as, lambda builder, v: v[1])
-seam.word(a.match_any, 2, lambda builder, v: I64(1))
-seam.word(a.syncwarp, 1, lambda builder, v: None, result=types.void)
-seam.word(a.ballot, _PREDICATE, lambda builder, v: builder.zext(v[1], I64))
-seam.word(a.any_sync, _PREDICATE, lambda builder, v: v[1], result=types.boolean)
+# -- where and when -----------------------------------------------------------------------------------------
 
 
-def _key(builder: Any, name: str) -> Any:
-    key = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I32, name)
-    key.linkage = "external"
-    return builder.load(key)
+def _variable(builder: Any, kind: Any, name: str) -> Any:
+    """Return a variable that compiled code finds by its name (see `symbols`)."""
+    found = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, kind, name)
+    found.linkage = "external"
+    return found
+
+
+def _call(builder: Any, name: str, result: Any, kinds: tuple[Any, ...], values: Any) -> Any:
+    """Call a C function, with each value as its kind."""
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, kinds), name)
+    arguments = []
+    for kind, value in zip(kinds, values, strict=True):
+        if isinstance(kind, ir.PointerType) and isinstance(value.type, ir.IntType):
+            value = builder.inttoptr(value, kind)
+        arguments.append(value if value.type == kind else builder.trunc(value, kind))
+    return builder.call(function, arguments)
 
 
 def _own(builder: Any, name: str) -> Any:
     """Return the pointer that the calling thread keeps under a key, initially null."""
-    get = _external(builder, "pthread_getspecific", I8.as_pointer(), I32)
-    return builder.call(get, [_key(builder, name)])
+    return _call(builder, "pthread_getspecific", PTR, (I32,), [builder.load(_variable(builder, I32, name))])
 
 
 def _keep_own(builder: Any, name: str, value: Any) -> None:
-    put = _external(builder, "pthread_setspecific", I32, I32, I8.as_pointer())
-    builder.call(put, [_key(builder, name), builder.inttoptr(value, I8.as_pointer())])
+    _call(builder, "pthread_setspecific", I32, (I32, PTR), [builder.load(_variable(builder, I32, name)), value])
 
 
 def _thread_context(builder: Any) -> Any:
@@ -227,29 +233,22 @@ def _grid(typingctx: Any, ndim: Any) -> Any:
     return result(ndim), codegen
 
 
-def _launch_flag(builder: Any, args: Any) -> Any:
+def _launch_flag(builder: Any, values: Any) -> Any:
     return builder.load(cgutils.gep_inbounds(builder, _thread_context(builder), FLAG))
 
 
-def _interrupted(builder: Any, args: Any) -> Any:
+def _interrupted(builder: Any, values: Any) -> Any:
     # atomic: the host stores to it meanwhile, and loops that ask must not take it for a constant
-    address = builder.add(_launch_flag(builder, args), I64(8))
+    address = builder.add(_launch_flag(builder, values), I64(8))
     return builder.load_atomic(_pointer(builder, address), "monotonic", 8)
 
 
-seam.word(a.launch_flag, 0, _launch_flag)
-seam.word(a.interrupted, 0, _interrupted)
-
-
-def _own_launch_flag(builder: Any, args: Any) -> Any:
+def _own_launch_flag(builder: Any, values: Any) -> Any:
     base = _thread_context(builder)
     found = cgutils.alloca_once_value(builder, I64(0))
     with builder.if_then(cgutils.is_not_null(builder, base)):
         builder.store(builder.load(cgutils.gep_inbounds(builder, base, FLAG)), found)
     return builder.load(found)
-
-
-seam.word(a.own_launch_flag, 0, _own_launch_flag)
 
 
 def set_context(address: int) -> None:
@@ -261,74 +260,74 @@ def set_context(address: int) -> None:
     raise RuntimeError("set_context is compiled launch code")
 
 
-seam.word(set_context, 1, lambda b, v: _keep_own(b, TLS_KEY, v[0]), result=types.void)
-seam.word(a.take_seat, 1, lambda b, v: _keep_own(b, SEAT_KEY, v[0]), result=types.void)
-seam.word(a.seat, 0, lambda b, _: b.ptrtoint(_own(b, SEAT_KEY), I64))
-
-
-def _clock_ns(builder: Any, args: Any) -> Any:
+def _clock_ns(builder: Any, values: Any) -> Any:
     pair = cgutils.alloca_once(builder, ir.ArrayType(I64, 2))
     first = builder.bitcast(pair, I64.as_pointer())
-    now = _external(builder, "clock_gettime", I32, I32, I64.as_pointer())
-    builder.call(now, [I32(1), first])  # CLOCK_MONOTONIC
+    _call(builder, "clock_gettime", I32, (I32, I64.as_pointer()), [I32(1), first])  # CLOCK_MONOTONIC
     seconds = builder.load(first)
     time = builder.add(builder.mul(seconds, I64(10**9)), builder.load(cgutils.gep_inbounds(builder, first, 1)))
-    offset = builder.module.globals.get(CLOCK_OFFSET)
-    if offset is None:
-        offset = cgutils.add_global_variable(builder.module, I64, CLOCK_OFFSET)
-    offset.linkage = "external"
-    return builder.add(time, builder.load_atomic(offset, "monotonic", 8))
+    return builder.add(time, builder.load_atomic(_variable(builder, I64, CLOCK_OFFSET), "monotonic", 8))
 
 
-seam.word(a.clock_ns, 0, _clock_ns)
-
-
-def _backoff(builder: Any, args: Any) -> None:
-    attempt = args[0]
+def _backoff(builder: Any, values: Any) -> None:
+    attempt = values[0]
     with builder.if_else(builder.icmp_signed("<", attempt, I64(24))) as (short, long):
         with short:
-            builder.call(_external(builder, "sched_yield", I32), [])
+            _call(builder, "sched_yield", I32, (), [])
         with long:
             grown = builder.mul(builder.sub(attempt, I64(20)), I64(10))
             capped = builder.select(builder.icmp_signed(">", grown, I64(1000)), I64(1000), grown)
-            builder.call(_external(builder, "usleep", I32, I32), [builder.trunc(capped, I32)])
+            _call(builder, "usleep", I32, (I32,), [capped])
 
 
-seam.word(a.backoff, 1, _backoff, result=types.void)
+seam.define(a.launch_flag, _launch_flag)
+seam.define(a.interrupted, _interrupted)
+seam.define(a.own_launch_flag, _own_launch_flag)
+seam.define(set_context, lambda b, v: _keep_own(b, TLS_KEY, v[0]))
+seam.define(a.take_seat, lambda b, v: _keep_own(b, SEAT_KEY, v[0]))
+seam.define(a.seat, lambda b, _: b.ptrtoint(_own(b, SEAT_KEY), I64))
+seam.define(a.clock_ns, _clock_ns)
+seam.define(a.backoff, _backoff)
+seam.define(a.guarded_ranges, lambda b, _: b.ptrtoint(_variable(b, I64, GUARDED_RANGES), I64))
 
 
-def _copy_bytes(builder: Any, args: Any) -> None:
-    copy = _external(builder, "memcpy", I8.as_pointer(), I8.as_pointer(), I8.as_pointer(), I64)
-    builder.call(
-        copy,
-        [builder.inttoptr(args[0], I8.as_pointer()), builder.inttoptr(args[1], I8.as_pointer()), args[2]],
-    )
+# -- bulk copies and host services --------------------------------------------------------------------------
 
 
-seam.word(a.copy_bytes, 3, _copy_bytes, result=types.void)
+def _copy_wide(builder: Any, values: Any) -> None:
+    dst, src, stride, count = values
+    with cgutils.for_range(builder, count) as loop:
+        offset = builder.mul(loop.index, stride)
+        for half in (0, 8):
+            at = builder.add(offset, I64(half))
+            word = builder.load_atomic(_pointer(builder, builder.add(src, at)), "monotonic", 8)
+            builder.store_atomic(word, _pointer(builder, builder.add(dst, at)), "monotonic", 8)
 
 
-def _copy_foreign(builder: Any, args: Any) -> None:
-    copy = _external(builder, COPY, ir.VoidType(), I64, I64, I64)
-    builder.call(copy, args)
+def _transfer(name: str) -> Any:
+    def lower(builder: Any, values: Any) -> Any:
+        done = _call(builder, name, I64, (I32, PTR, I64, I64), values)
+        errno = builder.load(_call(builder, "__errno_location", I32.as_pointer(), (), []))
+        failed = builder.icmp_signed("<", done, I64(0))
+        return builder.select(failed, builder.neg(builder.sext(errno, I64)), done)
+
+    return lower
 
 
-def _load_pair(builder: Any, args: Any) -> Any:
-    addresses = (args[0], builder.add(args[0], I64(8)))
-    return cgutils.pack_array(builder, [builder.load_atomic(_pointer(builder, p), "monotonic", 8) for p in addresses])
+def _call_address(builder: Any, values: Any) -> Any:
+    function = ir.FunctionType(I64, [I64] * (len(values) - 1))
+    return builder.call(builder.inttoptr(values[0], function.as_pointer()), values[1:])
 
 
-def _store_pair(builder: Any, args: Any) -> None:
-    for k in (0, 1):
-        pointer = _pointer(builder, builder.add(args[0], I64(8 * k)))
-        builder.store_atomic(args[1 + k], pointer, "monotonic", 8)
-
-
-seam.word(a.copy_foreign, 3, _copy_foreign, result=types.void)
-seam.word(a.load_pair, 1, _load_pair, result=types.UniTuple(types.int64, 2))
-seam.word(a.store_pair, 3, _store_pair, result=types.void)
-seam.items(a.items_at, arrayobj)
-seam.array_items(a.items_of_array, arrayobj)
+_PREFETCH = PTR, I32, I32, I32
+seam.define(a.copy_wide, _copy_wide)
+seam.define(a.copy_bytes, lambda b, v: _call(b, "memcpy", PTR, (PTR, PTR, I64), v))
+seam.define(a.copy_foreign, lambda b, v: _call(b, COPY, VOID, (I64, I64, I64), v))
+seam.define(a.prefetch, lambda b, v: _call(b, "llvm.prefetch.p0", VOID, _PREFETCH, [v[0], I32(0), I32(3), I32(1)]))
+seam.define(a.pread, _transfer("pread"))
+seam.define(a.pwrite, _transfer("pwrite"))
+seam.define(a.call_native, _call_address)
+seam.define(a.call_foreign, _call_address)
 
 
 @seam.primitive(a.scratch)
@@ -344,56 +343,6 @@ def _scratch(typingctx: Any, nbytes: Any) -> Any:
         return builder.ptrtoint(memory, I64)
 
     return types.int64(nbytes), codegen
-
-
-def _transfer(name: str) -> Any:
-    def codegen(builder: Any, args: Any) -> Any:
-        fd, address, nbytes, offset = args
-        call = _external(builder, name, I64, I32, I8.as_pointer(), I64, I64)
-        done = builder.call(call, [builder.trunc(fd, I32), builder.inttoptr(address, I8.as_pointer()), nbytes, offset])
-        errno = builder.load(builder.call(_external(builder, "__errno_location", I32.as_pointer()), []))
-        failed = builder.icmp_signed("<", done, I64(0))
-        return builder.select(failed, builder.neg(builder.sext(errno, I64)), done)
-
-    return codegen
-
-
-seam.word(a.pread, 4, _transfer("pread"))
-seam.word(a.pwrite, 4, _transfer("pwrite"))
-
-
-def _prefetch(builder: Any, args: Any) -> None:
-    function = _external(builder, "llvm.prefetch.p0", ir.VoidType(), I8.as_pointer(), I32, I32, I32)
-    builder.call(function, [builder.inttoptr(args[0], I8.as_pointer()), I32(0), I32(3), I32(1)])
-
-
-seam.word(a.prefetch, 1, _prefetch, result=types.void)
-
-
-def _guarded_ranges(builder: Any, args: Any) -> Any:
-    name = GUARDED_RANGES
-    table = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I64, name)
-    table.linkage = "external"
-    return builder.ptrtoint(table, I64)
-
-
-seam.word(a.guarded_ranges, 0, _guarded_ranges)
-
-
-def _call_native(builder: Any, args: Any) -> Any:
-    function = builder.inttoptr(args[0], ir.FunctionType(I64, [I64] * 6).as_pointer())
-    return builder.call(function, args[1:])
-
-
-seam.word(a.call_native, 7, _call_native)
-
-
-def _call_foreign(builder: Any, args: Any) -> Any:
-    function = builder.inttoptr(args[0], ir.FunctionType(I64, [I64] * 7).as_pointer())
-    return builder.call(function, args[1:])
-
-
-seam.word(a.call_foreign, 8, _call_foreign)
 
 
 # -- arguments ----------------------------------------------------------------------------------------------
@@ -420,24 +369,4 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
 
 
-# -- blocks, which have one thread --------------------------------------------------------------------------
-
-
-seam.word(block.block_index, 0, lambda builder, v: builder.load(_thread_context(builder)))
-seam.word(block.thread_index, 0, lambda builder, v: I64(0))
-seam.word(block.block_threads, 0, lambda builder, v: I64(1))
-seam.word(block.barrier, 0, lambda builder, v: None, result=types.void)
-
-
-def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
-    def implementation(shape: Any, dtype: Any) -> Any:
-        return np.empty(shape, dtype)
-
-    return implementation
-
-
-# for this target alone: numba-cuda takes over what has no target
-seam.overload(block.shared_array, target="cpu")(_shared_array)
-
-install(seam, extending, extending.register_model, arrayobj)
 subscribe(seam)

@@ -20,7 +20,7 @@ from ... import errors
 from .. import atomics as a
 from ..device import ArrayKind, StructKind
 from ..struct import DeviceStruct
-from .checked_arrays import CheckedArray, item_address
+from .checked_arrays import CheckedArray, install, item_address
 from .reasons import index_problem, type_names
 
 
@@ -56,9 +56,10 @@ class Seam:
     options: ClassVar[dict[str, Any]] = {}
     """With which device functions are compiled."""
 
-    def __init__(self, *, extending: Any, templates: Any, register_model: Any, typeof_impl: Any) -> None:
+    def __init__(self, *, extending: Any, templates: Any, register_model: Any, typeof_impl: Any, arrays: Any) -> None:
         self._extending = extending
         self._templates = templates
+        self._arrays = arrays
         register_model(StructType)(StructModel)
 
         @typeof_impl.register(DeviceStruct)
@@ -66,19 +67,16 @@ class Seam:
             return StructType(type(value), value.static)
 
         self._register_struct()
-        self._register_arithmetic()
-        self._cold_call(a.call_cold)
-        self._element_address(a.element_address)
+        self._define_arithmetic()
+        self._define_cold_call()
+        self._define_items()
+        install(self, extending, register_model, arrays)
 
     # -- functions ------------------------------------------------------------------------------------------
 
     def device(self, function: Callable[..., Any]) -> None:
         """Let compiled code call the plain Python `function`."""
-
-        def implementation(*args: Any, **kwargs: Any) -> Any:
-            return function
-
-        self._extending.overload(function, self.options, strict=False)(implementation)
+        self._extending.overload(function, self.options, strict=False)(lambda *args, **kwargs: function)
 
     def overload(self, stub: Callable[..., Any], **options: Any) -> Any:
         """Give a stub a body in Python, chosen by the types of its arguments (Numba's `overload`)."""
@@ -117,8 +115,8 @@ class Seam:
         """Link the compiled `function` to the code that is being compiled; return its symbol (C convention)."""
         raise NotImplementedError
 
-    def _cold_call(self, stub: Callable[..., Any]) -> None:
-        """Give ``stub(function, *args)`` a body that calls `function` and keeps LLVM from inlining it."""
+    def _define_cold_call(self) -> None:
+        """Define a call that LLVM does not inline."""
 
         def definition(typingctx: Any, function: Any, *args: Any) -> Any:
             resolved = typingctx.resolve_function_type(function, args, {})
@@ -138,141 +136,80 @@ class Seam:
 
             return resolved.return_type(function, *resolved.args), codegen
 
-        self.primitive(stub)(definition)
+        self.primitive(a.call_cold)(definition)
 
     # -- primitives -----------------------------------------------------------------------------------------
 
-    def word(
-        self,
-        stub: Callable[..., Any],
-        arguments: int | tuple[types.Type, ...],
-        codegen: Callable[..., Any],
-        *,
-        result: types.Type = types.int64,
-        scope: bool = False,
+    def define(
+        self, stub: Callable[..., Any], lower: Callable[..., Any], accepts: Callable[[Any], bool] = lambda _: True
     ) -> None:
-        """Give a stub its body, which is the same for all types.
+        """Give a stub its code for arguments of the types that it is annotated with.
+
+        A parameter `scope` is a constant. `Any` stands for the scalar that a parameter `dtype` names, and without one
+        for the type of the argument; code handles it as an integer of the same width.
 
         Parameters
         ----------
         stub : callable
-        arguments : int or tuple of types
-            The types of the arguments, or the number of them where all are words.
-        codegen : callable
-            ``(builder, values)`` to the result, which `types.void` has not.
-        result : type
-        scope : bool
-            Whether a constant scope follows the arguments; `codegen` is given its number as a third argument.
+        lower : callable
+            ``(builder, values)`` to the result, which is ignored for `None`. The constant scope, or the type of the
+            scalar, is a third argument.
+        accepts : callable
+            Whether there is code for a scalar type.
         """
-        parameters = (types.int64,) * arguments if isinstance(arguments, int) else arguments
+        names = {name: str(p.annotation) for name, p in inspect.signature(stub).parameters.items()}
+        result = str(inspect.signature(stub).return_annotation)
+        is_scalar = {name: kind == "Any" and name != "dtype" for name, kind in names.items()}
+        is_constant = {"scope", "dtype"}
 
         def definition(typingctx: Any, *args: Any) -> Any:
-            chosen = [literal(args[-1])] if scope and args else []
-            if len(args) != len(parameters) + scope or any(number not in (0, 1, 2) for number in chosen):
+            if len(args) != len(names):
                 return None
+            found, constants, scalar = dict(zip(names, args, strict=True)), [], None
+            if "scope" in found:
+                constants = [literal(found["scope"])]
+                if constants[0] not in (0, 1, 2):
+                    return None
+            elif "Any" in (*names.values(), result):
+                scalar = scalar_of(found["dtype"]) if "dtype" in found else number_of(found["value"])
+                if scalar is None or not accepts(scalar):
+                    return None
+                constants = [scalar]
 
-            def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-                out = codegen(builder, list(values[: len(parameters)]), *chosen)
-                return context.get_dummy_value() if result is types.void else out
+            def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+                flat = [
+                    to_bits(context, builder, scalar, value) if is_scalar[name] else value
+                    for name, value in zip(names, values, strict=True)
+                    if name not in is_constant
+                ]
+                out = lower(builder, flat, *constants)
+                if result == "None":
+                    return context.get_dummy_value()
+                return from_bits(context, builder, scalar, out) if result == "Any" else out
 
-            return result(*parameters, *args[len(parameters) :]), lower
+            parameters = [
+                found[name] if name in is_constant else scalar if is_scalar[name] else _TYPES[kind]
+                for name, kind in names.items()
+            ]
+            returned: Any = scalar if result == "Any" else _TYPES[result]
+            return returned(*parameters), codegen
 
         self.primitive(stub)(definition)
 
-    def item_load(self, stub: Callable[..., Any], load: Callable[[Any, Any, int], Any]) -> None:
-        """Give ``stub(address, dtype)`` its body: ``load(builder, address, bits)`` to an integer of `bits` bits."""
-
-        @self.primitive(stub)
-        def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
-            scalar = scalar_of(dtype)
-            if scalar is None:
-                return None
-
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                return from_bits(context, builder, scalar, load(builder, args[0], item_bits(scalar)))
-
-            return scalar(types.int64, dtype), codegen
-
-    def item_store(self, stub: Callable[..., Any], store: Callable[[Any, Any, Any], Any]) -> None:
-        """Give ``stub(address, value, dtype)`` its body: ``store(builder, address, bits)`` of an integer."""
-
-        @self.primitive(stub)
-        def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-            scalar = scalar_of(dtype)
-            if scalar is None:
-                return None
-
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                store(builder, args[0], to_bits(context, builder, scalar, args[1]))
-                return context.get_dummy_value()
-
-            return types.void(types.int64, scalar, dtype), codegen
-
-    def item_update(
-        self, stub: Callable[..., Any], update: Callable[[Any, Any, Any, Any, Any], Any], floats: bool = True
-    ) -> None:
-        """Give ``stub(address, value, dtype)`` its body: ``update(context, builder, scalar, address, value)``."""
-
-        @self.primitive(stub)
-        def definition(typingctx: Any, addr: Any, value: Any, dtype: Any) -> Any:
-            scalar = scalar_of(dtype)
-            if scalar is None or isinstance(scalar, types.Boolean) or item_bits(scalar) < 32:
-                return None
-            if isinstance(scalar, types.Float) and not floats:
-                return None
-
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                return update(context, builder, scalar, args[0], args[1])
-
-            return scalar(types.int64, scalar, dtype), codegen
-
-    def item_shuffle(self, stub: Callable[..., Any], shuffle: Callable[[Any, Any], Any]) -> None:
-        """Give ``stub(mask, value, lane)`` its body: ``shuffle(builder, [mask, bits, lane])`` of 64 bits."""
-
-        @self.primitive(stub)
-        def definition(typingctx: Any, mask: Any, value: Any, lane: Any) -> Any:
-            scalar = types.unliteral(value)
-            if not isinstance(scalar, types.Integer | types.Float | types.Boolean):
-                return None
-
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                bits = to_bits(context, builder, scalar, args[1])
-                wide = bits if bits.type.width == 64 else builder.zext(bits, I64)
-                moved = shuffle(builder, [args[0], wide, args[2]])
-                narrow = moved if bits.type.width == 64 else builder.trunc(moved, bits.type)
-                return from_bits(context, builder, scalar, narrow)
-
-            return scalar(types.int64, scalar, types.int64), codegen
-
-    def _register_arithmetic(self) -> None:
-        """Register what is the same on every compiled target."""
-        self.word(a.rem, 2, lambda builder, v: builder.urem(*v))
-        self.word(a.div, 2, lambda builder, v: builder.udiv(*v))
-        self.word(a.i64, 1, lambda builder, v: v[0])
-        self.word(a.popc, 1, lambda builder, v: builder.ctpop(v[0]))
+    def _define_arithmetic(self) -> None:
+        """Define what is the same on every compiled target."""
+        self.define(a.rem, lambda builder, v: builder.urem(*v))
+        self.define(a.div, lambda builder, v: builder.udiv(*v))
+        self.define(a.i64, lambda builder, v: v[0])
+        self.define(a.popc, lambda builder, v: builder.ctpop(v[0]))
+        self.define(a.bits_as, lambda builder, v, scalar: resize(builder, v[0], item_bits(scalar)))
+        self.define(a.as_bits, lambda builder, v, scalar: resize(builder, v[0], 64))
 
         def ffs(builder: Any, values: Any) -> Any:
             position = builder.add(builder.cttz(values[0], ir.IntType(1)(0)), I64(1))
             return builder.select(builder.icmp_signed("==", values[0], I64(0)), I64(0), position)
 
-        self.word(a.ffs, 1, ffs)
-
-        def low(builder: Any, word: Any, bits: int) -> Any:
-            return word if bits == 64 else builder.trunc(word, ir.IntType(bits))
-
-        self.item_load(a.bits_as, low)
-
-        @self.primitive(a.as_bits)
-        def as_bits(typingctx: Any, value: Any, dtype: Any) -> Any:
-            scalar = scalar_of(dtype)
-            if scalar is None:
-                return None
-
-            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                bits = to_bits(context, builder, scalar, args[0])
-                return bits if bits.type.width == 64 else builder.zext(bits, I64)
-
-            return types.int64(scalar, dtype), codegen
+        self.define(a.ffs, ffs)
 
     # -- structs --------------------------------------------------------------------------------------------
 
@@ -368,75 +305,57 @@ class Seam:
 
         self._extending.overload(stub, self.options, strict=False)(implementation)
 
-    def items(self, stub: Callable[..., Any], arrays: Any) -> None:
-        """Give ``stub(address, count, dtype)``, items as an array, its body; `arrays` is the target's `arrayobj`."""
+    def _define_items(self) -> None:
+        """Define items of memory, or of an array, as an array, and the address of an array's item."""
+        arrays = self._arrays
 
-        @self.primitive(stub)
-        def definition(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
+        def view(context: Any, builder: Any, typ: Any, data: Any, count: Any, size: Any) -> Any:
+            struct = context.make_array(typ)(context, builder)
+            arrays.populate_array(struct, data=data, shape=[count], strides=[size], itemsize=size, meminfo=None)
+            return struct._getvalue()
+
+        @self.primitive(a.items_at)
+        def items_at(typingctx: Any, address: Any, count: Any, dtype: Any) -> Any:
             scalar = scalar_of(dtype)
             if scalar is None:
                 return None
             array = types.Array(scalar, 1, "C", aligned=False)
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-                struct = context.make_array(array)(context, builder)
-                size = context.get_constant(types.intp, item_bits(scalar) // 8)
-                data = builder.inttoptr(args[0], struct.data.type)
-                arrays.populate_array(struct, data=data, shape=[args[1]], strides=[size], itemsize=size, meminfo=None)
-                return struct._getvalue()
+                data = builder.inttoptr(args[0], context.get_data_type(scalar).as_pointer())
+                return view(context, builder, array, data, args[1], I64(item_bits(scalar) // 8))
 
             return array(types.int64, types.int64, dtype), codegen
 
-    def array_items(self, stub: Callable[..., Any], arrays: Any) -> None:
-        """Give ``stub(array, first, count)``, items of a C-contiguous array as an array, its body."""
-
-        @self.primitive(stub)
-        def definition(typingctx: Any, array: Any, first: Any, count: Any) -> Any:
+        @self.primitive(a.items_of_array)
+        def items_of_array(typingctx: Any, array: Any, first: Any, count: Any) -> Any:
             if not isinstance(array, types.Array) or array.layout != "C":
                 return None
             flat = types.Array(array.dtype, 1, "C", readonly=not array.mutable, aligned=array.aligned)
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
                 whole = context.make_array(array)(context, builder, args[0])
-                struct = context.make_array(flat)(context, builder)
-                data = builder.gep(whole.data, [args[1]])
-                arrays.populate_array(
-                    struct, data=data, shape=[args[2]], strides=[whole.itemsize], itemsize=whole.itemsize, meminfo=None
-                )
-                return struct._getvalue()
+                return view(context, builder, flat, builder.gep(whole.data, [args[1]]), args[2], whole.itemsize)
 
             return flat(array, types.int64, types.int64), codegen
 
-    def _element_address(self, stub: Callable[..., Any]) -> None:
-        """Give the stub for the address of an array's item its body."""
-
-        def definition(typingctx: Any, array: Any, index: Any) -> Any:
+        @self.primitive(a.element_address)
+        def element_address(typingctx: Any, array: Any, index: Any) -> Any:
             if not isinstance(array, types.Array):
                 return None
-            indices = types.UniTuple(types.int64, array.ndim)
-            if isinstance(index, types.BaseTuple):
-                if len(index) != array.ndim:
-                    return None
-            elif array.ndim != 1:
+            is_tuple = isinstance(index, types.BaseTuple)
+            if array.ndim != (len(index) if is_tuple else 1):
                 return None
-            else:
-                indices = types.int64
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
                 struct = context.make_array(array)(context, builder, value=args[0])
-                position = (
-                    [args[1]]
-                    if array.ndim == 1 and indices is types.int64
-                    else cgutils.unpack_tuple(builder, args[1], array.ndim)
-                )
+                position = cgutils.unpack_tuple(builder, args[1], array.ndim) if is_tuple else [args[1]]
                 if isinstance(array, CheckedArray):
                     return item_address(context, builder, array, struct, position)
                 pointer = cgutils.get_item_pointer(context, builder, array, struct, position)
                 return builder.ptrtoint(pointer, I64)
 
-            return types.int64(array, indices), codegen
-
-        self.primitive(stub)(definition)
+            return types.int64(array, types.UniTuple(types.int64, array.ndim) if is_tuple else types.int64), codegen
 
 
 def _resolver(name: str) -> Callable[..., Any]:
@@ -510,6 +429,14 @@ def _calls(builder: Any) -> set[Any]:
 
 I8, I16, I32, I64 = (ir.IntType(n) for n in (8, 16, 32, 64))
 
+_TYPES = {
+    "int": types.int64,
+    "bool": types.boolean,
+    "None": types.void,
+    "tuple[int, int]": types.UniTuple(types.int64, 2),
+}
+"""Numba types of the annotations of stubs."""
+
 
 def scalar_of(dtype_type: Any) -> types.Type | None:
     """The Numba scalar of a dtype argument; None for anything but a supported NumPy scalar dtype."""
@@ -539,6 +466,30 @@ def to_bits(context: Any, builder: Any, scalar: Any, value: Any) -> Any:
     if isinstance(scalar, types.Boolean):
         return builder.zext(value, width) if value.type.width < width.width else value
     return value if value.type == width else builder.bitcast(value, width)
+
+
+def number_of(typ: Any) -> types.Type | None:
+    """Return the Numba scalar of a value; None for anything but a number or a truth value."""
+    scalar = types.unliteral(typ)
+    return scalar if isinstance(scalar, types.Integer | types.Float | types.Boolean) else None
+
+
+def is_wide(scalar: Any) -> bool:
+    """Return True for numbers of 4 or 8 bytes, which have atomic updates."""
+    return not isinstance(scalar, types.Boolean) and item_bits(scalar) >= 32
+
+
+def is_wide_integer(scalar: Any) -> bool:
+    """Return True for integers of 4 or 8 bytes."""
+    return isinstance(scalar, types.Integer) and is_wide(scalar)
+
+
+def resize(builder: Any, bits: Any, width: int) -> Any:
+    """Return an integer with fewer bits, or with zeros in front."""
+    target = ir.IntType(width)
+    if bits.type.width == width:
+        return bits
+    return builder.trunc(bits, target) if bits.type.width > width else builder.zext(bits, target)
 
 
 def literal(value: Any) -> int | None:
