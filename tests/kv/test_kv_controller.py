@@ -121,9 +121,7 @@ def test_each_command_and_its_answer(device: str, window: int) -> None:
         ]
         assert bytes(buffers[2]) == value + b"\xff" * (ROOM - 40)
         assert bytes(buffers[3][:16]) == value[:16]
-        # what is absent or there is an answer; the value that is too large is a failure
-        assert b.controller.errors(b.nsid) == 1
-        assert b.controller.stray(b.nsid) == 0 and b.controller.name(b.nsid) == "test"
+        assert b.controller.stray(b.nsid) == 0
 
 
 @DEVICES

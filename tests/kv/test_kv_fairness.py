@@ -14,7 +14,7 @@ from lab.media import KeyValueLatency
 from warpwell import nvme
 from warpwell._os import clock
 from warpwell.queues import QueuePairs
-from warpwell.queues.layout import P_BURST, P_COMMANDS, P_CQ_TAIL, P_SQ_DOORBELL, P_SQ_HEAD
+from warpwell.queues.layout import P_BURST, P_CQ_TAIL, P_SQ_DOORBELL, P_SQ_HEAD
 from warpwell.queues.submission import field
 from warpwell.storage.controller import Controller
 from warpwell.storage.serve import K_N_PORTS, fetch_commands, port_of
@@ -51,7 +51,7 @@ def shares(controller: Controller, nsid: int, groups: list[QueuePairs], seconds:
             failures.append(error)
 
     def served() -> np.ndarray[Any, Any]:
-        return np.concatenate([pairs.ports[:, P_COMMANDS] for pairs in groups])
+        return np.concatenate([pairs.ports[:, P_SQ_HEAD] for pairs in groups])
 
     load(groups[0], 0.001)  # compiles, if need be
     threads = [threading.Thread(target=load, args=(pairs,)) for pairs in groups]
@@ -180,7 +180,7 @@ def fetched(weights: tuple[int, ...], window: int, times: int, single: int = 0) 
             controller.add_pairs(pairs, weight=weight)
         call = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(fetch_often.address)
         call(controller.control, controller._record_of(0), times, groups[0].depth, single, 0)
-        counts = np.array([pairs.ports[0, P_COMMANDS] for pairs in groups])
+        counts = np.array([pairs.ports[0, P_SQ_HEAD] for pairs in groups])
         turns = np.array(weights) if window else np.array([pairs.ports[0, P_BURST] for pairs in groups])
         return counts, turns
     finally:

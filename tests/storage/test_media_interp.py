@@ -7,8 +7,8 @@ import warpwell as ww
 from lab.media import Faulty, Latency, latency
 from warpwell import gpu
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
-from warpwell.storage.commands import call_complete, call_start, encode_command, word
-from warpwell.storage.medium import PENDING, Medium, PythonMedium, python_functions
+from warpwell.storage.commands import PENDING, call_complete, call_start, encode_command, word
+from warpwell.storage.medium import Medium, PythonMedium, python_functions
 from warpwell.storage.ram import RamMedium
 from warpwell.storage.striped import Replicated, Striped
 from warpwell.targets import clock_ns, grid, scratch

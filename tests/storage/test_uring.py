@@ -16,9 +16,8 @@ import warpwell as ww
 from lab.media import Latency
 from warpwell import errors, gpu
 from warpwell.nvme import CAPACITY_EXCEEDED, FLUSH, READ, UNRECOVERED_READ_ERROR, WRITE
-from warpwell.storage import FileMedium, Striped, uring
+from warpwell.storage import PENDING, FileMedium, Striped, uring
 from warpwell.storage.file import DIRECT_FD
-from warpwell.storage.medium import PENDING
 from warpwell.testing.media import HostBytes, drive
 
 pytestmark = pytest.mark.skipif(uring.allowed() is not None, reason=f"io_uring: {uring.allowed()}")

@@ -562,7 +562,7 @@ FAULTS = (
         "ring-unlocked",
         "queue",
         "two service threads post to one ring at a time",
-        (Edit(_SERVE, "lock_ring", "while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:", "while False:"),),
+        (Edit("storage.commands", "lock", "while exchange(address, 1, SYSTEM) != 0:", "while False:"),),
         seed=5,
     ),
     Fault(

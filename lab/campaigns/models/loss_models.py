@@ -44,7 +44,7 @@ from warpwell.queues.layout import (
     Q_MARKS,
 )
 from warpwell.queues.loss import lost
-from warpwell.storage.serve import lock_ring
+from warpwell.storage.commands import lock
 from warpwell.targets import DEVICE, SYSTEM, backoff, load_acquire, load_relaxed, store_relaxed, store_release
 
 from .adversary import Adversary, Violation
@@ -75,7 +75,7 @@ class LiesModel(QueueModel):
         """Post one more lie, if there is room for it beside all true completions."""
         if not self._left or self._random.random() < 0.7:
             return
-        lock_ring(self.port)
+        lock(self.port + 8 * P_POST_LOCK)
         tail = load_relaxed(self.port + 8 * P_CQ_TAIL, SYSTEM)
         taken = (tail - load_acquire(field(self.port, P_CQ_DOORBELL), SYSTEM)) & (self.depth - 1)
         made = self._make_lie(tail) if taken + self.pairs.ids + 1 < self.depth else None

@@ -19,12 +19,12 @@ Files, in the order in which a command meets them:
 - commands.py     helpers of native media: words of commands and answers, slots of commands in flight, spin locks
 """
 
-from .commands import decode_command, set_word, word, write_answer
+from .commands import PENDING, decode_command, set_word, word, write_answer
 from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium
 from .gpudirect import CuFileOptions, GpuDirectReads
 from .host_reads import BulkReads, StagedReads
-from .medium import PENDING, Medium, NativeMedium, PythonMedium, carry_out, python_functions, raw_bytes
+from .medium import Medium, NativeMedium, PythonMedium, carry_out, python_functions, raw_bytes
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium
 from .return_slots import ReturnSlots, free_return_slot, return_slot_of

@@ -66,8 +66,11 @@ R_STATUS = 5
 R_REMAINING = 6
 """Parts that are not done."""
 R_EXTRA = 7
-"""First replica and number tried, or when the command arrived."""
+"""First replica and number tried; bytes past the end of a file; or when the command arrived."""
 RECORD_WORDS = 8
+
+PENDING = -1
+"""Result of a start function if the command will complete later."""
 
 SLOTS = 16384
 """More than the command ids that all queues of a controller have."""

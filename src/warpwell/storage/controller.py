@@ -104,7 +104,6 @@ class Controller:
         self._control_block = memory_for("cpu").allocate(8 * (control_words + native.THREAD_WORDS * self._max_threads))
         self._control = self._control_block.words
         self._records_of_threads = self._control_block.address + 8 * control_words
-        self._control[control_words + native.T_FIRST] = 1
         self._control[control_words + native.T_SEAT :: native.THREAD_WORDS] = np.arange(self._max_threads)
         self._control[native.K_SPIN] = spin
         self._control[native.K_WINDOW] = window
@@ -271,7 +270,7 @@ class Controller:
         record = self._records[nsid]
         record[native.NS_STATE], record[native.NS_BYTES], record[native.NS_KIND] = functions.state, nbytes, kind
         record[native.NS_MEMORY], record[native.NS_NON_BLOCKING] = functions.memory, functions.non_blocking
-        record[native.NS_ERRORS] = record[native.NS_STRAY] = 0
+        record[native.NS_STRAY] = 0
         record[native.NS_COMPLETE] = functions.complete
         record[native.NS_START] = functions.start
         self._records[0, 0] = max(self._served) + 1
@@ -304,14 +303,6 @@ class Controller:
             clock.sleep(5e-5)
         return True
 
-    def name(self, nsid: int) -> str:
-        """Return the name of a namespace's medium or store."""
-        return str(self._served[nsid].name)
-
-    def errors(self, nsid: int) -> int:
-        """Return how many commands of a namespace failed (an absent key is not a failure)."""
-        return int(self._records[nsid, native.NS_ERRORS])
-
     def stray(self, nsid: int) -> int:
         """Return how many completions of a key-value namespace were dropped because no command was in flight."""
         return int(self._records[nsid, native.NS_STRAY])
@@ -338,7 +329,7 @@ class Controller:
     @property
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""
-        return sum(int(c.pairs.ports[:, at.P_COMMANDS].sum()) for c in [*self._clients, *self._retired])
+        return sum(int(c.pairs.ports[:, at.P_SQ_HEAD].sum()) for c in [*self._clients, *self._retired])
 
     @property
     def python_served(self) -> list[str]:

@@ -34,7 +34,6 @@ from ..targets import (
     call_native,
     copy_bytes,
     device,
-    fetch_add,
     load_acquire,
     load_relaxed_as,
     memory_for,
@@ -44,6 +43,7 @@ from ..targets import (
 )
 from .commands import (
     ANSWER_WORDS,
+    PENDING,
     R_BUFFER,
     R_EXTRA,
     R_NBYTES,
@@ -51,6 +51,7 @@ from .commands import (
     R_OP,
     R_TAG,
     decode_command,
+    fill_slot,
     record_of,
     release_slot,
     set_word,
@@ -59,7 +60,7 @@ from .commands import (
     write_answer,
     zero_fill,
 )
-from .medium import PENDING, Medium, NativeMedium, raw_bytes
+from .medium import Medium, NativeMedium, raw_bytes
 from .page_cache import LOOKUP_WORDS, enable_lookup, page_cache_lookup
 from .uring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, cancel_queued, poll_completions, queue, queued, submit
 
@@ -70,18 +71,17 @@ NBYTES = 3
 WRITABLE = 4
 LAST_ERRNO = 5
 """0 none, `SHORT` for a file that ended too early."""
-FAILURES = 6
-FDATASYNC = 7
-ERRNO_LOCATION = 8
-PROBE = 9
+FDATASYNC = 6
+ERRNO_LOCATION = 7
+PROBE = 8
 """A byte to read into when only the length of the file is of interest."""
-RING = 10
+RING = 9
 """Address of the ring (`uring`), or 0."""
-MAPPED = 11
+MAPPED = 10
 """Address of the file's bytes in memory, or 0."""
-CUT = 12
+CUT = 11
 """Address of a word that is not 0 once the mapping has failed."""
-LOOKUP = 13
+LOOKUP = 12
 """From here on: the words of `page_cache`."""
 
 SYSTEM_PAGE = 4096
@@ -362,11 +362,6 @@ class FileMedium(Medium):
         advice = ": free some space" if code in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{self.path}: {os.strerror(code)}{advice}"
 
-    @property
-    def failures(self) -> int:
-        """How many native commands failed so far."""
-        return int(self._state.words[FAILURES])
-
     def _size(self) -> int:
         # Unlike fstat, right for block devices too; the position of the file is not used.
         return os.lseek(self._fd, 0, os.SEEK_END)
@@ -439,7 +434,6 @@ def file_status(op: int, code: int) -> int:
 def file_failed(state: int, op: int, code: int) -> int:
     """Keep the errno for the host and return the status."""
     set_word(state, LAST_ERRNO, code)
-    fetch_add(state + 8 * FAILURES, 1, SYSTEM)
     return file_status(op, code)
 
 
@@ -627,12 +621,7 @@ def file_start(state: int, command: int, tag: int) -> int:
     slot = try_slot(table)
     if slot < 0:
         return run_command(state, op, offset, nbytes, buffer, direct)
-    record = record_of(table, slot)
-    set_word(record, R_TAG, tag)
-    set_word(record, R_OP, op)
-    set_word(record, R_OFFSET, offset)
-    set_word(record, R_NBYTES, inside)
-    set_word(record, R_BUFFER, buffer)
+    record = fill_slot(table, slot, tag, op, offset, inside, buffer, 1)
     set_word(record, R_EXTRA, nbytes - inside)
     queue(ring, word(state, DIRECT_FD), slot)
     if queued(ring) >= BATCH:

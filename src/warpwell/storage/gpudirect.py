@@ -243,7 +243,7 @@ class GpuDirectReads:
             try:
                 self._cufile.close_file(nsid)
             except Exception as error:  # of libcufile; another thread may be reading another file
-                logger.warning("cuFile failed to deregister %s: %s", self.staged.controller.name(nsid), error)
+                logger.warning("cuFile failed to deregister %s: %s", self.staged.controller.medium(nsid).name, error)
 
     def close(self) -> None:
         """Deregister everything at libcufile, in bounded time; device memory stays for work on its data."""

@@ -30,9 +30,6 @@ from ..targets import SYSTEM, load_relaxed, native, private_block, store_relaxed
 from ..targets.memory import view_of
 from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES, call_start, decode_command, word
 
-PENDING = -1
-"""Result of a start function if the command will complete later."""
-
 
 @dataclass(frozen=True)
 class NativeMedium:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from warpwell.nvme import (
     INVALID_NAMESPACE,
-    KV_KEY_DOES_NOT_EXIST,
-    KV_KEY_EXISTS,
     LBA_OUT_OF_RANGE,
-    NAMESPACE_NOT_READY,
     READ,
     WRITE,
     completion_word0,
@@ -53,8 +50,10 @@ from .commands import (
     C_BLOCKS,
     C_WORD0,
     COMMAND_WORDS,
+    PENDING,
     call_complete,
     call_start,
+    lock,
     seat_of,
     unlock,
     word,
@@ -86,13 +85,12 @@ NS_COMPLETE = 1
 NS_STATE = 2
 NS_BYTES = 3
 """Capacity in bytes, rounded up to blocks."""
-NS_ERRORS = 4
-NS_KIND = 5
-NS_STRAY = 6
+NS_KIND = 4
+NS_STRAY = 5
 """Completions that were dropped, because no command was under way."""
-NS_MEMORY = 7
+NS_MEMORY = 6
 """Address of the data if they are in memory, so that commands never wait, else 0."""
-NS_NON_BLOCKING = 8
+NS_NON_BLOCKING = 7
 """1 if its complete function never waits: completions are posted together."""
 NS_WORDS = 16
 
@@ -100,8 +98,6 @@ BLOCKS = 0
 """Kind of a namespace of logical blocks: ranges of its commands are checked against `NS_BYTES`."""
 KEY_VALUE = 1
 """Kind of a namespace of any other commands: each use of an id is tracked, and duplicate completions are dropped."""
-
-PENDING = -1
 
 FETCH = 32
 """Most commands that a thread fetches at a time."""
@@ -127,12 +123,10 @@ T_TURN = 0
 """Index of the port whose turn it is."""
 T_LEFT = 1
 """Commands that it may still send in this turn."""
-T_FIRST = 2
-"""1 of the thread that stays, without a launch, while commands are in flight."""
-T_ROUNDS = 3
+T_ROUNDS = 2
 """Rounds that it has begun: two more mean that it is out of every function that it was in."""
-T_SEAT = 4
-"""Number of the thread (`commands.seat_of`)."""
+T_SEAT = 3
+"""Number of the thread (`commands.seat_of`). Without a launch, thread 0 stays while commands are in flight."""
 T_ANSWERS = 16
 """Answers that are not posted yet."""
 T_BATCH = T_ANSWERS + ANSWER_WORDS * FETCH
@@ -178,12 +172,8 @@ def start_command(control, record, command):
         slba = word5_slba(load_relaxed(command + 8 * C_BLOCK, SYSTEM))
         end = (slba + word6_nlb(load_relaxed(command + 8 * C_BLOCKS, SYSTEM)) + 1) * BLOCK
         if slba < 0 or end > load_relaxed(record + 8 * NS_BYTES, SYSTEM):
-            count_error(record, LBA_OUT_OF_RANGE)
             return LBA_OUT_OF_RANGE
-    answer = call_start(function, state, command, tag)
-    if answer != PENDING:
-        count_error(record, answer & 0xFFFF)
-    return answer
+    return call_start(function, state, command, tag)
 
 
 @device
@@ -201,7 +191,6 @@ def start_tracked(control, record, command, function, state, tag):
         # a duplicate completion was posted for it
         fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
         return PENDING
-    count_error(record, answer & 0xFFFF)
     return answer
 
 
@@ -244,15 +233,6 @@ def is_in_flight(control, tag):
 
 
 @device
-def count_error(record, status):
-    """Count a failed command. An absent key, a key that exists, and a lack of slots are answers, not failures."""
-    if status == 0 or status == KV_KEY_DOES_NOT_EXIST or status == KV_KEY_EXISTS:
-        return
-    if status != NAMESPACE_NOT_READY or load_relaxed(record + 8 * NS_KIND, SYSTEM) != KEY_VALUE:
-        fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
-
-
-@device
 def poll_media(control, answers, namespaces):
     """Post the commands that media with a complete function have completed (any I/O thread); return their number.
 
@@ -275,7 +255,6 @@ def poll_media(control, answers, namespaces):
             if is_tracked and not is_in_flight(control, word(answer, A_TAG)):
                 fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
                 continue
-            count_error(record, word(answer, A_STATUS))
             count += 1
             if load_relaxed(record + 8 * NS_NON_BLOCKING, SYSTEM) == 0:
                 post_answers(control, answers, count)
@@ -291,7 +270,7 @@ def post_answers(control, answers, count):
         index = port_index(word(answers, A_TAG))
         port = port_of(control, index)
         left = 0
-        lock_ring(port)
+        lock(port + 8 * at.P_POST_LOCK)
         for k in range(count):
             answer = answers + 8 * ANSWER_WORDS * k
             tag = word(answer, A_TAG)
@@ -303,15 +282,6 @@ def post_answers(control, answers, count):
                 left += 1
         unlock(port + 8 * at.P_POST_LOCK)
         count = left
-
-
-@device
-def lock_ring(port):
-    """Take the right to post to a port's ring."""
-    attempt = 0
-    while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:
-        backoff(attempt)
-        attempt += 1
 
 
 @device
@@ -340,8 +310,8 @@ def in_flight(port):
 
 
 @device
-def can_idle(control, idle, first):
-    """Return whether a thread that was idle `idle` times may park: all but one (`first`) leave commands in flight."""
+def can_idle(control, idle, number):
+    """Return whether a thread that was idle `idle` times may park: all but thread 0 leave commands in flight."""
     if load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
         return False
     if (idle <= 64 or idle & 63 != 0) and load_relaxed(control + 8 * K_QUIESCE, SYSTEM) == 0:
@@ -353,7 +323,7 @@ def can_idle(control, idle, first):
         # the last launch may have rung after the look at the doorbell that found nothing
         mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
         tail = load_acquire(field(port, at.P_SQ_DOORBELL), SYSTEM)
-        if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail or (first != 0 and in_flight(port) != 0):
+        if load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask != tail or (number == 0 and in_flight(port) != 0):
             return False
     return True
 
@@ -503,7 +473,6 @@ def fetch_from_port(port, index, limit, batch):
     if count > 0:
         # released, because it tells submitters that the entries were read
         store_release(port + 8 * at.P_SQ_HEAD, head + count, SYSTEM)
-        store_relaxed(port + 8 * at.P_COMMANDS, load_relaxed(port + 8 * at.P_COMMANDS, SYSTEM) + count, SYSTEM)
     store_release(lock, 0, SYSTEM)
     return count
 
@@ -552,7 +521,7 @@ def poll_queues(control, thread, namespaces):
             idle = 0
             continue
         idle += 1
-        if can_idle(control, idle, load_relaxed(thread + 8 * T_FIRST, SYSTEM)):
+        if can_idle(control, idle, number):
             return idle
         idle_backoff(control, idle)
     return idle

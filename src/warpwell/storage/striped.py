@@ -36,6 +36,7 @@ from .commands import (
     A_STATUS,
     A_TAG,
     COMMAND_BYTES,
+    PENDING,
     R_BUFFER,
     R_EXTRA,
     R_NBYTES,
@@ -59,7 +60,7 @@ from .commands import (
     write_answer,
     zero_fill,
 )
-from .medium import PENDING, Medium, NativeMedium, raw_bytes
+from .medium import Medium, NativeMedium, raw_bytes
 
 STRIPED = 0
 REPLICATED = 1
@@ -110,31 +111,28 @@ class MediumGroup(Medium):
         self.name = f"{verb} over {len(media)}"
         self.description = f"{verb} over {_description(media)}"
         self._kind = kind
-        self._stripe = stripe
         self._native: NativeMedium | None = None
-        self._keep: Any = None
+        self._state = private_block(8 * STATE_WORDS)
+        words = self._state.words
+        words[KIND], words[COUNT], words[STRIPE] = kind, len(media), stripe
+        words[NBYTES], words[WRITABLE] = nbytes, self.writable
 
     def native(self) -> NativeMedium | None:
         """Return the native functions."""
         if self._native is None:
-            natives = [m.native() for m in self.media]
-            if any(n is None for n in natives):
+            natives = [n for m in self.media if (n := m.native()) is not None]
+            if len(natives) < len(self.media):
                 return None
-            block = private_block(8 * STATE_WORDS)
-            words = block.words
-            pending = any(n is not None and n.complete for n in natives)
-            table = SlotTable() if pending else None
-            words[KIND], words[COUNT], words[STRIPE] = self._kind, len(natives), self._stripe
-            words[NBYTES], words[WRITABLE] = self.nbytes, self.writable
-            words[TABLE] = 0 if table is None else table.address
+            complete = 0
+            if any(n.complete for n in natives):
+                complete = group_complete.address
+                self._table = SlotTable()
+                self._state.words[TABLE] = self._table.address
             for k, n in enumerate(natives):
-                if n is not None:
-                    words[MEDIA + M_WORDS * k :][:3] = (n.start, n.complete, n.state)
-            self._keep = (block, table)
-            complete = group_complete.address if pending else 0
+                self._state.words[MEDIA + M_WORDS * k :][:3] = (n.start, n.complete, n.state)
             # a read that failed on one replica is tried on another, which may take long
-            non_blocking = self._kind == STRIPED and all(n is None or n.non_blocking or not n.complete for n in natives)
-            self._native = NativeMedium(group_start.address, complete, block.address, non_blocking=non_blocking)
+            non_blocking = self._kind == STRIPED and all(n.non_blocking or not n.complete for n in natives)
+            self._native = NativeMedium(group_start.address, complete, self._state.address, non_blocking=non_blocking)
         return self._native
 
     def sync(self) -> None:
@@ -183,19 +181,14 @@ class Striped(MediumGroup):
 
     def __init__(self, media: Sequence[Medium], stripe_bytes: int | str) -> None:
         stripe_bytes = checked_nbytes(stripe_bytes, "stripe_bytes", minimum=512)
-        if stripe_bytes % 512:
-            raise errors.ArgumentError(
-                f"stripes of {stripe_bytes} bytes: a multiple of 512, such as the page size",
-                name="stripe_bytes",
-            )
         self.stripe_bytes = stripe_bytes
         media = list(media)
-        if any(stripe_bytes % m.block for m in media):
+        super().__init__(media, STRIPED, _capacity([m.nbytes for m in media], stripe_bytes), stripe_bytes)
+        if stripe_bytes % self.block:
             raise errors.ArgumentError(
-                f"stripes of {stripe_bytes} bytes over blocks of {max(m.block for m in media)}: a multiple of those",
+                f"stripe_bytes must be a multiple of {self.block}, the bytes of a block, got {stripe_bytes}",
                 name="stripe_bytes",
             )
-        super().__init__(media, STRIPED, _capacity([m.nbytes for m in media], stripe_bytes), stripe_bytes)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return bytes; see `Medium.read`."""
@@ -258,24 +251,21 @@ class Replicated(MediumGroup):
                 f"replicas of {sorted(sizes)} bytes differ in size: copy one to the others", name="media"
             )
         super().__init__(media, REPLICATED, sizes.pop() if sizes else 0, 0)
-        self._turn = 0
-        self._host_stale: set[int] = set()
 
     @property
     def stale(self) -> list[int]:
         """Numbers of the replicas that missed a write."""
-        bits = int(self._keep[0].words[STALE]) if self._keep else 0
-        return sorted(self._host_stale | {k for k in range(len(self.media)) if bits >> k & 1})
+        return [k for k in range(len(self.media)) if self._state.words[STALE] >> k & 1]
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return bytes; see `Medium.read`."""
-        self._turn += 1
-        stale = self.stale
+        self._state.words[TURN] += 1
+        turn, stale = int(self._state.words[TURN]), self.stale
         fresh = [k for k in range(len(self.media)) if k not in stale] or list(range(len(self.media)))
         last: errors.MediumError | errors.DriveError | None = None
         for attempt in range(len(fresh)):
             try:
-                return self.media[fresh[(self._turn + attempt) % len(fresh)]].read(offset, nbytes)
+                return self.media[fresh[(turn + attempt) % len(fresh)]].read(offset, nbytes)
             except (errors.MediumError, errors.DriveError) as error:
                 last = error
         assert last is not None
@@ -290,9 +280,7 @@ class Replicated(MediumGroup):
             try:
                 medium.write(offset, raw)
             except (errors.MediumError, errors.StorageFullError, errors.DriveError) as error:
-                self._host_stale.add(k)
-                if self._keep:
-                    self._keep[0].words[STALE] |= 1 << k
+                self._state.words[STALE] |= 1 << k
                 failed = failed or error
         if failed is not None:
             raise failed
