@@ -21,12 +21,12 @@ from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host
-from .gpu import RowIndices, copy_in_stream
+from .gpu import copy_in_stream
 from .gpu_cached import GpuCachedRows
 from .host import DONE, RowCopy, read_gap
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, WorkerGroup, worker_group
-from .tensors import Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
+from .tensors import Indices, Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
 
 CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1 << 16
 """Minimum bytes, or rows, of a chunk in the background: to find a row takes as long as to copy some bytes of it."""
@@ -111,7 +111,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     check(array, rows, out, stream)
     gpu = by_stream(array)
     handle = handle_of(stream) if gpu else 0
-    indices: Any = indices_of(rows, handle) if gpu else row_indices(rows, copy=False)
+    indices = indices_of(rows, handle) if gpu else row_indices(rows, copy=False)
     shape = (*indices.shape, *array.shape[1:])
     if isinstance(out, Array):  # DLPack would share a copy of its rows
         raise errors.ArgumentError(
@@ -124,14 +124,17 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Futu
     else:
         keep = tensor_of(out, "out", handle)
         keep.require(shape, array.dtype, array.name)
-        result, address = out, keep.address
-        _require_apart(array, address, math.prod(shape) * array.dtype.itemsize)
-        if not gpu:
-            indices = _apart_from(indices, address, math.prod(shape) * array.dtype.itemsize)
+        result, address, nbytes = out, keep.address, math.prod(shape) * array.dtype.itemsize
+        part = array._part
+        own_bytes = max(1, array.shape[0]) * max(1, array._strides[0])
+        if not part.cached and _overlap(part.data + array._origin, own_bytes, address, nbytes):
+            raise errors.ArgumentError(f"out overlaps array {array.name!r}: give memory of its own", name="out")
+        if isinstance(indices, np.ndarray) and _overlap(int(indices.ctypes.data), indices.nbytes, address, nbytes):
+            indices = indices.copy()
     if not gpu:
         return begin(array, indices, result, address, keep, borrowed=True)
     caller = stream_of(array.device, handle)
-    for tensor in (keep, indices.tensor):
+    for tensor in (keep, indices):
         if isinstance(tensor, Tensor):
             if tensor.ordinal != 0:
                 raise errors.ArgumentError(
@@ -158,14 +161,9 @@ def new_result(array: Array, shape: tuple[int, ...]) -> tuple[Any, int]:
     return result, int(result.ctypes.data)
 
 
-def indices_of(rows: Any, handle: int) -> RowIndices:
+def indices_of(rows: Any, handle: int) -> Indices:
     """Return row indices in host memory or on a GPU, for a gather in a stream."""
-    if on_a_gpu(rows):
-        tensor = indices_on_gpu(rows, handle)
-        width = tensor.items.itemsize if isinstance(tensor.items, np.dtype) else tensor.items[1] // 8
-        return RowIndices(tensor.shape, None, tensor, width)
-    host = row_indices(rows)
-    return RowIndices(host.shape, host.reshape(-1), None, host.itemsize)
+    return indices_on_gpu(rows, handle) if on_a_gpu(rows) else row_indices(rows)
 
 
 def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
@@ -206,20 +204,8 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
         inner *= extent
 
 
-def _apart_from(indices: NDArray[Any], address: int, nbytes: int) -> NDArray[Any]:
-    """Return row indices, or a copy of them if they overlap the memory of the result."""
-    first = int(indices.ctypes.data)
-    return indices.copy() if first < address + nbytes and address < first + indices.nbytes else indices
-
-
-def _require_apart(array: Array, address: int, nbytes: int) -> None:
-    """Raise if memory overlaps the array's own."""
-    part = array._part
-    if part.cached or not nbytes:
-        return
-    first = part.data + array._origin
-    if address < first + max(1, array.shape[0]) * max(1, array._strides[0]) and first < address + nbytes:
-        raise errors.ArgumentError(f"out overlaps array {array.name!r}: give memory of its own", name="out")
+def _overlap(first: int, nbytes: int, other: int, other_nbytes: int) -> bool:
+    return first < other + other_nbytes and other < first + nbytes
 
 
 def begin(
@@ -237,7 +223,7 @@ def begin(
 
     Parameters
     ----------
-    indices : ndarray, or RowIndices for a gather in a stream
+    indices : ndarray, or Tensor for a gather in a stream
     keep : object
         Keeps the memory at `address`, until the rows are copied.
     stream : LaunchStream, optional
@@ -249,44 +235,30 @@ def begin(
     """
     array._require_readable()
     with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started
-        if stream is None:
-            future = _begin_on_host(array, indices, result, address, keep, borrowed, report_bytes)
-        else:
-            if isinstance(indices, np.ndarray):
-                indices = RowIndices(indices.shape, indices.reshape(-1), None, indices.itemsize)
-            future = _begin_on_gpu(array, indices, result, address, keep, stream, report_bytes)
+        future = None if stream is None else _begin_in_stream(array, indices, result, address, keep, stream)
+        if future is None:
+            plan = _plan(array, indices, address, stream, borrowed)
+            future = _begin_task(array, plan, _work(array, indices), result, keep, report_bytes)
         if interrupts.raised:
             future.cancel()
     return future
 
 
-def _begin_on_host(
-    array: Array,
-    indices: NDArray[Any],
-    result: Any,
-    address: int,
-    keep: Any,
-    borrowed: bool,
-    report_bytes: Callable[[int], None],
+def _begin_task(
+    array: Array, plan: _Plan, work: str, result: Any, keep: Any, report_bytes: Callable[[int], None]
 ) -> Future:
-    """Start to copy rows to host memory; see `begin`."""
-    flat = indices.reshape(-1)
+    """Start to copy rows by service threads, and if the plan says so in this thread; see `begin`."""
     part = array._part
-    plan_of = _through_cache if part.cached else _from_memory
-    plan = plan_of(array, flat, address, INLINE_BYTES if borrowed else CHUNK_BYTES)
-    if borrowed and not plan.inline:
-        plan = plan_of(array, flat.copy(), address, 0)
-
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked
     ended = threading.Event()
     is_over = ended.is_set
 
-    def finished(reference: Any = keep, bytes_read: Callable[[], int] = plan.bytes_read) -> None:
+    def finished(reference: Any = keep) -> None:
         ended.set()
         if counted:
             part.continued_over(is_over)
-        report_bytes(bytes_read())
+        report_bytes(plan.bytes_read())
 
     if counted:
         with part.launch(False):
@@ -295,12 +267,13 @@ def _begin_on_host(
     alone = plan.inline and (
         plan.chunks < MIN_SHARED_CHUNKS or array.device == "interp" or len(os.sched_getaffinity(0)) == 1
     )
+    workers = None if alone else _workers_of(array)
     try:
         return ChunkedTask(
             plan.chunks,
             plan.run,
-            None if alone else _workers_of(array),
-            work=_work(array, indices),
+            workers,
+            work=work,
             result=result,
             finished=finished,
             stop=plan.stop,
@@ -311,18 +284,16 @@ def _begin_on_host(
         raise
 
 
-def _begin_on_gpu(
-    array: Array,
-    indices: RowIndices,
-    result: Any,
-    address: int,
-    keep: Any,
-    stream: LaunchStream,
-    report_bytes: Callable[[int], None],
-) -> Future:
-    """Start to copy rows to memory of a GPU; see `begin`."""
+def _begin_in_stream(
+    array: Array, indices: Indices, result: Any, address: int, keep: Any, stream: LaunchStream
+) -> Future | None:
+    """Start to copy rows in the caller's stream if all of them are in memory; otherwise return None."""
     part, cache, flag = array._part, array.cache, LaunchFlag(array.device)
-    nbytes, work = _row_bytes(array), _work(array, indices)
+    if part.cached:
+        cache.require_no_doubt(array._nsid)
+        if not cache.space(array._nsid).pool.fully_resident:
+            cache.raise_pending_error(array._nsid)
+            return None
     ended, started = threading.Event(), list[Future]()
 
     def is_over() -> bool:
@@ -333,71 +304,40 @@ def _begin_on_gpu(
         if part.cached:
             cache.reap()
 
-    resident = not part.cached or cache.space(array._nsid).pool.fully_resident
-    if part.cached:
-        cache.require_no_doubt(array._nsid)
     with part.launch(False):
-        if part.cached and resident:
+        if part.cached:
             cache.begin(flag, array._nsid, stores=False)
-        elif part.cached:
-            cache.raise_pending_error(array._nsid)
     part.launch_continues(is_over)
     try:
-        source = _in_memory(array, flag) if resident else None
-        if source is not None:
-            future = copy_in_stream(
-                array.device,
-                stream,
-                indices,
-                source=source,
-                extent=array.shape[0],
-                stride=array._strides[0],
-                nbytes=nbytes,
-                out=address,
-                check=partial(_require_in_range, array),
-                finished=ended.set,
-                settle=settle,
-                work=work,
-                result=result,
-                keep=keep,
-            )
-            started.append(future)
-            if part.cached:
-                cache.end(flag, is_over)
-            return future
-        cache.end(flag)
-        copier = GpuCachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
-        point = stream.point()
-
-        def finished(reference: Any = keep) -> None:
+        view = cache.view_words(array._nsid, flag) if part.cached else {"data": part.data, "fully_resident": 1}
+        if not view["fully_resident"]:
+            return None
+        future = copy_in_stream(
+            array.device,
+            stream,
+            indices,
+            source=view["data"] + array._origin,
+            extent=array.shape[0],
+            stride=array._strides[0],
+            nbytes=_row_bytes(array),
+            out=address,
+            check=partial(_require_in_range, array),
+            finished=ended.set,
+            settle=settle,
+            work=_work(array, indices),
+            result=result,
+            keep=keep,
+        )
+        started.append(future)
+        if part.cached:
+            cache.end(flag, is_over)
+        return future
+    finally:
+        if not started:
             ended.set()
             part.continued_over(is_over)
-            report_bytes(copier.bytes_read)
-
-        return ChunkedTask(
-            1,
-            lambda chunk: copier.copy_after(point, indices, partial(_require_in_range, array)),
-            _workers_of(array),
-            work=work,
-            result=result,
-            finished=finished,
-            stop=copier.stop,
-        )
-    except BaseException:
-        ended.set()
-        part.continued_over(is_over)
-        if part.cached:
-            cache.end(flag)
-        raise
-
-
-def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
-    """Return the address of row 0 if all rows are in memory, for a launch that has begun; otherwise None."""
-    part = array._part
-    if not part.cached:
-        return part.data + array._origin
-    values = array.cache.view_words(array._nsid, flag)
-    return values["data"] + array._origin if values["fully_resident"] else None
+            if part.cached:
+                cache.end(flag)
 
 
 def _workers_of(array: Array) -> WorkerGroup | None:
@@ -410,6 +350,17 @@ def _workers_of(array: Array) -> WorkerGroup | None:
     if by_stream(array):
         return worker_group(array._part, 1)
     return worker_group(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
+
+
+def _plan(array: Array, indices: Any, address: int, stream: LaunchStream | None, borrowed: bool) -> _Plan:
+    """Return the plan of a gather; see `begin`."""
+    if stream is not None:
+        return _through_cache(array, indices, address, stream)
+    flat = indices.reshape(-1)
+    if array._part.cached:
+        return _through_cache(array, flat.copy() if borrowed else flat, address, None)
+    plan = _from_memory(array, flat, address, INLINE_BYTES if borrowed else CHUNK_BYTES)
+    return plan if plan.inline or not borrowed else _from_memory(array, flat.copy(), address, 0)
 
 
 def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
@@ -448,17 +399,23 @@ def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: i
     return _Plan(max(1, -(-rows.size // each)), run, inline, copier.stop, lambda: copier.bytes_read)
 
 
-def _through_cache(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
+def _through_cache(array: Array, indices: Any, address: int, stream: LaunchStream | None) -> _Plan:
     """Return the plan of a gather through a cache, which has threads of its own: one chunk in the background."""
-    del inline_bytes
-    nbytes = _row_bytes(array)
-    copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
+    layout = {"nbytes": _row_bytes(array), "stride": array._strides[0], "out": address}
+    check = partial(_require_in_range, array)
+    if stream is not None:
+        on_gpu = GpuCachedRows(array, **layout)
+        point = stream.point()
+        return _Plan(
+            1, lambda chunk: on_gpu.copy_after(point, indices, check), False, on_gpu.stop, lambda: on_gpu.bytes_read
+        )
+    copier = CachedRows(array, **layout)
     gap = read_gap()
 
     def run(chunk: int) -> None:
-        _require_in_range(array, rows)
-        if rows.size and nbytes:
-            copier.copy(rows, gap)
+        check(indices)
+        if indices.size and layout["nbytes"]:
+            copier.copy(indices, gap)
 
     return _Plan(1, run, False, copier.stop, lambda: copier.bytes_read)
 

@@ -11,9 +11,9 @@ from ..._check import checked_integer
 from ..._future import Future
 from ...targets.launch_stream import LaunchStream, stream_on
 from ..array import Array
-from .api import begin, by_stream, check, indices_of, new_result
-from .gpu import RowIndices, acquire_buffer, release_buffer
-from .tensors import on_a_gpu, row_indices
+from .api import begin, by_stream, check, new_result
+from .gpu import acquire_buffer, release_buffer
+from .tensors import indices_on_gpu, on_a_gpu, row_indices
 
 
 class RowBatches(Iterator[Any]):
@@ -79,18 +79,15 @@ class RowBatches(Iterator[Any]):
 
     def _start(self, batch: Any) -> Future:
         array, stream = self._array, self._stream
-        if stream is not None and on_a_gpu(batch):
-            batch = self._copy_to_host(indices_of(batch, 0), stream)
+        if stream is not None and on_a_gpu(batch):  # copied, because the owner may change it before it is used
+            tensor = indices_on_gpu(batch, 0)
+            buffer = acquire_buffer(array.device, 8 * tensor.size)
+            stream.after_default()
+            batch = buffer.to_host(stream, tensor).reshape(tensor.shape).copy()
+            release_buffer(buffer)
         indices = row_indices(batch)
         result, address = new_result(array, (*indices.shape, *array.shape[1:]))
         return begin(array, indices, result, address, result, stream)
-
-    def _copy_to_host(self, indices: RowIndices, stream: LaunchStream) -> Any:
-        stream.after_default()
-        buffer = acquire_buffer(self._array.device, 8 * indices.size)
-        host = indices.to_host(stream, buffer).reshape(indices.shape).copy()
-        release_buffer(buffer)
-        return host
 
 
 def rows(array: Array, batches: Iterable[Any], ahead: int = 2) -> RowBatches:

@@ -10,7 +10,6 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,48 +20,12 @@ from ..._future import Future
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
-from .tensors import Tensor
+from .tensors import Indices, Tensor
 
 MIN_BUFFER_BYTES = 1 << 12
 """Size of the smallest index buffer."""
 HEADER_BYTES = 8
 """Size of the word in front of the pinned memory of an index buffer."""
-
-
-@dataclass
-class RowIndices:
-    """Row indices: a private array in host memory, or a tensor in memory of the array's GPU.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    host : ndarray of int32 or int64, or None
-        One-dimensional.
-    tensor : Tensor or None
-    width : int
-        Bytes of an index.
-    """
-
-    shape: tuple[int, ...]
-    host: NDArray[Any] | None
-    tensor: Tensor | None
-    width: int
-
-    @property
-    def size(self) -> int:
-        """Number of indices."""
-        return math.prod(self.shape)
-
-    def to_host(self, stream: LaunchStream, buffer: IndexBuffer) -> NDArray[Any]:
-        """Return the indices in host memory; a tensor is copied to `buffer` in the order of a stream."""
-        if self.host is not None:
-            return self.host
-        assert self.tensor is not None
-        return buffer.read(stream, self.tensor.address, self.size * self.width).view(f"i{self.width}")
-
-    def to_device(self, stream: LaunchStream, buffer: IndexBuffer) -> int:
-        """Return the device address of the indices; an array is copied to `buffer` in the order of a stream."""
-        return buffer.write(stream, self.host) if self.tensor is None else self.tensor.address
 
 
 class IndexBuffer:
@@ -74,17 +37,27 @@ class IndexBuffer:
         self.pinned: Block = memory.allocate_shared(HEADER_BYTES + nbytes)
         self.on_device: Block = memory.allocate(nbytes)
 
-    def write(self, stream: LaunchStream, items: Any) -> int:
-        """Copy an array to the device in the order of a stream; return its address there."""
-        self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + items.nbytes] = items.view(np.uint8)
-        stream.copy(self.on_device.address, self.pinned.address + HEADER_BYTES, items.nbytes)
+    def to_device(self, stream: LaunchStream, indices: Indices) -> int:
+        """Return the device address of row indices; an array is copied here in the order of a stream."""
+        if isinstance(indices, Tensor):
+            return indices.address
+        nbytes = indices.nbytes
+        self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + nbytes] = indices.reshape(-1).view(np.uint8)
+        stream.copy(self.on_device.address, self.pinned.address + HEADER_BYTES, nbytes)
         return self.on_device.address
 
-    def read(self, stream: LaunchStream, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """Copy bytes from the device in the order of a stream, and wait; return a view of the pinned memory."""
+    def to_host(self, stream: LaunchStream, indices: Indices) -> NDArray[Any]:
+        """Return row indices in host memory, one-dimensional; a tensor is copied here in the order of a stream."""
+        if isinstance(indices, Tensor):
+            return self.read(stream, indices.address, indices.size, f"i{indices.itemsize}")
+        return indices.reshape(-1)
+
+    def read(self, stream: LaunchStream, address: int, n: int, dtype: str) -> NDArray[Any]:
+        """Copy N items from the device in the order of a stream, and wait; return a view of the pinned memory."""
+        nbytes = n * np.dtype(dtype).itemsize
         stream.copy(self.pinned.address + HEADER_BYTES, address, nbytes)
         stream.wait()
-        return self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + nbytes]
+        return self.pinned.view(np.dtype(np.uint8))[HEADER_BYTES : HEADER_BYTES + nbytes].view(dtype)
 
 
 _free_buffers: list[IndexBuffer] = []
@@ -134,7 +107,7 @@ def unit_bytes(*numbers: int) -> int:
 def copy_in_stream(
     device: str,
     stream: LaunchStream,
-    indices: RowIndices,
+    indices: Indices,
     *,
     source: int,
     extent: int,
@@ -164,15 +137,15 @@ def copy_in_stream(
         Is kept alive until the end of the copy.
     """
     n = indices.size
-    buffer = acquire_buffer(device, n * indices.width)
+    buffer = acquire_buffer(device, n * indices.itemsize)
     try:
         if n and nbytes:
             unit = unit_bytes(source, stride, nbytes, out)
             stream.launch(
                 kernels.copy_from_memory,
                 kernels.thread_count(n, nbytes // unit),
-                indices.to_device(stream, buffer),
-                indices.width,
+                buffer.to_device(stream, indices),
+                indices.itemsize,
                 0,
                 n,
                 nbytes // unit,
@@ -194,7 +167,7 @@ def copy_in_stream(
             if not reached():
                 return
             if buffer.pinned.words[0] or not nbytes:
-                check(indices.to_host(stream, buffer))
+                check(buffer.to_host(stream, indices))
             release_buffer(buffer)
         except errors.WarpwellError as failure:  # an index is out of range, or the GPU is lost
             error = failure

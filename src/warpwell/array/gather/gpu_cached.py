@@ -37,10 +37,11 @@ from ...targets import (
 )
 from ...targets.launch_stream import stream_on
 from . import kernels
-from .gpu import HEADER_BYTES, IndexBuffer, RowIndices, acquire_buffer, release_buffer, unit_bytes
+from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer, unit_bytes
 from .host import W_STOP, RowCopy, copy_range, read_gap, word
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, worker_group
+from .tensors import Indices, Tensor
 
 MAX_LISTED_ROWS = 1 << 21
 """Maximum rows of a launch that lists missing rows, which bounds the list."""
@@ -88,7 +89,7 @@ class GpuCachedRows(CachedRows):
     def bytes_read(self) -> int:
         return super().bytes_read + self._from_host_bytes
 
-    def copy_after(self, point: Any, indices: RowIndices, check: Callable[[NDArray[Any]], None]) -> None:
+    def copy_after(self, point: Any, indices: Indices, check: Callable[[NDArray[Any]], None]) -> None:
         """Copy row ``indices[k]`` to row k, after a point of another stream; return when it is done.
 
         ``check(indices in host memory)`` raises if an index is out of range.
@@ -104,7 +105,7 @@ class GpuCachedRows(CachedRows):
         missing = acquire_buffer(array.device, 8 * kernels.record_words(min(n, MAX_LISTED_ROWS))[1])
         try:
             if not n or not self._nbytes or not array.shape[0]:
-                check(indices.to_host(stream, rows))
+                check(rows.to_host(stream, indices))
                 return
             with array.cache.layout_lock():  # opening another array on the cache would move the frames
                 array.cache.require_no_doubt(array._nsid)
@@ -115,28 +116,33 @@ class GpuCachedRows(CachedRows):
             release_buffer(missing)
 
     def _copy_indices(
-        self, indices: RowIndices, rows: IndexBuffer, missing: IndexBuffer, check: Callable[[NDArray[Any]], None]
+        self,
+        indices: Indices,
+        rows: IndexBuffer,
+        missing: IndexBuffer,
+        check: Callable[[NDArray[Any]], None],
     ) -> None:
-        address, host = indices.to_device(self._stream, rows), indices.host
+        address = rows.to_device(self._stream, indices)
+        host: Any = None if isinstance(indices, Tensor) else indices.reshape(-1)
         from_host = self._is_in_host_memory()
         for first in range(0, indices.size, MAX_LISTED_ROWS):
             n = min(MAX_LISTED_ROWS, indices.size - first)
             out_of_range, count = self._copy_present(
-                address + first * indices.width, indices.width, n, self._out + first * self._nbytes, missing
+                address + first * indices.itemsize, indices.itemsize, n, self._out + first * self._nbytes, missing
             )
             if self._stopped:
                 return
             if not count and not out_of_range:
                 continue
             if host is None:
-                host = indices.to_host(self._stream, rows)
+                host = rows.to_host(self._stream, indices)
             if out_of_range:
                 check(host)
             if from_host and count == n:
                 self._copy_from_host(host[first : first + n], None, first)
                 continue
             list_at = missing.on_device.address + 8 * kernels.record_words(n)[0]
-            listed = missing.read(self._stream, list_at, 8 * count).view(np.int64) + first
+            listed = missing.read(self._stream, list_at, count, "i8") + first
             if from_host:
                 self._copy_from_host(host[listed], listed)
             else:
@@ -166,14 +172,14 @@ class GpuCachedRows(CachedRows):
             self._nbytes // array.dtype.itemsize if array.cache.full else 0,
             record,
         )
-        out_of_range, count = missing.read(stream, record, 16).view(np.int64)
+        out_of_range, count = missing.read(stream, record, 2, "i8")
         return bool(out_of_range), int(count)
 
     def _launch(self, rows: NDArray[np.int64], out_rows: NDArray[np.int64]) -> None:
         array, n = self._array, len(rows)
         unit = unit_bytes(array._origin, self._stride, self._nbytes, self._out)
         buffer = acquire_buffer(array.device, 16 * n)
-        listed = buffer.write(self._stream, np.concatenate((rows, out_rows)))
+        listed = buffer.to_device(self._stream, np.concatenate((rows, out_rows)))
         threads = kernels.thread_count(n, self._nbytes // unit)
         array.cache.run(
             kernels.copy_loaded,
@@ -211,7 +217,7 @@ class GpuCachedRows(CachedRows):
         array, stream, nbytes = self._array, self._stream, self._nbytes
         slots = _Slots(array, np.ascontiguousarray(rows), nbytes, self._stride)
         targets = acquire_buffer(array.device, 8 * len(rows))
-        out_row = 0 if out_rows is None else targets.write(stream, out_rows)
+        out_row = 0 if out_rows is None else targets.to_device(stream, out_rows)
         out = self._out + first_row * nbytes
         unit = unit_bytes(nbytes, out)
         threads = min(len(os.sched_getaffinity(0)), slots.chunks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,21 @@ class Tensor:
     ordinal: int = 0
     stream: int | None = None
 
+    @property
+    def size(self) -> int:
+        """Number of items."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an item."""
+        return int(self.items.itemsize if isinstance(self.items, np.dtype) else self.items[1] // 8)
+
+    @property
+    def shown(self) -> str:
+        """The type of an item, for messages."""
+        return str(self.items) if isinstance(self.items, np.dtype) else f"{self.items[1]}-bit items of another kind"
+
     def require(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         """Raise unless rows of array `name` can be written here.
 
@@ -82,9 +98,12 @@ class Tensor:
             code = DLPACK_BFLOAT if special else DLPACK_CODES.get(dtype.kind, -1)
             same = self.items == (code, 8 * dtype.itemsize) and dtype.isnative
         if not same:
-            shown = self.items if isinstance(self.items, np.dtype) else f"{self.items[1]}-bit items of another kind"
             kind = BFLOAT16 if special else dtype
-            raise errors.DTypeError(f"out has {shown}, and array {name!r} {kind}: give an out of {kind}")
+            raise errors.DTypeError(f"out has {self.shown}, and array {name!r} {kind}: give an out of {kind}")
+
+
+Indices = NDArray[Any] | Tensor
+"""Row indices: an array in host memory that its owner does not change, or a tensor on the array's GPU."""
 
 
 def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
@@ -99,29 +118,13 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
     """
     if isinstance(array, np.ndarray):
         flags = array.flags
-        return Tensor(
-            int(array.ctypes.data),
-            array.shape,
-            array.dtype,
-            bool(flags.c_contiguous),
-            bool(flags.writeable),
-            True,
-            array,
-        )
-    if isinstance(array, DeviceArray):
-        return Tensor(
-            array.__cuda_array_interface__["data"][0],
-            array.shape,
-            array.dtype,
-            array.strides is None or _follows(array.shape, array.strides, array.dtype.itemsize),
-            True,
-            False,
-            array,
-            array.__dlpack_device__()[1],
-        )
+        address, contiguous = int(array.ctypes.data), bool(flags.c_contiguous)
+        return Tensor(address, array.shape, array.dtype, contiguous, bool(flags.writeable), True, array)
+    if hasattr(array, "__cuda_array_interface__") and (
+        isinstance(array, DeviceArray) or not hasattr(array, "__dlpack__")
+    ):
+        return _of_interface(array)
     if not hasattr(array, "__dlpack__"):
-        if hasattr(array, "__cuda_array_interface__"):  # numba-cuda
-            return _of_interface(array)
         raise errors.ArgumentError(
             f"{name} is {type(array).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
         )
@@ -156,18 +159,12 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
 def _of_interface(array: Any) -> Tensor:
     """Return address and layout of an array with ``__cuda_array_interface__``."""
     interface = array.__cuda_array_interface__
-    address, read_only = interface["data"]
-    shape, dtype, strides = tuple(interface["shape"]), np.dtype(interface["typestr"]), interface.get("strides")
+    (address, read_only), shape, strides = interface["data"], tuple(interface["shape"]), interface.get("strides")
+    dtype = array.dtype if isinstance(array, DeviceArray) else np.dtype(interface["typestr"])
+    contiguous = strides is None or _follows(shape, strides, dtype.itemsize)
+    ordinal = array.__dlpack_device__()[1] if isinstance(array, DeviceArray) else 0
     return Tensor(
-        int(address or 0),
-        shape,
-        dtype,
-        strides is None or _follows(shape, strides, dtype.itemsize),
-        not read_only,
-        False,
-        array,
-        0,
-        interface.get("stream"),
+        int(address or 0), shape, dtype, contiguous, not read_only, False, array, ordinal, interface.get("stream")
     )
 
 
@@ -208,8 +205,7 @@ def indices_on_gpu(rows: Any, handle: int) -> Tensor:
     if not tensor.shape:
         raise errors.ArgumentError("rows is one number: give a list of them", name="rows")
     if tensor.items not in (np.dtype(np.int32), np.dtype(np.int64), (0, 32), (0, 64)):
-        shown = tensor.items if isinstance(tensor.items, np.dtype) else f"{tensor.items[1]}-bit items of another kind"
-        raise errors.DTypeError(f"rows are {shown}: give int32 or int64 row numbers")
+        raise errors.DTypeError(f"rows are {tensor.shown}: give int32 or int64 row numbers")
     if not tensor.contiguous:
         raise errors.ArgumentError(
             "the items of rows do not follow one another in C order: give an array that is contiguous", name="rows"
