@@ -137,17 +137,17 @@ def test_forms_compile(name: str) -> None:
     plain = build(SOURCES[name], "sm_90")
     forms = build(SOURCES[name], "sm_90", 32)
     for built in (plain, forms):
-        assert built["cubin"][:4] == b"\x7fELF" and len(built["cubin"]) > 1000
-    assert "warpwell" not in plain["ptx"]
-    kernel = entries(plain["ptx"])[plain["names"]["plain"]]
-    found = entries(forms["ptx"])
-    assert set(found) == set(forms["names"].values()), "no other kernel is left"
-    body = found[forms["names"]["workers"]]
+        assert built.cubin[:4] == b"\x7fELF" and len(built.cubin) > 1000
+    assert "warpwell" not in plain.ptx
+    kernel = entries(plain.ptx)[plain.symbol]
+    found = entries(forms.ptx)
+    assert set(found) == {forms.symbol}, "no other kernel is left"
+    body = found[forms.symbol]
     # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
     # number, and whether it is the first
     assert 1 <= body.count("%ctaid") <= 2 and "%nctaid" not in body
-    assert body.count(".param .") == kernel.count(".param .") + 8
-    assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
+    assert body.count(".param .") == kernel.count(".param .") + 7
+    assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms.ptx)
     assert body.count("ld.relaxed.gpu.global.v2.s64") == 2, "flags, of one sector"
     assert body.count("st.relaxed.sys.global.s64") == 1
     assert len(re.findall(r"atom\.global\.add\.u64", body)) == 4
@@ -171,8 +171,8 @@ def test_no_form_rounds_otherwise(name: str) -> None:
 @only_compiled
 def test_registers_are_capped() -> None:
     source = ww.CudaSource(CODE, "count", PARAMETERS["count"], options=["--maxrregcount=64"])
-    assert ".maxnreg" not in build(source, "sm_90", 40)["ptx"]  # the compiler's option, not the program's
-    assert build(source, "sm_90", 24)["cubin"] != build(source, "sm_90", 64)["cubin"]
+    assert ".maxnreg" not in build(source, "sm_90", 40).ptx  # the compiler's option, not the program's
+    assert build(source, "sm_90", 24).cubin != build(source, "sm_90", 64).cubin
 
 
 @only_compiled
@@ -249,7 +249,7 @@ def test_a_grid_that_synchronizes_compiles_whole() -> None:
     code += 'extern "C" __global__ void k(int *x) { cooperative_groups::this_grid().sync(); x[blockIdx.x] = 1; }'
     source = ww.CudaSource(code, "k", {"x": "int32*"}, cooperative=True)
     assert not source.preemptible
-    assert build(source, "sm_90")["names"] == {"plain": "k"}
+    assert build(source, "sm_90").symbol == "k"
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------------

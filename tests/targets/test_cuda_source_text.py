@@ -232,14 +232,14 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "current", lambda: (SimpleNamespace(cuLaunchKernel=launched), device))
     forms = module.SourceForms(blocks)
     forms._set({"plain": "plain", "workers": "workers"}, {})
-    expected = {"plain": 5, "workers": 13}
+    expected = {"plain": 5, "workers": 12}
     forms.start_plain(None)
-    forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3, rounds=2)
+    forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3)
     two = int(np.float32(2).view(np.int32))
     arguments = [4096, 8192, two, 5, 4096]
     assert called == [
         ("plain", (3, 2, 1, 64, 2, 1, 16, 0), arguments),
-        ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 3, 12, 6, 3, 2, 1, *arguments]),
+        ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 3, 6, 3, 2, 1, *arguments]),
     ]
     blocks.end()
     assert [len(there.brought) for there in made] == [0, 1] and made[1].brought[0] is y

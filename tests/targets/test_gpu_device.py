@@ -267,8 +267,8 @@ def test_items_are_filled_as_columns(driver: Driver) -> None:
 
 def test_launches_with_arguments_of_their_own() -> None:
     prepared = Prepared(SimpleNamespace(cuLaunchKernel=None), 77, "k", 2, [np.float64(2.5), 3], shared=40)
-    one, other = prepared.own_row((5,), (64,), (7, 8)), prepared.own_row((5,), (64,), (9, 10))
-    wide = prepared.own_row((4, 3), (8, 2, 2), (1, 2))
+    one, other = prepared.row((5,), (64,), (7, 8)), prepared.row((5,), (64,), (9, 10))
+    wide = prepared.row((4, 3), (8, 2, 2), (1, 2))
     for row, grid, words in (
         (one, (5, 1, 1, 64, 1, 1), (7, 8)),
         (other, (5, 1, 1, 64, 1, 1), (9, 10)),

@@ -115,7 +115,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 PLAIN, WORKERS, SERIES, FLAGGED, INTEGERS = 11, 12, 13, 14, 15
-COUNTS = {PLAIN: 3 + 3, WORKERS: 10 + 3, SERIES: 3 + 5, FLAGGED: 3 + 2, INTEGERS: 3 + 2}
+COUNTS = {PLAIN: 3 + 3, WORKERS: 9 + 3, SERIES: 3 + 5, FLAGGED: 3 + 2, INTEGERS: 3 + 2}
 """Argument words of each function."""
 
 
@@ -137,7 +137,6 @@ def forms_of(
         flag=LaunchFlag("cpu"),
     )
     forms = blocks_cuda.Forms(blocks)
-    assert not forms.compiled
     forms.prepare()
     return forms, dispatchers["_form"]
 
@@ -146,20 +145,20 @@ def test_a_launch_alone_and_by_workers(launched: list[Any], monkeypatch: pytest.
     forms, _ = forms_of([DeviceArray(4096, 350), 7], (5, 70), monkeypatch)
     assert forms.resources("workers") == {"registers": 24, "shared": 0, "local": 8, "threads": 256, "resident": 8}
     forms.start_plain(None)
-    forms.start(1 << 40, 6, 9, SimpleNamespace(handle=99), 2, rounds=4)
+    forms.start(1 << 40, 6, 9, SimpleNamespace(handle=99), 2)
     arguments = [4096, 350, 7]
     extents = [5, 70, 1]
     assert launched == [
         (PLAIN, (3, 1, 1, 32, 8, 1), 0, [*extents, *arguments]),
-        (WORKERS, (9, 1, 1, 32, 8, 1), 99, [1 << 40, 6, 2, 12, 3, 3, 1, *extents, *arguments]),
+        (WORKERS, (9, 1, 1, 32, 8, 1), 99, [1 << 40, 6, 2, 3, 3, 1, *extents, *arguments]),
     ]
     row = forms.plain_row()
     assert row is not None and row is forms.plain_row() and row[7] == PLAIN and forms.lasting
     row = forms.workers_row(1 << 41, 1, 2)
     assert row is not None and row[7] == WORKERS
-    addresses = (ctypes.c_int64 * 13).from_address(int(row[8]))
+    addresses = (ctypes.c_int64 * 12).from_address(int(row[8]))
     found = [ctypes.c_int64.from_address(address).value for address in addresses]
-    assert found == [1 << 41, 1, 1, 3, 3, 3, 1, *extents, *arguments]
+    assert found == [1 << 41, 1, 1, 3, 3, 1, *extents, *arguments]
 
 
 def test_arguments_that_must_be_copied_are_launched_by_numba(
@@ -173,7 +172,7 @@ def test_arguments_that_must_be_copied_are_launched_by_numba(
     (plain,) = forms.plain.launches
     assert plain == ((2, 1, 1), (256,), 0, (300, 1, 1, array, 7))
     (workers,) = dispatcher.launches
-    assert workers[0] == (5, 1, 1) and workers[3] == (64, 0, 1, 3, 3, 2, 1, 300, 1, 1, array, 7)
+    assert workers[0] == (5, 1, 1) and workers[3] == (64, 0, 1, 3, 2, 1, 300, 1, 1, array, 7)
 
 
 def test_a_series_passes_what_changes(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

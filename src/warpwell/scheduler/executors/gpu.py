@@ -152,7 +152,7 @@ class Gpu(GpuDevice):
     def forms(self, blocks: Any) -> Any:
         """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`), to be prepared."""
         keeps = getattr(blocks, "kept_forms", None)
-        return blocks.forms() if keeps is None else keeps(self.ordinal, self.words(blocks.values))
+        return blocks.forms() if keeps is None else keeps(self.ordinal, self.words)
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """Return True if a launch may begin at once: its arguments are in device memory, and some form is compiled."""

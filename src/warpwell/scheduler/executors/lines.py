@@ -420,7 +420,7 @@ class Line:
             for k in range(slot, end + MADE - 1, MADE):
                 self._event(min(k, end - 1))
             rows = self._rows[slot:end]
-            rows[:, : CONFIGURATION + 2] = kernel
+            rows[:, : CONFIGURATION + 2] = kernel[: CONFIGURATION + 2]
             rows[:, HANDLE_WORD] = self._handle
             rows[:, EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
             rows[:, BEFORE // 8] = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ DONE, BEGUN, LEFT = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT))
 
 _WORKERS = """
 def {name}(
-    control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}
+    control, base, chunk, blocks, across, rows, extent0, extent1, extent2{parameters}
 ):
     {begin}
     worker = base + own_block()
@@ -55,39 +56,26 @@ def {name}(
 """
 
 _START = {
-    1: ["x, y, z = number, 0, 0"],
-    2: ["y = div_short(number, across)", "x, z = number - y * across, 0"],
+    1: ["x, y, z = first, 0, 0"],
+    2: ["y = div_short(first, across)", "x, z = first - y * across, 0"],
     3: [
-        "z = div_short(number, across * rows)",
-        "y = div_short(number - z * across * rows, across)",
-        "x = number - (z * rows + y) * across",
+        "z = div_short(first, across * rows)",
+        "y = div_short(first - z * across * rows, across)",
+        "x = first - (z * rows + y) * across",
     ],
 }
 """Where a block is, by the launch's dimensions."""
 
-_WRAP = ["number = first", "if number >= period:", "    number = rem(number, period)"]
-"""Of a launch that is run several times over."""
-
 _FOLLOWING = {
-    1: ["x += 1", "if x == period:", "    x = 0"],
-    2: ["x += 1", "if x == across:", "    x = 0", "    y += 1", "    if y * across == period:", "        y = 0"],
-    3: [
-        "x += 1",
-        "if x == across:",
-        "    x = 0",
-        "    y += 1",
-        "    if y == rows:",
-        "        y = 0",
-        "        z += 1",
-        "        if z * rows * across == period:",
-        "            z = 0",
-    ],
+    1: ["x += 1"],
+    2: ["x += 1", "if x == across:", "    x = 0", "    y += 1"],
+    3: ["x += 1", "if x == across:", "    x = 0", "    y += 1", "    if y == rows:", "        y = 0", "        z += 1"],
 }
 """Where the next block is: one after the other, with no division."""
 
 ALL_LANES = 0xFFFFFFFF
 
-_LEADING = {"plain": 3, "workers": 10}
+_LEADING = {"plain": 3, "workers": 9}
 """Numbers of integers before the kernel's own parameters."""
 
 
@@ -175,11 +163,6 @@ class Forms(PreparedForms):
             self._blocks, self._values = None, []
 
     @property
-    def compiled(self) -> bool:
-        """Whether `prepare` has nothing to compile."""
-        return self._key in self._blocks.kernel.compiled
-
-    @property
     def lasting(self) -> bool:
         """Whether launches with equal arguments may use `plain_row`: none has a flag of its own."""
         return self._lasting and self.plain_row() is not None
@@ -192,12 +175,13 @@ class Forms(PreparedForms):
         configured(dispatcher, grid, self._threads, stream)(*leading, *self._values)
 
 
-def kept_forms(blocks: Any, ordinal: int, words: tuple[Any, ...] | None) -> Forms:
+def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Forms:
     """Return the prepared forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
 
-    Launches are equal if the driver gets the same arguments for both: `words` decides that, None where it is unknown.
-    The cached forms hold no array.
+    Launches are equal if the driver gets the same arguments for both: ``words_of(values)`` decides that; it returns
+    None if it is unknown. The cached forms hold no array.
     """
+    words = words_of(blocks.values)
     if words is None:
         return _prepared(blocks)
     key = ordinal, blocks.launch.shape, words, blocks.flag.address if asks_flag(blocks.kernel) else 0
@@ -255,7 +239,7 @@ def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, A
         name=name,
         parameters="".join(f", {n}" for n in names),
         begin=begin,
-        start=_indented(_WRAP + _START[dims], 8),
+        start=_indented(_START[dims], 8),
         # Threads of a block kernel share memory; threads of other kernels share only the block index of their warp.
         together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
         body=_indented(body, 12),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import errors
@@ -172,11 +173,11 @@ class BlockLaunch:
 
         return Forms(self)
 
-    def kept_forms(self, ordinal: int, words: tuple[Any, ...] | None) -> Any:
-        """Return prepared forms on the current GPU. An earlier launch with equal `words` may have made them."""
+    def kept_forms(self, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Any:
+        """Return prepared forms on the current GPU; an equal earlier launch may have made them (see `Gpu.words`)."""
         from .cuda import kept_forms  # needs the cuda extra
 
-        return kept_forms(self, ordinal, words)
+        return kept_forms(self, ordinal, words_of)
 
     def work(self, control: int, worker: int) -> None:
         """Run blocks in the calling thread until none is left, or it must leave (`cpu`; holds no GIL).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ... import errors
 from ..._check import extra
@@ -17,7 +17,15 @@ class SourceError(Exception):
     """A program does not compile; NVRTC's log is the message."""
 
 
-def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -> dict[str, Any]:
+class Compiled(NamedTuple):
+    """Machine code and PTX of a program, and the symbol of its function."""
+
+    cubin: bytes
+    ptx: str
+    symbol: str
+
+
+def compile_source(text: str, name: str, options: Sequence[str], function: str) -> Compiled:
     """Compile a program.
 
     Parameters
@@ -27,13 +35,8 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
         What messages call it.
     options : sequence of str
         Of NVRTC. CUDA's own headers are found without one.
-    names : dict
-        Functions that are asked for.
-
-    Returns
-    -------
-    dict
-        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: the symbol of each function.
+    function : str
+        Expression that names the function.
 
     Raises
     ------
@@ -48,10 +51,10 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
             f"CUDA C++ source needs NVRTC, which is not installed: install {extra('cuda')}"
         ) from missing
 
-    def call(function: Any, *args: Any) -> Any:
-        result = function(*args)
+    def call(operation: Any, *args: Any) -> Any:
+        result = operation(*args)
         if int(result[0]) != 0:
-            raise errors.ArgumentError(f"NVRTC refused {function.__name__} ({result[0]}) of CUDA source {name!r}")
+            raise errors.ArgumentError(f"NVRTC refused {operation.__name__} ({result[0]}) of CUDA source {name!r}")
         return result[1] if len(result) > 1 else None
 
     def read(size: Any, get: Any) -> bytes:
@@ -62,16 +65,15 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
     flags = [o.encode() for o in (*options, *(f"-I{folder}" for folder in headers()))]
     program = call(nvrtc.nvrtcCreateProgram, text.encode(), f"{name}.cu".encode(), 0, [], [])
     try:
-        for function in names.values():
-            call(nvrtc.nvrtcAddNameExpression, program, function.encode())
+        call(nvrtc.nvrtcAddNameExpression, program, function.encode())
         if int(nvrtc.nvrtcCompileProgram(program, len(flags), flags)[0]) != 0:
             log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
             raise SourceError(log.decode(errors="replace").rstrip("\0 \n"))
-        return {
-            "cubin": read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-            "ptx": read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
-            "names": {k: call(nvrtc.nvrtcGetLoweredName, program, n.encode()).decode() for k, n in names.items()},
-        }
+        return Compiled(
+            read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+            read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX).decode().rstrip("\0"),
+            call(nvrtc.nvrtcGetLoweredName, program, function.encode()).decode(),
+        )
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

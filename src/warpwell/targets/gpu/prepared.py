@@ -70,29 +70,19 @@ class Prepared:
     def row(self, grid: Grid, threads: Grid, leading: Sequence[int]) -> NDArray[np.int64]:
         """Return the words of CUlaunchConfig, the function and the address of its arguments (not cooperative).
 
-        All rows have the address of this object's arguments, so they launch with the same `leading` arguments.
+        A copy of the arguments follows: keep the row until its launch has ended.
         """
-        self.values[: self._count] = leading
-        made = bytearray(_HEAD.size)
-        self._configure(made, grid, threads, _address(self._addresses))
-        return np.frombuffer(made, np.int64)
-
-    def own_row(self, grid: Grid, threads: Grid, leading: Sequence[int]) -> NDArray[np.int64]:
-        """Return a row that is followed by a copy of its arguments: keep it until its launch has ended."""
         size, first = self.values.nbytes, _HEAD.size
         made = bytearray(first + 2 * size)
         row = np.frombuffer(made, np.int64)
         address = _address(row) + first
-        self._configure(made, grid, threads, address + size)
+        shape = *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared
+        _HEAD.pack_into(made, 0, *shape, int(self._function), address + size)
         # By `struct`: the first calls of NumPy after other code ran take longest.
         struct.pack_into(self._formats[0], made, first, *leading)
         made[first + 8 * self._count : first + size] = self._remaining
         struct.pack_into(self._formats[1], made, first + size, *range(address, address + size, 8))
         return row
-
-    def _configure(self, row: bytearray, grid: Grid, threads: Grid, arguments: int) -> None:
-        shape = *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared
-        _HEAD.pack_into(row, 0, *shape, int(self._function), arguments)
 
     def launch(self, grid: Grid, threads: Grid, stream: Any, leading: Sequence[int]) -> None:
         """Launch the kernel in a stream, None for the default one, and return at once."""
@@ -134,23 +124,17 @@ class PreparedForms:
         """Return the registers per thread, shared and local bytes, threads, and resident blocks of a form."""
         return dict(self._resources[form])
 
-    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
-        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
-
-        With `rounds`, the blocks run that many times, in order, so that a rate can be measured.
-        """
-        self._launch("workers", (workers,), stream, self._claims(control, base, chunk, rounds))
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1) -> None:
+        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once."""
+        self._launch("workers", (workers,), stream, (control, base, chunk, self._blocks_count, *self._worker_arguments))
 
     def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
         """Return the launch of `start` as a row, to be kept until it has ended; None if arguments are not words."""
         prepared = self._prepared.get("workers")
         if prepared is None:
             return None
-        return prepared.own_row((workers,), self._threads, self._claims(control, base, chunk))
-
-    def _claims(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
-        count = self._blocks_count
-        return control, base, chunk, count * rounds, count, *self._worker_arguments
+        leading = control, base, chunk, self._blocks_count, *self._worker_arguments
+        return prepared.row((workers,), self._threads, leading)
 
     def plain_row(self) -> NDArray[np.int64] | None:
         """Return the launch of the kernel alone as a row; None if it is cooperative, or its arguments are not words."""

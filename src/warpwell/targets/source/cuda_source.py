@@ -310,7 +310,7 @@ class SourceBlocks(BlockLaunch):
 
         return SourceForms(self)
 
-    def kept_forms(self, ordinal: int, words: tuple[Any, ...] | None) -> Any:
+    def kept_forms(self, ordinal: int, words_of: Any) -> Any:
         """Return forms that are prepared on the current GPU; the source keeps the compiled kernels."""
         forms = self.forms()
         forms.prepare()

@@ -40,13 +40,13 @@ class SourceForms(PreparedForms):
             if blocks.preemptible:
                 warps = -(-blocks.threads // 32)
                 registers = registers_for(resources["plain"]["registers"], 32 * max(2, warps))
-                forms["workers"], resources["workers"] = self._load("workers", registers)
+                forms["workers"], resources["workers"] = self._load(registers)
             cache[self._key] = forms, resources
         self._set(*cache[self._key])
 
     def prepare_plain(self) -> None:
         """Compile and load the kernel alone."""
-        function, resources = self._load("plain", None)
+        function, resources = self._load(None)
         self._set({"plain": function}, {"plain": resources})
 
     def _set(self, functions: dict[str, Any], resources: dict[str, dict[str, int]]) -> None:
@@ -59,25 +59,20 @@ class SourceForms(PreparedForms):
             self._driver,
             function,
             self._source.name,
-            0 if plain else 8,
+            0 if plain else 7,
             self._blocks.values,
             shared=self._shared,
             cooperative=plain and self._source.cooperative,
         )
 
-    @property
-    def compiled(self) -> bool:
-        """Whether `prepare` has nothing to compile."""
-        return self._key in self._source.compiled
-
-    def _load(self, form: str, registers: int | None) -> tuple[Any, dict[str, int]]:
-        """Return the function of a form, and its resources."""
+    def _load(self, registers: int | None) -> tuple[Any, dict[str, int]]:
+        """Return the function of the kernel alone, or with a number of registers of its workers; and its resources."""
         key = ("cuda", self._architecture, registers)
         cache = self._source.compiled
         if key not in cache:
             built = build(self._source, self._architecture, registers)
-            library = self._check(self._driver.cuLibraryLoadData(built["cubin"], [], [], 0, [], [], 0))
-            cache[key] = self._check(self._driver.cuLibraryGetKernel(library, built["names"][form].encode()))
+            library = self._check(self._driver.cuLibraryLoadData(built.cubin, [], [], 0, [], [], 0))
+            cache[key] = self._check(self._driver.cuLibraryGetKernel(library, built.symbol.encode()))
         return self._measured(cache[key])
 
     def _measured(self, kernel: Any) -> tuple[Any, dict[str, int]]:

@@ -16,8 +16,8 @@ _ARCHITECTURE = ("-arch", "--gpu-architecture")
 _PARAMETER = re.compile(r"\.param(?: \.align \d+)? \.([a-z])(\d+)(?: \.ptr[ .\w]*?)? \w+(?:\[(\d+)\])?\s*(?:,|$)")
 
 
-def build(source: Any, architecture: str, registers: int | None = None) -> dict[str, Any]:
-    """Compile a `CudaSource` with NVRTC; no GPU is needed.
+def build(source: Any, architecture: str, registers: int | None = None) -> nvrtc.Compiled:
+    """Return a `CudaSource` compiled by NVRTC; no GPU is needed.
 
     Parameters
     ----------
@@ -26,11 +26,6 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
         Such as ``"sm_90"``.
     registers : int, optional
         Maximum number of registers per thread. If given, the workers are compiled, else the kernel alone.
-
-    Returns
-    -------
-    dict
-        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: the symbol of each form.
 
     Raises
     ------
@@ -45,13 +40,13 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     if not any(o.startswith(_ARCHITECTURE) for o in options):
         options.append(f"--gpu-architecture={architecture}")
     options.append(f"-I{Path(__file__).parent}")
-    names = {"plain": source.name}
+    function = source.name
     if not alone:
         options += [f"--maxrregcount={registers}", "-DWARPWELL_WORKERS"]
-        names = {"workers": f"warpwell::workers_of<decltype(&{source.name}), &{source.name}>::entry"}
+        function = f"warpwell::workers_of<decltype(&{source.name}), &{source.name}>::entry"
     try:
         with compiling(f"CUDA source {source.name!r}"):
-            built = nvrtc.build(source.code, source.name, options, names)
+            built = nvrtc.compile_source(source.code, source.name, options, function)
     except nvrtc.SourceError as error:
         if alone:
             message = f"CUDA source {source.name!r} does not compile:\n{error}"
@@ -66,9 +61,9 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     return built
 
 
-def _check_parameters(source: Any, built: dict[str, Any]) -> None:
+def _check_parameters(source: Any, built: nvrtc.Compiled) -> None:
     """Raise ArgumentError if the compiled kernel has parameters other than the declared ones."""
-    entry = re.search(rf"\.entry {re.escape(built['names']['plain'])}\s*\((.*?)\)", built["ptx"], re.DOTALL)
+    entry = re.search(rf"\.entry {re.escape(built.symbol)}\s*\((.*?)\)", built.ptx, re.DOTALL)
     assert entry is not None, "NVRTC returned a kernel without an entry"
     compiled = _PARAMETER.findall(re.sub(r"\s*\n\s*", "", entry[1]).replace("\t", ""))
     where = f"CUDA kernel {source.name!r}"
@@ -91,4 +86,4 @@ def _check_parameters(source: Any, built: dict[str, Any]) -> None:
 
 def ptx(source: Any, form: str = "plain", *, cc: tuple[int, int] = (9, 0), registers: int = 255) -> str:
     """Return the PTX of the kernel alone ("plain") or of its workers; no GPU is needed."""
-    return str(build(source, f"sm_{cc[0]}{cc[1]}", None if form == "plain" else registers)["ptx"])
+    return build(source, f"sm_{cc[0]}{cc[1]}", None if form == "plain" else registers).ptx

@@ -83,8 +83,8 @@ static __device__ __forceinline__ long long claim(long long control, long long w
 }
 
 template <class Kernel, Kernel kernel, class... Arguments>
-__global__ void workers(long long control, long long base, long long chunk, long long blocks, long long period,
-                        long long x, long long y, long long z, Arguments... arguments) {
+__global__ void workers(long long control, long long base, long long chunk, long long blocks, long long x,
+                        long long y, long long z, Arguments... arguments) {
     const long long worker = base + blockIdx.x;
     long long ended = 0, first = 0, last = 0, next = 0;
     unsigned number = 0;
@@ -103,13 +103,13 @@ claim_blocks:
         goto leave;
     last = first + chunk < blocks ? first + chunk : blocks;
     next = first;
-    number = (unsigned)(first < period ? first : first % period);
+    number = (unsigned)first;
 run_block:
     set_block(number, (unsigned)x, (unsigned)y, (unsigned)z);
     kernel(arguments...);
 after_block:
     ++next;
-    number = number + 1 == (unsigned)period ? 0 : number + 1;
+    ++number;
     if (next < last) {
         __syncthreads(); // The next block may use the shared memory of this one.
         goto run_block;
@@ -125,7 +125,7 @@ leave:
 template <class Kernel, Kernel kernel> struct workers_of;
 template <class... Arguments, void (*kernel)(Arguments...)> struct workers_of<void (*)(Arguments...), kernel> {
     static constexpr void (*entry)(long long, long long, long long, long long, long long, long long, long long,
-                                   long long, Arguments...) = &workers<void (*)(Arguments...), kernel, Arguments...>;
+                                   Arguments...) = &workers<void (*)(Arguments...), kernel, Arguments...>;
 };
 } // namespace warpwell
 
