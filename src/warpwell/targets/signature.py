@@ -6,14 +6,14 @@ import dis
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .. import errors
 from . import atomics
-from .compiler.bytecode import is_primitive, said
+from .compiler.bytecode import functions_of, instructions_of, is_primitive, line_of
 
 
 def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
@@ -41,7 +41,7 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
     dims = len(shape)
     if kernel.block is not None and dims != 1:
         raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
-    for requested, line, path in _requested_dims(kernel.function, set()):
+    for requested, line, path in _requested_dims(kernel.function):
         if requested == dims:
             continue
         where = f"kernel {kernel.__name__!r} asks grid({requested}) ({path}, line {line}) in a launch of shape {shape}"
@@ -67,7 +67,7 @@ def _line_of_result(code: types.CodeType) -> int | None:
         elif instruction.opname == "RETURN_VALUE" and previous is not None and "CALL" not in previous.opname:
             value = previous
         if value is not None and not (value.opname in ("LOAD_CONST", "RETURN_CONST") and value.argval is None):
-            return value.positions.lineno if value.positions else code.co_firstlineno
+            return line_of(value) or code.co_firstlineno
         previous = instruction
     return None
 
@@ -92,24 +92,19 @@ def _check_count(kernel: Any, count: int) -> None:
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} takes {takes} {noun}{names}, not {count}")
 
 
-def _requested_dims(value: Any, visited: set[int]) -> Iterator[tuple[int, int | None, str]]:
+def _requested_dims(function: types.FunctionType) -> Iterator[tuple[int, int | None, str]]:
     """Yield the constants that a function, or one that it calls, passes to `grid`, each with line and file."""
-    value = getattr(value, "py_func", value)
-    if not isinstance(value, types.FunctionType) or id(value) in visited or is_primitive(value):
-        return
-    visited.add(id(value))
-    called: Callable[..., Any] | None = None
-    for instruction, found, _ in said(value):
-        if called is not None and instruction.opname not in ("PUSH_NULL", "CACHE"):
-            number = instruction.argval if instruction.opname.startswith("LOAD_") and found is None else found
-            if isinstance(number, int) and not isinstance(number, bool):
-                line = instruction.positions.lineno if instruction.positions else None
-                yield number, line, value.__code__.co_filename
-            called = None
-        if found is atomics.grid:
-            called = found
-        elif found is not None:
-            yield from _requested_dims(found, visited)
+    for each in functions_of(function):
+        if is_primitive(each):
+            continue
+        calls_grid = False
+        for instruction, found, _ in instructions_of(each):
+            if calls_grid and instruction.opname not in ("PUSH_NULL", "CACHE"):
+                number = instruction.argval if instruction.opname.startswith("LOAD_") and found is None else found
+                if isinstance(number, int) and not isinstance(number, bool):
+                    yield number, line_of(instruction), each.__code__.co_filename
+                calls_grid = False
+            calls_grid = calls_grid or found is atomics.grid
 
 
 BLOCK_THREADS = 256

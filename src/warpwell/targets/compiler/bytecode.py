@@ -43,7 +43,7 @@ def is_bound(cell: Any) -> bool:
     return True
 
 
-def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
+def instructions_of(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
     """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if is_bound(cell)}}
@@ -59,6 +59,27 @@ def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
             owner = None
         yield instruction, found, owner
         owner = found
+
+
+def line_of(instruction: dis.Instruction) -> int | None:
+    """Return the line of source of an instruction, or None if it has none."""
+    return instruction.positions.lineno if instruction.positions else None
+
+
+def functions_of(value: Any) -> list[types.FunctionType]:
+    """Return a function and the functions that it calls, directly or not; primitives call none."""
+    found: dict[types.FunctionType, None] = {}
+
+    def visit(value: Any) -> None:
+        value = getattr(value, "py_func", value)
+        if isinstance(value, types.FunctionType) and value not in found:
+            found[value] = None
+            if not is_primitive(value):
+                for _, named, _ in instructions_of(value):
+                    visit(named)
+
+    visit(value)
+    return list(found)
 
 
 def is_primitive(function: types.FunctionType) -> bool:

@@ -6,14 +6,14 @@ and what to write instead.
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import re
-import types
 from collections.abc import Callable
 from typing import Any
 
-from .bytecode import is_primitive, said
+from .bytecode import functions_of, instructions_of, is_primitive, line_of
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _HEADS = ("Failed in ", "Rejected as the implementation raised")
@@ -83,22 +83,18 @@ def _search(function: Any, text: str) -> _Location | None:
     """Return the location of a statement for which Numba names none."""
     name = re.search(r"name '(\w+)' is not defined|has no attribute '(\w+)'", text)
     if name is not None:
-        return _find(function, lambda instruction: instruction.argval in name.groups(), set())
+        return _find(function, lambda instruction: instruction.argval in name.groups())
     operations = ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if "slice" in text else ("BEFORE_WITH", "LOAD_SPECIAL")
-    return _find(function, lambda instruction: instruction.opname in operations, set())
+    return _find(function, lambda instruction: instruction.opname in operations)
 
 
-def _find(function: Any, is_wanted: Callable[[Any], bool], visited: set[int]) -> _Location | None:
-    if not isinstance(function, types.FunctionType) or id(function) in visited or is_primitive(function):
-        return None
-    visited.add(id(function))
-    callees = []
-    for instruction, value, _ in said(function):
-        line = instruction.positions.lineno if instruction.positions else None
-        if is_wanted(instruction) and line is not None:
-            return function.__code__.co_filename, line
-        callees.append(value)
-    return next((location for value in callees if (location := _find(value, is_wanted, visited))), None)
+def _find(function: Any, is_wanted: Callable[[dis.Instruction], bool]) -> _Location | None:
+    for each in functions_of(function):
+        if not is_primitive(each):
+            for instruction, _, _ in instructions_of(each):
+                if is_wanted(instruction) and (line := line_of(instruction)) is not None:
+                    return each.__code__.co_filename, line
+    return None
 
 
 def _source(path: str, line: int) -> str:

@@ -16,7 +16,16 @@ from typing import Any
 from ... import errors
 from .. import atomics, block
 from ..device import device, registers_wanted
-from .bytecode import VERSIONED, attributes, is_bound, is_primitive, names_of, said
+from .bytecode import (
+    VERSIONED,
+    attributes,
+    functions_of,
+    instructions_of,
+    is_bound,
+    is_primitive,
+    line_of,
+    names_of,
+)
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
 _OWN = __package__.partition(".")[0]
@@ -53,9 +62,9 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     returns: list[dis.Instruction] = []
     loops: list[tuple[int, int]] = []
     instructions: list[dis.Instruction] = []
-    for instruction, found, _ in said(function):
+    for instruction, found, _ in instructions_of(function):
         instructions.append(instruction)
-        if _has_barrier(found, set()):
+        if block.barrier in functions_of(found):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
             returns.append(instruction)
@@ -67,7 +76,7 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     early += [found for loop in waiting for found in _moved_returns(instructions, *loop)]
     if not early:
         return None
-    return _line(early[0]) or function.__code__.co_firstlineno
+    return line_of(early[0]) or function.__code__.co_firstlineno
 
 
 def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int) -> Iterator[dis.Instruction]:
@@ -75,7 +84,7 @@ def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int
 
     A branch leads to them out of the loop, and their text is indented as the body is. Code after the loop is not.
     """
-    inside = [(line, i) for i in instructions if start <= i.offset <= end and (line := _line(i)) is not None]
+    inside = [(line, i) for i in instructions if start <= i.offset <= end and (line := line_of(i)) is not None]
     first = min((line for line, _ in inside), default=0)
     body = [i for line, i in inside if line > first]
     indent = min((_column(i) for i in body), default=0)
@@ -88,10 +97,6 @@ def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int
                 yield instruction
             if instruction.opname.startswith("RETURN_") or "JUMP" in instruction.opname:
                 break
-
-
-def _line(instruction: dis.Instruction) -> int | None:
-    return instruction.positions.lineno if instruction.positions else None
 
 
 def _column(instruction: dis.Instruction) -> int:
@@ -175,25 +180,9 @@ class _Copier:
         return cell if new is cell.cell_contents else types.CellType(new)
 
 
-def _has_barrier(value: Any, visited: set[int]) -> bool:
-    """Return True if a function is a barrier, or reaches one."""
-    return any(found is block.barrier for found in _reached(value, visited))
-
-
 def registers(function: Callable[..., Any]) -> int:
     """Return the maximum of registers per thread that a device function, or a function that it calls, wants, or 0."""
-    return max(map(registers_wanted, _reached(function, set())))
-
-
-def _reached(value: Any, visited: set[int]) -> Iterator[Any]:
-    """Yield a function, and all that it and those that it calls name."""
-    yield value
-    value = getattr(value, "py_func", value)
-    if not isinstance(value, types.FunctionType) or id(value) in visited or is_primitive(value):
-        return
-    visited.add(id(value))
-    for _, found, _ in said(value):
-        yield from _reached(found, visited)
+    return max(map(registers_wanted, functions_of(function)))
 
 
 def _refuse_compiled(value: Any) -> None:
@@ -206,12 +195,12 @@ def _refuse_hardware(function: types.FunctionType) -> None:
     """Raise where a function names the hardware's grid through `numba.cuda`."""
     cuda = sys.modules.get("numba.cuda")
     hardware = {id(value): name for name in _WHOLE_GRID if (value := getattr(cuda, name, None)) is not None}
-    for instruction, found, owner in said(function):
+    for instruction, found, owner in instructions_of(function):
         name = hardware.get(id(found))
         if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:
             name = instruction.argval
         if name is not None:
-            line = _line(instruction)
+            line = line_of(instruction)
             raise errors.TransformError(
                 f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
                 f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "
