@@ -32,10 +32,9 @@ def reason_of(error: BaseException, function: Any) -> str:
     message, location = _innermost(text)
     location = _location_in(text) or location
     message = _readable(message)
-    for pattern, wording in _WORDINGS:
-        found = re.search(pattern, message)
-        if found is not None:
-            message = wording(found)
+    for pattern, wording in _WORDINGS.items():
+        if (found := re.search(pattern, message)) is not None:
+            message = found.expand(wording) if isinstance(wording, str) else wording(found)
             break
     location = location or _search(function, text) or (function.__code__.co_filename, function.__code__.co_firstlineno)
     return f"{message} ({_source(*location)})"
@@ -127,22 +126,7 @@ def index_problem(types_of_index: str) -> str:
     return f"{got}; divide with //, or convert with int(...)" if "float" in types_of_index else got
 
 
-def _variable(found: re.Match[str]) -> str:
-    name, kind = found[1], found[2].rpartition(".")[2]
-    if kind == "function":
-        return f"{name!r} is a Python function and not device code; put @gpu.function above its def"
-    if kind == "Kernel":
-        return (
-            f"{name!r} is a kernel, and a kernel calls device functions only; write the common part with @gpu.function"
-        )
-    if kind == "builtin_function_or_method":
-        return f"{name!r} is not available in kernels"
-    if kind == "type":
-        return f"{name!r} is a class, which kernels cannot read; assign its values to global variables"
-    return f"{name!r} is a {kind}, which kernels cannot read; pass its values as arguments, or as a NumPy array"
-
-
-_NAMES_OF_NUMBA = {
+_GPU_NAMES = {
     "threadIdx": "thread_index",
     "blockIdx": "block_index",
     "blockDim": "block_threads",
@@ -154,86 +138,48 @@ _NAMES_OF_NUMBA = {
 }
 """Names of `numba.cuda`, and those of `warpwell.gpu` for the same."""
 
-
-def _attribute(found: re.Match[str]) -> str:
-    message = f"module {found[1]!r} has no attribute {found[2]!r}"
-    name = _NAMES_OF_NUMBA.get(found[2]) if found[1].endswith(".gpu") else None
-    return message if name is None else f"{message}; use gpu.{name}, or gpu.grid for the index of a launch"
-
-
-def _operation(found: re.Match[str]) -> str:
-    kind = found[1].strip()
-    operations = {
-        "IMPORT_NAME": "a kernel cannot import; move the import to the top of the file",
-        "STORE_GLOBAL": "a kernel cannot assign a global variable; write to an array that is an argument",
-        "DELETE_GLOBAL": "a kernel cannot delete a global variable",
-        "LOAD_BUILD_CLASS": "a kernel cannot define a class; define it at the top of the file",
-    }
-    return operations.get(kind, f"kernels cannot use this statement ({kind}); see the Python that Numba compiles")
-
-
 _SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "eq": "=="}
 
+_NAMED = r"Untyped \w+ name '(\w+)'.*<class '(?:\w+\.)*"
+_OPCODE = r"unsupported opcode \("
 
-def _call(found: re.Match[str]) -> str:
-    name, arguments = found[1], found[2]
-    if name in _SYMBOLS:
-        return f"{_SYMBOLS[name]} does not take ({arguments})"
-    if name == "setitem":
-        return f"an item cannot be stored: no assignment takes (array, index, value) of ({arguments})"
-    return f"there is no {name}({arguments}); see the Python and NumPy functions that Numba compiles"
-
-
-_WORDINGS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
-    (r"Untyped global name '(\w+)'.*<class '([\w.]+)'>", _variable),
-    (r"Untyped \w+ name '(\w+)'.*<class '([\w.]+)'>", _variable),
-    (
-        r"The use of a .*? type, assigned to variable '(\w+)'",
-        lambda m: f"{m[1]!r} is a list, which kernels cannot read; make it a tuple, or pass it as a NumPy array",
+_WORDINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
+    _NAMED + "function'>": r"'\1' is a Python function and not device code; put @gpu.function above its def",
+    _NAMED + "Kernel'>": r"'\1' is a kernel, and a kernel calls device functions only; "
+    "write the common part with @gpu.function",
+    _NAMED + "builtin_function_or_method'>": r"'\1' is not available in kernels",
+    _NAMED + "type'>": r"'\1' is a class, which kernels cannot read; assign its values to global variables",
+    _NAMED + r"(\w+)'>": r"'\1' is a \2, which kernels cannot read; pass its values as arguments, or as a NumPy array",
+    r"The use of a .*? type, assigned to variable '(\w+)'": r"'\1' is a list, which kernels cannot read; "
+    "make it a tuple, or pass it as a NumPy array",
+    r"name '(\w+)' is not defined": r"name '\1' is not defined; define or import it before the launch",
+    rf"module '([\w.]+\.gpu)' has no attribute '({'|'.join(_GPU_NAMES)})'": lambda m: (
+        f"{m[0]}; use gpu.{_GPU_NAMES[m[2]]}, or gpu.grid for the index of a launch"
     ),
-    (r"name '(\w+)' is not defined", lambda m: f"name {m[1]!r} is not defined; define or import it before the launch"),
-    (r"module '([\w.]+)' has no attribute '(\w+)'", _attribute),
-    (r"unsupported opcode \((\w+)\)", _operation),
-    (r"The 'with ", lambda m: "a kernel cannot use a with statement; open files and locks on the host"),
-    (
-        r"Exception matching is limited",
-        lambda m: "a kernel cannot catch exceptions of a class; device code never raises, so test with if",
-    ),
-    (
-        r"Unsupported array index type (.*) in \[",
-        lambda m: index_problem("str" if "str" in m[1] else m[1]),
-    ),
-    (
-        r"cannot index (array\(.*?\)) with (\d+) indices",
-        lambda m: f"{m[2]} indices for an {m[1]}: give one integer for each dimension",
-    ),
-    (
-        r"Unknown attribute '(\w+)' of type Module\(<module '([\w.]+)'",
-        lambda m: f"module {m[2]!r} has no {m[1]!r} that kernels can use",
-    ),
-    (
-        r"Unknown attribute '\w+' of type storage array",
-        lambda m: f"{m.string}; kernels use a[i, j], len(a), a.shape, a.size and gpu.fold",
-    ),
-    (
-        r"Invalid use of getiter with parameters \((.*)\)$",
-        lambda m: f"a kernel cannot iterate over {m[1]}; loop over range(...) and subscript it",
-    ),
-    (
-        r"Cannot unify (.*) and (.*) for '(\w+?)(?:\.\d+)?', defined at",
-        lambda m: f"variable {m[3]!r} is {m[1]} or {m[2]}; a variable of a kernel has one type",
-    ),
-    (
-        r"Cannot resolve setattr: \((.*)\)\.(\w+) = ",
-        lambda m: f"a kernel cannot assign attribute {m[2]!r} of {m[1]}",
-    ),
-    (
-        r"Cannot bind 'args=.*' to signature '(\(.*\))' due to \"TypeError: (.*)\"",
-        lambda m: f"{m[2]} for a function with the parameters {m[1]}",
-    ),
-    (
-        r"Variable '(\w+?)(?:\.\d+)?' is not defined",
-        lambda m: f"variable {m[1]!r} is read before it has a value",
-    ),
-    (r"there is no (\w+)\((.*)\)$", _call),
-)
+    r"module '([\w.]+)' has no attribute '(\w+)'": r"\g<0>",
+    _OPCODE + "IMPORT_NAME": "a kernel cannot import; move the import to the top of the file",
+    _OPCODE + "STORE_GLOBAL": "a kernel cannot assign a global variable; write to an array that is an argument",
+    _OPCODE + "DELETE_GLOBAL": "a kernel cannot delete a global variable",
+    _OPCODE + "LOAD_BUILD_CLASS": "a kernel cannot define a class; define it at the top of the file",
+    _OPCODE + r"(\w+)\)": r"kernels cannot use this statement (\1); see the Python that Numba compiles",
+    "The 'with ": "a kernel cannot use a with statement; open files and locks on the host",
+    "Exception matching is limited": "a kernel cannot catch exceptions of a class; device code never raises, "
+    "so test with if",
+    r"Unsupported array index type (.*) in \[": lambda m: index_problem("str" if "str" in m[1] else m[1]),
+    r"cannot index (array\(.*?\)) with (\d+) indices": r"\2 indices for an \1: give one integer for each dimension",
+    r"Unknown attribute '(\w+)' of type Module\(<module '([\w.]+)'": r"module '\2' has no '\1' that kernels can use",
+    r"^(.*Unknown attribute '\w+' of type storage array.*)$": r"\1; kernels use a[i, j], len(a), a.shape, a.size "
+    "and gpu.fold",
+    r"Invalid use of getiter with parameters \((.*)\)$": r"a kernel cannot iterate over \1; "
+    "loop over range(...) and subscript it",
+    r"Cannot unify (.*) and (.*) for '(\w+?)(?:\.\d+)?', defined at": r"variable '\3' is \1 or \2; "
+    "a variable of a kernel has one type",
+    r"Cannot resolve setattr: \((.*)\)\.(\w+) = ": r"a kernel cannot assign attribute '\2' of \1",
+    r"Cannot bind 'args=.*' to signature '(\(.*\))' due to \"TypeError: (.*)\"": r"\2 for a function with the "
+    r"parameters \1",
+    r"Variable '(\w+?)(?:\.\d+)?' is not defined": r"variable '\1' is read before it has a value",
+    rf"there is no ({'|'.join(_SYMBOLS)})\((.*)\)$": lambda m: f"{_SYMBOLS[m[1]]} does not take ({m[2]})",
+    r"there is no setitem\((.*)\)$": r"an item cannot be stored: no assignment takes (array, index, value) of (\1)",
+    r"there is no (\w+)\((.*)\)$": r"there is no \1(\2); see the Python and NumPy functions that Numba compiles",
+}
+"""What to say for messages of Numba, by pattern; the first that is found counts."""
