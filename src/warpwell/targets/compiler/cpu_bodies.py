@@ -207,30 +207,21 @@ def _thread_context(builder: Any) -> Any:
     return builder.bitcast(_own(builder, TLS_KEY), I64.as_pointer())
 
 
-@seam.primitive(a.grid)
-def _grid(typingctx: Any, ndim: Any) -> Any:
-    dims = literal(ndim)
-    if dims not in (1, 2, 3):
-        return None
-    result = types.int64 if dims == 1 else types.UniTuple(types.int64, dims)
+def _grid(builder: Any, dims: int) -> list[Any]:
+    base = _thread_context(builder)
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        base = _thread_context(builder)
+    def word(k: int) -> Any:
+        return builder.load(cgutils.gep_inbounds(builder, base, k))
 
-        def word(k: int) -> Any:
-            return builder.load(cgutils.gep_inbounds(builder, base, k))
+    index, parts = word(0), []
+    for k in range(dims, 1, -1):  # word k is extent k - 1 of the launch
+        extent = word(k)
+        parts.append(builder.urem(index, extent))
+        index = builder.udiv(index, extent)
+    return [index, *reversed(parts)]
 
-        index = word(0)
-        if dims == 1:
-            return index
-        parts = []
-        for k in range(dims - 1, 0, -1):
-            extent = word(1 + k)
-            parts.append(builder.urem(index, extent))
-            index = builder.udiv(index, extent)
-        return cgutils.pack_array(builder, [index, *reversed(parts)])
 
-    return result(ndim), codegen
+seam.define_grid(a.grid, _grid)
 
 
 def _launch_flag(builder: Any, values: Any) -> Any:

@@ -316,27 +316,14 @@ def _special(builder: Any, name: str) -> Any:
 NO_WRAP = ("nuw", "nsw")
 
 
-def _define_grid(stub: Any, index: Callable[..., Any]) -> None:
-    """Register a stub for the index in the launch, where ``index(builder, axis)`` is the block's."""
+def _define_grid(stub: Any, block_index: Callable[..., Any]) -> None:
+    def axis(builder: Any, name: str) -> Any:
+        # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
+        start = builder.mul(block_index(builder, name), _special(builder, f"ntid.{name}"), flags=NO_WRAP)
+        return builder.add(start, _special(builder, f"tid.{name}"), flags=NO_WRAP)
 
-    @seam.primitive(stub)
-    def definition(typingctx: Any, ndim: Any) -> Any:
-        dims = literal(ndim)
-        if dims not in (1, 2, 3):
-            return None
-        result = types.int64 if dims == 1 else types.UniTuple(types.int64, dims)
-
-        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            def axis(name: str) -> Any:
-                # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
-                start = builder.mul(index(builder, name), _special(builder, f"ntid.{name}"), flags=NO_WRAP)
-                return builder.add(start, _special(builder, f"tid.{name}"), flags=NO_WRAP)
-
-            # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
-            parts = [axis(name) for name in "zyx"[3 - dims :]]
-            return parts[0] if dims == 1 else cgutils.pack_array(builder, parts)
-
-        return result(ndim), codegen
+    # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
+    seam.define_grid(stub, lambda builder, dims: [axis(builder, name) for name in "zyx"[3 - dims :]])
 
 
 def _backoff(builder: Any, values: Any) -> Any:

@@ -196,6 +196,21 @@ class Seam:
 
         self.primitive(stub)(definition)
 
+    def define_grid(self, stub: Callable[..., Any], indices: Callable[[Any, int], list[Any]]) -> None:
+        """Give ``stub(ndim)``, an integer or a tuple, its code: ``indices(builder, ndim)``."""
+
+        @self.primitive(stub)
+        def definition(typingctx: Any, ndim: Any) -> Any:
+            dims = literal(ndim)
+            if dims not in (1, 2, 3):
+                return None
+
+            def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+                found = indices(builder, dims)
+                return found[0] if dims == 1 else cgutils.pack_array(builder, found)
+
+            return (types.int64 if dims == 1 else types.UniTuple(types.int64, dims))(ndim), codegen
+
     def _define_arithmetic(self) -> None:
         """Define what is the same on every compiled target."""
         self.define(a.rem, lambda builder, v: builder.urem(*v))
