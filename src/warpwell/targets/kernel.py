@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .._check import checked_device
+from .._check import checked_device, checked_integer
 from .._os import Interrupts, interruptible
 from .._settings import settings
 from .._trace import traced
@@ -99,7 +99,8 @@ class Kernel:
         return f"<warpwell.kernel {self.__name__!r}{text}>"  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.function, self.max_registers, self.block, self.bounds)
+        options: dict[str, Any] = {"max_registers": self.max_registers, "block": self.block, "check": self.bounds}
+        return functools.partial(Kernel, **options), (self.function,)
 
     def __getitem__(self, configuration: Any) -> Launch:
         return Launch(self, *_parse(configuration))
@@ -110,15 +111,13 @@ class Kernel:
         A version has compiled code of its own, so that a changed variable never runs code with the old value. A kernel
         that names only objects of installed packages is its own version.
         """
-        return self if self._is_fixed else self._at_present()[1]
-
-    def _at_present(self) -> tuple[Snapshot, Kernel]:
-        """Return a snapshot of the variables that the code names, and the version that is compiled with them."""
+        if self._is_fixed:
+            return self
         current = self._current
         if current is None or not current[0].is_current():
             snapshot = Snapshot(self.function)
             current = self._current = snapshot, self._version(snapshot.function)
-        return current
+        return current[1]
 
     def _version(self, function: types.FunctionType) -> Kernel:
         if function is self.function:
@@ -180,8 +179,8 @@ class Launch:
         self.stream = stream
         self.waits = stream is None
         """Whether a call waits for the kernel."""
-        self._version: tuple[Snapshot, Launch | None] | None = None
-        """The latest snapshot, and the launch of the version that belongs to it, unless that is this launch."""
+        self._current: Launch | None = None
+        """The latest launch of another version of the kernel."""
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -228,7 +227,7 @@ class Launch:
         launch = self.current()
         launch.check(args)
         args = viewed(self.kernel, args)
-        if _redirect is not None and _redirect(launch, args, device):
+        if placed(launch, args, device):
             return
         target = checked_device(device or device_of(args), among=DEVICES)
         if target == "interp":
@@ -344,18 +343,14 @@ class Launch:
 
     def current(self) -> Launch:
         """Return the launch of the kernel's version for the present values of global variables (`Kernel.current`)."""
-        version = self._version
-        if version is not None and version[0].is_current():
-            return version[1] or self
-        if self.kernel._is_fixed:
+        kernel = self.kernel.current()
+        if kernel is self.kernel:
             return self
-        snapshot, kernel = self.kernel._at_present()
-        launch = None
-        if kernel is not self.kernel:
-            launch = copy.copy(self)
-            launch.kernel, launch._version = kernel, None
-        self._version = snapshot, launch
-        return launch or self
+        launch = self._current
+        if launch is None or launch.kernel is not kernel:
+            launch = self._current = copy.copy(self)
+            launch.kernel = kernel
+        return launch
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
@@ -375,11 +370,10 @@ _left: list[Record] = []
 
 
 def _check_options(max_registers: Any, block: Any) -> None:
-    if block is not None and not (isinstance(block, int | np.integer) and 1 <= block <= 1024 and block % 32 == 0):
-        raise errors.ArgumentError(f"a block of {block!r} threads: give a multiple of 32, at most 1024", name="block")
-    if max_registers is not None and not (isinstance(max_registers, int | np.integer) and 16 <= max_registers <= 255):
-        message = f"max_registers={max_registers!r}: give a number from 16 to 255"
-        raise errors.ArgumentError(message, name="max_registers")
+    if block is not None and checked_integer(block, "block", most=1024) % 32:
+        raise errors.ArgumentError(f"block must be a multiple of 32 threads, got {block}", name="block")
+    if max_registers is not None:
+        checked_integer(max_registers, "max_registers", least=16, most=255)
 
 
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
@@ -389,10 +383,6 @@ def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
         f"kernel {kernel.__name__!r} takes positional arguments only, not arguments by name ({listed}): leave the "
         "names out"
     )
-
-
-def _again(function: Callable[..., Any], max_registers: int | None, block: int | None, check: bool | None) -> Kernel:
-    return Kernel(function, max_registers=max_registers, block=block, check=check)
 
 
 def _runner(target: str) -> Any:

@@ -39,8 +39,7 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
     if 0 in shape:
         return
     dims = len(shape)
-    if kernel.block is not None and dims != 1:
-        raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
+    configuration(shape, kernel.block)
     for requested, line, path in _requested_dims(kernel.function):
         if requested == dims:
             continue

@@ -37,20 +37,13 @@ from .machine_code import SYMBOL, Processor, link_callees
 from .numba_patches import CalleeCompiler, bounded_ranges
 
 
-def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
-    """Return a Numba dispatcher (no GIL) for the function `name` of the generated `source`.
-
-    `user` is the function whose source, together with Warpwell's own, decides whether cached code is valid;
-    None if there is only Warpwell's.
-    """
-    namespace = dict(scope, __name__=__name__)
-    exec(compile(source, f"<warpwell {name}>", "exec"), namespace)
-    return dispatcher(namespace[name], user=user, salt=source)
-
-
 @global_compiler_lock
 def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "") -> Any:
-    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe."""
+    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe.
+
+    The source of `user` decides, together with Warpwell's own, whether cached code is valid; by default that of
+    `function`.
+    """
     _require_compiler()
     compiled = njit(nogil=True, error_model="numpy")(function)
     if (key := cache_key(user if user is not None else function, salt)) is not None:

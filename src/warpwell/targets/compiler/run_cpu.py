@@ -21,7 +21,7 @@ from ..._settings import settings
 from .. import atomics
 from ..fault import FLAG, LaunchFlag
 from ..signature import argument, check_arguments
-from .compiled import compile_host
+from .compiled import dispatcher
 from .compiling import compiling, explained
 from .hooks import seam_for
 from .numba_patches import bounded_ranges
@@ -234,8 +234,9 @@ def driver_of(kernel: Any, kind: str, template: str, count: int, constants: Mapp
         names = [f"argument{k}" for k in range(count)]
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         used = ("load_relaxed", "load_acquire", "store_relaxed", "store_release", "fetch_add", "clock_ns")
-        scope = {"function": kernel.function, "set_context": set_context, **(constants or {})}
+        scope = {"function": kernel.function, "set_context": set_context, **(constants or {}), "__name__": __name__}
         scope |= {n: getattr(atomics, n) for n in (*used, "BLOCK", "DEVICE", "SYSTEM")}
-        made = compile_host(source, "driver", scope, kernel.function)
+        exec(compile(source, "<warpwell driver>", "exec"), scope)
+        made = dispatcher(scope["driver"], user=kernel.function, salt=source)
         return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before
     return kernel.compiled[key]
