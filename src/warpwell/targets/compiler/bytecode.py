@@ -34,19 +34,31 @@ def attributes(module: types.ModuleType, names: Iterable[str]) -> dict[str, Any]
     return {name: getattr(module, name, None) for name in sorted(present.intersection(names))}
 
 
-def is_bound(cell: Any) -> bool:
-    """Return True if a closure's cell has a value."""
+ABSENT: Any = object()
+"""Stands for the value of a name that has none in a scope: of a builtin, or of an error that the compiler reports."""
+
+
+def value_in(cell: Any) -> Any:
+    """Return the value in a closure's cell, or `ABSENT`."""
     try:
-        cell.cell_contents  # noqa: B018 - raises where the name has no value yet
+        return cell.cell_contents
     except ValueError:
-        return False
-    return True
+        return ABSENT
+
+
+def copied(function: types.FunctionType, scope: dict[str, Any], cells: tuple[Any, ...]) -> types.FunctionType:
+    """Return a function of the same code with other global and free variables in reach."""
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
+    functools.update_wrapper(copy, function)
+    del copy.__wrapped__  # type: ignore[attr-defined]
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def instructions_of(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
     """Yield the instructions of a function, each with the object that it names, if any, and the module it is in."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    reach = {**function.__globals__, **{name: cell.cell_contents for name, cell in cells if is_bound(cell)}}
+    reach = {**function.__globals__, **{name: value for name, cell in cells if (value := value_in(cell)) is not ABSENT}}
     owner: Any = None
     for instruction in dis.get_instructions(function.__code__):
         found = None

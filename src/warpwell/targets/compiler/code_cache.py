@@ -24,7 +24,7 @@ import numpy as np
 
 from ..._os import file_lock
 from ..._settings import settings
-from .bytecode import VERSIONED, attributes, is_bound, names_of
+from .bytecode import ABSENT, VERSIONED, attributes, names_of, value_in
 
 _DIGEST = 32  # bytes before what is kept
 
@@ -211,10 +211,9 @@ class _Content:
 
     def _cells(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
         for cell in function.__closure__ or ():
-            if not is_bound(cell):  # Numba would not compile it either
-                return False
+            value = value_in(cell)
             self.put("cell")
-            if not self.take(cell.cell_contents, names):
+            if value is ABSENT or not self.take(value, names):  # Numba would not compile it either
                 return False
         return True
 

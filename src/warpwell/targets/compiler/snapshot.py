@@ -22,13 +22,10 @@ import numpy as np
 
 from ... import errors
 from ..device import device, is_device
-from .bytecode import VERSIONED, attributes, is_bound, names_of
+from .bytecode import ABSENT, VERSIONED, attributes, copied, names_of, value_in
 
 MAX_COPIED_BYTES = 10**6
 """Size limit of an array whose content is copied and compared, in bytes: Numba reads larger global arrays in place."""
-
-_ABSENT: Any = object()
-"""Stands for the value of a name that a scope does not have: a builtin, or an error that the compiler reports."""
 
 _Path = tuple[str, ...]
 """Names of attributes that code reads, one after the other, from a variable."""
@@ -60,34 +57,24 @@ class Snapshot:
 
     def __init__(self, function: types.FunctionType) -> None:
         self._variables: list[tuple[dict[str, Any], str, Any]] = []
-        self._absent: list[tuple[dict[str, Any], str]] = []
         self._cells: list[tuple[Any, Any]] = []
         self._contents: list[tuple[Any, Any]] = []
-        self._has_others = False
-        """Whether there are builtins, free variables or arrays, too."""
         self._open: dict[int, types.FunctionType] = {}
         self._open_modules: set[int] = set()
         self.function, _ = self._bind(function)
-        self._has_others = bool(self._absent or self._cells or self._contents)
 
     def is_current(self) -> bool:
         """Return True if all variables still have the values of the snapshot."""
-        try:
-            for scope, name, value in self._variables:
-                if scope[name] is not value:
-                    return False
-        except KeyError:
-            return False
-        return not self._has_others or self._others_are_current()
-
-    def _others_are_current(self) -> bool:
-        for scope, name in self._absent:
-            if name in scope:
+        for scope, name, value in self._variables:
+            if scope.get(name, ABSENT) is not value:
                 return False
         for cell, value in self._cells:
-            if not is_bound(cell) or cell.cell_contents is not value:
+            if value_in(cell) is not value:
                 return False
-        return all(_content(array) == content for array, content in self._contents)
+        for array, content in self._contents:
+            if _content(array) != content:
+                return False
+        return True
 
     def _bind(self, function: types.FunctionType) -> tuple[types.FunctionType, Any]:
         """Return the copy of a device function for the present values of its variables, and the key of the copy."""
@@ -98,11 +85,7 @@ class Snapshot:
             return self._open[id(function)], "recursion" if innermost else object()
         scope = {"__name__": function.__module__, "__builtins__": function.__globals__.get("__builtins__", builtins)}
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-        functools.update_wrapper(copy, function)
-        del copy.__wrapped__  # type: ignore[attr-defined]
-        copy.__kwdefaults__ = function.__kwdefaults__
-        self._open[id(function)] = copy
+        copy = self._open[id(function)] = copied(function, scope, cells)
         try:
             key, is_fixed = self._fill(function, scope, cells)
         finally:
@@ -126,26 +109,20 @@ class Snapshot:
                 if name not in free:
                     continue  # a local variable that an inner function reads
                 cell, new = free[name]
-                value = cell.cell_contents if is_bound(cell) else _ABSENT
-                if value is _ABSENT:
+                value = value_in(cell)
+                if value is ABSENT:
                     continue
                 self._cells.append((cell, value))
                 new.cell_contents, key = self._value(value, paths, names)
             else:
-                value = function.__globals__.get(name, _ABSENT)
-                self._watch(function.__globals__, name, value)
+                value = function.__globals__.get(name, ABSENT)
+                self._variables.append((function.__globals__, name, value))
                 new, key = self._value(value, paths, names)
-                if value is not _ABSENT:
+                if value is not ABSENT:
                     scope[name] = new
             keys.append((name, key))
             is_fixed = is_fixed and _is_fixed(value)
         return tuple(keys), is_fixed
-
-    def _watch(self, scope: dict[str, Any], name: str, value: Any) -> None:
-        if value is _ABSENT:
-            self._absent.append((scope, name))
-        else:
-            self._variables.append((scope, name, value))
 
     def _value(self, value: Any, paths: Iterable[_Path], names: tuple[str, ...]) -> tuple[Any, Any]:
         """Return what stands for the value of a variable in a copy, and the key of the value."""
@@ -180,12 +157,12 @@ class Snapshot:
         copy = types.ModuleType(module.__name__)
         keys: list[Any] = [id(module)]
         for name, tails in read.items():
-            value = getattr(module, name, _ABSENT)  # a module may import the attribute only now
-            if value is _ABSENT or name in vars(module):
-                self._watch(vars(module), name, value)
+            value = getattr(module, name, ABSENT)  # a module may import the attribute only now
+            if value is ABSENT or name in vars(module):
+                self._variables.append((vars(module), name, value))
             new, key = self._value(value, tails, names)
             keys.append((name, key))
-            if value is not _ABSENT:
+            if value is not ABSENT:
                 setattr(copy, name, new)
         self._open_modules.discard(id(module))
         return copy, tuple(keys)
@@ -220,7 +197,7 @@ def _is_own(function: types.FunctionType) -> bool:
 
 def _is_fixed(value: Any) -> bool:
     """Return True for a builtin, and for a module, function or class of a package whose version is in cache keys."""
-    if value is _ABSENT:
+    if value is ABSENT:
         return True
     if isinstance(value, types.ModuleType):
         return value.__name__.partition(".")[0] in VERSIONED

@@ -17,14 +17,16 @@ from ... import errors
 from .. import atomics, block
 from ..device import device, registers_wanted
 from .bytecode import (
+    ABSENT,
     VERSIONED,
     attributes,
+    copied,
     functions_of,
     instructions_of,
-    is_bound,
     is_primitive,
     line_of,
     names_of,
+    value_in,
 )
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
@@ -141,13 +143,8 @@ class _Copier:
         cells = tuple(self._cell(cell, names) for cell in value.__closure__ or ())
         if not changed and all(a is b for a, b in zip(cells, value.__closure__ or (), strict=True)):
             return value
-        copy = types.FunctionType(
-            value.__code__, {**value.__globals__, **changed}, value.__name__, value.__defaults__, cells
-        )
-        copy.__kwdefaults__ = value.__kwdefaults__
-        copy.__module__ = value.__module__
-        copies[id(value)] = copy
-        return device(copy)
+        copies[id(value)] = copied(value, {**value.__globals__, **changed}, cells)
+        return device(copies[id(value)])
 
     def _inner(self, value: Any, names: set[str]) -> Any:
         """Return what stands for `value` in the copy of a function that says `names`."""
@@ -174,10 +171,9 @@ class _Copier:
         return copies[key]
 
     def _cell(self, cell: Any, names: set[str]) -> Any:
-        if not is_bound(cell):
-            return cell
-        new = self._inner(cell.cell_contents, names)
-        return cell if new is cell.cell_contents else types.CellType(new)
+        value = value_in(cell)
+        new = value if value is ABSENT else self._inner(value, names)
+        return cell if new is value else types.CellType(new)
 
 
 def registers(function: Callable[..., Any]) -> int:
