@@ -153,8 +153,8 @@ def test_slots_are_filled_again_after_they_are_free(kind: str, monkeypatch: pyte
     model = np.random.default_rng(0).integers(0, 255, (500, 24), np.uint8)
     rows = np.random.default_rng(1).integers(0, 500, 5000).astype(kind)
     medium = types.SimpleNamespace(host_memory=lambda: model.ctypes.data)
-    array = types.SimpleNamespace(device="cpu", medium=medium, _origin=0, shape=(500,), name="a")
-    slots = gpu_cached._Slots(array, rows, 20, 24)
+    rows_of_20 = {"shape": (500, 20), "_strides": (24, 1), "dtype": model.dtype, "_origin": 0}
+    slots = gpu_cached._Slots(types.SimpleNamespace(device="cpu", medium=medium, name="a", **rows_of_20), rows)
     memory = slots.buffer.pinned.view(np.dtype(np.uint8))[gpu.HEADER_BYTES :]
     threads = [threading.Thread(target=slots.fill, args=(k,), daemon=True) for k in range(3)]
     for thread in threads:

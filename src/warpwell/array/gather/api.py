@@ -23,7 +23,7 @@ from ..device_array import DeviceArray
 from ..items import on_host
 from .gpu import copy_in_stream
 from .gpu_cached import GpuCachedRows
-from .host import DONE, RowCopy, read_gap
+from .host import DONE, RowCopy, read_gap, row_bytes
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Indices, Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
@@ -313,14 +313,11 @@ def _begin_in_stream(
         if not view["fully_resident"]:
             return None
         future = copy_in_stream(
-            array.device,
+            array,
             stream,
             indices,
-            source=view["data"] + array._origin,
-            extent=array.shape[0],
-            stride=array._strides[0],
-            nbytes=_row_bytes(array),
-            out=address,
+            view["data"] + array._origin,
+            address,
             check=partial(_require_in_range, array),
             finished=ended.set,
             settle=settle,
@@ -365,16 +362,8 @@ def _plan(array: Array, indices: Any, address: int, stream: LaunchStream | None,
 
 def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
     """Return the plan of a gather from memory: inline, up to `inline_bytes`, if the rows are in memory."""
-    part, nbytes = array._part, _row_bytes(array)
-    copier = RowCopy(
-        rows,
-        source=part.data + array._origin,
-        extent=array.shape[0],
-        stride=array._strides[0],
-        nbytes=nbytes,
-        out=address,
-        mapped=part.mapping,
-    )
+    part, nbytes = array._part, row_bytes(array)
+    copier = RowCopy(array, rows, part.data + array._origin, address, part.mapping)
     gap = read_gap()
     inline = rows.size * nbytes <= inline_bytes and rows.size <= INLINE_ROWS
     inline = inline and not (nbytes and copier.absent(0, rows.size))
@@ -401,27 +390,22 @@ def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: i
 
 def _through_cache(array: Array, indices: Any, address: int, stream: LaunchStream | None) -> _Plan:
     """Return the plan of a gather through a cache, which has threads of its own: one chunk in the background."""
-    layout = {"nbytes": _row_bytes(array), "stride": array._strides[0], "out": address}
     check = partial(_require_in_range, array)
     if stream is not None:
-        on_gpu = GpuCachedRows(array, **layout)
-        point = stream.point()
-        return _Plan(
-            1, lambda chunk: on_gpu.copy_after(point, indices, check), False, on_gpu.stop, lambda: on_gpu.bytes_read
-        )
-    copier = CachedRows(array, **layout)
-    gap = read_gap()
+        on_gpu, point = GpuCachedRows(array, address), stream.point()
+
+        def run_on_gpu(chunk: int) -> None:
+            on_gpu.copy_after(point, indices, check)
+
+        return _Plan(1, run_on_gpu, False, on_gpu.stop, lambda: on_gpu.bytes_read)
+    copier, gap = CachedRows(array, address), read_gap()
 
     def run(chunk: int) -> None:
         check(indices)
-        if indices.size and layout["nbytes"]:
+        if indices.size and row_bytes(array):
             copier.copy(indices, gap)
 
     return _Plan(1, run, False, copier.stop, lambda: copier.bytes_read)
-
-
-def _row_bytes(array: Array) -> int:
-    return math.prod(array.shape[1:]) * array.dtype.itemsize
 
 
 def _work(array: Array, indices: Any) -> str:

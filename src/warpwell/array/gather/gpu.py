@@ -6,7 +6,6 @@ stream has passed it. The kernel records an index out of range, and the call tha
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ..._future import Future
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
+from .host import row_bytes
 from .tensors import Indices, Tensor
 
 MIN_BUFFER_BYTES = 1 << 12
@@ -99,21 +99,13 @@ class StreamFuture(Future):
         self._settle()
 
 
-def unit_bytes(*numbers: int) -> int:
-    """Return the bytes of the widest load, up to 16, of which all these numbers are multiples."""
-    return math.gcd(16, *numbers)
-
-
 def copy_in_stream(
-    device: str,
+    array: Any,
     stream: LaunchStream,
     indices: Indices,
-    *,
     source: int,
-    extent: int,
-    stride: int,
-    nbytes: int,
     out: int,
+    *,
     check: Callable[[NDArray[Any]], None],
     finished: Callable[[], None],
     settle: Callable[[], None],
@@ -125,8 +117,8 @@ def copy_in_stream(
 
     Parameters
     ----------
-    source, extent, stride, nbytes : int
-        Address of row 0; number of rows; bytes between them; bytes of each.
+    source : int
+        Address of row 0.
     check : callable
         ``check(indices in host memory)`` raises if an index is out of range.
     finished : callable
@@ -136,26 +128,14 @@ def copy_in_stream(
     keep : object
         Is kept alive until the end of the copy.
     """
-    n = indices.size
-    buffer = acquire_buffer(device, n * indices.itemsize)
+    n, nbytes, extent = indices.size, row_bytes(array), array.shape[0]
+    buffer = acquire_buffer(array.device, n * indices.itemsize)
     try:
         if n and nbytes:
-            unit = unit_bytes(source, stride, nbytes, out)
-            stream.launch(
-                kernels.copy_from_memory,
-                kernels.thread_count(n, nbytes // unit),
-                buffer.to_device(stream, indices),
-                indices.itemsize,
-                0,
-                n,
-                nbytes // unit,
-                extent,
-                source if extent else out,  # without a row, the kernel reads memory that exists
-                stride,
-                out,
-                unit,
-                buffer.pinned.address,
-            )
+            # without a row, the kernel reads memory that exists
+            copy = kernels.Copy.of(n, nbytes, source if extent else out, array._strides[0], out)
+            rows = buffer.to_device(stream, indices), indices.itemsize, 0, extent
+            stream.launch(kernels.copy_from_memory, copy.threads, *rows, *copy, buffer.pinned.address)
         reached = stream.mark()
     except BaseException:
         finished()

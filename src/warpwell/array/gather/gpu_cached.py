@@ -37,8 +37,8 @@ from ...targets import (
 )
 from ...targets.launch_stream import stream_on
 from . import kernels
-from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer, unit_bytes
-from .host import W_STOP, RowCopy, copy_range, read_gap, word
+from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer
+from .host import W_STOP, RowCopy, copy_range, read_gap, row_bytes, word
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, worker_group
 from .tensors import Indices, Tensor
@@ -80,8 +80,8 @@ def _stream_of(array: Any) -> Any:
 class GpuCachedRows(CachedRows):
     """Copies rows of an array behind a cache to memory of its device."""
 
-    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
-        super().__init__(array, nbytes=nbytes, stride=stride, out=out)
+    def __init__(self, array: Any, out: int) -> None:
+        super().__init__(array, out)
         self._stream = _stream_of(array)
         self._from_host_bytes = 0
 
@@ -151,51 +151,23 @@ class GpuCachedRows(CachedRows):
     def _copy_present(self, rows: int, width: int, n: int, out: int, missing: IndexBuffer) -> tuple[bool, int]:
         """Copy the rows whose pages are in the cache; return whether an index is out of range, and how many miss."""
         array, stream, record = self._array, self._stream, missing.on_device.address
-        unit = unit_bytes(array._origin, self._stride, self._nbytes, out)
-        descriptors = array.cache.space(array._nsid).words
+        copy = kernels.Copy.of(n, self._nbytes, array._origin, self._stride, out)
+        space = array.cache.space(array._nsid).words
+        row_items = self._nbytes // array.dtype.itemsize if array.cache.full else 0
         stream.zero(record, 8 * kernels.record_words(n)[0])
-        stream.launch(
-            kernels.copy_cached,
-            kernels.thread_count(n, self._nbytes // unit),
-            descriptors["core"],
-            descriptors["record"],
-            rows,
-            width,
-            n,
-            self._nbytes // unit,
-            array.shape[0],
-            array._origin,
-            self._stride,
-            out,
-            unit,
-            int(array.read_once),
-            self._nbytes // array.dtype.itemsize if array.cache.full else 0,
-            record,
-        )
+        arguments = space["core"], space["record"], rows, width, array.shape[0], *copy
+        stream.launch(kernels.copy_cached, copy.threads, *arguments, int(array.read_once), row_items, record)
         out_of_range, count = missing.read(stream, record, 2, "i8")
         return bool(out_of_range), int(count)
 
     def _launch(self, rows: NDArray[np.int64], out_rows: NDArray[np.int64]) -> None:
         array, n = self._array, len(rows)
-        unit = unit_bytes(array._origin, self._stride, self._nbytes, self._out)
+        copy = kernels.Copy.of(n, self._nbytes, array._origin, self._stride, self._out)
+        warps = copy.threads // 32 if array.device == "cuda" else copy.threads
         buffer = acquire_buffer(array.device, 16 * n)
         listed = buffer.to_device(self._stream, np.concatenate((rows, out_rows)))
-        threads = kernels.thread_count(n, self._nbytes // unit)
-        array.cache.run(
-            kernels.copy_loaded,
-            threads // 32 if array.device == "cuda" else threads,
-            array._nsid,
-            listed,
-            listed + 8 * n,
-            n,
-            self._nbytes // unit,
-            array._origin,
-            self._stride,
-            self._out,
-            unit,
-            int(array.read_once),
-            stream=self._stream,
-        )
+        arguments = listed, listed + 8 * n, *copy, int(array.read_once)
+        array.cache.run(kernels.copy_loaded, warps, array._nsid, *arguments, stream=self._stream)
         release_buffer(buffer)
 
     # -- rows of a medium in host memory ------------------------------------------------------------------------------
@@ -215,11 +187,10 @@ class GpuCachedRows(CachedRows):
         Service threads fill slots of pinned memory, one after another.
         """
         array, stream, nbytes = self._array, self._stream, self._nbytes
-        slots = _Slots(array, np.ascontiguousarray(rows), nbytes, self._stride)
+        slots = _Slots(array, np.ascontiguousarray(rows))
         targets = acquire_buffer(array.device, 8 * len(rows))
         out_row = 0 if out_rows is None else targets.to_device(stream, out_rows)
         out = self._out + first_row * nbytes
-        unit = unit_bytes(nbytes, out)
         threads = min(len(os.sched_getaffinity(0)), slots.chunks)
         few = slots.number == 1
         if few:
@@ -236,21 +207,9 @@ class GpuCachedRows(CachedRows):
                     slots.free_copied(copies)
                     clock.sleep(POLL_SECONDS)
                 stream.copy(slots.on_device, slots.pinned + slot % SLOTS * slots.slot_bytes, n * nbytes)
-                stream.launch(
-                    kernels.copy_from_memory,
-                    kernels.thread_count(n, nbytes // unit),
-                    0,
-                    8,
-                    out_row and out_row + 8 * first,
-                    n,
-                    nbytes // unit,
-                    n,
-                    slots.on_device,
-                    nbytes,
-                    out if out_row else out + first * nbytes,
-                    unit,
-                    0,
-                )
+                copy = kernels.Copy.of(n, nbytes, slots.on_device, nbytes, out if out_row else out + first * nbytes)
+                rows_in_order = 0, 8, out_row and out_row + 8 * first, n
+                stream.launch(kernels.copy_from_memory, copy.threads, *rows_in_order, *copy, 0)
                 copies.append(stream.mark())
                 slots.free_copied(copies)
         finally:
@@ -306,8 +265,8 @@ class _Slots:
         Number of chunks and of slots to fill; bytes of a slot.
     """
 
-    def __init__(self, array: Any, rows: NDArray[Any], nbytes: int, stride: int) -> None:
-        chunk_bytes = CHUNK_BYTES.get(array.device, SMALL_CHUNK)
+    def __init__(self, array: Any, rows: NDArray[Any]) -> None:
+        nbytes, chunk_bytes = row_bytes(array), CHUNK_BYTES.get(array.device, SMALL_CHUNK)
         chunk_rows = max(1, min(chunk_bytes // nbytes, CHUNK_ROWS))
         slot_chunks = max(1, SLOT_CHUNKS * chunk_bytes // (chunk_rows * nbytes))
         self._array, self._rows = array, rows
@@ -318,14 +277,7 @@ class _Slots:
         state[S_ROWS:S_FILLED] = len(rows), chunk_rows, slot_chunks, self.slot_bytes
         self.buffer = acquire_buffer(array.device, min(self.number, SLOTS) * self.slot_bytes)
         self.pinned, self.on_device = self.buffer.pinned.address + HEADER_BYTES, self.buffer.on_device.address
-        self._copier = RowCopy(
-            rows,
-            source=array.medium.host_memory() + array._origin,
-            extent=array.shape[0],
-            stride=stride,
-            nbytes=nbytes,
-            out=self.pinned,
-        )
+        self._copier = RowCopy(array, rows, array.medium.host_memory() + array._origin, self.pinned)
 
     def rows_of(self, slot: int) -> tuple[int, int]:
         """Return the first row of a slot, and its number of rows."""

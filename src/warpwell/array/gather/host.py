@@ -11,6 +11,7 @@ are seen, since they share these pages.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from typing import Any
 
@@ -245,17 +246,21 @@ def read_gap(direct: bool = False) -> int:
     return default if settings.read_gap_bytes is None else settings.read_gap_bytes
 
 
+def row_bytes(array: Any) -> int:
+    """Return the bytes of a row of an array."""
+    return int(math.prod(array.shape[1:]) * array.dtype.itemsize)
+
+
 class RowCopy:
     """Copies rows of an array in memory; several threads may copy parts of the list at once.
 
     Parameters
     ----------
+    array : Array
     rows : ndarray of int32 or int64
         Row indices, one dimension.
-    source, extent, stride, nbytes : int
-        Address of row 0; number of rows; bytes between them; bytes of each.
-    out : int
-        Address of the result.
+    source, out : int
+        Address of row 0; address of the result.
     mapped : Mapping, optional
         The mapping of the rows; default: memory without a file.
 
@@ -265,23 +270,13 @@ class RowCopy:
         Address of the state, for native code.
     """
 
-    def __init__(
-        self,
-        rows: NDArray[Any],
-        *,
-        source: int,
-        extent: int,
-        stride: int,
-        nbytes: int,
-        out: int,
-        mapped: Mapping | None = None,
-    ) -> None:
+    def __init__(self, array: Any, rows: NDArray[Any], source: int, out: int, mapped: Mapping | None = None) -> None:
         self._rows = rows
         self._mapped = mapped is not None
         self._blind = mapped is not None and not mapped.tells
         self._state = state = np.zeros(STATE_WORDS, np.int64)
         state[W_ROWS], state[W_WIDTH] = rows.ctypes.data, rows.itemsize
-        state[W_EXTENT], state[W_NBYTES], state[W_STRIDE] = extent, nbytes, stride
+        state[W_EXTENT], state[W_NBYTES], state[W_STRIDE] = array.shape[0], row_bytes(array), array._strides[0]
         state[W_SOURCE], state[W_OUT], state[W_END] = source, out, 0 if mapped is None else mapped.end
         state[W_MADVISE] = ctypes.cast(_libc.madvise, ctypes.c_void_p).value or 0
         state[W_MINCORE] = ctypes.cast(_libc.mincore, ctypes.c_void_p).value or 0

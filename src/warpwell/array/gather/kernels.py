@@ -7,6 +7,9 @@ and neighboring lanes copy neighboring units.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 
 from ...cache import (
@@ -64,9 +67,32 @@ def record_words(n: int) -> tuple[int, int]:
     return list_at, list_at + n
 
 
-def thread_count(n: int, units: int) -> int:
-    """Return the number of threads that copy `n` rows of N units: whole warps."""
-    return -(-n * units // WARP_UNITS) * 32
+class Copy(NamedTuple):
+    """What the kernels copy: arguments of all of them, in their order."""
+
+    n: int
+    """Rows to copy."""
+    units: int
+    """Units of a row."""
+    unit: int
+    """Bytes of a unit: 16, 8, 4, 2 or 1."""
+    begin: int
+    """Address of row 0, or its byte in the array's file."""
+    stride: int
+    """Bytes between rows."""
+    out: int
+    """Address of the result."""
+
+    @classmethod
+    def of(cls, n: int, nbytes: int, begin: int, stride: int, out: int) -> Copy:
+        """Return the copy of `n` rows of N bytes, by the widest loads of which all these numbers are multiples."""
+        unit = math.gcd(16, nbytes, begin, stride, out)
+        return cls(n, nbytes // unit, unit, begin, stride, out)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads of a launch: whole warps."""
+        return -(-self.n * self.units // WARP_UNITS) * 32
 
 
 @device
@@ -128,17 +154,17 @@ def store_unit(address, first, second, unit):
 
 
 @kernel
-def copy_from_memory(rows, width, out_rows, n, units, extent, source, stride, out, unit, out_of_range):
+def copy_from_memory(rows, width, out_rows, extent, n, units, unit, source, stride, out, out_of_range):
     """Copy row ``rows[k]`` of memory to row ``out_rows[k]`` of `out`.
 
     Parameters
     ----------
     rows, width, out_rows : int
         Addresses of row numbers of `width` bytes, and of int64; 0 for row k.
-    n, units, extent : int
-        Number of rows to copy; units of a row; rows of the memory, at least 1.
-    source, stride, out, unit : int
-        Address of row 0; bytes between rows; address of the result; bytes of a unit.
+    extent : int
+        Rows of the memory, at least 1.
+    n, units, unit, source, stride, out : int
+        See `Copy`.
     out_of_range : int
         Address of a word that is set to 1 if a row number is out of range. Row 0 is copied in its place.
     """
@@ -199,16 +225,14 @@ def list_missing(core, missing, n, k, row_items):
 
 
 @kernel
-def copy_cached(core, space, rows, width, n, units, extent, origin, stride, out, unit, no_reuse, row_items, missing):
+def copy_cached(core, space, rows, width, extent, n, units, unit, origin, stride, out, no_reuse, row_items, missing):
     """Copy row ``rows[k]`` of an array behind a cache to row k of `out`; list the rows that are not all in the cache.
 
     Parameters
     ----------
     core, space : int
-    rows, width, n, units, extent, stride, out, unit : int
+    rows, width, extent, n, units, unit, origin, stride, out : int
         As for `copy_from_memory`.
-    origin : int
-        Byte of row 0 in the array's file.
     no_reuse, row_items : int
         1 if pages are read once, else 0; items of a row to count reads in the statistics, or 0.
     missing : int
@@ -233,7 +257,7 @@ def copy_cached(core, space, rows, width, n, units, extent, origin, stride, out,
 
 
 @kernel
-def copy_loaded(core, space, rows, out_rows, n, units, origin, stride, out, unit, no_reuse):
+def copy_loaded(core, space, rows, out_rows, n, units, unit, origin, stride, out, no_reuse):
     """Copy rows whose pages were read ahead, row ``rows[k]`` to row ``out_rows[k]``; the numbers are in range.
 
     A page that is not in the cache is read. After an error is latched, rows are left as they are.

@@ -41,6 +41,7 @@ from ...targets import (
     load_weak_as,
     scratch,
 )
+from .host import row_bytes
 
 I8 = np.dtype(np.int64)
 BUFFER_BYTES = 4096
@@ -154,8 +155,8 @@ class CachedRows:
     Parameters
     ----------
     array : Array
-    nbytes, stride, out : int
-        Bytes of a row; bytes between rows; address of the result.
+    out : int
+        Address of the result.
 
     Attributes
     ----------
@@ -163,9 +164,9 @@ class CachedRows:
         Bytes that were read ahead, gaps included.
     """
 
-    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
+    def __init__(self, array: Any, out: int) -> None:
         self._array = array
-        self._nbytes, self._stride, self._out = nbytes, stride, out
+        self._nbytes, self._stride, self._out = row_bytes(array), array._strides[0], out
         self._stopped = False
         self._pages_read = 0
 
@@ -239,18 +240,8 @@ class CachedRows:
 
     def _launch(self, rows: NDArray[np.int64], out_rows: NDArray[np.int64]) -> None:
         """Run the kernel that copies rows, and wait for it."""
-        cache = self._array.cache
-        cache.run(
-            gather_rows,
-            len(rows),
-            self._array._nsid,
-            rows.ctypes.data,
-            out_rows.ctypes.data,
-            len(rows),
-            self._array._origin,
-            self._stride,
-            self._nbytes,
-            self._out,
-            int(self._array.read_once),
-            self._array.dtype.itemsize if cache.full else 0,
-        )
+        array, n = self._array, len(rows)
+        lists = rows.ctypes.data, out_rows.ctypes.data, n
+        where = array._origin, self._stride, self._nbytes, self._out
+        itemsize = array.dtype.itemsize if array.cache.full else 0
+        array.cache.run(gather_rows, n, array._nsid, *lists, *where, int(array.read_once), itemsize)
