@@ -38,11 +38,10 @@ from warpwell.storage.commands import (
     R_OFFSET,
     R_OP,
     R_TAG,
-    ROUNDS_AWAKE,
+    SEATS,
     SlotTable,
     call_complete,
     call_start,
-    idle_rounds,
     record_of,
     release_slot,
     take_slot,
@@ -123,6 +122,8 @@ E_ANSWER = 2
 """``status | result << 16``."""
 ENTRY_WORDS = 4
 
+ROUNDS_AWAKE = 24
+"""Rounds without work after which a service thread may sleep between two (`targets.backoff`)."""
 SKEW_NS = 10**6
 """A thread may read the clock this long before a thread that is admitted first."""
 READS = 0
@@ -556,6 +557,15 @@ def hold(state: int, word0: int, word5: int, word6: int, tag: int, arrival: int,
         backoff(24)
         arrival = clock_ns()
     return answer
+
+
+@device
+def idle_rounds() -> int:
+    """Return for how many rounds the calling service thread has had no work. Other threads may always sleep."""
+    rounds = div(seat(), SEATS) - 1
+    if rounds < 0:
+        return ROUNDS_AWAKE
+    return rounds
 
 
 @native

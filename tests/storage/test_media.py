@@ -122,7 +122,7 @@ class TestFileThroughARing(FileConformance):
     def make(self, content, folder, writable):
         self.path = folder / "medium.bin"
         content.tofile(self.path)
-        return FileMedium(self.path, writable, ring=True)
+        return FileMedium(self.path, writable, direct=True)
 
     def test_says_so(self, medium: Medium) -> None:
         assert medium.native().complete and "O_DIRECT, io_uring" in medium.description

@@ -14,7 +14,7 @@ from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
 from lab.media import Latency
-from warpwell import errors, gpu
+from warpwell import gpu
 from warpwell.nvme import CAPACITY_EXCEEDED, FLUSH, READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage import PENDING, FileMedium, Striped, uring
 from warpwell.storage.file import DIRECT_FD
@@ -48,7 +48,7 @@ def check(buffer: HostBytes, count: int) -> None:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_more_commands_than_the_ring_has_room_for(path: Path, threads: int) -> None:
     buffer = HostBytes(4096 * 3000)
-    with FileMedium(path, ring=True) as medium:
+    with FileMedium(path, direct=True) as medium:
         assert drive(medium, reads(buffer, 3000), threads=threads) == [0] * 3000
         assert medium._ring is not None and medium._ring.in_flight == 0
     check(buffer, 3000)
@@ -56,7 +56,7 @@ def test_more_commands_than_the_ring_has_room_for(path: Path, threads: int) -> N
 
 def test_closing_waits_for_what_is_in_flight(path: Path) -> None:
     buffer = HostBytes(4096 * 200)
-    medium = FileMedium(path, ring=True)
+    medium = FileMedium(path, direct=True)
     start, _ = calls(medium)
     for number, command in enumerate(reads(buffer, 200)):
         assert start(*command, number) == PENDING
@@ -69,7 +69,7 @@ def test_closing_waits_for_what_is_in_flight(path: Path) -> None:
 
 def test_a_ring_that_the_kernel_refuses_is_done_without(path: Path) -> None:
     buffer = HostBytes(4096 * 50)
-    with FileMedium(path, ring=True) as medium:
+    with FileMedium(path, direct=True) as medium:
         start, complete = calls(medium)
         assert medium._ring is not None
         for number, command in enumerate(reads(buffer, 10)):
@@ -84,7 +84,7 @@ def test_a_ring_that_the_kernel_refuses_is_done_without(path: Path) -> None:
 
 def test_a_full_disk_and_a_cut_file(path: Path) -> None:
     buffer = HostBytes(4096, seed=1)
-    medium = FileMedium(path, writable=True, ring=True)
+    medium = FileMedium(path, writable=True, direct=True)
     full = os.open("/dev/full", os.O_RDWR)
     try:
         words = medium._state.words
@@ -103,7 +103,7 @@ def test_a_full_disk_and_a_cut_file(path: Path) -> None:
 
 def test_flush_follows_writes(path: Path) -> None:
     data = HostBytes(8 * 4096, seed=3)
-    with FileMedium(path, writable=True, ring=True) as medium:
+    with FileMedium(path, writable=True, direct=True) as medium:
         commands = [(WRITE, 4096 * k, 4096, data.address + 4096 * k) for k in range(8)]
         assert drive(medium, commands) == [0] * 8
         assert drive(medium, [(FLUSH, 0, 0, 0)] * 3) == [0] * 3
@@ -112,7 +112,7 @@ def test_flush_follows_writes(path: Path) -> None:
 
 def test_under_wrappers(path: Path) -> None:
     buffer = HostBytes(4096 * 100)
-    both = Latency(Striped([FileMedium(path, ring=True), FileMedium(path, ring=True)], 4096), latency_us=20)
+    both = Latency(Striped([FileMedium(path, direct=True), FileMedium(path, direct=True)], 4096), latency_us=20)
     assert drive(both, [(READ, 8192 * k, 4096, buffer.address + 4096 * k) for k in range(100)], threads=2) == [0] * 100
     check(buffer, 100)
     both.close()
@@ -132,7 +132,7 @@ def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     gc.collect()
     rings_before = open_descriptors(path)  # of media that other tests keep
     buffer = HostBytes(4096 * 100)
-    medium = FileMedium(path, ring=True)
+    medium = FileMedium(path, direct=True)
     start, complete = calls(medium)
     for number, command in enumerate(reads(buffer, 100)):
         assert start(*command, number) == PENDING
@@ -160,13 +160,9 @@ def test_where_it_is_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert medium.ring and medium.description.endswith("(O_DIRECT, io_uring)")
     with FileMedium(path, direct=False) as medium:
         assert not medium.ring and medium.description.endswith("(page cache)")
-    with pytest.raises(errors.ArgumentError, match="page cache"):
-        FileMedium(path, direct=False, ring=True)
     monkeypatch.setattr("warpwell.storage.file.allowed", lambda: "somebody forbids it")
     with FileMedium(path) as medium:
         assert not medium.ring and medium.native().complete == 0
-    with pytest.raises(errors.ArgumentError, match="somebody forbids it; leave ring out"):
-        FileMedium(path, ring=True)
     monkeypatch.undo()
     monkeypatch.setattr("warpwell.storage.file.Ring", lambda: exec("raise OSError(12, 'no memory')"))
     with FileMedium(path) as medium:  # a limit that was reached is no failure

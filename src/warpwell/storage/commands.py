@@ -14,11 +14,9 @@ from ..targets import (
     backoff,
     call_native,
     device,
-    div,
     exchange,
     load_relaxed,
     private_block,
-    seat,
     store_relaxed,
     store_relaxed_as,
     store_release,
@@ -242,20 +240,9 @@ class SlotTable:
 
 SEATS = 64
 """As many as a controller has threads."""
-ROUNDS_AWAKE = 24
-"""Rounds without work after which a thread may sleep between two (`targets.backoff`)."""
 
 
 @device
 def seat_of(number: int, idle: int) -> int:
     """Return what a service thread keeps about itself."""
     return (idle + 1) * SEATS + number
-
-
-@device
-def idle_rounds() -> int:
-    """Return for how many rounds the calling service thread has had no work. Other threads may always sleep."""
-    rounds = div(seat(), SEATS) - 1
-    if rounds < 0:
-        return ROUNDS_AWAKE
-    return rounds

@@ -106,10 +106,9 @@ class FileMedium(Medium):
     direct : bool, optional
         False: use the page cache. True: raise if the file system does not support O_DIRECT, and read from the drive
         what the page cache holds, too. Default: O_DIRECT if possible.
-    ring : bool, optional
-        True: transfer all by io_uring, and raise if that is not possible; it needs O_DIRECT. False: by pread and
-        pwrite.
-        Default: by io_uring where it is allowed and the file is not in memory (tmpfs).
+    ring : bool
+        True: direct transfers use io_uring, if it is allowed and the file is not in memory (tmpfs). False: they use
+        pread and pwrite.
     nbytes : int, optional
         Minimal size of the file; also the medium's capacity.
 
@@ -135,7 +134,7 @@ class FileMedium(Medium):
     ReadOnlyError
         The block device is to be written, and is read-only.
     ArgumentError
-        `direct` or `ring` is True and not possible.
+        `direct` is True and not possible.
     OSError
         The file cannot be opened.
     """
@@ -147,7 +146,7 @@ class FileMedium(Medium):
         direct: bool | None = None,
         *,
         nbytes: int | None = None,
-        ring: bool | None = None,
+        ring: bool = True,
     ) -> None:
         self.path = os.fspath(path)
         self.name = self.path
@@ -188,7 +187,8 @@ class FileMedium(Medium):
                     "direct out",
                     name="direct",
                 )
-            self.ring = self._may_ring(ring)
+            is_in_memory = _in_memory(self._fd)
+            self.ring = ring and self.direct and not is_in_memory and allowed() is None
         except BaseException:
             self.close()
             raise
@@ -201,9 +201,9 @@ class FileMedium(Medium):
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
         # of a sparse file, reading a mapping would allocate what is not there
         is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
-        self._maps = direct is None and ring is not True and not writable and is_allocated and _in_memory(self._fd)
+        self._maps = direct is None and not writable and is_allocated and is_in_memory
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
-        if self.direct and direct is None and ring is not True and not writable and not _in_memory(self._fd):
+        if self.direct and direct is None and not writable and not is_in_memory:
             enable_lookup(self._fd, words[LOOKUP:])
 
     @property
@@ -249,20 +249,6 @@ class FileMedium(Medium):
         cut = int(self._state.words[CUT])
         if cut and ctypes.c_int64.from_address(cut).value:
             raise self._failed(READ, 0, SHORT)
-
-    def _may_ring(self, ring: bool | None) -> bool:
-        """Return whether to use io_uring; raise if `ring` is True and that is not possible."""
-        if ring is False:
-            return False
-        if not self.direct:
-            reason: str | None = "the file is read through the page cache"
-        elif ring is None and _in_memory(self._fd):
-            reason = "the file is in memory"
-        else:
-            reason = allowed()
-        if reason and ring:
-            raise errors.ArgumentError(f"{self.path}: io_uring is not possible: {reason}; leave ring out", name="ring")
-        return not reason
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Read with pread."""
