@@ -43,7 +43,7 @@ VIOLATIONS = {
     "gauge": Violation("tools/planted_gauge.py", f"{MODULE}told = 1\nkept = 2\nits = 3\n"),
     "c-formatting": Violation("lab/driver/planted.c", "int  planted ;\n"),
     "layout": Violation(
-        "src/warpwell/errors/general.py",
+        "src/warpwell/errors/__init__.py",
         '\n\ndef _planted() -> object:\n    """Import a compiler."""\n    import numba\n\n    return numba.jit\n',
     ),
 }

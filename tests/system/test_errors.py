@@ -1,10 +1,12 @@
 """The exception tree: built-ins, messages, attributes, pickling, and the drawing in the docstring."""
 
+import ast
 import errno
 import pickle
 import re
 
 import pytest
+from tools import house
 
 from warpwell import errors
 
@@ -112,6 +114,23 @@ def test_attributes_survive_pickling(error: Exception) -> None:
     assert vars(back) == vars(error)
     assert all(value is not None for value in vars(error).values())
     assert getattr(back, "errno", None) == getattr(error, "errno", None)
+
+
+def test_an_unknown_attribute_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"FormatError has no attributes \['line'\]"):
+        errors.FormatError("m", line=3)
+
+
+def test_the_package_sets_only_attributes_of_the_class() -> None:
+    wrong = []
+    for module in house.modules():
+        for node in ast.walk(module.tree):
+            name = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+            if name in errors.__all__:
+                given = {keyword.arg for keyword in node.keywords if keyword.arg}
+                unknown = given - getattr(errors, name)._attribute_names()
+                wrong += [f"{module.path}:{node.lineno}: {name} has no {each}" for each in unknown]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_system_errors_tell_their_number() -> None:

@@ -143,7 +143,7 @@ def error_of(fields: dict[str, Any]) -> errors.WarpwellError:
     cls = getattr(errors, name, None) if name in errors.__all__ else None
     error: errors.WarpwellError = (cls or errors.SchedulerError)(text)
     for key, value in checked(fields, "attributes", dict, {}).items():
-        if key in vars(error) and isinstance(value, str | int | float | bool):
+        if key in error._attribute_names() and isinstance(value, str | int | float | bool):
             setattr(error, key, value)
     return error
 
