@@ -144,7 +144,7 @@ def test_lookup_on_weak_memory(first: int) -> None:
             for _ in range(4):
                 seen.append(lookup(table, 5, 0, 8))
 
-        interpreter = Interpreter(seed, fresh=0.5, switch_probability=0.5)
+        interpreter = Interpreter(seed)
         interpreter.spawn(writer, name="writer")
         interpreter.spawn(reader, name="reader")
         interpreter.run()
@@ -181,7 +181,7 @@ def test_nothing_is_given_back_while_a_reader_is_inside(first: int) -> None:
                     backoff(1)
                 store_relaxed(value, gone, 2)
 
-        interpreter = Interpreter(seed, fresh=0.5, switch_probability=0.5)
+        interpreter = Interpreter(seed)
         interpreter.spawn(writer, name="writer")
         for stripe in range(2):
             interpreter.spawn(lambda stripe=stripe: reader(stripe), name=f"reader{stripe}")

@@ -17,6 +17,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.pool.agent.cuda_runtime import CudaRuntime
 from warpwell.pool.agent.memory_pool import MemoryPool, PoolMemory
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.targets.gpu import device
@@ -252,10 +253,11 @@ def test_what_a_signal_raises_is_not_the_gpus() -> None:
 
 
 def test_items_are_filled_as_columns(driver: Driver) -> None:
-    gpu = GpuDevice()
-    stream = gpu.new_stream()
-    for item in (b"\0" * 8, b"abcd", b"abcdefgh", b"abc"):
-        gpu.fill(stream, 4096, item, 5)
+    runtime = object.__new__(CudaRuntime)
+    runtime.gpu = GpuDevice()
+    stream = runtime.gpu.new_stream()
+    for item in (b"\0" * 8, b"abcd", b"abcdefgh", b"abc", b""):
+        runtime.fill(stream, 4096, item, 5)
     assert [call[:5] for call in driver.calls] == [
         ("cuMemsetD8Async", 4096, 0, 40, 100),
         ("cuMemsetD32Async", 4096, 0x64636261, 5, 100),

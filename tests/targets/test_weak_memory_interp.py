@@ -7,7 +7,7 @@ import pytest
 
 from warpwell.targets import ffs, popc
 from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch, native_handle
-from warpwell.targets.interp.threads import Interleaver, InterpStallError
+from warpwell.targets.interp.threads import InterpStallError
 
 SYSTEM = 2
 SEEDS = 400
@@ -352,12 +352,12 @@ def test_seed_decides_everything() -> None:
 
 def test_trace_hash_does_not_depend_on_addresses() -> None:
     _memory, at = words(2)
-    run = Interpreter(5, switch_probability=0.5, fresh=0.5)
+    run = Interpreter(5)
     for _ in range(3):
         run.spawn(contended, run, at)
     run.run()
     _memory, at = words(2000)
-    again = Interpreter(5, switch_probability=0.5, fresh=0.5)
+    again = Interpreter(5)
     for _ in range(3):
         again.spawn(contended, again, at[500:])
     again.run()
@@ -488,7 +488,8 @@ def test_host_writes_between_runs_are_seen() -> None:
 def test_a_spinning_thread_sees_the_store_in_the_end() -> None:
     for seed in range(100):
         _memory, at = words(1)
-        run = Interpreter(seed, fresh=0.0, max_steps=20_000)
+        run = Interpreter(seed, max_steps=20_000)
+        run.memory.fresh = 0.0
 
         def spin(run: Interpreter = run, at: list[int] = at) -> None:
             while not run.load_relaxed(at[0], SYSTEM):
@@ -636,5 +637,3 @@ def test_scopes_and_warps() -> None:
     assert run.ballot(1, True) == 1 and run.ballot(1, False) == 0 and run.any_sync(1, True)
     assert popc(-1) == 64 and ffs(0) == 0 and ffs(-(2**63)) == 64
     assert i64(2**63) == -(2**63) and i64(2**64 + 5) == 5
-    with pytest.raises(ValueError, match="switch_probability"):
-        Interleaver(0, switch_probability=0.0)

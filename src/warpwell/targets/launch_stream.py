@@ -88,7 +88,7 @@ class GpuStream(LaunchStream):
     def zero(self, address: int, nbytes: int) -> None:
         if nbytes:
             with self.on_device():
-                self._gpu.fill(self._stream, address, b"\0", nbytes)
+                self._gpu.zero(self._stream, address, nbytes)
 
     def after_default(self, stream: int | None = None) -> None:
         with self.on_device():

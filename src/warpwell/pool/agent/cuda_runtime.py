@@ -142,8 +142,20 @@ class CudaRuntime(Runtime):
         return _GpuOutside(self.gpu, name)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
-        if count and item:
-            self.gpu.fill(stream, to, item, count)
+        """Write an item `count` times: as columns of words, or of bytes if its size is not a multiple of 4."""
+        driver, size = self.gpu.driver, len(item)
+        if not count or not size:
+            return
+        if item.count(item[:1]) == size:
+            self.gpu.check(driver.cuMemsetD8Async(to, item[0], count * size, stream.handle))
+            return
+        if size == 4:
+            self.gpu.check(driver.cuMemsetD32Async(to, int.from_bytes(item, "little"), count, stream.handle))
+            return
+        width, put = (4, driver.cuMemsetD2D32Async) if size % 4 == 0 else (1, driver.cuMemsetD2D8Async)
+        for offset in range(0, size, width):
+            word = int.from_bytes(item[offset : offset + width], "little")
+            self.gpu.check(put(to + offset, size, word, 1, count, stream.handle))
 
     def launch(self, stream: Any, launch: Any, arguments: Sequence[Any]) -> None:
         if isinstance(launch, SourceLaunch):

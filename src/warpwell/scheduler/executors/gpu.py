@@ -74,7 +74,7 @@ class Gpu(GpuDevice):
         with self.on_device():
             flags = self.driver.CUevent_flags
             kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
-            handle = int(self._check(self.driver.cuEventCreate(int(kind))))
+            handle = int(self.check(self.driver.cuEventCreate(int(kind))))
         self._events.append(handle)
         return handle
 
@@ -85,7 +85,7 @@ class Gpu(GpuDevice):
         untimed = int(self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         with self.on_device():
             for k in range(count):
-                self._check((create(ctypes.byref(made, 8 * k), untimed),))
+                self.check((create(ctypes.byref(made, 8 * k), untimed),))
                 self._events.append(int(made[k] or 0))
         return self._events[-count:]
 
@@ -99,11 +99,11 @@ class Gpu(GpuDevice):
 
     def record(self, event: int, stream: Any) -> None:
         """Record an event of `new_event` behind all work that a stream has so far."""
-        self._check(self.driver.cuEventRecord(event, stream.handle))
+        self.check(self.driver.cuEventRecord(event, stream.handle))
 
     def between(self, first: int, last: int) -> float:
         """Return the seconds between two events of `new_event` that were reached."""
-        return 1e-3 * float(self._check(self.driver.cuEventElapsedTime(first, last)))
+        return 1e-3 * float(self.check(self.driver.cuEventElapsedTime(first, last)))
 
     # -- words -----------------------------------------------------------------------------------------------
 
@@ -114,15 +114,15 @@ class Gpu(GpuDevice):
         lock is given up meanwhile: where another thread frees memory, the driver may wait for kernels, and these for
         threads of Python.
         """
-        self._check((self._write_value(self._control_handle, address, value, 0),))
+        self.check((self._write_value(self._control_handle, address, value, 0),))
 
     def write_word(self, stream: Any, address: int, value: int) -> None:
         """Set a word of device memory in a stream's order."""
-        self._check((self._write_value(int(stream.handle), address, value, 0),))
+        self.check((self._write_value(int(stream.handle), address, value, 0),))
 
     def wait_word(self, stream: Any, address: int, minimum: int) -> None:
         """Hold up a stream until a word has at least a value."""
-        self._check((self._wait_value(int(stream.handle), address, minimum, _AT_LEAST),))
+        self.check((self._wait_value(int(stream.handle), address, minimum, _AT_LEAST),))
 
     def reset_words(self, addresses: Sequence[int], values: Sequence[int]) -> Any:
         """Set the words at each address, behind `set_word` so far (fewer than 256); return an event behind it."""
@@ -139,7 +139,7 @@ class Gpu(GpuDevice):
         operations[:, 0] = _WRITE_WORD
         operations[:, 1] = addresses
         operations[:, 2] = values.view(np.uint64)
-        self._check((self._batch(int(stream.handle), len(values), operations.ctypes.data, 0),))
+        self.check((self._batch(int(stream.handle), len(values), operations.ctypes.data, 0),))
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
         """Return words of device memory, as they are now; waits for nothing that runs (tens of microseconds)."""

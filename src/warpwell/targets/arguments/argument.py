@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,15 +41,14 @@ class KernelArgument(Protocol):
 
 def is_argument(value: Any) -> bool:
     """Return True if a value is a `KernelArgument`. The result depends on its class alone, and is cached for it."""
-    cls = type(value)
-    if cls not in _is_argument_class:
-        # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
-        _is_argument_class[cls] = all(callable(getattr(cls, name, None)) for name in _METHODS)
-    return _is_argument_class[cls]
+    return _has_methods(type(value))  # type: ignore[arg-type]  # a class is hashable
 
 
-_is_argument_class: dict[type, bool] = {}
-_METHODS = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
+@functools.cache
+def _has_methods(cls: type) -> bool:
+    # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
+    names = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
+    return all(callable(getattr(cls, name, None)) for name in names)
 
 
 def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:

@@ -270,7 +270,7 @@ class GpuDevice:
             self.name = str(device.name)
             self.uuid = f"GPU-{device.uuid}"
             self.compute_capability = tuple(int(n) for n in device.compute_capability)
-            self._lowest, self._highest = self._check(driver.cuCtxGetStreamPriorityRange())
+            self._lowest, self._highest = self.check(driver.cuCtxGetStreamPriorityRange())
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Make this the current GPU of the calling thread for a block."""
@@ -289,10 +289,11 @@ class GpuDevice:
     def memory_info(self) -> tuple[int, int]:
         """Return free and total bytes of device memory."""
         with self.on_device():
-            free, total = self._check(self.driver.cuMemGetInfo())
+            free, total = self.check(self.driver.cuMemGetInfo())
         return int(free), int(total)
 
-    def _check(self, result: Any) -> Any:
+    def check(self, result: Any) -> Any:
+        """Return the values that a call of the driver returned after its status; see `libcuda.check`."""
         return check(result, self._failure)
 
     check_kernel = staticmethod(check_kernel)
@@ -345,7 +346,7 @@ class GpuDevice:
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all work so far in a stream, by default in the default stream."""
-        self._check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))
+        self.check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))
 
     def wait_default(self) -> None:
         """Wait for all work in the default stream: the streams here do not."""
@@ -355,26 +356,16 @@ class GpuDevice:
 
     def to_gpu(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy host memory. Pinned memory is lent until the stream is there; other memory may change at once."""
-        self._check(self.driver.cuMemcpyHtoDAsync(to, source, nbytes, stream.handle))
+        self.check(self.driver.cuMemcpyHtoDAsync(to, source, nbytes, stream.handle))
 
     def to_host(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy to host memory; it is there when the stream is."""
-        self._check(self.driver.cuMemcpyDtoHAsync(to, source, nbytes, stream.handle))
+        self.check(self.driver.cuMemcpyDtoHAsync(to, source, nbytes, stream.handle))
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy between device memory and pinned memory in any direction, also to memory of another GPU."""
-        self._check(self.driver.cuMemcpyAsync(to, source, nbytes, stream.handle))
+        self.check(self.driver.cuMemcpyAsync(to, source, nbytes, stream.handle))
 
-    def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
-        """Write an item `count` times: as columns of words, or of bytes where its size is odd."""
-        driver = self.driver
-        if item.count(item[:1]) == len(item):
-            self._check(driver.cuMemsetD8Async(to, item[0], count * len(item), stream.handle))
-            return
-        width, put = (4, driver.cuMemsetD2D32Async) if len(item) % 4 == 0 else (1, driver.cuMemsetD2D8Async)
-        if len(item) == 4:
-            self._check(driver.cuMemsetD32Async(to, int.from_bytes(item, "little"), count, stream.handle))
-            return
-        for at in range(0, len(item), width):
-            word = int.from_bytes(item[at : at + width], "little")
-            self._check(put(to + at, len(item), word, 1, count, stream.handle))
+    def zero(self, stream: Any, address: int, nbytes: int) -> None:
+        """Set bytes of device memory to zero."""
+        self.check(self.driver.cuMemsetD8Async(address, 0, nbytes, stream.handle))

@@ -143,10 +143,8 @@ class Interpreter(Interleaver):
     ----------
     seed : int
         Decides every choice.
-    switch_probability, max_steps
+    max_steps : int
         As for `Interleaver`.
-    fresh : float, optional
-        Probability with which a load takes the newest of several values; left out, the seed selects it.
     coarse_copies : bool
         One switch point for each copy instead of one for each 8-byte word; the values stay weak.
     trace : int
@@ -159,16 +157,13 @@ class Interpreter(Interleaver):
         self,
         seed: int,
         *,
-        switch_probability: float | None = None,
         max_steps: int = 1_000_000,
-        fresh: float | None = None,
         coarse_copies: bool = False,
         trace: int = 0,
         flag: LaunchFlag | None = None,
     ) -> None:
-        super().__init__(seed, switch_probability=switch_probability, max_steps=max_steps)
-        drawn = self.random.choice((0.9, 0.7, 0.7, 0.4))
-        self.memory = WeakMemory(self.random, drawn if fresh is None else fresh)
+        super().__init__(seed, max_steps=max_steps)
+        self.memory = WeakMemory(self.random, self.random.choice((0.9, 0.7, 0.7, 0.4)))
         self.coarse_copies = coarse_copies
         self.flag = flag or LaunchFlag("interp")
         self.shape: tuple[int, ...] = (0,)

@@ -62,21 +62,16 @@ class Interleaver:
     Parameters
     ----------
     seed : int
-        Decides everything; the same seed and program give the same run.
-    switch_probability : float, optional
-        Probability of a choice at each shared access (over 0, up to 1), all threads being equally likely.
-        Left out, the seed selects either such a uniform choice or priorities with a few random changes, as in
-        Burckhardt and others: A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs (2010);
-        each finds bugs that the other does not.
+        Decides everything; the same seed and program give the same run. It selects either a uniform choice at shared
+        accesses, or priorities with a few random changes, as in Burckhardt and others: A Randomized Scheduler with
+        Probabilistic Guarantees of Finding Bugs (2010); each finds bugs that the other does not.
     max_steps : int
         Steps after which a run is a stall.
     """
 
     memory: WeakMemory
 
-    def __init__(self, seed: int, *, switch_probability: float | None = None, max_steps: int = 1_000_000) -> None:
-        if switch_probability is not None and not 0 < switch_probability <= 1:
-            raise ValueError(f"switch_probability is {switch_probability}, not over 0 and up to 1")
+    def __init__(self, seed: int, *, max_steps: int = 1_000_000) -> None:
         self.seed = int(seed)
         self.max_steps = max_steps
         self.steps = 0
@@ -84,10 +79,9 @@ class Interleaver:
         self.random = Random(self.seed)
         self.threads: list[Thread] = []
         self.thread: Thread
-        self._priorities = switch_probability is None and self.random.random() < 0.4
+        self._priorities = self.random.random() < 0.4
         choices = (0.002, 0.01, 0.05) if self._priorities else (1.0, 0.3, 0.05)
-        chosen = self.random.choice(choices)
-        self._probability = chosen if switch_probability is None else switch_probability
+        self._probability = self.random.choice(choices)
         self._next_switch = 0
         self._next_change = 0
         self._lowest = 0

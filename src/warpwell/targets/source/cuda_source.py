@@ -225,10 +225,7 @@ class SourceLaunch(Launch):
         from ..compiler.run_cuda import synchronize
 
         try:
-            blocks.begin()
-            forms = blocks.forms()
-            forms.prepare_plain()
-            forms.start_plain(None)
+            blocks.start(None)
             synchronize()
         except BaseException:
             blocks.forget()
@@ -238,11 +235,8 @@ class SourceLaunch(Launch):
     def start(self, args: Sequence[Any], stream: Any) -> None:
         """Run the kernel in a numba-cuda stream, with arrays of the GPU, and return at once."""
         blocks = SourceBlocks(self, args, "cuda")
-        blocks.begin()
         try:
-            forms = blocks.forms()
-            forms.prepare_plain()
-            forms.start_plain(stream)
+            blocks.start(stream)
         finally:
             blocks.forget()
 
@@ -295,6 +289,13 @@ class SourceBlocks(BlockLaunch):
         self._values = [
             addresses[id(v)] if p.pointer else v for v, p in zip(self._converted, source.parameters, strict=True)
         ]
+
+    def start(self, stream: Any) -> None:
+        """Launch the kernel alone in a stream, None for the default one; compile it if necessary."""
+        self.begin()
+        forms = self.forms()
+        forms.prepare_plain()
+        forms.start_plain(stream)
 
     def _close(self) -> None:
         super()._close()

@@ -82,66 +82,56 @@ def convert_argument(value: Any, parameter: Parameter, kernel: str) -> Any:
     ArgumentError
         The value is not a number, does not fit, or would lose its fraction, or the items of an array have another type.
     """
-    where = f"argument {parameter.name!r} of CUDA kernel {kernel!r}"
-    if parameter.pointer:
-        return _check_array(value, parameter, where)
-    dtype = parameter.dtype
-    assert dtype is not None
+    try:
+        return (_checked_array if parameter.pointer else _number)(value, parameter)
+    except _RefusedError as problem:
+        where = f"argument {parameter.name!r} of CUDA kernel {kernel!r}"
+        raise errors.ArgumentError(f"{where} {problem}", name=parameter.name) from None
+
+
+class _RefusedError(Exception):
+    """What is wrong with an argument: "is too large ..."."""
+
+
+def _number(value: Any, parameter: Parameter) -> Any:
+    dtype: Any = parameter.dtype
     number = value.item() if isinstance(value, np.generic) else value
     if not isinstance(number, bool | int | float):
-        raise errors.ArgumentError(
-            f"{where} is {value!r:.60}: pass a number for {str(parameter)!r}", name=parameter.name
-        )
+        raise _RefusedError(f"is {value!r:.60}: pass a number for {str(parameter)!r}")
     if dtype.kind == "f":
-        return _convert_real(number, dtype, where, parameter)
+        try:
+            with np.errstate(over="ignore"):
+                result = dtype.type(number)
+        except OverflowError:
+            result = dtype.type(np.inf)
+        if np.isinf(result) and not (isinstance(number, float) and math.isinf(number)):
+            raise _RefusedError(f"is {number}: too large for {str(parameter)!r}")
+        return result
     if isinstance(number, float) and not (math.isfinite(number) and number.is_integer()):
-        raise errors.ArgumentError(f"{where} is {value!r}: {str(parameter)!r} takes integers", name=parameter.name)
+        raise _RefusedError(f"is {value!r}: {str(parameter)!r} takes integers")
     number = int(number)
     minimum, maximum = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     if not minimum <= number <= maximum:
-        raise errors.ArgumentError(
-            f"{where} is {number}: {str(parameter)!r} holds {minimum} to {maximum}", name=parameter.name
-        )
+        raise _RefusedError(f"is {number}: {str(parameter)!r} holds {minimum} to {maximum}")
     return dtype.type(number)
 
 
-def _convert_real(number: float, dtype: np.dtype[Any], where: str, parameter: Parameter) -> Any:
-    try:
-        with np.errstate(over="ignore"):
-            result = dtype.type(number)
-    except OverflowError:
-        result = dtype.type(np.inf)
-    if np.isinf(result) and not (isinstance(number, float) and math.isinf(number)):
-        raise errors.ArgumentError(f"{where} is {number}: too large for {str(parameter)!r}", name=parameter.name)
-    return result
-
-
-def _check_array(value: Any, parameter: Parameter, where: str) -> Any:
+def _checked_array(value: Any, parameter: Parameter) -> Any:
     if isinstance(value, np.ndarray):
         dtype = value.dtype
         if not (value.flags.c_contiguous or value.flags.f_contiguous):
-            raise errors.ArgumentError(
-                f"{where} has gaps between its items: pass numpy.ascontiguousarray of it", name=parameter.name
-            )
+            raise _RefusedError("has gaps between its items: pass numpy.ascontiguousarray of it")
         if not (value.flags.writeable or parameter.constant):
-            raise errors.ArgumentError(
-                f"{where} cannot be written: pass a copy, or declare {str(parameter)!r} const", name=parameter.name
-            )
+            raise _RefusedError(f"cannot be written: pass a copy, or declare {str(parameter)!r} const")
     elif hasattr(value, "__cuda_array_interface__"):
         dtype = np.dtype(value.__cuda_array_interface__["typestr"])
     else:
-        raise errors.ArgumentError(
-            f"{where} is {value!r:.60}: pass a NumPy array or one in device memory for {str(parameter)!r}",
-            name=parameter.name,
-        )
+        raise _RefusedError(f"is {value!r:.60}: pass a NumPy array or one in device memory for {str(parameter)!r}")
     expected = parameter.dtype
     if dtype.hasobject:
-        raise errors.ArgumentError(f"{where} holds Python objects: pass an array of numbers", name=parameter.name)
+        raise _RefusedError("holds Python objects: pass an array of numbers")
     if expected is not None and (dtype.itemsize != expected.itemsize or _category(dtype) != _category(expected)):
-        raise errors.ArgumentError(
-            f"{where} has items of {dtype}, expected {expected} for {str(parameter)!r}; use .astype or .view",
-            name=parameter.name,
-        )
+        raise _RefusedError(f"has items of {dtype}, expected {expected} for {str(parameter)!r}; use .astype or .view")
     return value
 
 
