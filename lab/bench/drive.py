@@ -104,12 +104,12 @@ def rates(path: Path, depth: int, count: int) -> dict[str, float]:
     found = {"qemu-img bench": qemu_img(path, depth, count)}
     with QemuDrive([QemuNamespace(path=path, block=PAGE)]) as qemu, qemu.open() as drive:
         space = drive.namespace(1)
-        with DriveMedium(space, writable=False, depth=2 * max(16, depth // 4)) as medium:
+        with DriveMedium(space, writable=False, depth=2 * max(32, depth // 4)) as medium:
             found["DriveMedium"] = medium_rate(medium, depth, count)
         with FileMedium(path, direct=False) as medium:
             found["file"] = medium_rate(medium, depth, count)
         found["misses: rings of the drive"] = kernel_rate(space, pages, depth, count)
-        with DriveMedium(space, writable=False, depth=2 * max(16, depth // 4)) as medium:
+        with DriveMedium(space, writable=False, depth=2 * max(32, depth // 4)) as medium:
             found["misses: DriveMedium"] = kernel_rate(medium, pages, depth, count)
         with FileMedium(path, direct=False) as medium:
             found["misses: file"] = kernel_rate(medium, pages, depth, count)

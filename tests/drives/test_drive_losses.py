@@ -23,7 +23,9 @@ from warpwell import errors
 from warpwell.drives import DriveMedium
 from warpwell.drives.medium import NamespaceMedium
 from warpwell.nvme import ABORTED_BY_HOST, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT
+from warpwell.queues import layout as at
 from warpwell.storage.striped import Replicated, Striped
+from warpwell.targets.memory import view_of
 from warpwell.testing.media import FILL, HostBytes, drive
 
 pytestmark = needs_qemu
@@ -120,7 +122,9 @@ def test_a_drive_that_comes_back_late_writes_to_quarantined_memory_alone(
         medium.sync()
     disk.answering.set()
     qemu.cont()
-    staged = [pair.dma_memory[2].view(np.dtype(np.uint8)) for pair in medium._pairs]
+    pairs = medium._pairs
+    records = pairs._device.words[: pairs.count * at.Q_WORDS].reshape(-1, at.Q_WORDS)
+    staged = [view_of(int(first), pairs.ids * pairs.staging_bytes, np.uint8) for first in records[:, at.Q_STAGING]]
     assert until(lambda: any(data.any() for data in staged))  # it has come back, and writes what it was to read
     time.sleep(0.05)
     assert all((b.bytes == FILL).all() for b in buffers)

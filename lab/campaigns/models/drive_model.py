@@ -11,13 +11,24 @@ import contextlib
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
-from warpwell.drives import DriveMedium, Namespace
+from warpwell.drives import Drive, DriveMedium, Namespace
 from warpwell.drives import medium as native
 from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
 from warpwell.nvme.controller import DOORBELLS
+from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING
-from warpwell.targets import SYSTEM, backoff, load_acquire, load_relaxed, memory_for, store_relaxed, store_release
+from warpwell.targets import (
+    SYSTEM,
+    Block,
+    backoff,
+    load_acquire,
+    load_relaxed,
+    memory_for,
+    store_relaxed,
+    store_release,
+)
 from warpwell.targets.interp.interpreter import native_functions
 from warpwell.testing.media import command_of
 
@@ -34,6 +45,11 @@ COMMAND_BYTES, ANSWER_BYTES = 64, 24
 """Sizes of a command and of an answer of the native functions (`warpwell.storage.commands`)."""
 
 
+def _pairs_without_lists(memory: Any, **options: Any) -> QueuePairs:
+    """Return queues whose rings are smaller than a page, which queues with PRP lists cannot be."""
+    return QueuePairs(memory, **options | {"lists": False})
+
+
 class DriveModel:
     """One run of the scenario; `seed` and `trace` as for `CacheModel`."""
 
@@ -43,13 +59,13 @@ class DriveModel:
         self._blocks: list[Any] = []
         self.queues = random.randint(1, 2)
         self.disk = [1000 + k for k in range(BLOCKS)]
-        self._bells = self._allocate(256)
-        self._buffers = self._allocate(BLOCK * BLOCKS)
+        self._bells = self.allocate(256)
+        self._buffers = self.allocate(BLOCK * BLOCKS)
         self._first_words = self._buffers.words.reshape(BLOCKS, -1)[:, 0]
         """The first word of each block of the buffers."""
         self._first_words[:] = FILL
-        self._commands = self._allocate(COMMAND_BYTES * MAX_REQUESTS)
-        self._answers = self._allocate(ANSWER_BYTES * MAX_THREADS)
+        self._commands = self.allocate(COMMAND_BYTES * MAX_REQUESTS)
+        self._answers = self.allocate(ANSWER_BYTES * MAX_THREADS)
         drive = SimpleNamespace(
             model="model",
             entries=DEPTH,
@@ -57,9 +73,10 @@ class DriveModel:
             failure=None,
             stride=4,
             address="model",
-            arena=SimpleNamespace(allocate=self._allocate),
+            arena=SimpleNamespace(memory=lambda device: self),
+            connect=lambda pairs: Drive.connect(drive, pairs),
             create_pair=self._create,
-            release_pair=lambda qid, generation: None,
+            release_pairs=lambda queues, generation: None,
             held=contextlib.nullcontext,
             serve=lambda user: None,
             transport=SimpleNamespace(
@@ -76,15 +93,10 @@ class DriveModel:
         )
         self._rings: list[tuple[int, int]] = []
         native_functions[self._bells.address] = self._store
-        self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)
+        with patch.object(native, "MIN_ENTRIES", DEPTH), patch.object(native, "QueuePairs", _pairs_without_lists):
+            self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)
         self.state = self.medium._state.address
-        pairs = self.medium._pairs
-        self.run.announce_blocks(
-            *self._blocks,
-            self.medium._state,
-            self.medium._table._block,
-            *(block for pair in pairs for block in (pair._parts, pair._stack, pair._wait)),
-        )
+        self.run.announce_blocks(*self._blocks, self.medium._state, self.medium._waiting, self.medium._doorbells)
         self._interruptions = random.choice((0, 0, 3))
         self._dies = random.choice((-1, -1, 0, 2, 5, 10))
         """Commands that are carried out before the drive is lost; -1: it is not."""
@@ -96,10 +108,13 @@ class DriveModel:
             self.run.spawn(self._serve, k, threads, name=f"service-{k}")
         self.run.spawn(self._control, name="controller")
 
-    def _allocate(self, nbytes: int) -> Any:
+    def allocate(self, nbytes: int) -> Block:
+        """Return memory of the interpreter, which the run knows."""
         block = memory_for("interp").allocate(nbytes)
         self._blocks.append(block)
         return block
+
+    allocate_shared = allocate
 
     def _create(self, submission: int, completion: int, entries: int) -> int:
         self._rings.append((submission, completion))
@@ -148,9 +163,9 @@ class DriveModel:
             if not self.dead and done == self._dies:
                 self.dead = True
                 if not self._refuses:
-                    store_relaxed(self.state + 8 * native.M_FAILURE, native.FAILED_BY_HOST, SYSTEM)
+                    store_relaxed(self.state + 8 * native.M_FAILED, native.FAILED_BY_HOST, SYSTEM)
             number = self._random.randrange(len(going)) if going else 0
-            if not going or not self._execute(*going[number], posted):
+            if not going or not self._execute(*going[number], fetched, posted):
                 if self.dead and len(self.answers) == len(self.requests):
                     return  # nobody takes completions any more
                 backoff(attempt)
@@ -159,7 +174,7 @@ class DriveModel:
             del going[number]
             done, attempt = done + 1, 0
 
-    def _execute(self, k: int, words: list[int], posted: list[int]) -> bool:
+    def _execute(self, k: int, words: list[int], fetched: list[int], posted: list[int]) -> bool:
         """Carry a command out and post its completion, if there is room."""
         head = load_acquire(self._bell(DOORBELLS + 8 * (k + 1) + 4), SYSTEM)
         if (posted[k] - head) & (DEPTH - 1) == DEPTH - 1:
@@ -177,7 +192,9 @@ class DriveModel:
             self.disk[first] = load_relaxed(words[3], SYSTEM)
         entry = self._rings[k][1] + 16 * (posted[k] & (DEPTH - 1))
         phase = (posted[k] // DEPTH & 1) ^ 1
-        store_release(entry + 8, completion_word1(0, k + 1, word0_cid(words[0]), phase, status), SYSTEM)
+        store_release(
+            entry + 8, completion_word1(fetched[k] & (DEPTH - 1), k + 1, word0_cid(words[0]), phase, status), SYSTEM
+        )
         posted[k] += 1
         return True
 

@@ -73,11 +73,7 @@ _PAIR = "queues.pair"
 _SERVE = "storage.serve"
 _POOL = "storage.io_threads"
 _DRIVE = "drives.medium"
-_MOVED = (
-    "    if status == 0 and word(record, R_OP) == READ:\n"
-    "        copy_bytes(word(part, P_BUFFER), word(part, P_BOUNCE), word(part, P_NBYTES))\n"
-)
-_PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n"
+_ID_FREED = "    write_answer(answer, word(record, I_TAG), status, 0)\n    release_id(queue, cid)\n"
 _WRITTEN = "cache.written"
 _NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (position & (at.WRITTEN_WORDS - 1))), page, DEVICE)\n"
 _RINGS = "drives.controller"
@@ -965,47 +961,55 @@ FAULTS = (
         (Edit(_HIT, "validate_read", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
     ),
     Fault(
-        "drive-unlocked",
+        "drive-doorbells-unlocked",
         "drive",
-        "two threads have one queue of a drive",
+        "two threads forward the doorbells of a drive",
         (
             Edit(
                 _DRIVE,
-                "locked_queue",
-                "        if exchange(queue + 8 * Q_LOCK, 1, SYSTEM) == 0:",
-                "        if load_relaxed(queue + 8 * Q_LOCK, SYSTEM) == 0:",
+                "ring_doorbells",
+                "exchange(state + 8 * M_DOORBELL_LOCK, 1, SYSTEM) == 0",
+                "load_relaxed(state + 8 * M_DOORBELL_LOCK, SYSTEM) == 0",
             ),
         ),
     ),
     Fault(
-        "drive-phase-relaxed",
+        "drive-waiting-unlocked",
         "drive",
-        "data are moved that are older than their completion",
-        (Edit(_DRIVE, "take_completions", "completion = load_acquire(", "completion = load_relaxed("),),
-    ),
-    Fault(
-        "drive-head-untold",
-        "drive",
-        "the drive's completion ring has no room",
-        (Edit(_DRIVE, "take_completions", ">= (1 << shift) >> 2:", ">= (1 << shift):"),),
+        "two threads submit one waiting command",
+        (
+            Edit(
+                _DRIVE,
+                "start_waiting",
+                "exchange(state + 8 * M_WAIT_LOCK, 1, SYSTEM) == 0",
+                "load_relaxed(state + 8 * M_WAIT_LOCK, SYSTEM) == 0",
+            ),
+        ),
     ),
     Fault(
         "drive-answered-early",
         "drive",
-        "a command is answered when its first part is done",
-        (Edit(_DRIVE, "count_down", "    if left == 0:", "    if left >= 0:"),),
+        "a command is answered when its first part is completed",
+        (Edit(_DRIVE, "finish_part", "left = word(record, I_NBYTES) - nbytes", "left = 0"),),
+    ),
+    Fault(
+        "drive-answered-twice",
+        "drive",
+        "an aborted command is answered again when its completion arrives",
+        (Edit(_DRAIN, "abandon_one", "use ^ at.ASYNC ^ at.TAKEN", "use ^ at.ASYNC ^ at.ORPHAN"),),
     ),
     Fault(
         "drive-waiting-left",
         "drive",
         "commands that wait for ids of a lost drive are not answered",
-        (Edit(_DRIVE, "abort_parts", "parts_in(state, word(record, R_NBYTES) - word(record, R_EXTRA))", "1"),),
+        (Edit(_DRIVE, "abort_one", "is_waiting = head != word(state, M_WAIT_TAIL)", "is_waiting = False"),),
     ),
     Fault(
         "drive-id-early",
         "drive",
-        "an id is given to another part before its data are moved",
-        (Edit(_DRIVE, "finish_part", _MOVED, ""), Edit(_DRIVE, "finish_part", _PART_DONE, _PART_DONE + _MOVED)),
+        "an id is freed before its tag is read",
+        (Edit(_DRIVE, "finish_part", _ID_FREED, "".join(reversed(_ID_FREED.splitlines(keepends=True)))),),
+        seed=187,
     ),
     Fault(
         "written-not-noted",

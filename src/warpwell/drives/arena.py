@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import errors
 from .._check import checked_nbytes
-from ..targets import ALIGNMENT, Allocator, Block, memory_for
+from ..targets import ALIGNMENT, Allocator, Block, memory_for, private_block
 from ..targets.gpu.memory import pin
 from ..targets.memory import view_of
 
@@ -230,7 +230,8 @@ class _ArenaMemory(Allocator):
         self._own = memory_for(device)
 
     def allocate(self, nbytes: int) -> Block:
-        return self._own.allocate(nbytes)
+        # A forked child gets a copy: ids that it takes are not taken in the parent.
+        return self._own.allocate(nbytes) if self.device == "cuda" else private_block(nbytes)
 
     def allocate_shared(self, nbytes: int) -> Block:
         block = self._arena.allocate(nbytes)

@@ -22,9 +22,7 @@ from collections.abc import Callable
 
 from .. import errors
 from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
-from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..queues import QueuePairs
-from ..queues import layout as at
 from ..storage import Medium, NamespaceAddress, Rings
 from ..targets import Allocator
 from .doorbell_forwarder import DoorbellForwarder, require_processor
@@ -133,23 +131,11 @@ class DriveController:
 
     def _start(self) -> None:
         """Create the drive's queues over the new or rewound rings, and a doorbell forwarder for them."""
-        drive, pairs = self.drive, self.pairs
+        drive = self.drive
         with drive.held():
-            generation, queues = drive.transport.generation, list[int]()
-            try:
-                doorbells: list[tuple[int, int]] = []
-                for k, (port, (tail, head)) in enumerate(zip(pairs.ports, pairs.doorbells().tolist(), strict=True)):
-                    qid = drive.create_pair(int(port[at.P_SQ]), int(port[at.P_CQ]), pairs.depth)
-                    queues.append(qid)
-                    pairs.set_queue_id(k, qid)
-                    # The head comes first: it makes room for the completions of new commands.
-                    doorbells.append((head, completion_doorbell(qid, drive.stride)))
-                    doorbells.append((tail, submission_doorbell(qid, drive.stride)))
-                forwarder = DoorbellForwarder(drive.transport, doorbells, self._fail_pairs)
-            except BaseException:
-                for qid in queues:
-                    drive.release_pair(qid, generation)
-                raise
+            generation = drive.transport.generation
+            queues, doorbells = drive.connect(self.pairs)
+            forwarder = DoorbellForwarder(drive.transport, doorbells, self._fail_pairs)
             with self._lock:
                 self.forwarder, self._queues, self.generation = forwarder, queues, generation
             drive.serve(self)
@@ -294,9 +280,7 @@ class DriveController:
         # A forwarder that does not end keeps the rings alive, because it still reads their words.
         if not self.forwarder.stop():
             self.drive.transport.fail("the thread that rings its doorbells does not end", self.generation)
-        queues, generation = self._queues, self.generation
-        for qid in queues:
-            self.drive.release_pair(qid, generation)
+        self.drive.release_pairs(self._queues, self.generation)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -29,6 +29,7 @@ from .. import errors
 from .._os import clock
 from ..targets import (
     SYSTEM,
+    Block,
     backoff,
     call_native,
     clock_ns,
@@ -64,6 +65,8 @@ W_SENT = 1
 """The value that was forwarded last."""
 W_REGISTER = 2
 """Offset of the doorbell among the controller's registers."""
+W_MASK = 3
+"""The word is forwarded when one of these bits has changed."""
 WORD_WORDS = 4
 
 STOPPED, PARK, LOOK, STORE_FAILED = 0, 1, 2, 3
@@ -94,13 +97,8 @@ class DoorbellForwarder:
         self._transport = transport
         self._generation = transport.generation
         self._on_failure = on_failure
-        self._block = private_block(8 * (R_TABLE + WORD_WORDS * len(doorbells)))
+        self._block = doorbell_record(transport, doorbells)
         self._record = self._block.words
-        self._record[R_STORE], self._record[R_STATE] = transport.native_store()
-        self._record[R_WORDS] = len(doorbells)
-        table = self._record[R_TABLE : R_TABLE + WORD_WORDS * len(doorbells)].reshape(-1, WORD_WORDS)
-        table[:, W_ADDRESS] = [address for address, _ in doorbells]
-        table[:, W_REGISTER] = [register for _, register in doorbells]
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._running = False
@@ -195,6 +193,28 @@ class DoorbellForwarder:
             return False
 
 
+def doorbell_record(transport: Transport, doorbells: Sequence[tuple[int, int]], head_mask: int = -1) -> Block:
+    """Return the record of `forward`.
+
+    Parameters
+    ----------
+    transport : Transport
+    doorbells : sequence of (int, int)
+        Address of each word, and the offset of its register: in turn the head and the tail of a queue pair.
+    head_mask : int
+        Mask of the bits of a head whose change is forwarded.
+    """
+    block = private_block(8 * (R_TABLE + WORD_WORDS * len(doorbells)))
+    record = block.words
+    record[R_STORE], record[R_STATE] = transport.native_store()
+    record[R_WORDS] = len(doorbells)
+    table = record[R_TABLE : R_TABLE + WORD_WORDS * len(doorbells)].reshape(-1, WORD_WORDS)
+    table[:, W_ADDRESS] = [address for address, _ in doorbells]
+    table[:, W_REGISTER] = [register for _, register in doorbells]
+    table[::2, W_MASK], table[1::2, W_MASK] = head_mask, -1
+    return block
+
+
 def require_processor() -> None:
     """Raise `DriveError` if stores to registers might not follow earlier stores to memory on this processor."""
     machine = platform.machine()
@@ -250,7 +270,7 @@ def forward(record):
     for k in range(load_relaxed(record + 8 * R_WORDS, SYSTEM)):
         word = record + 8 * (R_TABLE + k * WORD_WORDS)
         value = load_acquire(load_relaxed(word + 8 * W_ADDRESS, SYSTEM), SYSTEM)
-        if value != load_relaxed(word + 8 * W_SENT, SYSTEM):
+        if (value ^ load_relaxed(word + 8 * W_SENT, SYSTEM)) & load_relaxed(word + 8 * W_MASK, SYSTEM) != 0:
             if call_native(function, state, load_relaxed(word + 8 * W_REGISTER, SYSTEM), value, 0, 0, 0) != 0:
                 return -1
             store_relaxed(word + 8 * W_SENT, value, SYSTEM)

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from .._check import checked_integer
 from .._os import interruptible
 from ..nvme import COMMAND, FLUSH, READ, WRITE, controller, describe, identify, status_dnr
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
+from ..queues import QueuePairs
 from ..targets import Block
 from .host_queue import Answer, HostQueue
 from .machine import drive_error
@@ -463,11 +464,38 @@ class Drive:
             self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
             self._pairs.pop(qid, None)
 
-    def release_pair(self, qid: int, generation: int) -> None:
-        """Delete an I/O queue pair after its last use. If the controller refuses, the drive fails."""
+    def connect(self, pairs: QueuePairs) -> tuple[list[int], list[tuple[int, int]]]:
+        """Create an I/O queue pair over the rings of each of `pairs`; raises as `create_pair`.
+
+        Returns
+        -------
+        queues : list of int
+            Ids of the queue pairs, for `release_pairs`.
+        doorbells : list of (int, int)
+            Address of each doorbell word, and the offset of its register.
+        """
+        queues, doorbells = list[int](), list[tuple[int, int]]()
+        with self.held():
+            try:
+                words = zip(pairs.rings().tolist(), pairs.doorbells().tolist(), strict=True)
+                for k, ((submission, completion), (tail, head)) in enumerate(words):
+                    qid = self.create_pair(submission, completion, pairs.depth)
+                    queues.append(qid)
+                    pairs.set_queue_id(k, qid)
+                    # The head comes first: it makes room for the completions of new commands.
+                    doorbells.append((head, controller.completion_doorbell(qid, self.stride)))
+                    doorbells.append((tail, controller.submission_doorbell(qid, self.stride)))
+            except BaseException:
+                self.release_pairs(queues, self.transport.generation)
+                raise
+        return queues, doorbells
+
+    def release_pairs(self, queues: Sequence[int], generation: int) -> None:
+        """Delete I/O queue pairs after their last use. If the controller refuses, the drive fails."""
         try:
-            if self.failure is None:
-                self.delete_pair(qid, generation)
+            for qid in queues:
+                if self.failure is None:
+                    self.delete_pair(qid, generation)
         except errors.DriveError as error:
             self.transport.fail(f"a queue could not be deleted ({error})", generation)
 

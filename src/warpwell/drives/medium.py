@@ -1,15 +1,16 @@
 """`DriveMedium`: a namespace as a medium behind Warpwell's own controller; `NamespaceMedium`: its host commands alone.
 
-`DriveMedium` splits each command of the controller into *parts*, one drive command each. A part has an id of a queue.
-Each id owns a buffer in the arena and, if the buffer has more than two pages, a PRP list; both are constant. All data
-pass through these buffers. So a command may name any byte of host memory, a retried part still has its data, and a
-failed drive that resumes writes only to them.
+`DriveMedium` submits the commands of the controller to queue pairs of its own (`warpwell.queues`). Each command takes a
+command id. It is split into *parts* of at most `PART` bytes, and its id submits one part after another. All data pass
+through the id's staging buffer in the arena. So a command may name any byte of host memory, a retried part still has
+its data, and a failed drive that resumes writes only to these buffers. A command without a free id waits in a ring, and
+the next call of `drive_complete` that finds a free id submits it.
 
-Any service thread submits commands to any queue and takes completions from any; a lock per queue covers both. No
-native function waits. A doorbell write announces all commands in the ring. So several commands share one write, by the
-thread that looks for completions or by the thread that submits the eighth.
+Any service thread submits commands to any queue and takes completions from any. No native function waits for a command.
+A doorbell write announces all commands in the rings. So several commands share one write, by the thread that looks for
+completions or by the thread that starts the eighth.
 
-A Python thread watches the commands in flight (`Transport.watch`). If the drive fails, native threads complete
+A Python thread watches the commands in flight (`Transport.watch`). If the drive fails, `drive_complete` answers
 everything in flight with "command aborted by host", and the ids stay taken.
 """
 
@@ -42,52 +43,48 @@ from ..nvme import (
     command_word0,
     command_word6,
     status_dnr,
-    word1_cid,
-    word1_phase,
-    word1_sqid,
-    word1_status,
 )
-from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..nvme.prp import PAGE
-from ..storage import PENDING, NativeMedium, PythonMedium, carry_out, decode_command, set_word, word, write_answer
-from ..storage.commands import (
-    R_BUFFER,
-    R_EXTRA,
-    R_NBYTES,
-    R_OFFSET,
-    R_OP,
-    R_REMAINING,
-    R_STATUS,
-    R_TAG,
-    SLOTS,
-    SlotTable,
-    fill_slot,
-    lock,
-    record_of,
-    release_slot,
-    take_slot,
-    unlock,
-    zero_fill,
+from ..queues import (
+    ASYNC,
+    ID_OPCODE,
+    ID_STATUS,
+    ID_USER,
+    Q_IN_USE,
+    Q_PROGRESS,
+    Q_WORDS,
+    QueuePairs,
+    abandon_one,
+    drain,
+    field,
+    id_record,
+    orphan,
+    prp2_of,
+    release_id,
+    reuse_id,
+    staging_of,
+    submit,
+    take_id,
+    take_ready,
 )
+from ..storage import PENDING, NativeMedium, PythonMedium, carry_out, decode_command, set_word, word, write_answer
+from ..storage.commands import SLOTS, lock, unlock, zero_fill
 from ..targets import (
+    DEVICE,
     SYSTEM,
-    Block,
-    call_native,
     clock_ns,
     copy_bytes,
     device,
-    div,
     exchange,
     fetch_add,
-    load_acquire,
     load_relaxed,
     native,
     private_block,
     rem,
-    store_relaxed,
 )
 from ..targets.interp.interpreter import current
-from .drive import COMMAND_SECONDS, QUIESCE_SECONDS, Drive, Namespace
+from .doorbell_forwarder import doorbell_record, forward
+from .drive import COMMAND_SECONDS, MIN_ENTRIES, QUIESCE_SECONDS, Drive, Namespace
 from .transport import WATCH_SECONDS
 
 PART = 64 << 10
@@ -100,72 +97,51 @@ IDLE_SECONDS = 0.2
 """Period of the watch while no command is in flight."""
 
 # -- state ----------------------------------------------------------------------------------------------------------
-M_STORE = 0
-"""The transport's function that stores to a register; then the state of that function."""
-M_STORE_STATE = 1
-M_FAILURE = 2
+M_FAILED = 0
 """Reason for which commands cannot reach the drive, or 0."""
-M_NSID = 3
-M_SHIFT = 4
+M_NSID = 1
+M_SHIFT = 2
 """Base-2 logarithm of the block size in bytes."""
-M_NBYTES = 5
-M_WRITABLE = 6
-M_PART = 7
-M_QUEUES = 8
-M_TABLE = 9
-M_RETRIED = 10
-M_COMPLETION = 11
-"""Second word of the completion that `UNKNOWN_COMPLETION` is about."""
-M_TURN = 16
-M_POLL = 24
-M_FIRST = 32
-"""Queue records."""
+M_NBYTES = 3
+M_WRITABLE = 4
+M_PART = 5
+M_COUNT = 6
+"""Number of queues."""
+M_RECORDS = 7
+"""Address of the first queue record."""
+M_DOORBELLS = 8
+"""Address of the record of `doorbell_forwarder.forward`."""
+M_WAITING = 9
+"""Address of the ring of commands that wait for an id. Each entry is the command, with the tag in `WAITING_TAG`."""
+M_WAIT_LOCK = 16
+M_WAIT_HEAD = 17
+M_WAIT_TAIL = 18
+M_RETRIED = 19
+M_TURN = 32
+"""Number of commands that were started."""
+M_POLL = 48
+M_INSIDE = 64
+"""Number of threads in native functions."""
+M_DOORBELL_LOCK = 80
+M_WORDS = 96
 
-FAILED_BY_HOST, STORE_FAILED, UNKNOWN_COMPLETION = 1, 2, 3
-"""Values of `M_FAILURE`. `UNKNOWN_COMPLETION`: a completion names no command in flight."""
+FAILED_BY_HOST, STORE_FAILED = 1, 2
+"""Values of `M_FAILED`."""
 
-# -- record of a queue ----------------------------------------------------------------------------------------------
-Q_LOCK = 0
-Q_SQ = 8
-Q_CQ = 9
-Q_SHIFT = 10
-"""Base-2 logarithm of the entries of each ring."""
-Q_QID = 11
-Q_SQ_DOORBELL = 12
-Q_CQ_DOORBELL = 13
-Q_TAIL = 14
-"""Count of commands written to the ring; `Q_TAIL_RUNG` of them are announced to the drive."""
-Q_TAIL_RUNG = 15
-Q_HEAD = 16
-"""Count of completions consumed; `Q_HEAD_RUNG` of them are announced to the drive."""
-Q_HEAD_RUNG = 17
-Q_IN_FLIGHT = 18
-Q_FREE = 19
-Q_STACK = 20
-"""Address of the stack of free ids."""
-Q_PARTS = 21
-Q_WAIT = 22
-"""Address of the ring of commands that have parts to submit; then the head and the tail of that ring."""
-Q_WAIT_HEAD = 23
-Q_WAIT_TAIL = 24
-Q_WORDS = 32
+WAITING_WORDS = 8
+WAITING_TAG = 1
+"""Word of a waiting command that has its tag."""
 
-# -- record of an id of a queue -------------------------------------------------------------------------------------
-P_COMMAND = 0
-"""Slot of the command to which the part belongs."""
-P_OFFSET = 1
-P_NBYTES = 2
-P_BUFFER = 3
+# -- words of an id record for the owner of the queues ----------------------------------------------------------------
+I_TAG = ID_USER
+I_OFFSET = ID_USER + 1
+"""Offset of the part in the namespace in bytes; then the bytes from there to the end of the command."""
+I_NBYTES = ID_USER + 2
+I_BUFFER = ID_USER + 3
 """Address of the part's data in the memory of the command."""
-P_BOUNCE = 4
-"""Address of the id's buffer in the arena; then the address of its PRP list."""
-P_LIST = 5
-P_SINCE = 6
-"""Time of submission in nanoseconds, or 0 while no part is in flight."""
-P_TRIES = 7
-P_CID = 8
-"""The id, with a generation above it that the next use increments (as in `queues.submission`)."""
-P_WORDS = 9
+I_SINCE = ID_USER + 4
+"""Time of submission in nanoseconds."""
+I_TRIES = ID_USER + 5
 
 
 class NamespaceMedium(PythonMedium):
@@ -250,7 +226,7 @@ class DriveMedium(NamespaceMedium):
     queues : int
         Maximum number of queue pairs. The medium takes fewer if the drive has fewer left, and at least one.
     depth : int
-        Entries of each queue, a power of two. At most half as many commands are in flight.
+        Entries of each queue, a power of two of at least 64. At most half as many commands are in flight.
     seconds : float
         Time-out of a command; the drive fails if one takes longer.
 
@@ -285,7 +261,7 @@ class DriveMedium(NamespaceMedium):
             )
         drive = namespace.drive
         checked_integer(queues, "queues", most=64)
-        if checked_integer(depth, "depth", least=4, most=4096) & (depth - 1):
+        if checked_integer(depth, "depth", least=MIN_ENTRIES, most=4096) & (depth - 1):
             raise errors.ArgumentError(f"depth must be a power of two, got {depth}", name="depth")
         super().__init__(namespace, writable=writable)
         self.seconds = checked_seconds(seconds, "seconds")
@@ -297,35 +273,42 @@ class DriveMedium(NamespaceMedium):
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._table = SlotTable()
-        self._pairs: list[_Pair] = []
         self._generation = namespace.generation
-        self._state = private_block(8 * (M_FIRST + Q_WORDS * queues))
+        self._state, self._waiting = private_block(8 * M_WORDS), private_block(8 * WAITING_WORDS * SLOTS)
         with drive.held():
-            try:
-                drive.transport.require(namespace.generation)
-                self._create_pairs(queues)
-            except BaseException:
-                self.close()
-                raise
+            drive.transport.require(namespace.generation)
+            doorbells = self._create_pairs(queues)
+            # At most half of the entries are in flight, so the drive has room although heads are announced in quarters.
+            self._doorbells = doorbell_record(drive.transport, doorbells, head_mask=-(self.depth >> 2))
             self._fill_state()
             _media[self._state.address] = self
             drive.serve(self)
-
-    def _create_pairs(self, queues: int) -> None:
-        drive = self._drive
-        for number in range(queues):
-            try:
-                self._pairs.append(_Pair(drive, self.depth, self._part))
-            except errors.DriveError:
-                if not number or drive.failure is not None:
-                    raise
-                break  # The drive or its memory has no more.
-        self.queues = len(self._pairs)
+        self.queues = self._pairs.count
         self.description = (
             f"{self.name}: {drive.model}, {self.queues} queues of {self.depth}, blocks of {self.block}"
             + (" (emulated by QEMU)" if self.emulated else "")
         )
+
+    def _create_pairs(self, queues: int) -> list[tuple[int, int]]:
+        """Create at most `queues` queue pairs; return the addresses and registers of their doorbells."""
+        drive = self._drive
+        for count in range(queues, 0, -1):
+            try:
+                self._pairs = QueuePairs(
+                    drive.arena.memory("cpu"),
+                    count=count,
+                    depth=self.depth,
+                    staging_bytes=self._part,
+                    lists=True,
+                    timeout=self.seconds,
+                )
+                self._queues, doorbells = drive.connect(self._pairs)
+            except errors.DriveError:
+                if count == 1 or drive.failure is not None:
+                    raise
+            else:
+                break  # Otherwise the drive or its memory has fewer.
+        return doorbells
 
     @property
     def _part(self) -> int:
@@ -334,12 +317,10 @@ class DriveMedium(NamespaceMedium):
 
     def _fill_state(self) -> None:
         state = self._state.words
-        state[M_STORE], state[M_STORE_STATE] = self._drive.transport.native_store()
         state[M_NSID], state[M_SHIFT] = self.namespace.nsid, self.block.bit_length() - 1
         state[M_NBYTES], state[M_WRITABLE], state[M_PART] = self.nbytes, self.writable, self._part
-        state[M_QUEUES], state[M_TABLE] = self.queues, self._table.address
-        for k, pair in enumerate(self._pairs):
-            pair.fill(state[M_FIRST + Q_WORDS * k :])
+        state[M_COUNT], state[M_RECORDS] = self._pairs.count, self._pairs.records
+        state[M_DOORBELLS], state[M_WAITING] = self._doorbells.address, self._waiting.address
 
     # -- the interface of media ---------------------------------------------------------------------------------------
 
@@ -369,26 +350,22 @@ class DriveMedium(NamespaceMedium):
                 drive=address,
                 namespace=nsid,
             )
-        reason = int(self._state.words[M_FAILURE])
-        if reason == STORE_FAILED:
+        if self._state.words[M_FAILED] == STORE_FAILED:
             with contextlib.suppress(errors.WarpwellError):  # It names a better reason.
                 transport.examine()
             transport.fail("its registers cannot be written", self._generation)
-        elif reason == UNKNOWN_COMPLETION:
-            completion = int(self._state.words[M_COMPLETION])
-            transport.fail(
-                f"it completed a command that is not in flight (queue {word1_sqid(completion)}, "
-                f"cid {word1_cid(completion)}): it violates the specification",
-                self._generation,
-            )
+        elif transport.failure is None and (loss := self._pairs.loss()):
+            transport.fail(loss.why, self._generation)
         if transport.failure is None:
             return None
         self._fail()
         return errors.DriveLostError(f"{transport.failure} ({self.name})", drive=address, namespace=nsid)
 
     def _fail(self) -> None:
-        """Make native threads complete everything with "aborted by host"; an earlier reason stays."""
-        self._state.words[M_FAILURE] = self._state.words[M_FAILURE] or FAILED_BY_HOST
+        """Make native threads complete everything with "aborted by host", and end their waits for a turn."""
+        self._state.words[M_FAILED] = self._state.words[M_FAILED] or FAILED_BY_HOST
+        if not self._closed:
+            self._pairs.lose("")
 
     @property
     def retried(self) -> int:
@@ -404,19 +381,23 @@ class DriveMedium(NamespaceMedium):
         """Delete the queues (idempotent). A failed drive keeps the memory that it may write to until it is stopped."""
         if self._closed:
             return
+        if os.getpid() == self._process:  # Otherwise queues and thread are the parent's.
+            self._fail()
         self._closed = True
         self._wake.set()
         if os.getpid() != self._process:
-            return  # Queues and thread are the parent's.
+            return
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(5)
         _media.pop(self._state.address, None)
-        self._fail()
         is_quiet = self._await_threads(self.seconds)
         if not is_quiet:
             self._drive.transport.fail("a native thread does not release its queues", self._generation)
-        for pair in self._pairs:
-            pair.close(keep_memory=not is_quiet)
+        self._drive.release_pairs(self._queues, self._generation)
+        if is_quiet:
+            self._pairs.free_shared()
+        else:
+            _leaked.append(self._pairs)
 
     def quiesce(self) -> bool:
         """Abort everything in flight for good; see `drive.User`."""
@@ -426,22 +407,21 @@ class DriveMedium(NamespaceMedium):
     def _await_threads(self, seconds: float) -> bool:
         """Wait until no native thread uses rings and buffers; return False on time-out.
 
-        A thread that takes a lock afterwards finds the failure.
+        A thread that enters a native function afterwards finds the failure.
         """
         until = clock.monotonic() + seconds
-        for k in range(len(self._pairs)):
-            while self._state.words[M_FIRST + Q_WORDS * k + Q_LOCK]:
-                if clock.monotonic() > until:
-                    return False
-                clock.sleep(1e-4)
+        while self._state.words[M_INSIDE]:
+            if clock.monotonic() > until:
+                return False
+            clock.sleep(1e-4)
         return True
 
     def _watch(self) -> float:
         """Look for a failure of the drive once; return the seconds until the next look."""
-        since = np.concatenate([pair.records[:, P_SINCE] for pair in self._pairs])
-        if self.failure() is not None or not since.any():
+        since = self._pairs.asynchronous_ids()[:, I_SINCE]
+        if self.failure() is not None or not since.size:
             return IDLE_SECONDS
-        age = (clock.monotonic_ns() - int(since[since > 0].min())) * 1e-9
+        age = (clock.monotonic_ns() - int(since.min())) * 1e-9
         self._drive.transport.watch("a command was", age, self.seconds, self._generation)
         return WATCH_SECONDS
 
@@ -453,7 +433,7 @@ _media: weakref.WeakValueDictionary[int, DriveMedium] = weakref.WeakValueDiction
 def _after_fork() -> None:
     """Make native functions refuse in the child: the queues are the parent's."""
     for medium in list(_media.values()):
-        medium._fail()
+        medium._state.words[M_FAILED] = FAILED_BY_HOST
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -472,59 +452,6 @@ def _watch(find: weakref.ref[DriveMedium], wake: threading.Event) -> None:
         with contextlib.suppress(errors.DriveError, errors.ClosedError):
             seconds = medium._watch()
         del medium
-
-
-class _Pair:
-    """A queue pair of a medium: its rings, and the buffer and the PRP list of each id.
-
-    Attributes
-    ----------
-    dma_memory : tuple of Block
-        Rings, buffers and lists in the arena, until `close`. The other blocks live as long as the medium, because
-        native threads read them to complete aborted commands.
-    records : ndarray
-        Records of the ids, shape ``(ids, P_WORDS)``.
-    """
-
-    def __init__(self, drive: Drive, depth: int, part: int) -> None:
-        self._drive = drive
-        self.depth, self.ids = depth, depth // 2
-        pages = part // PAGE
-        list_bytes = 1 << (8 * pages - 1).bit_length() if pages > 2 else 0  # A power of two: no list crosses a page.
-        self.dma_memory: tuple[Block, ...] = tuple(
-            drive.arena.allocate(nbytes) for nbytes in (64 * depth, 16 * depth, self.ids * part, self.ids * list_bytes)
-        )
-        submission, completion, data, lists = self.dma_memory
-        self._parts: Block = private_block(8 * P_WORDS * self.ids)
-        self._stack: Block = private_block(8 * self.ids)
-        self._wait: Block = private_block(8 * SLOTS)
-        ids = np.arange(self.ids)
-        self._stack.words[: self.ids] = ids
-        self.records = self._parts.words[: P_WORDS * self.ids].reshape(self.ids, P_WORDS)
-        self.records[:, P_CID] = ids
-        self.records[:, P_BOUNCE] = data.address + part * ids
-        self.records[:, P_LIST] = lists.address + list_bytes * ids
-        if list_bytes:
-            entries = lists.words[: self.ids * list_bytes // 8].reshape(self.ids, -1)
-            entries[:, : pages - 1] = self.records[:, P_BOUNCE, None] + PAGE * np.arange(1, pages)
-        self._generation = drive.transport.generation
-        self.qid = drive.create_pair(submission.address, completion.address, depth)
-
-    def fill(self, record: NDArray[np.int64]) -> None:
-        """Fill the record of the queue."""
-        record[Q_SQ], record[Q_CQ] = (block.address for block in self.dma_memory[:2])
-        record[Q_SHIFT], record[Q_QID] = self.depth.bit_length() - 1, self.qid
-        record[Q_SQ_DOORBELL] = submission_doorbell(self.qid, self._drive.stride)
-        record[Q_CQ_DOORBELL] = completion_doorbell(self.qid, self._drive.stride)
-        record[Q_FREE], record[Q_STACK], record[Q_PARTS] = self.ids, self._stack.address, self._parts.address
-        record[Q_WAIT] = self._wait.address
-
-    def close(self, *, keep_memory: bool) -> None:
-        """Delete the queues and free the memory in the arena; a failed drive's memory stays in quarantine."""
-        self._drive.release_pair(self.qid, self._generation)
-        if keep_memory:
-            _leaked.append(self.dma_memory)
-        self.dma_memory = ()
 
 
 # -- functions of the interpreter: it does not see stores of a drive, so the host carries commands out ----------------
@@ -551,104 +478,6 @@ def complete_nothing(state: int, answer: int) -> bool:
 # -- device code ------------------------------------------------------------------------------------------------------
 
 
-@device
-def store_register(state: int, offset: int, value: int) -> bool:
-    """Store to a register of the drive after all earlier stores; return False if the store failed."""
-    if call_native(word(state, M_STORE), word(state, M_STORE_STATE), offset, value, 0, 0, 0) == 0:
-        return True
-    if word(state, M_FAILURE) == 0:
-        set_word(state, M_FAILURE, STORE_FAILED)
-    return False
-
-
-@device
-def ring_doorbell(state: int, queue: int) -> None:
-    """Announce all commands in the submission ring to the drive (lock held)."""
-    tail = word(queue, Q_TAIL)
-    mask = (1 << word(queue, Q_SHIFT)) - 1
-    if tail != word(queue, Q_TAIL_RUNG) and store_register(state, word(queue, Q_SQ_DOORBELL), tail & mask):
-        set_word(queue, Q_TAIL_RUNG, tail)
-
-
-@device
-def part_of(queue: int, cid: int) -> int:
-    """Return the record of an id."""
-    return word(queue, Q_PARTS) + cid * (8 * P_WORDS)
-
-
-@device
-def submit(state: int, queue: int, cid: int) -> None:
-    """Write the command of a part to the ring (lock held). There are fewer ids than entries.
-
-    The other words of an entry stay zero.
-    """
-    part = part_of(queue, cid)
-    tail = word(queue, Q_TAIL)
-    entries = 1 << word(queue, Q_SHIFT)
-    entry = word(queue, Q_SQ) + 64 * (tail & (entries - 1))
-    use = (word(part, P_CID) + (entries >> 1)) & 0xFFFF
-    set_word(part, P_CID, use)
-    nbytes = word(part, P_NBYTES)
-    op = word(record_of(word(state, M_TABLE), word(part, P_COMMAND)), R_OP)
-    first = 0
-    second = 0
-    block = 0
-    count = 0
-    if op != FLUSH:
-        first = word(part, P_BOUNCE)
-        if nbytes > 2 * PAGE:
-            second = word(part, P_LIST)
-        elif nbytes > PAGE:
-            second = first + PAGE
-        block = word(part, P_OFFSET) >> word(state, M_SHIFT)
-        count = command_word6((nbytes >> word(state, M_SHIFT)) - 1, 0)
-    store_relaxed(entry, command_word0(op, use, word(state, M_NSID)), SYSTEM)
-    store_relaxed(entry + 24, first, SYSTEM)
-    store_relaxed(entry + 32, second, SYSTEM)
-    store_relaxed(entry + 40, block, SYSTEM)
-    store_relaxed(entry + 48, count, SYSTEM)
-    set_word(part, P_SINCE, clock_ns())
-    set_word(queue, Q_TAIL, tail + 1)
-
-
-@device
-def submit_waiting(state: int, queue: int) -> None:
-    """Submit parts of the waiting commands while an id is free (lock held)."""
-    if word(state, M_FAILURE) != 0:
-        return
-    while word(queue, Q_WAIT_HEAD) != word(queue, Q_WAIT_TAIL):
-        free = word(queue, Q_FREE)
-        if free == 0:
-            return
-        slot = load_relaxed(word(queue, Q_WAIT) + 8 * (word(queue, Q_WAIT_HEAD) & (SLOTS - 1)), SYSTEM)
-        record = record_of(word(state, M_TABLE), slot)
-        done = word(record, R_EXTRA)
-        size = min(word(state, M_PART), word(record, R_NBYTES) - done)
-        cid = load_relaxed(word(queue, Q_STACK) + 8 * (free - 1), SYSTEM)
-        part = part_of(queue, cid)
-        set_word(queue, Q_FREE, free - 1)
-        set_word(queue, Q_IN_FLIGHT, word(queue, Q_IN_FLIGHT) + 1)
-        set_word(part, P_COMMAND, slot)
-        set_word(part, P_OFFSET, word(record, R_OFFSET) + done)
-        set_word(part, P_NBYTES, size)
-        set_word(part, P_BUFFER, word(record, R_BUFFER) + done)
-        set_word(part, P_TRIES, 0)
-        if word(record, R_OP) == WRITE:
-            copy_bytes(word(part, P_BOUNCE), word(part, P_BUFFER), size)
-        submit(state, queue, cid)
-        set_word(record, R_EXTRA, done + size)
-        if done + size >= word(record, R_NBYTES):
-            set_word(queue, Q_WAIT_HEAD, word(queue, Q_WAIT_HEAD) + 1)
-    if word(queue, Q_TAIL) - word(queue, Q_TAIL_RUNG) >= DOORBELL_BATCH:
-        ring_doorbell(state, queue)
-
-
-@device
-def parts_in(state: int, nbytes: int) -> int:
-    """Return the number of parts of a command of `nbytes` bytes; a flush has one."""
-    return max(1, div(nbytes + word(state, M_PART) - 1, word(state, M_PART)))
-
-
 @native(interpreted=carry_out_by_host)
 def drive_start(state: int, command: int, tag: int) -> int:
     """Submit a command to one of the queues and return PENDING, or return the status of a refused command."""
@@ -661,156 +490,217 @@ def drive_start(state: int, command: int, tag: int) -> int:
     if op != FLUSH:
         if (offset | nbytes) & ((1 << word(state, M_SHIFT)) - 1) != 0:
             return INVALID_FIELD
-        inside = max(0, min(nbytes, word(state, M_NBYTES) - offset))
+        inside = bytes_inside(state, offset, nbytes)
     if op != READ and word(state, M_WRITABLE) == 0:
         if op == FLUSH:
             return 0
         return NAMESPACE_WRITE_PROTECTED
-    if word(state, M_FAILURE) != 0:
-        return ABORTED_BY_HOST
     if op == READ:
         zero_fill(buffer + inside, nbytes - inside)
     if op != FLUSH and inside == 0:
         return 0
-    table = word(state, M_TABLE)
-    slot = take_slot(table)
-    if slot < 0:
+    fetch_add(state + 8 * M_INSIDE, 1, SYSTEM)
+    status = start_or_wait(state, command, tag)
+    fetch_add(state + 8 * M_INSIDE, -1, SYSTEM)
+    return status
+
+
+@device
+def bytes_inside(state: int, offset: int, nbytes: int) -> int:
+    """Return how many of `nbytes` bytes from `offset` are inside the namespace."""
+    return max(0, min(nbytes, word(state, M_NBYTES) - offset))
+
+
+@device
+def start_or_wait(state: int, command: int, tag: int) -> int:
+    """Submit a command, or add it to the ring of waiting ones; return PENDING, or the status of a refused command."""
+    if has_failed(state):
+        return ABORTED_BY_HOST
+    turn = fetch_add(state + 8 * M_TURN, 1, SYSTEM)
+    if word(state, M_WAIT_HEAD) == word(state, M_WAIT_TAIL) and start(state, command, tag, turn):
+        if turn & (DOORBELL_BATCH - 1) == DOORBELL_BATCH - 1:
+            ring_doorbells(state)
+        return PENDING
+    lock(state + 8 * M_WAIT_LOCK)
+    tail = word(state, M_WAIT_TAIL)
+    is_full = tail - word(state, M_WAIT_HEAD) == SLOTS
+    if not is_full:
+        entry = waiting_entry(state, tail)
+        for k in range(WAITING_WORDS):
+            set_word(entry, k, word(command, k))
+        set_word(entry, WAITING_TAG, tag)
+        set_word(state, M_WAIT_TAIL, tail + 1)
+    unlock(state + 8 * M_WAIT_LOCK)
+    if is_full:
         return COMMAND_INTERRUPTED
-    fill_slot(table, slot, tag, op, offset, inside, buffer, parts_in(state, inside))
-    queue = locked_queue(state)
-    tail = word(queue, Q_WAIT_TAIL)
-    store_relaxed(word(queue, Q_WAIT) + 8 * (tail & (SLOTS - 1)), slot, SYSTEM)
-    set_word(queue, Q_WAIT_TAIL, tail + 1)
-    submit_waiting(state, queue)
-    unlock(queue + 8 * Q_LOCK)
     return PENDING
 
 
 @device
-def locked_queue(state: int) -> int:
-    """Lock a queue and return its record: the next unlocked one in turn, else the next one."""
-    count = word(state, M_QUEUES)
-    turn = fetch_add(state + 8 * M_TURN, 1, SYSTEM)
-    for k in range(count):
-        queue = state + 8 * (M_FIRST + Q_WORDS * rem(turn + k, count))
-        if exchange(queue + 8 * Q_LOCK, 1, SYSTEM) == 0:
-            return queue
-    queue = state + 8 * (M_FIRST + Q_WORDS * rem(turn, count))
-    lock(queue + 8 * Q_LOCK)
-    return queue
+def waiting_entry(state: int, position: int) -> int:
+    """Return the address of an entry in the ring of waiting commands."""
+    return word(state, M_WAITING) + 8 * WAITING_WORDS * (position & (SLOTS - 1))
 
 
-@native(interpreted=complete_nothing)
-def drive_complete(state: int, answer: int) -> bool:
-    """Answer a completed command; return whether there was one."""
-    count = word(state, M_QUEUES)
-    turn = fetch_add(state + 8 * M_POLL, 1, SYSTEM)
+@device
+def has_failed(state: int) -> bool:
+    """Return whether commands cannot reach the drive."""
+    has_latched = load_relaxed(field(word(state, M_RECORDS), Q_PROGRESS) + 8, DEVICE) != 0
+    return has_latched or word(state, M_FAILED) != 0
+
+
+@device
+def queue_record(state: int, index: int) -> int:
+    """Return the address of a queue record."""
+    return word(state, M_RECORDS) + 8 * Q_WORDS * index
+
+
+@device
+def ring_doorbells(state: int) -> None:
+    """Store changed doorbells to their registers, unless another thread does."""
+    if exchange(state + 8 * M_DOORBELL_LOCK, 1, SYSTEM) == 0:
+        if forward(word(state, M_DOORBELLS)) < 0:
+            set_word(state, M_FAILED, STORE_FAILED)
+        unlock(state + 8 * M_DOORBELL_LOCK)
+
+
+@device
+def start(state: int, command: int, tag: int, turn: int) -> bool:
+    """Take an id for a command and submit its first part; return False if no id of any queue is free."""
+    count = word(state, M_COUNT)
     for k in range(count):
-        queue = state + 8 * (M_FIRST + Q_WORDS * rem(turn + k, count))
-        # Read without the lock: the next call finds a command that this one misses.
-        if word(queue, Q_IN_FLIGHT) == 0 and word(queue, Q_WAIT_HEAD) == word(queue, Q_WAIT_TAIL):
-            continue
-        if load_relaxed(queue + 8 * Q_LOCK, SYSTEM) != 0 or exchange(queue + 8 * Q_LOCK, 1, SYSTEM) != 0:
-            continue
-        slot = -1
-        if word(state, M_FAILURE) == 0:
-            ring_doorbell(state, queue)
-            slot = take_completions(state, queue)
-        if word(state, M_FAILURE) != 0 and slot < 0:
-            slot = abort_parts(state, queue)
-        unlock(queue + 8 * Q_LOCK)
-        if slot >= 0:
-            table = word(state, M_TABLE)
-            record = record_of(table, slot)
-            write_answer(answer, word(record, R_TAG), word(record, R_STATUS), 0)
-            release_slot(table, slot)
+        queue = queue_record(state, rem(turn + k, count))
+        cid = take_id(queue, 0)
+        if cid >= 0:
+            op, offset, nbytes, buffer = decode_command(command)
+            record = id_record(queue, cid)
+            set_word(record, ID_OPCODE, op)
+            set_word(record, I_TAG, tag)
+            set_word(record, I_OFFSET, offset)
+            set_word(record, I_NBYTES, bytes_inside(state, offset, nbytes))
+            set_word(record, I_BUFFER, buffer)
+            set_word(record, I_TRIES, 0)
+            submit_part(state, queue, cid)
             return True
     return False
 
 
 @device
-def take_completions(state: int, queue: int) -> int:
-    """Consume completions until one completes a command; return its slot, or -1 (lock held)."""
-    shift = word(queue, Q_SHIFT)
-    while True:
-        head = word(queue, Q_HEAD)
-        completion = load_acquire(word(queue, Q_CQ) + 16 * (head & ((1 << shift) - 1)) + 8, SYSTEM)
-        if word1_phase(completion) != ((head >> shift) & 1) ^ 1:
-            return -1
-        head += 1
-        set_word(queue, Q_HEAD, head)
-        if head - word(queue, Q_HEAD_RUNG) >= (1 << shift) >> 2:
-            # At most half of the entries are in flight, so the drive always has room.
-            if store_register(state, word(queue, Q_CQ_DOORBELL), head & ((1 << shift) - 1)):
-                set_word(queue, Q_HEAD_RUNG, head)
-        cid = word1_cid(completion) & (((1 << shift) >> 1) - 1)
-        part = part_of(queue, cid)
-        is_known = word(part, P_CID) == word1_cid(completion) and word1_sqid(completion) == word(queue, Q_QID)
-        if not is_known or word(part, P_SINCE) == 0:
-            set_word(state, M_COMPLETION, completion)
-            set_word(state, M_FAILURE, UNKNOWN_COMPLETION)
-            return -1
-        slot = finish_part(state, queue, cid, word1_status(completion))
-        if slot >= 0:
-            return slot
+def submit_part(state: int, queue: int, cid: int) -> None:
+    """Submit the next part of an id's command as use `cid` of the id. If the drive has failed, it is aborted later."""
+    record = id_record(queue, cid)
+    op = word(record, ID_OPCODE)
+    first = 0
+    second = 0
+    block = 0
+    count = 0
+    if op != FLUSH:
+        nbytes = min(word(state, M_PART), word(record, I_NBYTES))
+        first = staging_of(queue, cid)
+        second = prp2_of(queue, cid, nbytes)
+        block = word(record, I_OFFSET) >> word(state, M_SHIFT)
+        count = command_word6((nbytes >> word(state, M_SHIFT)) - 1, 0)
+        if op == WRITE:
+            copy_bytes(first, word(record, I_BUFFER), nbytes)
+    set_word(record, I_SINCE, clock_ns())
+    orphan(queue, cid, ASYNC)
+    submit(queue, command_word0(op, cid, word(state, M_NSID)), first, second, block, count)
+
+
+@native(interpreted=complete_nothing)
+def drive_complete(state: int, answer: int) -> bool:
+    """Answer a completed command; return whether there was one."""
+    fetch_add(state + 8 * M_INSIDE, 1, SYSTEM)
+    is_answered = complete_one(state, answer)
+    fetch_add(state + 8 * M_INSIDE, -1, SYSTEM)
+    return is_answered
 
 
 @device
-def finish_part(state: int, queue: int, cid: int, status: int) -> int:
-    """Copy a part's data and free its id, or retry it; return the slot of a finished command, or -1 (lock held)."""
-    part = part_of(queue, cid)
-    tries = word(part, P_TRIES)
-    if status != 0 and status_dnr(status) == 0 and tries < RETRIES:
-        set_word(part, P_TRIES, tries + 1)
-        fetch_add(state + 8 * M_RETRIED, 1, SYSTEM)
-        submit(state, queue, cid)
-        ring_doorbell(state, queue)
-        return -1
-    slot = word(part, P_COMMAND)
-    record = record_of(word(state, M_TABLE), slot)
-    if status == 0 and word(record, R_OP) == READ:
-        copy_bytes(word(part, P_BUFFER), word(part, P_BOUNCE), word(part, P_NBYTES))
-    free = word(queue, Q_FREE)
-    store_relaxed(word(queue, Q_STACK) + 8 * free, cid, SYSTEM)
-    set_word(queue, Q_FREE, free + 1)
-    set_word(queue, Q_IN_FLIGHT, word(queue, Q_IN_FLIGHT) - 1)
-    set_word(part, P_SINCE, 0)
-    submit_waiting(state, queue)
-    return count_down(record, slot, status, 1)
+def complete_one(state: int, answer: int) -> bool:
+    """Submit waiting commands, and answer a completed or aborted command; return whether there was one."""
+    if has_failed(state):
+        return abort_one(state, answer)
+    if word(state, M_WAIT_HEAD) != word(state, M_WAIT_TAIL):
+        start_waiting(state)
+    ring_doorbells(state)
+    count = word(state, M_COUNT)
+    turn = fetch_add(state + 8 * M_POLL, 1, SYSTEM)
+    for k in range(count):
+        queue = queue_record(state, rem(turn + k, count))
+        if load_relaxed(queue + 8 * Q_IN_USE, DEVICE) == 0:
+            continue
+        cid = take_ready(queue)
+        if cid < 0:
+            drain(queue, 1, 0, 0)
+            cid = take_ready(queue)
+        while cid >= 0:
+            if finish_part(state, queue, cid, answer):
+                return True
+            cid = take_ready(queue)
+    return False
 
 
 @device
-def count_down(record: int, slot: int, status: int, parts: int) -> int:
-    """Count completed parts of a command; return its slot if all are complete, else -1 (lock of its queue held)."""
-    if status != 0 and word(record, R_STATUS) == 0:
-        set_word(record, R_STATUS, status)
-    left = word(record, R_REMAINING) - parts
-    set_word(record, R_REMAINING, left)
-    if left == 0:
-        return slot
-    return -1
+def start_waiting(state: int) -> None:
+    """Submit waiting commands while an id is free, unless another thread does."""
+    if exchange(state + 8 * M_WAIT_LOCK, 1, SYSTEM) == 0:
+        head = word(state, M_WAIT_HEAD)
+        while head != word(state, M_WAIT_TAIL):
+            entry = waiting_entry(state, head)
+            if not start(state, entry, word(entry, WAITING_TAG), head):
+                break
+            head += 1
+            set_word(state, M_WAIT_HEAD, head)
+        unlock(state + 8 * M_WAIT_LOCK)
 
 
 @device
-def abort_parts(state: int, queue: int) -> int:
-    """Abort parts of a failed drive until a command is complete; return its slot, or -1 (lock held). Ids stay taken."""
-    table = word(state, M_TABLE)
-    if word(queue, Q_IN_FLIGHT) != 0:
-        for cid in range((1 << word(queue, Q_SHIFT)) >> 1):
-            part = part_of(queue, cid)
-            if word(part, P_SINCE) == 0:
-                continue
-            set_word(part, P_SINCE, 0)
-            set_word(queue, Q_IN_FLIGHT, word(queue, Q_IN_FLIGHT) - 1)
-            slot = word(part, P_COMMAND)
-            if count_down(record_of(table, slot), slot, ABORTED_BY_HOST, 1) >= 0:
-                return slot
-    while word(queue, Q_WAIT_HEAD) != word(queue, Q_WAIT_TAIL):
-        head = word(queue, Q_WAIT_HEAD)
-        slot = load_relaxed(word(queue, Q_WAIT) + 8 * (head & (SLOTS - 1)), SYSTEM)
-        set_word(queue, Q_WAIT_HEAD, head + 1)
-        record = record_of(table, slot)
-        unsubmitted = parts_in(state, word(record, R_NBYTES) - word(record, R_EXTRA))
-        if count_down(record, slot, ABORTED_BY_HOST, unsubmitted) >= 0:
-            return slot
-    return -1
+def finish_part(state: int, queue: int, cid: int, answer: int) -> bool:
+    """Move the data of a completed part. Submit it again or the next one, or answer the command and return True."""
+    record = id_record(queue, cid)
+    status = word(record, ID_STATUS)
+    op = word(record, ID_OPCODE)
+    left = 0
+    tries = 0
+    if status != 0:
+        tries = word(record, I_TRIES) + 1
+        if tries <= RETRIES and status_dnr(status) == 0:
+            fetch_add(state + 8 * M_RETRIED, 1, SYSTEM)
+            left = 1
+    elif op != FLUSH:
+        nbytes = min(word(state, M_PART), word(record, I_NBYTES))
+        buffer = word(record, I_BUFFER)
+        if op == READ:
+            copy_bytes(buffer, staging_of(queue, cid), nbytes)
+        left = word(record, I_NBYTES) - nbytes
+        set_word(record, I_OFFSET, word(record, I_OFFSET) + nbytes)
+        set_word(record, I_NBYTES, left)
+        set_word(record, I_BUFFER, buffer + nbytes)
+    if left > 0:
+        set_word(record, I_TRIES, tries)
+        submit_part(state, queue, reuse_id(queue, cid))
+        return False
+    write_answer(answer, word(record, I_TAG), status, 0)
+    release_id(queue, cid)
+    return True
+
+
+@device
+def abort_one(state: int, answer: int) -> bool:
+    """Answer a command of a failed drive, in flight or waiting; return whether there was one. Ids stay taken."""
+    for k in range(word(state, M_COUNT)):
+        queue = queue_record(state, k)
+        cid = take_ready(queue)
+        if cid < 0:
+            cid = abandon_one(queue)
+        if cid >= 0:
+            return write_answer(answer, word(id_record(queue, cid), I_TAG), ABORTED_BY_HOST, 0)
+    lock(state + 8 * M_WAIT_LOCK)
+    head = word(state, M_WAIT_HEAD)
+    is_waiting = head != word(state, M_WAIT_TAIL)
+    if is_waiting:
+        write_answer(answer, word(waiting_entry(state, head), WAITING_TAG), ABORTED_BY_HOST, 0)
+        set_word(state, M_WAIT_HEAD, head + 1)
+    unlock(state + 8 * M_WAIT_LOCK)
+    return is_waiting

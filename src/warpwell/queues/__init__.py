@@ -9,7 +9,7 @@ Files, in the order in which a command meets them:
 - pair.py        `QueuePairs`, which owns the memory of rings, ids and staging (host)
 """
 
-from .completion import drain, orphan, poll, result_of, take_ready
+from .completion import abandon_one, drain, orphan, poll, result_of, take_ready
 from .layout import (
     ASYNC,
     I8,
@@ -26,8 +26,7 @@ from .layout import (
     Q_PROGRESS,
     Q_WORDS,
 )
-from .loss import Loss
 from .pair import QueuePairs
-from .submission import field, id_record, release_id, staging_of, state_word, submit, take_id
+from .submission import field, id_record, prp2_of, release_id, reuse_id, staging_of, state_word, submit, take_id
 
-__all__ = ["Loss", "QueuePairs"]
+__all__ = ["QueuePairs"]

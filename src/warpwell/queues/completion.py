@@ -76,6 +76,21 @@ def orphan(queue, cid, kind):
 
 
 @device
+def abandon_one(queue):
+    """Keep a command in flight out of the ready ring and return its id, or -1 without one (thread). The id stays taken.
+
+    `take_ready` returns the other ids.
+    """
+    for cid in range(field(queue, at.Q_N_IDS)):
+        state = id_record(queue, cid) + 8 * at.ID_STATE
+        use = load_relaxed(state, DEVICE)
+        # A completion of a taken id only marks it as done: the ready ring is for ids without a waiting thread.
+        if use & at.KIND == at.ASYNC and compare_exchange(state, use, use ^ at.ASYNC ^ at.TAKEN, DEVICE) == use:
+            return cid
+    return -1
+
+
+@device
 def drain(queue, mask, lane, leader):
     """Consume what has completed, unless another group is at it (all lanes of `mask`, converged).
 

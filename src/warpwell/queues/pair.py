@@ -154,6 +154,10 @@ class QueuePairs:
         """Bytes of shared host memory that rings and staging take."""
         return self._shared.nbytes
 
+    def free_shared(self) -> None:
+        """Free rings and staging; records and ids stay as long as this object."""
+        self._shared.free()
+
     def set_queue_id(self, index: int, qid: int) -> None:
         """Set the identifier of a pair at its controller: by default they are numbered from 1 (nothing in flight)."""
         self.ports[index, at.P_SQID] = qid
@@ -185,6 +189,10 @@ class QueuePairs:
         """
         return self.ports[:, [at.P_SQ_DOORBELL, at.P_CQ_DOORBELL]].copy()
 
+    def rings(self) -> NDArray[np.int64]:
+        """Return the addresses of the rings, ``(count, 2)``: submission and completion ring of each pair."""
+        return self.ports[:, [at.P_SQ, at.P_CQ]].copy()
+
     def outstanding(self) -> int:
         """Return how many commands our own service threads have fetched and not completed (host; a snapshot).
 
@@ -215,6 +223,12 @@ class QueuePairs:
             end = first + np.maximum(ids[:, at.ID_COUNT], 1)
             count += int(((ids[:, at.ID_STATE] & at.KIND != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
         return count
+
+    def asynchronous_ids(self) -> NDArray[np.int64]:
+        """Return copies of the records of ids in flight that no thread waits for, shape ``(n, ID_WORDS)``."""
+        ids = np.concatenate([self._id_records(k) for k in range(self.count)])
+        found: NDArray[np.int64] = ids[ids[:, at.ID_STATE] & at.KIND == at.ASYNC]
+        return found
 
     def _id_records(self, index: int) -> NDArray[np.int64]:
         begin = self._areas[index] + 16 * self.depth

@@ -107,6 +107,14 @@ def release_id(queue, cid):
 
 
 @device
+def reuse_id(queue, cid):
+    """Take an id again after its completion, with its staging buffer, and return the next cid (its owner)."""
+    after = (cid + field(queue, at.Q_GENERATION)) & 0xFFFF
+    store_release(id_record(queue, cid) + 8 * at.ID_STATE, state_word(queue, after, at.TAKEN), DEVICE)
+    return after
+
+
+@device
 def prp2_of(queue, cid, nbytes):
     """Return prp2 of a command that moves `nbytes` bytes between storage and an id's staging, 0 for none (thread).
 
