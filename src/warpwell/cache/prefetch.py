@@ -22,7 +22,7 @@ from .._os import clock, interruptible, uninterrupted
 from .._ranges import Range, ranges_of
 from .._settings import settings
 from .._trace import traced
-from ..storage import BulkReads, Controller, CuFileOptions, FileMedium, GpuDirectReads, StagedReads
+from ..storage import Controller, CuFileOptions, FileMedium, GpuDirectReads, StagedReads
 from ..targets import Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from . import known_pages
@@ -357,7 +357,7 @@ class Bulk:
         return self._shared.words[offset : offset + n].copy()
 
     @contextlib.contextmanager
-    def _reading(self, into: Any) -> Iterator[BulkReads]:
+    def _reading(self, into: Any) -> Iterator[GpuDirectReads]:
         """Keep I/O threads awake for the block; memory that the medium may still write to is not used again.
 
         Ctrl-C in the block, and errors in it, leave no read in flight and no page partly published.

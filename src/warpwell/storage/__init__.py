@@ -7,7 +7,7 @@ Files, in the order in which a command meets them:
 - serve.py        fetch (turns, weights, a window of commands in flight), check, start, complete and post commands
 - return_slots.py return value queues: slots for values that the controller assigns
 - protocol.py     `QueueServer`, which serves the queues of a cache, and `QueueBackend`, which starts one
-- host_reads.py   `BulkReads`, the interface of long reads of the host; `StagedReads`, which reads into host memory
+- host_reads.py   `StagedReads`: long reads of the host into host memory
 - cufile.py       `CuFileReads`: reads into device memory by libcufile (GPUDirect Storage)
 - gpudirect.py    `GpuDirectReads`: chooses between the two, and falls back
 - medium.py       the interface `Medium`, and the base class of media written in Python
@@ -23,7 +23,7 @@ from .commands import PENDING, decode_command, set_word, word, write_answer
 from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium
 from .gpudirect import CuFileOptions, GpuDirectReads
-from .host_reads import BulkReads, StagedReads
+from .host_reads import StagedReads
 from .medium import Medium, NativeMedium, PythonMedium, carry_out, python_functions, raw_bytes
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium

@@ -79,7 +79,7 @@ class Slot:
 
 
 class CuFileReads:
-    """Reads of files into slots of device memory; implements `warpwell.storage.host_reads.BulkReads`.
+    """Reads of files into slots of device memory, by the methods of `StagedReads`.
 
     One thread at a time calls the methods, with the context of the memory's GPU current. An error of libcufile is
     raised as its own exception; then call `close`. In a forked process, `close` and the finalizer do nothing.

@@ -325,7 +325,7 @@ class FileMedium(Medium):
             self._state.words[RING] = 0  # first: no thread may find a ring that is unmapped
             ring.close()
         elif self._ring is not None:
-            self._ring.leave()
+            self._ring.unmap()
             self._ring = None
         if is_owner and hasattr(self, "_state"):
             self._state.words[MAPPED] = 0

@@ -55,7 +55,7 @@ class CuFileOptions:
 
 
 class GpuDirectReads:
-    """Bulk reads by `CuFileReads` or `StagedReads`, chosen for each slot; implements `BulkReads`.
+    """Bulk reads by `CuFileReads` or `StagedReads`, chosen for each slot, by the same methods.
 
     An error of cuFile is logged; then its reads are repeated by staging memory, as are all later ones. One thread at a
     time calls the methods (`Bulk` has a lock for it), with the context of the GPU current.
@@ -113,17 +113,14 @@ class GpuDirectReads:
             return "WARPWELL_GPUDIRECT is off"
         if not isinstance(medium, FileMedium) or medium.direct_fileno() < 0:
             return "it is not a file that is read with O_DIRECT"
-        try:
-            if self._cufile is None and not self.failure:
-                self._open()
-        except Exception as error:  # of libcufile or its loader
-            self._block, self.failure = None, _text(error)
         if self.failure:
             return self.failure
-        assert self._cufile is not None
         try:
-            self._cufile.open_file(nsid, medium.direct_fileno(), medium.nbytes)
-        except Exception as error:  # of this file: its file system may not be supported
+            cufile = self._cufile = self._cufile or self._open()
+            cufile.open_file(nsid, medium.direct_fileno(), medium.nbytes)
+        except Exception as error:  # of libcufile or its loader; or of this file, whose file system is not supported
+            if self._cufile is None:
+                self._block, self.failure = None, _text(error)
             return _text(error)
         try:
             self._compare(nsid, medium)
@@ -131,12 +128,12 @@ class GpuDirectReads:
             self._fall_back(_text(error))
         return self.failure
 
-    def _open(self) -> None:
+    def _open(self) -> CuFileReads:
         if self._options.module is None and (obstacle := host_obstacle()):
             raise errors.WarpwellError(obstacle)
         module = self._options.module or importlib.import_module("cuda.bindings.cufile")
         self._block = self._memory.allocate(self._slots * self._slot_bytes)
-        self._cufile = CuFileReads(
+        return CuFileReads(
             module,
             self._block,
             slots=self._slots,
@@ -170,7 +167,7 @@ class GpuDirectReads:
         for slot, request in requests.items():
             self.staged.start(slot, *request)
 
-    # -- BulkReads ----------------------------------------------------------------------------------------------
+    # -- methods of both readers --------------------------------------------------------------------------------
 
     def start(self, slot: int, nsid: int, blocks: NDArray[np.int64], counts: Any, buffers: NDArray[np.int64]) -> None:
         """Start reads in a slot that is done; see `StagedReads.start`. `buffers` are addresses in staging memory."""

@@ -8,7 +8,7 @@ when all of its rows are. One thread at a time submits, drains and waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,30 +80,8 @@ SUBMIT_FAILED = 0x7FFF
 """Status of a row whose queue made no progress."""
 
 
-class BulkReads(Protocol):
-    """Reads of byte ranges of namespaces into slots of memory: `StagedReads`, or `CuFileReads`.
-
-    One thread at a time calls the methods. They do not depend on the interpreter's main thread.
-    """
-
-    def start(self, slot: int, nsid: int, blocks: NDArray[np.int64], counts: Any, buffers: NDArray[np.int64]) -> None:
-        """Start reads in an idle slot: ``counts[k]`` blocks of 512 bytes from ``blocks[k]`` to ``buffers[k]``."""
-
-    def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Wait until a slot is done; return False if no read completes for `seconds`, or if `stopped` returns True."""
-
-    def statuses(self, slot: int) -> NDArray[np.int64]:
-        """Return the NVMe status of each read of a slot: 0 for success."""
-
-    def cancel(self) -> None:
-        """Submit no more reads; wait for those in flight (`left`)."""
-
-    def left(self) -> int:
-        """Return how many reads are not done."""
-
-
 class StagedReads:
-    """Reads of byte ranges of a controller's namespaces into host memory; implements `BulkReads`.
+    """Reads of byte ranges of a controller's namespaces into host memory.
 
     Parameters
     ----------
@@ -129,7 +107,7 @@ class StagedReads:
         controller.add_pairs(self.pairs)
 
     def start(self, slot: int, nsid: int, blocks: NDArray[np.int64], counts: Any, buffers: NDArray[np.int64]) -> None:
-        """Begin reads in a slot that is done: from 512-byte block ``blocks[k]``, ``counts[k]`` of them each."""
+        """Start reads in an idle slot: ``counts[k]`` blocks of 512 bytes from ``blocks[k]`` to ``buffers[k]``."""
         n = len(blocks)
         if self._slots[slot, S_LEFT] or n > self.rows:
             raise errors.ArgumentError(f"slot {slot} has {self._slots[slot, S_LEFT]} reads under way, and {n} more")
@@ -140,7 +118,7 @@ class StagedReads:
         self._advance(slot, 0)
 
     def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Wait until a slot is done; return False if no read was completed for `seconds`, or if `stopped`."""
+        """Wait until a slot is done; return False if no read completes for `seconds`, or if `stopped` returns True."""
         left = int(self._slots[:, S_LEFT].sum())
         last_change = clock.monotonic()
         while self._slots[slot, S_LEFT]:
@@ -153,11 +131,11 @@ class StagedReads:
         return True
 
     def statuses(self, slot: int) -> NDArray[np.int64]:
-        """Return the status of each read of a slot: 0 for success."""
+        """Return the NVMe status of each read of a slot: 0 for success."""
         return self._tables[slot, : self._slots[slot, S_ROWS], W_STATUS].copy()
 
     def cancel(self) -> None:
-        """Submit no more reads; those in flight remain to be waited for."""
+        """Submit no more reads; wait for those in flight (`left`)."""
         for slot, table in zip(self._slots, self._tables, strict=True):
             table[slot[S_NEXT] : slot[S_ROWS], W_STATUS] = SUBMIT_FAILED
             slot[S_LEFT] -= slot[S_ROWS] - slot[S_NEXT]

@@ -123,7 +123,7 @@ class Ring:
             order = np.frombuffer(self._maps[0], np.uint32, count, int(submissions[6]))
             order[:] = np.arange(count)  # entry k always has position k
         except BaseException:
-            self._unmap()
+            self.unmap()
             raise
 
     @property
@@ -155,13 +155,10 @@ class Ring:
         if self.in_flight:
             _left.append(self)
         else:
-            self._unmap()
+            self.unmap()
 
-    def leave(self) -> None:
-        """Close the descriptor of a ring that the parent process continues to use (a forked child)."""
-        self._unmap()
-
-    def _unmap(self) -> None:
+    def unmap(self) -> None:
+        """Unmap the rings and close the descriptor; a parent process may continue to use them."""
         self._maps.clear()  # the mappings go with their objects
         if self._fd >= 0:
             os.close(self._fd)
