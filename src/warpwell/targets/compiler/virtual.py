@@ -178,7 +178,7 @@ class _Copier:
 
 def registers(function: Callable[..., Any]) -> int:
     """Return the maximum of registers per thread that a device function, or a function that it calls, wants, or 0."""
-    return max(map(registers_wanted, functions_of(function)))
+    return max(map(registers_wanted, functions_of(function)), default=0)
 
 
 def _refuse_compiled(value: Any) -> None:
