@@ -231,7 +231,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     device = SimpleNamespace(device_id=0, properties=SimpleNamespace(multiprocessor_count=4), arch="90")
     monkeypatch.setattr(module, "current", lambda: (SimpleNamespace(cuLaunchKernel=launched), device))
     forms = module.SourceForms(blocks)
-    forms._set({"plain": "plain", "workers": "workers"}, {})
+    forms._set({"plain": ("plain", {}), "workers": ("workers", {})})
     expected = {"plain": 5, "workers": 12}
     forms.start_plain(None)
     forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3)

@@ -64,13 +64,8 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
             return tuple(map(copied, value))
         if not isinstance(value, np.ndarray):
             return value
-        if id(value) in shared:
-            array, span = shared[id(value)]
-            pairs.append((value, span))
-            return array
-        copy = _copied(value, stream)
-        pairs.append((value, copy))
-        return HostArray(value, copy)
+        array = _copied(value, shared, pairs, stream)
+        return array if id(value) in shared else HostArray(value, array)
 
     return [copied(v) for v in values], pairs
 
@@ -78,21 +73,16 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
 def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
     """Return values with NumPy arrays as arrays on the GPU, which are there, and the pairs to be copied back."""
     check_fork()
-    out: list[Any] = []
     pairs: Pairs = []
     shared = _shared(values)
-    for value in values:
-        if id(value) in shared:
-            array, span = shared[id(value)]
-            out.append(array)
-            pairs.append((value, span))
-        elif isinstance(value, np.ndarray):
-            out.append(_copied(value))
-            pairs.append((value, out[-1]))
-        elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
-            out.append(cuda.as_cuda_array(value))
-        else:
-            out.append(value)
+
+    def copied(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return _copied(value, shared, pairs)
+        foreign = hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value)
+        return cuda.as_cuda_array(value) if foreign else value
+
+    out = [copied(v) for v in values]
     wait_default()  # streams of executors do not wait for the default one
     return out, pairs
 
@@ -118,9 +108,15 @@ def copy_out(pairs: Pairs, stream: Any = None) -> None:
         stream.synchronize()
 
 
-def _copied(array: Any, stream: Any = None) -> Any:
-    """Return a copy of an array without gaps between its items."""
-    return cuda.to_device(array if _is_whole(array) else np.ascontiguousarray(array), stream=stream or 0)
+def _copied(array: Any, shared: dict[int, tuple[Any, SpanOnGpu]], pairs: Pairs, stream: Any = None) -> Any:
+    """Return a copy of an array without gaps between its items, or its place in memory that several arrays share."""
+    if id(array) in shared:
+        copy, span = shared[id(array)]
+        pairs.append((array, span))
+        return copy
+    copy = cuda.to_device(array if _is_whole(array) else np.ascontiguousarray(array), stream=stream or 0)
+    pairs.append((array, copy))
+    return copy
 
 
 def _is_whole(array: Any) -> bool:

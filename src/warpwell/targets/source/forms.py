@@ -34,36 +34,32 @@ class SourceForms(PreparedForms):
 
         cache, blocks = self._source.compiled, self._blocks
         if self._key not in cache:
-            self.prepare_plain()
-            forms = {"plain": self._functions["plain"]}
-            resources = {"plain": self._resources["plain"]}
+            forms = {"plain": self._load(None)}
             if blocks.preemptible:
                 warps = -(-blocks.threads // 32)
-                registers = registers_for(resources["plain"]["registers"], 32 * max(2, warps))
-                forms["workers"], resources["workers"] = self._load(registers)
-            cache[self._key] = forms, resources
-        self._set(*cache[self._key])
+                forms["workers"] = self._load(registers_for(forms["plain"][1]["registers"], 32 * max(2, warps)))
+            cache[self._key] = forms
+        self._set(cache[self._key])
 
     def prepare_plain(self) -> None:
         """Compile and load the kernel alone."""
-        function, resources = self._load(None)
-        self._set({"plain": function}, {"plain": resources})
+        self._set({"plain": self._load(None)})
 
-    def _set(self, functions: dict[str, Any], resources: dict[str, dict[str, int]]) -> None:
-        self._functions, self._resources = functions, resources
-        self._prepared = {form: self._prepare(form, function) for form, function in functions.items()}
-
-    def _prepare(self, form: str, function: Any) -> Prepared:
-        plain = form == "plain"
-        return Prepared(
-            self._driver,
-            function,
-            self._source.name,
-            0 if plain else 7,
-            self._blocks.values,
-            shared=self._shared,
-            cooperative=plain and self._source.cooperative,
-        )
+    def _set(self, forms: dict[str, tuple[Any, dict[str, int]]]) -> None:
+        """Set the functions and resources of the forms."""
+        self._resources = {form: resources for form, (_, resources) in forms.items()}
+        self._prepared = {
+            form: Prepared(
+                self._driver,
+                function,
+                self._source.name,
+                0 if form == "plain" else 7,
+                self._blocks.values,
+                shared=self._shared,
+                cooperative=form == "plain" and self._source.cooperative,
+            )
+            for form, (function, _) in forms.items()
+        }
 
     def _load(self, registers: int | None) -> tuple[Any, dict[str, int]]:
         """Return the function of the kernel alone, or with a number of registers of its workers; and its resources."""
@@ -73,11 +69,7 @@ class SourceForms(PreparedForms):
             built = build(self._source, self._architecture, registers)
             library = self._check(self._driver.cuLibraryLoadData(built.cubin, [], [], 0, [], [], 0))
             cache[key] = self._check(self._driver.cuLibraryGetKernel(library, built.symbol.encode()))
-        return self._measured(cache[key])
-
-    def _measured(self, kernel: Any) -> tuple[Any, dict[str, int]]:
-        """Return the function to launch and its resources."""
-        driver, threads = self._driver, self._blocks.threads
+        kernel, driver, threads = cache[key], self._driver, self._blocks.threads
         attributes = driver.CUfunction_attribute
 
         def read(attribute: Any) -> int:
