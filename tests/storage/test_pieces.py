@@ -69,7 +69,7 @@ FAULTS = {
     "a run begins where its first piece does": lambda s, e, u, h: (lambda r, b, n: (r, b + 512, n))(*_RUNS(s, e, u, h)),
     "pieces overlap with none before": lambda s, e, u, h: _shorter(s, e, u, h),
 }
-_RUNS = fetch._runs
+_RUNS = fetch.runs_of
 
 
 def _shorter(starts, ends, unit, gap):
@@ -83,7 +83,7 @@ def _shorter(starts, ends, unit, gap):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
-    monkeypatch.setattr(fetch, "_runs", FAULTS[fault])
+    monkeypatch.setattr(fetch, "runs_of", FAULTS[fault])
     try:
         assert _wrong(file, written[1], 2) is not None
     except errors.MediumError:

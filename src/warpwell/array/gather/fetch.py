@@ -25,11 +25,10 @@ from ... import errors
 from ...storage import page_cache, set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
 from ..mapping import Mapping
-from .host import copy_small, read_gap
+from .host import MAX_COMMAND_BYTES, commands_of, copy_small, read_gap, runs_of
 from .tasks import ChunkedTask, worker_group
 
 THREADS = 32
-MAX_COMMAND_BYTES = 128 << 10
 DIRECT, PAGE = 512, mmap.PAGESIZE
 STALL_SECONDS = 60.0
 """Time without the end of a command after which a drive is given up."""
@@ -153,12 +152,12 @@ def _plan(pieces: Pieces) -> tuple[Any, ...]:
     unit = DIRECT if pieces.direct and _reads_directly(pieces) else PAGE
     absent = np.flatnonzero(_absent(pieces, ends))
     gap = read_gap(direct=unit == DIRECT)
-    run_of, begins, lengths = _runs(pieces.starts, ends, unit, gap)
+    run_of, begins, lengths = runs_of(pieces.starts, ends, unit, gap)
     pieces.read, pieces.commands = _bytes_of(pieces, begins, lengths), int((-(-lengths // MAX_COMMAND_BYTES)).sum())
     if not len(absent):
         return absent, unit, absent, absent, absent
     if len(absent) < len(ends):
-        run_of, begins, lengths = _runs(pieces.starts[absent], ends[absent], unit, gap)
+        run_of, begins, lengths = runs_of(pieces.starts[absent], ends[absent], unit, gap)
     pieces.from_storage = _bytes_of(pieces, begins, lengths)
     return absent, unit, run_of, begins, lengths
 
@@ -167,33 +166,16 @@ def _bytes_of(pieces: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int
     return int((np.minimum(begins + lengths, pieces.nbytes) - begins).sum())
 
 
-def _runs(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], unit: int, gap: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the run of each piece, and the starts and sizes of runs in bytes, which are multiples of a unit."""
-    low, high = starts // unit * unit, -(-ends // unit) * unit
-    if not len(low):
-        return low, low, low
-    reached = np.maximum.accumulate(high)
-    new = np.concatenate(([True], low[1:] > reached[:-1] + gap))
-    first = np.flatnonzero(new)
-    last = np.concatenate((first[1:] - 1, [len(low) - 1]))
-    return np.cumsum(new) - 1, low[first], reached[last] - low[first]
-
-
 def _rows(
     descriptor: int, nbytes: int, begins: NDArray[np.int64], lengths: NDArray[np.int64], buffers: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Return the commands of runs, as rows of the table of `read_share`."""
-    counts = -(-lengths // MAX_COMMAND_BYTES)
-    run = np.repeat(np.arange(len(begins)), counts)
-    shift = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_COMMAND_BYTES
+    run, offsets, sizes = commands_of(begins, lengths)
     rows = np.empty((len(run), ROW_WORDS), np.int64)
     rows[:, R_FD] = descriptor
-    rows[:, R_OFFSET] = begins[run] + shift
-    rows[:, R_NBYTES] = np.minimum(lengths[run] - shift, MAX_COMMAND_BYTES)
-    rows[:, R_NEEDED] = np.minimum(rows[:, R_NBYTES], nbytes - rows[:, R_OFFSET])
-    rows[:, R_BUFFER] = buffers[run] + shift
+    rows[:, R_OFFSET], rows[:, R_NBYTES] = offsets, sizes
+    rows[:, R_NEEDED] = np.minimum(sizes, nbytes - offsets)
+    rows[:, R_BUFFER] = buffers[run] + offsets - begins[run]
     return rows
 
 

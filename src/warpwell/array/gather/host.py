@@ -2,10 +2,10 @@
 
 A mapped file is memory whose pages may still be on storage, and a copy that meets such a page waits for it alone. So
 each chunk of a gather first checks for a sample of its rows whether their pages are in memory. If all are, rows are
-copied in the order of the list. Otherwise they are sorted; a cursor that runs ahead of the copy announces pages to the
-system, `IN_FLIGHT` runs at a time, and merges pages over gaps that are cheaper to read than another command
-(`read_gap`). The system reads into its page cache, so that the next gather finds the pages there, and stores of kernels
-are seen, since they share these pages.
+copied in the order of the list. Otherwise they are sorted, and their pages are merged to runs over gaps that are
+cheaper to read than another command (`read_gap`). Each batch of runs is announced to the system before the rows of the
+batch before are copied. The system reads into its page cache, so that the next gather finds the pages there, and stores
+of kernels are seen, since they share these pages.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._settings import settings
+from ...cache import batches_of
 from ...targets import (
     SYSTEM,
     call_foreign,
@@ -36,12 +37,12 @@ from ..mapping import Mapping
 
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 
-IN_FLIGHT = 64
-"""Number of runs of pages that each thread reads ahead of its copy."""
-RUN_BYTES = 128 << 10
-"""Maximum bytes of a run: the system reads no more by one request on many devices."""
-AHEAD_BYTES = 8 << 20
-"""Maximum bytes read ahead, if that is more than one run."""
+Words = NDArray[np.int64]
+
+BATCH_READS, BATCH_BYTES = 64, 4 << 20
+"""Maximum reads and bytes of a batch. Each thread announces a batch, and copies the rows of the one before."""
+MAX_COMMAND_BYTES = 128 << 10
+"""Maximum bytes of a read: the system reads no more by one request on many devices."""
 READ_GAP_BYTES = 16 << 10
 """Longest gap that is read with the ranges around it. It costs less than a command if a drive with many commands in
 flight needs t seconds for a command and reads this much in t: 100,000 commands/s at 1.6 GB/s, 400,000 at 6.5 GB/s."""
@@ -74,18 +75,11 @@ W_SOURCE = 6
 W_OUT = 7
 W_STOP = 8
 """Address of a word that is not 0 if no further row shall be copied."""
-W_GAP = 9
-"""Bytes of a gap over which runs are merged."""
-W_MADVISE = 10
-W_MINCORE = 11
-W_END = 12
-"""End address of the mapping."""
-W_RUN_BYTES = 13
-"""Bytes of the runs that were announced."""
-STATE_WORDS = 16
+W_MINCORE = 9
+STATE_WORDS = 10
 
-_RING_BYTES = 8 * IN_FLIGHT
 _libc = ctypes.CDLL(None, use_errno=True)
+_MADVISE, _MINCORE = (ctypes.cast(f, ctypes.c_void_p).value or 0 for f in (_libc.madvise, _libc.mincore))
 
 
 @device
@@ -173,65 +167,12 @@ def absent_rows(state: int, first: int, end: int, step: int) -> int:
     return found
 
 
-@device
-def announce_pages(state: int, low: int, high: int) -> None:
-    """Let the system read the pages of addresses [low, high), by requests that it does not split (thread)."""
-    at = low
-    while at < high:
-        nbytes = min(high - at, RUN_BYTES)
-        call_foreign(word(state, W_MADVISE), at, nbytes, _WILL_NEED, 0, 0, 0, 0)
-        at += nbytes
-
-
 @native
-def fetch_rows(state: int, first: int, end: int) -> int:
-    """Copy rows as `copy_rows`, and read ahead of the copy; the row indices ascend."""
-    extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
-    rows, width, out_rows = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_OUT_ROWS)
-    source, out, stop, gap = word(state, W_SOURCE), word(state, W_OUT), word(state, W_STOP), word(state, W_GAP)
-    lasts = scratch(_RING_BYTES)
-    sizes = scratch(_RING_BYTES)
-    started = 0
-    finished = 0
-    bytes_in_flight = 0
-    ahead = first
-    announced = 0
-    for k in range(first, end):
-        while ahead < end and started - finished < IN_FLIGHT and (started == finished or bytes_in_flight < AHEAD_BYTES):
-            row = row_at(rows, width, ahead)
-            if row < 0 or row >= extent:
-                break
-            low = max((source + row * stride) & -_PAGE, announced)
-            high = max(low, (source + row * stride + nbytes + _PAGE - 1) & -_PAGE)
-            ahead += 1
-            while ahead < end:
-                row = row_at(rows, width, ahead)
-                if row >= extent:
-                    break
-                begin = (source + row * stride) & -_PAGE
-                until = (source + row * stride + nbytes + _PAGE - 1) & -_PAGE
-                if begin > high + gap or until > max(high, low + RUN_BYTES):
-                    break
-                high = max(high, until)
-                ahead += 1
-            if high > low:
-                announce_pages(state, low, min(high, word(state, W_END)))
-                store_weak_as(state + 8 * W_RUN_BYTES, word(state, W_RUN_BYTES) + high - low, I8)
-            announced = max(announced, high)
-            store_weak_as(lasts + 8 * (started & (IN_FLIGHT - 1)), ahead, I8)
-            store_weak_as(sizes + 8 * (started & (IN_FLIGHT - 1)), high - low, I8)
-            bytes_in_flight += high - low
-            started += 1
-        row = row_at(rows, width, k)
-        if row < 0 or row >= extent:
-            return k
-        if load_relaxed(stop, SYSTEM) != 0:
-            return DONE
-        copy_small(out + out_row_at(out_rows, k) * nbytes, source + row * stride, nbytes)
-        if finished < started and k + 1 == load_weak_as(lasts + 8 * (finished & (IN_FLIGHT - 1)), I8):
-            bytes_in_flight -= load_weak_as(sizes + 8 * (finished & (IN_FLIGHT - 1)), I8)
-            finished += 1
-    return DONE
+def announce(madvise: int, ranges: int, n: int) -> int:
+    """Let the system read `n` ranges ahead, each an address and a size, by its function ``madvise``."""
+    for range_ in range(ranges, ranges + 16 * n, 16):
+        call_foreign(madvise, load_weak_as(range_, I8), load_weak_as(range_ + 8, I8), _WILL_NEED, 0, 0, 0, 0)
+    return 0
 
 
 def read_gap(direct: bool = False) -> int:
@@ -244,6 +185,26 @@ def read_gap(direct: bool = False) -> int:
     """
     default = DIRECT_READ_GAP_BYTES if direct else READ_GAP_BYTES
     return default if settings.read_gap_bytes is None else settings.read_gap_bytes
+
+
+def runs_of(starts: Words, ends: Words, unit: int, gap: int) -> tuple[Words, Words, Words]:
+    """Merge ascending ranges over gaps; return the run of each range, and starts and sizes of runs in whole units."""
+    low, high = starts // unit * unit, -(-ends // unit) * unit
+    if not len(low):
+        return low, low, low
+    reached = np.maximum.accumulate(high)
+    new = np.concatenate(([True], low[1:] > reached[:-1] + gap))
+    first = np.flatnonzero(new)
+    last = np.concatenate((first[1:] - 1, [len(low) - 1]))
+    return np.cumsum(new) - 1, low[first], reached[last] - low[first]
+
+
+def commands_of(begins: Words, lengths: Words) -> tuple[Words, Words, Words]:
+    """Split runs into reads of at most `MAX_COMMAND_BYTES`; return the run of each read, its start and its size."""
+    counts = -(-lengths // MAX_COMMAND_BYTES)
+    run = np.repeat(np.arange(len(begins)), counts)
+    offset = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_COMMAND_BYTES
+    return run, begins[run] + offset, np.minimum(lengths[run] - offset, MAX_COMMAND_BYTES)
 
 
 def row_bytes(array: Any) -> int:
@@ -277,13 +238,12 @@ class RowCopy:
         self._state = state = np.zeros(STATE_WORDS, np.int64)
         state[W_ROWS], state[W_WIDTH] = rows.ctypes.data, rows.itemsize
         state[W_EXTENT], state[W_NBYTES], state[W_STRIDE] = array.shape[0], row_bytes(array), array._strides[0]
-        state[W_SOURCE], state[W_OUT], state[W_END] = source, out, 0 if mapped is None else mapped.end
-        state[W_MADVISE] = ctypes.cast(_libc.madvise, ctypes.c_void_p).value or 0
-        state[W_MINCORE] = ctypes.cast(_libc.mincore, ctypes.c_void_p).value or 0
+        state[W_SOURCE], state[W_OUT] = source, out
+        state[W_MINCORE] = _MINCORE
         self._stop = np.zeros(8, np.int64)
         state[W_STOP] = self._stop.ctypes.data
         self.address = int(state.ctypes.data)
-        self._announced: list[NDArray[np.int64]] = []
+        self._announced: list[int] = []
 
     def stop(self) -> None:
         """Let `copy` and `fetch` return soon."""
@@ -302,18 +262,30 @@ class RowCopy:
 
     def fetch(self, first: int, end: int, gap: int) -> int:
         """Copy rows as `copy`, in ascending order, and read ahead, over gaps of at most `gap` bytes too."""
-        rows = self._rows[first:end]
+        rows, state = self._rows[first:end], self._state.copy()
         order = np.argsort(rows, kind="stable")
-        ascending = rows[order]
-        out_rows = order + first
-        own = self._state.copy()
-        own[W_ROWS], own[W_OUT_ROWS], own[W_GAP] = ascending.ctypes.data, out_rows.ctypes.data, gap
-        own[W_RUN_BYTES] = 0
-        at = fetch_rows(own.ctypes.data, 0, len(rows))
-        self._announced.append(own)
-        return at if at == DONE else first + int(order[at])
+        ascending, out_rows = rows[order], order + first
+        negative, known = np.searchsorted(ascending, (0, state[W_EXTENT]))
+        if negative:
+            return int(out_rows[0])
+        state[W_ROWS], state[W_OUT_ROWS] = ascending.ctypes.data, out_rows.ctypes.data
+        ends = state[W_SOURCE] + ascending[:known].astype(np.int64) * state[W_STRIDE] + state[W_NBYTES]
+        _, begins, lengths = runs_of(ends - state[W_NBYTES], ends, _PAGE, gap)
+        _, addresses, sizes = commands_of(begins, lengths)
+        ranges = np.stack((addresses, sizes), axis=1)
+        self._announced.append(int(lengths.sum()))
+        copied = 0
+        batches = [*batches_of(sizes, BATCH_BYTES, BATCH_READS), slice(0, 0)]
+        copied = reached = 0
+        for batch in batches:  # announced before the rows of the batch before are copied
+            announce(_MADVISE, int(ranges[batch].ctypes.data), batch.stop - batch.start)
+            copy_rows(state.ctypes.data, copied, reached)
+            if self._stop[0]:
+                break
+            copied, reached = reached, int(np.searchsorted(ends, ranges[batch].sum(axis=1).max(initial=0), "right"))
+        return DONE if known == len(rows) else int(out_rows[known])
 
     @property
     def bytes_read(self) -> int:
         """Bytes of the runs of pages that were read ahead."""
-        return sum(int(state[W_RUN_BYTES]) for state in self._announced)
+        return sum(self._announced)
