@@ -240,8 +240,8 @@ def test_integers_wrap_when_they_are_stored() -> None:
 
 def test_blocks_and_options_stay() -> None:
     k = ww.kernel(double.function, max_registers=40, check=True)
-    again = pickle.loads(pickle.dumps(double.__reduce__()[1][1:]))
-    assert again == (None, None, True)
+    again = pickle.loads(pickle.dumps(double.__reduce__()[0]))
+    assert again.keywords == {"max_registers": None, "block": None, "check": True}
     assert k.twin(2).max_registers == 40
     assert isinstance(k[3], Launch)
 

@@ -105,16 +105,22 @@ def item_address(context: Any, builder: Any, typ: Any, array: Any, position: lis
     """Return the address of an item, or of the sink in the record if an index is out of range."""
     extents = cgutils.unpack_tuple(builder, array.shape, typ.ndim)
     out = cgutils.alloca_once_value(builder, builder.add(builder.ptrtoint(array.parent, I64), I64(bounds.SINK)))
-    all_inside = cgutils.true_bit
-    for index, extent in zip(position, extents, strict=True):
-        inside = builder.icmp_unsigned("<", index, extent)
-        with builder.if_then(builder.and_(all_inside, builder.not_(inside)), likely=False):
-            note(context, builder, typ, array, index, extent)
-        all_inside = builder.and_(all_inside, inside)
-    with builder.if_then(all_inside, likely=True):
+    inside = _compare(context, builder, typ, array, list(zip(position, position, extents, strict=True)))
+    with builder.if_then(inside, likely=True):
         pointer = cgutils.get_item_pointer(context, builder, typ, array, position)
         builder.store(builder.ptrtoint(pointer, I64), out)
     return builder.load(out)
+
+
+def _compare(context: Any, builder: Any, typ: Any, array: Any, indices: list[tuple[Any, Any, Any]]) -> Any:
+    """Return whether indices are in range; record the first that is not. Each has the user's index, and an extent."""
+    all_inside = cgutils.true_bit
+    for index, raw, extent in indices:
+        inside = builder.icmp_unsigned("<", index, extent)
+        with builder.if_then(builder.and_(all_inside, builder.not_(inside)), likely=False):
+            note(context, builder, typ, array, raw, extent)
+        all_inside = builder.and_(all_inside, inside)
+    return all_inside
 
 
 def _indices(builder: Any, typ: Any, value: Any) -> list[tuple[Any, Any]]:
@@ -128,22 +134,17 @@ def _inside(context: Any, builder: Any, arrays: Any, typ: Any, array: Any, indic
     """Return whether the integers among the indices are in range; record the first that is not."""
     extents = cgutils.unpack_tuple(builder, array.shape, typ.ndim)
     given_count = sum(not (t is types.ellipsis or isinstance(t, types.NoneType)) for t, _ in indices)
-    all_inside = cgutils.true_bit
-    axis = 0
+    found, axis = [], 0
     for index_type, index in indices:
         if index_type is types.ellipsis:
             axis += typ.ndim - given_count
         elif isinstance(index_type, types.Integer):
             at = arrays.fix_integer_index(context, builder, index_type, index, extents[axis])
-            inside = builder.icmp_unsigned("<", at, extents[axis])
-            with builder.if_then(builder.and_(all_inside, builder.not_(inside)), likely=False):
-                raw = context.cast(builder, index, index_type, types.int64)
-                note(context, builder, typ, array, raw, extents[axis])
-            all_inside = builder.and_(all_inside, inside)
+            found.append((at, context.cast(builder, index, index_type, types.int64), extents[axis]))
             axis += 1
         elif not isinstance(index_type, types.NoneType):
             axis += 1
-    return all_inside
+    return _compare(context, builder, typ, array, found)
 
 
 def note(context: Any, builder: Any, typ: CheckedArray, array: Any, index: Any, extent: Any) -> None:

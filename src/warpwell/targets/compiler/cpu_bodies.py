@@ -349,14 +349,8 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
         c.builder.store(c.pyapi.long_as_longlong(boxed), address)
         c.pyapi.decref(boxed)
     model = c.context.data_model_manager[typ]
-    base = c.builder.inttoptr(c.builder.load(address), I64.as_pointer())
-    value, position = ir.Constant(model.get_value_type(), ir.Undefined), 0
-    for name, member in typ.members:
-        count = 1 if member is types.int64 else len(member)
-        items = [c.builder.load(cgutils.gep_inbounds(c.builder, base, position + k)) for k in range(count)]
-        packed = items[0] if member is types.int64 else cgutils.pack_array(c.builder, items)
-        value = model.set(c.builder, value, packed, name)
-        position += count
+    base = c.builder.inttoptr(c.builder.load(address), model.get_data_type().as_pointer())
+    value = model.load_from_data_pointer(c.builder, base, 8)
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
 
 

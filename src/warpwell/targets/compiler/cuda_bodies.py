@@ -29,8 +29,8 @@ from .. import block
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from ..shipped import find_ptx
-from .code_cache import cache_folder, read_or_make, version
-from .machine_code import object_name, symbol_of
+from .code_cache import version
+from .machine_code import cached_code, shipped_code, symbol_of
 from .seam import I32, I64, Seam, is_wide, is_wide_integer, item_bits, literal, resize
 
 
@@ -56,10 +56,8 @@ class CudaSeam(Seam):
     @classmethod
     def stored_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
         """Return the PTX of a linked function: from the wheel, from the disk cache, or compiled."""
-        major, minor = cc
-        name = object_name(function)
-        found = None if name is None else find_ptx(name, 10 * major + minor)
-        return zlib.decompress(cls.cached_ptx(function, cc) if found is None else found)
+        found = shipped_code(function, lambda name: find_ptx(name, 10 * cc[0] + cc[1]))
+        return zlib.decompress(found or cls.cached_ptx(function, cc))
 
     @classmethod
     def cached_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
@@ -68,11 +66,8 @@ class CudaSeam(Seam):
         def make() -> bytes:
             return zlib.compress(cls.ptx_of(function, cc).encode())
 
-        name, compiler = object_name(function), _compiler_digest()
-        if name is None or compiler is None:
-            return make()
-        major, minor = cc
-        return read_or_make(cache_folder() / f"{name}.{compiler}.sm_{major}{minor}.ptx.z", make)
+        compiler = _compiler_digest()
+        return make() if compiler is None else cached_code(function, f"{compiler}.sm_{cc[0]}{cc[1]}.ptx.z", make)
 
     @staticmethod
     def ptx_of(function: Callable[..., int], cc: Any) -> str:

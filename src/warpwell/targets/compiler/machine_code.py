@@ -107,19 +107,24 @@ def link_callees(code: bytes, compile_object: Compile, caller: Callable[..., int
 
 def object_file(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
     """Return the object file of a device function: from the wheel, from the disk cache, or compiled."""
-    name = object_name(function)
-    if name is not None and (found := find_object(name)) is not None:
-        return found
-    return cached_object(function, processor, compile_object)
+    return shipped_code(function, find_object) or cached_object(function, processor, compile_object)
 
 
 def cached_object(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
     """Return the object file of a device function from the disk cache, or compiled."""
+    return cached_code(function, f"{processor.digest}.o", lambda: compile_object(function, processor))
+
+
+def shipped_code(function: Callable[..., int], find: Callable[[str], bytes | None]) -> bytes | None:
+    """Return the code of a function that ``find(name)`` finds in the wheel, or None."""
     name = object_name(function)
-    if name is None:
-        return compile_object(function, processor)
-    path = cache_folder() / f"{name}.{processor.digest}.o"
-    return read_or_make(path, lambda: compile_object(function, processor))
+    return None if name is None else find(name)
+
+
+def cached_code(function: Callable[..., int], suffix: str, make: Callable[[], bytes]) -> bytes:
+    """Return the code of a function from a file of the disk cache, or made."""
+    name = object_name(function)
+    return make() if name is None else read_or_make(cache_folder() / f"{name}.{suffix}", make)
 
 
 def object_name(function: Callable[..., int]) -> str | None:
