@@ -119,7 +119,7 @@ class Cache:
             raise errors.ArgumentError(f"merge is 1, 2, 4 or {at.MERGE_MAX} pages, not {merge!r}")
         for option, value, maximum in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
             if value is not None:
-                checked_integer(value, option, most=maximum)
+                checked_integer(value, option, maximum=maximum)
         self.full = stats == "full"
         self.timeout = checked_seconds(timeout, "timeout")
         on_gpu = self.device == "cuda"

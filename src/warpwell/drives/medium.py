@@ -260,8 +260,8 @@ class DriveMedium(NamespaceMedium):
                 f"{type(namespace).__name__} is not a namespace: pass drive.namespace(1)", name="namespace"
             )
         drive = namespace.drive
-        checked_integer(queues, "queues", most=64)
-        if checked_integer(depth, "depth", least=MIN_ENTRIES, most=4096) & (depth - 1):
+        checked_integer(queues, "queues", maximum=64)
+        if checked_integer(depth, "depth", minimum=MIN_ENTRIES, maximum=4096) & (depth - 1):
             raise errors.ArgumentError(f"depth must be a power of two, got {depth}", name="depth")
         super().__init__(namespace, writable=writable)
         self.seconds = checked_seconds(seconds, "seconds")
