@@ -660,7 +660,7 @@ class Cache:
             return failure
         names = ", ".join(repr(space.name) for space in self._spaces.values())
         return errors.DriveLostError(
-            f"the controller of {names or 'this cache'} is lost: {loss.why}. Pages written since the last flush may be "
+            f"the controller of {names or 'this cache'} is lost: {loss}. Pages written since the last flush may be "
             "lost: call recover() on the array, or close it, check the drive, and open it again"
         )
 

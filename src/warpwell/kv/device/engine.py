@@ -241,7 +241,7 @@ class Engine:
         if loss is None:
             return None
         return errors.DriveLostError(
-            f"the controller of {self.name} is lost: {loss.why}. Close the store, check the drive, open it again"
+            f"the controller of {self.name} is lost: {loss}. Close the store, check the drive, open it again"
         )
 
     def services(self) -> list[Callable[[], int]]:
