@@ -435,11 +435,11 @@ class Cache:
                     return
                 clock.sleep(1e-3)
 
-    def take_left(self, nsid: int | None = None) -> list[Exception]:
-        """Return and remove the errors of launches in streams, of one array or of all."""
+    def take_pending_errors(self, nsid: int) -> list[Exception]:
+        """Return and remove the errors of an array's launches in streams."""
         with self.lock:
             self.reap()
-            left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
+            left = [pending for pending in self._pending if nsid in pending[0]]
             self._pending = [pending for pending in self._pending if pending not in left]
             return [error for _, error in left]
 
@@ -793,11 +793,9 @@ class Cache:
             if self.closed or self.process.forked:
                 return
             self.require_ended("close it")
-            left: list[Exception] = []
             try:
                 # each wait of a launch in a stream is bounded by the timeout
                 self.reap(2 * self.timeout)
-                left = self.take_left()  # raised at the end, after the flush
                 self._flush()
             finally:
                 self.closed = True
@@ -807,8 +805,8 @@ class Cache:
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None
-            if left:
-                raise left[0]
+            if self._pending:
+                raise self._pending[0][1]
 
     def __enter__(self) -> Cache:
         return self
