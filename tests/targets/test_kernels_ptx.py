@@ -133,7 +133,7 @@ WORD = np.int64(0)
         (known_pages.look_rows, (WORD,) * 7, 1),
         (known_pages.publish_rows, (WORD,) * 12, 1),
         (known_pages.touch_rows, (WORD,) * 6, 1),
-        (known_pages.leave_rows, (WORD,) * 4, 1),
+        (known_pages.evict_rows, (WORD,) * 4, 1),
         (maintenance.pin_pages, (WORD,) * 4, 1),
         (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),

@@ -543,8 +543,8 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 def _mover(cache: Cache) -> Callable[[], bool]:
     """Return a function that returns whether a cache's frames have moved since this call."""
-    moves = cache.moves
-    return lambda: cache.moves != moves
+    epoch = cache.layout_epoch
+    return lambda: cache.layout_epoch != epoch
 
 
 def _unmapper(part: Attachment) -> Callable[[], bool]:

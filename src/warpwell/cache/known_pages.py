@@ -184,7 +184,7 @@ def touch_rows(core, space, table, n, max_pages, counters):
 
 
 @kernel
-def leave_rows(core, space, table, n):
+def evict_rows(core, space, table, n):
     """Evict pages of rows that are clean and not pinned; a warp processes a row."""
     mask = activemask()
     lane = lane_id()

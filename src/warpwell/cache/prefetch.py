@@ -150,7 +150,7 @@ class Bulk:
         *,
         once: bool = False,
         after: Prefetch | None = None,
-        leave: NDArray[np.int64] | None = None,
+        evict_first: NDArray[np.int64] | None = None,
     ) -> Prefetch:
         """Begin to read pages of an array into the cache, after all earlier prefetches.
 
@@ -163,7 +163,7 @@ class Bulk:
             Whether the clock may take their frames when it first passes.
         after : Prefetch, optional
             An earlier prefetch whose pages these must not evict.
-        leave : ndarray, optional
+        evict_first : ndarray, optional
             Pages that are evicted first, if they are clean and not pinned.
         """
         prefetch = Prefetch(len(pages) if isinstance(pages, np.ndarray) else max(0, pages[1] - pages[0]))
@@ -176,8 +176,8 @@ class Bulk:
                 self._prepare()
                 space = cache.space(nsid)
                 prefetch.hand = int(self._read_words(space.pool.address + 8 * F_HAND, 1)[0])
-                if leave is not None:
-                    self._evict(space, leave)
+                if evict_first is not None:
+                    self._evict(space, evict_first)
                 limit = (after or prefetch).hand + 2 * space.pool.frames
                 self._read_ahead(space, prefetch, pages, limit, 0 if once else REF)
                 space.pool.schedule_residency_check()
@@ -515,7 +515,7 @@ class Bulk:
         """Evict pages that are clean and not pinned."""
         for rows in self._batches(space, pages):
             n, words = len(rows.pages), space.words
-            self.stream.launch(known_pages.leave_rows, n * self._width, words["core"], words["record"], self._table, n)
+            self.stream.launch(known_pages.evict_rows, n * self._width, words["core"], words["record"], self._table, n)
             self.stream.wait()
 
     # -- past the cache -----------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class QueuePairs:
         """Complete each command in flight as "aborted by host"; return how many (host).
 
         The controller writes no more, and no launch is in flight: it was made silent, and the rings are emptied here.
-        Kernels then drain the rings and settle the ids (`Cache.settle`); after that comes `rewind`.
+        Kernels then drain the rings and settle the ids (`Cache.recover`); after that comes `rewind`.
         """
         self._clear()
         status, aborted = status_of(ABORTED_BY_HOST, 0), 0
