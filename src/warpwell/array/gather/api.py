@@ -294,10 +294,10 @@ def _begin_in_stream(
         if not cache.space(array._nsid).pool.fully_resident:
             cache.raise_pending_error(array._nsid)
             return None
-    ended, started = threading.Event(), list[Future]()
+    future: Future | None = None
 
     def is_over() -> bool:
-        return ended.is_set() or any(future.done() for future in started)
+        return future is not None and future.done()
 
     def settle() -> None:
         part.continued_over(is_over)
@@ -319,19 +319,16 @@ def _begin_in_stream(
             view["data"] + array._origin,
             address,
             check=partial(_require_in_range, array),
-            finished=ended.set,
             settle=settle,
             work=_work(array, indices),
             result=result,
             keep=keep,
         )
-        started.append(future)
         if part.cached:
             cache.end(flag, is_over)
         return future
     finally:
-        if not started:
-            ended.set()
+        if future is None:
             part.continued_over(is_over)
             if part.cached:
                 cache.end(flag)

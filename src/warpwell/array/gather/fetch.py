@@ -85,19 +85,11 @@ class Pieces:
 
     def items(self) -> NDArray[np.uint8]:
         """Return a copy of the pieces, one after another; shape (pieces, size) if they have one size."""
-        fixed = isinstance(self.sizes, int)
-        sizes = np.zeros(0, np.int64) if fixed else np.ascontiguousarray(self.sizes, np.int64)
         count = len(self.starts)
-        out = np.empty((count, self.sizes) if fixed else int(sizes.sum()), np.uint8)
-        if count:
-            _copy_pieces(
-                self.addresses.ctypes.data,
-                0 if fixed else sizes.ctypes.data,
-                self.sizes if fixed else 0,
-                out.ctypes.data,
-                count,
-            )
-        return out
+        sizes = np.ascontiguousarray(np.broadcast_to(self.sizes, count), np.int64)
+        out = np.empty(int(sizes.sum()), np.uint8)
+        _copy_pieces(self.addresses.ctypes.data, sizes.ctypes.data, out.ctypes.data, count)
+        return out.reshape(count, self.sizes) if isinstance(self.sizes, int) else out
 
 
 def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
@@ -119,7 +111,7 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
         return
     room = np.empty(total + PAGE, np.uint8)
     at = -(-int(room.ctypes.data) // PAGE) * PAGE
-    rows, opened = [], []
+    rows, opened = [], dict[int, str]()
     try:
         for pieces, absent, unit, run_of, begins, lengths in plans:
             if not len(absent):
@@ -127,8 +119,9 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
             buffers = at + np.cumsum(lengths) - lengths
             pieces.addresses[absent] = buffers[run_of] + pieces.starts[absent] - begins[run_of]
             pieces.keep = room
-            opened.append(_descriptor(pieces, unit))
-            rows.append(_rows(opened[-1], pieces.nbytes, begins, lengths, buffers))
+            descriptor = _descriptor(pieces, unit)
+            opened[descriptor] = pieces.path
+            rows.append(_rows(descriptor, pieces.nbytes, begins, lengths, buffers))
             at += int(lengths.sum())
         wrong = _read(np.concatenate(rows), room)
     finally:
@@ -136,13 +129,9 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
             os.close(descriptor)
     if wrong is not None:
         code, where = wrong
-        path = next(
-            pieces.path
-            for descriptor, (pieces, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
-            if descriptor == where[R_FD]
-        )
+        path, offset = opened[where[R_FD]], int(where[R_OFFSET])
         reason = "it was truncated while it was open: restore it" if code == SHORT else os.strerror(code)
-        raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}", lba=where[R_OFFSET] // 512)
+        raise errors.MediumError(f"{path}: reading byte {offset} failed: {reason}", lba=offset // 512)
 
 
 def _plan(pieces: Pieces) -> tuple[Any, ...]:
@@ -303,15 +292,12 @@ _read_share = native(read_share)
 
 
 @device
-def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> int:
-    """Copy pieces, one after another; all of one size, or each of its own with `sizes` (thread)."""
+def copy_pieces(addresses: int, sizes: int, out: int, count: int) -> int:
+    """Copy pieces, one after another (thread)."""
     to = out
     for k in range(count):
-        source = load_weak_as(addresses + 8 * k, I8)
-        nbytes = size
-        if sizes != 0:
-            nbytes = load_weak_as(sizes + 8 * k, I8)
-        copy_small(to, source, nbytes)
+        nbytes = load_weak_as(sizes + 8 * k, I8)
+        copy_small(to, load_weak_as(addresses + 8 * k, I8), nbytes)
         to += nbytes
     return 0
 

@@ -107,7 +107,6 @@ def copy_in_stream(
     out: int,
     *,
     check: Callable[[NDArray[Any]], None],
-    finished: Callable[[], None],
     settle: Callable[[], None],
     work: str,
     result: Any,
@@ -121,8 +120,6 @@ def copy_in_stream(
         Address of row 0.
     check : callable
         ``check(indices in host memory)`` raises if an index is out of range.
-    finished : callable
-        Is called when the end of the copy is seen.
     settle, work
         As for `StreamFuture`.
     keep : object
@@ -130,16 +127,12 @@ def copy_in_stream(
     """
     n, nbytes, extent = indices.size, row_bytes(array), array.shape[0]
     buffer = acquire_buffer(array.device, n * indices.itemsize)
-    try:
-        if n and nbytes:
-            # without a row, the kernel reads memory that exists
-            copy = kernels.Copy.of(n, nbytes, source if extent else out, array._strides[0], out)
-            rows = buffer.to_device(stream, indices), indices.itemsize, 0, extent
-            stream.launch(kernels.copy_from_memory, copy.threads, *rows, *copy, buffer.pinned.address)
-        reached = stream.mark()
-    except BaseException:
-        finished()
-        raise
+    if n and nbytes:
+        # without a row, the kernel reads memory that exists
+        copy = kernels.Copy.of(n, nbytes, source if extent else out, array._strides[0], out)
+        rows = buffer.to_device(stream, indices), indices.itemsize, 0, extent
+        stream.launch(kernels.copy_from_memory, copy.threads, *rows, *copy, buffer.pinned.address)
+    reached = stream.mark()
 
     def poll(future: Any, reference: Any = keep) -> None:
         error = None
@@ -153,7 +146,6 @@ def copy_in_stream(
             error = failure
         with _lock:
             _running.remove(future)
-        finished()
         if error is None:
             future.set_result(result)
         else:

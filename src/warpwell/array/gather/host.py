@@ -37,7 +37,7 @@ from ..mapping import Mapping
 
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 
-Words = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 BATCH_READS, BATCH_BYTES = 64, 4 << 20
 """Maximum reads and bytes of a batch. Each thread announces a batch, and copies the rows of the one before."""
@@ -187,7 +187,7 @@ def read_gap(direct: bool = False) -> int:
     return default if settings.read_gap_bytes is None else settings.read_gap_bytes
 
 
-def runs_of(starts: Words, ends: Words, unit: int, gap: int) -> tuple[Words, Words, Words]:
+def runs_of(starts: Integers, ends: Integers, unit: int, gap: int) -> tuple[Integers, Integers, Integers]:
     """Merge ascending ranges over gaps; return the run of each range, and starts and sizes of runs in whole units."""
     low, high = starts // unit * unit, -(-ends // unit) * unit
     if not len(low):
@@ -199,11 +199,16 @@ def runs_of(starts: Words, ends: Words, unit: int, gap: int) -> tuple[Words, Wor
     return np.cumsum(new) - 1, low[first], reached[last] - low[first]
 
 
-def commands_of(begins: Words, lengths: Words) -> tuple[Words, Words, Words]:
+def expand(begins: Integers, counts: Integers) -> Integers:
+    """Return the integers of ranges, one range after another, from their first integers and their lengths."""
+    return np.repeat(begins - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+
+
+def commands_of(begins: Integers, lengths: Integers) -> tuple[Integers, Integers, Integers]:
     """Split runs into reads of at most `MAX_COMMAND_BYTES`; return the run of each read, its start and its size."""
     counts = -(-lengths // MAX_COMMAND_BYTES)
     run = np.repeat(np.arange(len(begins)), counts)
-    offset = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_COMMAND_BYTES
+    offset = expand(np.zeros_like(counts), counts) * MAX_COMMAND_BYTES
     return run, begins[run] + offset, np.minimum(lengths[run] - offset, MAX_COMMAND_BYTES)
 
 

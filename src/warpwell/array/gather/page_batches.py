@@ -41,7 +41,7 @@ from ...targets import (
     load_weak_as,
     scratch,
 )
-from .host import row_bytes
+from .host import expand, row_bytes, runs_of
 
 I8 = np.dtype(np.int64)
 BUFFER_BYTES = 4096
@@ -120,23 +120,13 @@ def page_batches(starts: NDArray[np.int64], nbytes: int, page_size: int, max_pag
     begin = np.maximum(first, before + 1)
     added = np.maximum(0, last - begin + 1)
     for part in batches_of(added, max_pages, MAX_LAUNCH_ROWS):
-        counts = added[part]
-        number = int(counts.sum())
-        # of each row, the pages that it adds: begin, begin + 1, ...
-        pages = np.repeat(begin[part] - (np.cumsum(counts) - counts), counts) + np.arange(number)
-        yield PageBatch(part.start, part.stop, pages)
+        yield PageBatch(part.start, part.stop, expand(begin[part], added[part]))
 
 
 def fill_gaps(pages: NDArray[np.int64], max_gap: int) -> NDArray[np.int64]:
     """Return ascending pages, and the pages of gaps of at most `max_gap` pages between them."""
-    lengths = np.diff(pages) - 1
-    short = np.flatnonzero((lengths > 0) & (lengths <= max_gap))
-    if not len(short):
-        return pages
-    counts = lengths[short]
-    number = int(counts.sum())
-    gaps = np.repeat(pages[short] + 1 - (np.cumsum(counts) - counts), counts) + np.arange(number)
-    return np.sort(np.concatenate((pages, gaps)))
+    _, begins, lengths = runs_of(pages, pages + 1, 1, max_gap)
+    return expand(begins, lengths)
 
 
 def missing_pages(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
