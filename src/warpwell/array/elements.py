@@ -169,25 +169,21 @@ def _stored_accessors(dtype: np.dtype[Any], static: Any) -> tuple[Maker, Maker]:
         return _complex_accessors(dtype, static)
     if not (static.aligned or dtype.itemsize == 1):
         return _byte_accessors(dtype, static)
-    if static.cached:
-        load = item_reader(dtype, static.shift, direct_mapped=static.direct_mapped, full=static.full)
-        store = item_writer(dtype, static.shift)
+    cached = static.cached
+    load = item_reader(dtype, static.shift, direct_mapped=static.direct_mapped, full=static.full)
+    store = item_writer(dtype, static.shift)
 
-        @device
-        def read(view, offset):
+    @device
+    def read(view, offset):
+        if cached:
             return load(view, view.origin + offset)
+        return load_weak_as(view.data + offset, dtype)
 
-        @device
-        def write(view, offset, value):
+    @device
+    def write(view, offset, value):
+        if cached:
             store(view, view.origin + offset, value)
-    else:
-
-        @device
-        def read(view, offset):
-            return load_weak_as(view.data + offset, dtype)
-
-        @device
-        def write(view, offset, value):
+        else:
             store_weak_as(view.data + offset, value, dtype)
 
     return read, write
@@ -283,10 +279,10 @@ def reader(code: str, position: Position, static: Any) -> Callable[..., Any]:
 
     @device
     def getitem(view, index):
-        if not within(view, index):
-            outside(view, index)
-            return zero
-        return read(view, offset(view, index))
+        if within(view, index):
+            return read(view, offset(view, index))
+        outside(view, index)
+        return zero
 
     return getitem
 
@@ -294,21 +290,18 @@ def reader(code: str, position: Position, static: Any) -> Callable[..., Any]:
 def writer(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
     within, offset, outside = position
-    if not static.writable:
-
-        @device
-        def refuse(view, index, value):
-            latch_read_only(view.space)
-
-        return refuse
+    writable = static.writable
     _, write = _accessors(code, static)
 
     @device
     def setitem(view, index, value):
-        if not within(view, index):
-            outside(view, index)
-            return
-        write(view, offset(view, index), value)
+        if writable:
+            if within(view, index):
+                write(view, offset(view, index), value)
+            else:
+                outside(view, index)
+        else:
+            latch_read_only(view.space)
 
     return setitem
 
@@ -321,69 +314,49 @@ def adder(code: str, position: Position, static: Any) -> Callable[..., Any]:
         raise errors.DTypeError(
             f"atomic_add takes aligned 4- and 8-byte integers and floats, not {name}: use one of those dtypes"
         )
-    dtype = np.dtype(code)
+    dtype, writable, cached = np.dtype(code), static.writable, static.cached
     zero = np.zeros((), dtype)[()]
-    if not static.writable:
-
-        @device
-        def refuse(view, index, value):
-            latch_read_only(view.space)
-            return zero
-
-        return refuse
     within, offset, outside = position
 
     @device
     def add(view, index, value):
-        if not within(view, index):
+        if writable:
+            if within(view, index):
+                if cached:
+                    return add_cached(view, view.origin + offset(view, index), value)
+                return fetch_add_as(view.data + offset(view, index), value, dtype)
             outside(view, index)
-            return zero
-        return _add(view, offset(view, index), value)
-
-    if static.cached:
-
-        @device
-        def _add(view, offset, value):
-            return add_cached(view, view.origin + offset, value)
-    else:
-
-        @device
-        def _add(view, offset, value):
-            return fetch_add_as(view.data + offset, value, dtype)
+        else:
+            latch_read_only(view.space)
+        return zero
 
     return add
 
 
 def residency(name: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
-    if not static.cached:
+    within, offset, shift, cached = position.within, position.offset, static.shift, static.cached
+    change_pin = PIN_FUNCTIONS[static.direct_mapped][name == "unpin"]
 
-        @device
-        def nothing(view, index):
-            return True
-
-        return nothing
-    within, offset, shift = position.within, position.offset, static.shift
-    if name == "prefetch":
-
-        @device
-        def prefetch(view, index):
+    @device
+    def prefetch(view, index):
+        if cached:
             page = -1
             if within(view, index):
                 page = (view.origin + offset(view, index)) >> shift
             prefetch_pages(view.space, page)
             return page >= 0
-
-        return prefetch
-    change_pin = PIN_FUNCTIONS[static.direct_mapped][name == "unpin"]
+        return True
 
     @device
     def pin_or_unpin(view, index):
-        if not within(view, index):
+        if cached:
+            if within(view, index):
+                return change_pin(view, (view.origin + offset(view, index)) >> shift)
             return False
-        return change_pin(view, (view.origin + offset(view, index)) >> shift)
+        return True
 
-    return pin_or_unpin
+    return prefetch if name == "prefetch" else pin_or_unpin
 
 
 def add_to_ndarray(array, index, value):

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...cache import copy_run, count_read, load_word, mark_referenced, validate_read
+from ...cache import copy_run, count_read, frame_of, load_word, mark_referenced, validate_read
 from ...targets import (
     DEVICE,
     bits_as,
@@ -26,7 +26,7 @@ from ...targets import (
     scratch,
 )
 from ..items import item_of
-from .words import Stored, addresses_of
+from .words import Stored
 
 Maker = Callable[..., Any]
 
@@ -72,7 +72,7 @@ def _own_index(source, buffer, i, k):
 
 
 INDICES = Window(0, _all, _open_nothing, _own_index)
-"""The source of `fill`, whose items are their indices."""
+"""The source of `fill`: item i is i."""
 
 
 @functools.cache
@@ -150,20 +150,22 @@ def direct_window(code: str) -> Window:
 def copied_window(array: Stored, stores: bool) -> Window:
     """Return how to walk an array behind a cache."""
     size, shift, full = array.size, array.shift, array.full
-    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
+    reads_in_place = array.direct_mapped and not stores
 
     @device
     def room(view, i, n):
-        if is_resident(view) and not stores:
-            return n
+        if reads_in_place:
+            if view.fully_resident != 0:
+                return n
         at = view.origin + i * size
         left = (((at >> shift) + 1) << shift) - at
         return min(n, min(left, BUFFER - 8) // size)
 
     @device
     def open_copied(view, i, n, last, buffer):
-        if is_resident(view):
-            return True
+        if reads_in_place:
+            if view.fully_resident != 0:
+                return True
         at = view.origin + i * size
         page = at >> shift
         # whole words: the items begin at the same place in the first word of the buffer
@@ -171,7 +173,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
         nbytes = (n * size + (at & 7) + 7) & -8
         address = view.table + 8 * page
         word = load_word(address)
-        copy_foreign(buffer, frame_address(view, word) + first, nbytes)
+        copy_foreign(buffer, view.frames + (frame_of(word) << shift) + first, nbytes)
         fence(DEVICE)
         is_valid = validate_read(address, word)
         if full:
@@ -184,8 +186,9 @@ def copied_window(array: Stored, stores: bool) -> Window:
     @device
     def address_of(view, buffer, i):
         at = view.origin + i * size
-        if is_resident(view) and not stores:
-            return data_of(view) + at
+        if reads_in_place:
+            if view.fully_resident != 0:
+                return view.data + at
         return buffer + (at & 7)
 
     @device
@@ -232,14 +235,10 @@ def _member_window(window: Window, position: int, single: bool, offset: int) -> 
     nbytes, room_one, open_one, get_one = window[:4]
 
     @device
-    def itself(source):
-        return source
-
-    @device
-    def member(source):
+    def array_of(source):
+        if single:
+            return source
         return source[position]
-
-    array_of = itself if single else member
 
     @device
     def room(source, i, n):

@@ -239,24 +239,21 @@ BUFFERED = {"cpu"}
 """Targets whose threads copy pages to buffers; others read words into registers."""
 
 
-def _choose_fold(scope: int, target: str, f: Any, start: Any, source: Any, *_: Any) -> Maker | None:
-    if not _walkable(source):
+def _choose_fold(
+    scope: int, target: str, f: Any, start: Any, source: Any, *_: Any, has_indices: bool = False
+) -> Maker | None:
+    if not (_is_array(source) if has_indices else _walkable(source)):
         return None
     if target not in BUFFERED and (stored := _stored(source)) is not None:
-        walk = words.folding(stored, _RANKS[scope], scope > 0)
+        fold_one = words.fold_indexed_item if has_indices else words.fold_item
+        walk = words.folding(stored, _RANKS[scope], scope > 0, fold_one)
     else:
-        walk = buffers.folding(_windows(target, source), _RANKS[scope])
+        windows = _windows(target, source)
+        walk = buffers.folding(buffers.indexed(windows) if has_indices else windows, _RANKS[scope])
     return _in_range(scope, None, source, walk)
 
 
-def _choose_indexed(scope: int, target: str, f: Any, start: Any, source: Any, *_: Any) -> Maker | None:
-    if not _is_array(source):
-        return None
-    if target not in BUFFERED and (stored := _stored(source)) is not None:
-        walk = words.folding(stored, _RANKS[scope], True, words.fold_indexed_item)
-    else:
-        walk = buffers.folding(buffers.indexed(_windows(target, source)), _RANKS[scope])
-    return _in_range(scope, None, source, walk)
+_choose_indexed = functools.partial(_choose_fold, has_indices=True)
 
 
 def _choose_map(scope: int, target: str, f: Any, into: Any, source: Any, *_: Any) -> Maker | None:
@@ -370,21 +367,20 @@ def _in_range(scope: int, target: Any, source: Any, walk: Maker) -> Maker:
     """
     clip_target, clip_source = _clip((target,), True), _clip(_members(source), _is_single(source))
 
+    is_warp = scope == 1
+
     @device
     def walk_in_range(f, target, source, lo, hi, *args):
+        if is_warp:  # diverged lanes would each take the whole run; lanes that have left the kernel count as converged
+            syncwarp(words.ALL_LANES)
         lo, hi = clip_target(target, lo, hi)
         lo, hi = clip_source(source, lo, hi)
-        return walk(f, target, source, lo, hi, *args)
-
-    @device
-    def walk_together(f, target, source, lo, hi, *args):
-        # lanes that came apart before would each take the whole run; lanes that have left the kernel count as there
-        syncwarp(words.ALL_LANES)
-        out = walk_in_range(f, target, source, lo, hi, *args)
-        syncwarp(words.ALL_LANES)
+        out = walk(f, target, source, lo, hi, *args)
+        if is_warp:
+            syncwarp(words.ALL_LANES)
         return out
 
-    return walk_together if scope == 1 else walk_in_range
+    return walk_in_range
 
 
 @functools.cache

@@ -137,6 +137,7 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
     size, shift = array.size, array.shift
     nbytes = group * size
     by_rows = shared and array.small
+    load, load_four = _loading(nbytes)
 
     @device
     def same_page(view, i, step):
@@ -162,8 +163,8 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
 
     return PageAccess(
         _aligned_start(size, group, 32 * nbytes if by_rows else 0),
-        *(_reading_rows(array, nbytes) if by_rows else (same_page, _reading(array, group, _loading_four(nbytes)))),
-        _reading(array, group, _loading_one(nbytes)),
+        *(_reading_rows(array, nbytes) if by_rows else (same_page, _reading(array, group, load_four))),
+        _reading(array, group, load),
         load_page,
         read_under_pin,
         *_storing_now(array, nbytes, shared),
@@ -171,61 +172,22 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
     )
 
 
-@functools.cache
-def addresses_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
-    """Return three device functions of a view: whether its pages are all in the cache, one after another; their
-    address; and the address of the frame that a page's word names, else of frame 0.
-    """
-
-    @device
-    def frame_address(view, word):
-        return view.frames + (frame_of(word) << shift)
-
-    if not direct_mapped:
-
-        @device
-        def never(view):
-            return False
-
-        @device
-        def nowhere(view):
-            return 0
-
-        return never, nowhere, frame_address
-
-    @device
-    def is_resident(view):
-        return view.fully_resident != 0
-
-    @device
-    def data_of(view):
-        return view.data
-
-    return is_resident, data_of, frame_address
-
-
 # -- groups --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _loading_one(nbytes: int) -> Maker:
-    """Return ``(address, step)`` to one group: two words, or its bytes in the first."""
+def _loading(nbytes: int) -> tuple[Maker, Maker]:
+    """Return ``(address, step)`` to one group, two words or its bytes in the first, and to four.
+
+    The four are `step` bytes apart, and all of them in flight.
+    """
+    is_pair = nbytes == GROUP_BYTES
 
     @device
-    def load_whole(address, step):
-        return load_pair(address)
-
-    @device
-    def load_part(address, step):
+    def load(address, step):
+        if is_pair:
+            return load_pair(address)
         return load_relaxed(address & -8, DEVICE) >> (8 * (address & 7)), 0
-
-    return load_whole if nbytes == GROUP_BYTES else load_part
-
-
-@functools.cache
-def _loading_four(nbytes: int) -> Maker:
-    """Return ``(address, step)`` to four groups, `step` bytes apart, all of them in flight."""
-    load = _loading_one(nbytes)
 
     @device
     def load_four(address, step):
@@ -235,23 +197,23 @@ def _loading_four(nbytes: int) -> Maker:
         g, h = load(address + 3 * step, step)
         return a, b, c, d, e, f, g, h
 
-    return load_four
+    return load, load_four
 
 
 def _reading(array: Stored, group: int, load: Maker) -> Maker:
     """Return ``(view, i, step)`` to whether the read is valid, and the groups that `load` returns, all of one page."""
-    size, shift = array.size, array.shift
-    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
+    size, shift, direct_mapped = array.size, array.shift, array.direct_mapped
 
     @device
     def read(view, i, step):
         at = view.origin + i * size
-        if is_resident(view):
-            return True, load(data_of(view) + at, step * size)
+        if direct_mapped:
+            if view.fully_resident != 0:
+                return True, load(view.data + at, step * size)
         page = at >> shift
         address = view.table + 8 * page
         word = load_word(address)
-        groups = load(frame_address(view, word) + at - (page << shift), step * size)
+        groups = load(view.frames + (frame_of(word) << shift) + at - (page << shift), step * size)
         fence(DEVICE)
         is_valid = validate_read(address, word)
         # of lanes that share a row, one is enough
@@ -272,9 +234,8 @@ def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
       its fence synchronizes with that thread's, and the barrier passes this on to the lane that validates.
     - The other lanes do what these four do, so that no branch tells them apart.
     """
-    size, shift, row = array.size, array.shift, 32 * nbytes
-    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
-    load, load_four = _loading_one(nbytes), _loading_four(nbytes)
+    size, shift, direct_mapped, row = array.size, array.shift, array.direct_mapped, 32 * nbytes
+    load, load_four = _loading(nbytes)
 
     @device
     def same_pages(view, i, step):
@@ -287,12 +248,13 @@ def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
 
     @device
     def load_row(view, i, word):
-        return load(frame_address(view, word) + ((view.origin + i * size) & ((1 << shift) - 1)), 0)
+        return load(view.frames + (frame_of(word) << shift) + ((view.origin + i * size) & ((1 << shift) - 1)), 0)
 
     @device
     def read_rows(view, i, step):
-        if is_resident(view):
-            return True, load_four(data_of(view) + view.origin + i * size, step * size)
+        if direct_mapped:
+            if view.fully_resident != 0:
+                return True, load_four(view.data + view.origin + i * size, step * size)
         own = view.table + 8 * ((view.origin + (i + (lane_id() & 3) * step) * size) >> shift)
         word = load_word(own)
         syncwarp(ALL_LANES)
@@ -318,44 +280,27 @@ def _aligned_start(size: int, group: int, row: int) -> Maker:
     shift = size.bit_length() - 1
 
     @device
-    def start_of_group(view, lo):
+    def aligned_start(view, lo):
+        if row:
+            return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
         return lo & -group
 
-    @device
-    def start_of_row(view, lo):
-        return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
-
-    return start_of_row if row else start_of_group
+    return aligned_start
 
 
 # -- stores that wait for nothing ------------------------------------------------------------------------------------
 
 
+@functools.cache
 def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker]:
     """Return `peek_word` and `store_now`.
 
     Inlined: across a call each lane would save up to 50 registers in memory, and the fences would wait for that.
     """
     if nbytes < 8:
-        return _no_word, _store_never
-    return (_storing_shared if shared else _storing_alone)(array, nbytes)
-
-
-@device
-def _no_word(view, i, step):
-    return 0
-
-
-@device
-def _store_never(view, i, step, groups, word):
-    return False
-
-
-@functools.cache
-def _putting(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
-    """Return ``(view, i)`` to the page of item i, and ``(view, i, frame, first, second)``, which stores a group."""
+        return _NO_PAGE.peek_word, _NO_PAGE.store_now
     size, shift, inside = array.size, array.shift, (1 << array.shift) - 1
-    is_pair = nbytes == GROUP_BYTES
+    is_pair, rows = nbytes == GROUP_BYTES, 4 if shared and array.small else 1
 
     @device
     def page_of(view, i):
@@ -369,16 +314,13 @@ def _putting(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         else:
             store_relaxed(address, first, DEVICE)
 
-    return page_of, put
-
-
-@functools.cache
-def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
-    page_of, put = _putting(array, nbytes)
+    @device
+    def own_address(view, i, step):
+        return view.table + 8 * page_of(view, i + (lane_id() & (rows - 1)) * step)
 
     @device
     def peek_word(view, i, step):
-        return load_relaxed(view.table + 8 * page_of(view, i), DEVICE)
+        return load_relaxed(own_address(view, i, step), DEVICE)
 
     @device
     def store_alone(view, i, step, groups, word):
@@ -395,22 +337,6 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         fence(DEVICE)
         unpin_stored(address)
         return True
-
-    return peek_word, store_alone
-
-
-@functools.cache
-def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
-    page_of, put = _putting(array, nbytes)
-    rows = 4 if array.small else 1
-
-    @device
-    def own_address(view, i, step):
-        return view.table + 8 * page_of(view, i + (lane_id() & (rows - 1)) * step)
-
-    @device
-    def peek_word(view, i, step):
-        return load_relaxed(own_address(view, i, step), DEVICE)
 
     @device
     def store_shared(view, i, step, groups, word):
@@ -439,7 +365,7 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
             unpin_stored(address)
         return is_pinned
 
-    return peek_word, store_shared
+    return peek_word, store_shared if shared else store_alone
 
 
 @functools.cache
@@ -469,10 +395,14 @@ def _storing_pinned(array: Stored, group: int) -> tuple[Maker, Maker]:
 
 
 @functools.cache
-def _unpack(code: str) -> Maker:
-    """Return ``(first, second, k)`` to item k of a group."""
+def _packing(code: str) -> tuple[Maker, Maker]:
+    """Return `unpack` and `pack`.
+
+    ``unpack(first, second, k)`` returns item k of a group, and ``pack(first, second, k, value)`` the words of a group
+    with another item k, which was 0.
+    """
     item = item_of(code)
-    size, decode = item.stored.itemsize, item.decode
+    size, decode, encode = item.stored.itemsize, item.decode, item.encode
     bits_mask = -1 if size == 8 else (1 << (8 * size)) - 1
 
     @device
@@ -482,16 +412,6 @@ def _unpack(code: str) -> Maker:
             word = second
         return decode((word >> (8 * (k * size & 7))) & bits_mask)
 
-    return unpack
-
-
-@functools.cache
-def _pack(code: str) -> Maker:
-    """Return ``(first, second, k, value)`` to the words of a group with another item k, which was 0."""
-    item = item_of(code)
-    size, encode = item.stored.itemsize, item.encode
-    bits_mask = -1 if size == 8 else (1 << (8 * size)) - 1
-
     @device
     def pack(first, second, k, value):
         bits = (encode(value) & bits_mask) << (8 * (k * size & 7))
@@ -499,39 +419,101 @@ def _pack(code: str) -> Maker:
             return first, second | bits
         return first | bits, second
 
-    return pack
+    return unpack, pack
 
 
 # -- walks ---------------------------------------------------------------------------------------------------------
 
 
-class _Use(NamedTuple):
-    """Device functions by which a walk uses the groups that it reads."""
-
-    aligned_start: Maker
-    """``(target, source, lo)``, as `PageAccess.aligned_start`."""
-    same_pages: Maker
-    """``(target, source, i, step)``, as `PageAccess.same_page`."""
-    peek_word: Maker
-    """``(target, i, step)``, as `PageAccess.peek_word`."""
-    use_four: Maker
-    """``(f, total, target, source, groups, word, i, step, args)`` to whether the walk continues, and the total."""
-    use_one: Maker
-    """``(f, total, target, source, pair, i, lo, hi, args)``, likewise, for the items of a group in [lo, hi)."""
+@device
+def _always(view, i, step):
+    return True
 
 
-def _walking(source: Stored | None, group: int, rank_of: Maker, shared: bool, use: _Use) -> Maker:
-    """Return ``(f, total, target, source, lo, hi, args)`` to the last total: the caller's share of a walk."""
+@device
+def _read_no_groups(view, i, step):
+    return True, (0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@device
+def _read_no_group(view, i, step):
+    return True, (0, 0)
+
+
+@device
+def _never(view, i, last):
+    return False
+
+
+@device
+def _pin_no_page(view, i):
+    return 0, 0
+
+
+@device
+def _no_word(view, i, step):
+    return 0
+
+
+@device
+def _store_never(view, i, step, groups, word):
+    return False
+
+
+_NO_PAGE = PageAccess(
+    _no_word, _always, _read_no_groups, _read_no_group, _never, _pin_no_page, _no_word, _store_never, _never, _never
+)
+"""The access of a walk that has no source, or no target, behind a cache; its starts and its stores are not called."""
+
+
+@device
+def _target(target, source):
+    return target
+
+
+@device
+def _source(target, source):
+    return source
+
+
+def _walking(
+    target: Stored | None,
+    source: Stored | None,
+    group: int,
+    rank_of: Maker,
+    shared: bool,
+    use_four: Maker,
+    use_one: Maker,
+) -> Maker:
+    """Return ``(f, total, target, source, lo, hi, args)`` to the last total: the caller's share of a walk.
+
+    Parameters
+    ----------
+    target, source : Stored or None
+        None if a walk has no array behind a cache in this role.
+    use_four : callable
+        Device function ``(f, total, target, source, groups, word, i, step, args)`` to whether the walk continues, and
+        the total.
+    use_one : callable
+        Device function ``(f, total, target, source, pair, i, lo, hi, args)``, likewise, for the items of a group in
+        [lo, hi).
+    """
     size, full = (source.size, source.full) if source else (0, False)
-    reads = page_access(source, group, shared)[2:6] if source else _NO_READS
-    read_four, read_one, load_page, read_under_pin = reads
-    aligned_start, same_pages, peek_word, use_four, use_one = use
+    of = page_access(source, group, shared) if source else _NO_PAGE
+    to = page_access(target, group, shared) if target else _NO_PAGE
+    first, aligned_start = (_source, of.aligned_start) if source else (_target, to.aligned_start)
+    _, same_page, read_four, read_one, load_page, read_under_pin = of[:6]
+    same_page_of_target, peek_word = to.same_page, to.peek_word
+
+    @device
+    def same_pages(target, source, i, step):
+        return same_page(source, i, step) and same_page_of_target(target, i, step)
 
     @device
     def walk(f, total, target, source, lo, hi, args):
         rank, lanes = rank_of()
         step = group * lanes
-        i = aligned_start(target, source, lo) + group * rank
+        i = aligned_start(first(target, source), lo) + group * rank
         was_loaded = False
         while i < hi:
             if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
@@ -593,16 +575,7 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
         Device function ``(f, total, item, i, args)`` to the next total.
     """
     group = GROUP_BYTES // source.size
-    access, unpack = page_access(source, group, shared), _unpack(source.code)
-    start_of_source, same_page = access.aligned_start, access.same_page
-
-    @device
-    def aligned_start(target, source, lo):
-        return start_of_source(source, lo)
-
-    @device
-    def same_pages(target, source, i, step):
-        return same_page(source, i, step)
+    unpack, _ = _packing(source.code)
 
     @device
     def fold_group(f, total, first, second, i, args):
@@ -624,7 +597,7 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
             total = fold_one(f, total, unpack(first, second, k), i + k, args)
         return True, total
 
-    walk = _walking(source, group, rank_of, shared, _Use(aligned_start, same_pages, _no_word, fold_four, fold_part))
+    walk = _walking(None, source, group, rank_of, shared, fold_four, fold_part)
 
     @device
     def fold_words(f, start, source, lo, hi, *args):
@@ -654,35 +627,6 @@ def storing_elsewhere(source: Stored, put: Maker, rank_of: Maker, shared: bool) 
     return store_elsewhere
 
 
-@device
-def _always(view, i, step):
-    return True
-
-
-@device
-def _read_no_words(view, i, step):
-    return True, (0, 0, 0, 0, 0, 0, 0, 0)
-
-
-@device
-def _read_no_pair(view, i, step):
-    return True, (0, 0)
-
-
-@device
-def _load_no_page(view, i, last):
-    return False
-
-
-@device
-def _pin_no_page(view, i):
-    return 0, 0
-
-
-_NO_READS = _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
-"""Functions of `PageAccess` from `read_four` to `read_under_pin` for a source that is not behind a cache."""
-
-
 @functools.cache
 def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
@@ -690,34 +634,15 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
     `items` is `buffers.Window.get` of a source that is not behind a cache; the other parameters are those of `folding`.
     """
     group = GROUP_BYTES // max(target.size, source.size if source else 0)
-    of_target, pack = page_access(target, group, shared), _pack(target.code)
-    start_of_target, same_page_of_target = of_target.aligned_start, of_target.same_page
-    peek_word, store_now, store_four, store_one = of_target[6:]
-    if source is None:
-        same_page = _always
-
-        @device
-        def aligned_start(target, source, lo):
-            return start_of_target(target, lo)
-
-        @device
-        def items_of(source, first, second, i, k):
-            return items(source, 0, i, k)
-    else:
-        start_of_source, same_page = page_access(source, group, shared)[:2]
-        unpack = _unpack(source.code)
-
-        @device
-        def aligned_start(target, source, lo):
-            return start_of_source(source, lo)
-
-        @device
-        def items_of(source, first, second, i, k):
-            return (unpack(first, second, k),)
+    has_items = source is not None
+    unpack, pack = _packing(source.code if source else target.code)[0], _packing(target.code)[1]
+    store_now, store_four, store_one = page_access(target, group, shared)[7:]
 
     @device
-    def same_pages(target, source, i, step):
-        return same_page(source, i, step) and same_page_of_target(target, i, step)
+    def items_of(source, first, second, i, k):
+        if has_items:
+            return (unpack(first, second, k),)
+        return items(source, 0, i, k)
 
     @device
     def map_group(f, source, first, second, i, begin, end, args):
@@ -742,7 +667,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
         first, second = map_group(f, source, first, second, i, begin, end, args)
         return begin >= end or store_one(target, i, lo, hi, first, second), total
 
-    walk = _walking(source, group, rank_of, shared, _Use(aligned_start, same_pages, peek_word, map_four, map_part))
+    walk = _walking(target, source, group, rank_of, shared, map_four, map_part)
 
     @device
     def map_words(f, target, source, lo, hi, *args):
