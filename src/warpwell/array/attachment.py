@@ -84,9 +84,7 @@ class Attachment:
         self.writable = writable
         self.name = name
         self.pins: Counter[int] = Counter()
-        self._pins_lock = (
-            threading.RLock()
-        )  # held while pins of the host and of the cache change; taken before the cache's lock
+        self._pins_lock = threading.RLock()  # held while pins of the host and of the cache change; before the cache's
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache
@@ -102,19 +100,8 @@ class Attachment:
         self._written_back = 0
         self.host_reads = self.host_bytes = 0
         self.mapping = mapping
-        self._resident = (
-            None
-            if tier in ("storage", "mapped")
-            else InMemory(
-                medium,
-                cache.memory,
-                tier=tier,
-                page_size=cache.page_size,
-                start=header.origin,
-                end=header.origin + header.nbytes,
-                writable=writable,
-            )
-        )
+        has_cache_alone = tier in ("storage", "mapped")
+        self._resident = None if has_cache_alone else InMemory(medium, header, cache, tier, writable=writable)
         self.block: Block | None = self._resident.block if self._resident else None
         on_host = cache.device != "cuda" and not (self.cached and cache.full)
         self.file = medium if on_host and self.block is None and isinstance(medium, FileMedium) else None
@@ -194,12 +181,8 @@ class Attachment:
         They are evicted first. No launch begins in the block.
         """
         if not self.cached:
-            with self.launch(True):  # counted, so that the end of the program flushes
-                pass
-            try:
+            with self.in_use(writes=True):  # counted, so that the end of the program flushes
                 yield self._is_direct
-            finally:
-                self.launch_ended()
             return
         with self.cache.lock:
             self.require_open()
@@ -271,9 +254,9 @@ class Attachment:
                 self._launches -= 1
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self, *, writes: bool = False) -> Iterator[None]:
         """Keep the array open for the block, as a launch does."""
-        with self.launch(False):
+        with self.launch(writes):
             pass
         try:
             yield
@@ -331,7 +314,7 @@ class Attachment:
 
     def _take_stream_errors(self) -> list[Exception]:
         """Remove the errors of launches in streams, to raise them last: a flush that finds one writes nothing."""
-        return [] if self.cache.closed else self.cache.take_pending_errors(self.nsid)
+        return [] if self.cache.closed else self.cache.take_left(self.nsid)
 
     def _close(self) -> None:
         written = False

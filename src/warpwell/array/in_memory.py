@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._ranges import ranges_of
+from ..cache import Cache
 from ..storage import Medium
-from ..targets import Allocator, Block
+from ..targets import Block
+from .header import Header
 
 _STEP = 16 << 20
 """Number of bytes that are copied at a time."""
@@ -30,12 +32,11 @@ class InMemory:
     Parameters
     ----------
     medium : Medium
-    memory : Allocator
+    header : Header
+        Kernels may write the items; other bytes of the file (the header) never change.
+    cache : Cache
+        Its memory; the size of the block is a multiple of its page size.
     tier : {"host-cached", "host", "device"}
-    page_size : int
-        Bytes of a page; the memory's size is a multiple of it.
-    start, end : int
-        Bytes of the file that kernels may write; others (the header) never change.
     writable : bool
 
     Attributes
@@ -43,15 +44,14 @@ class InMemory:
     block : Block
     """
 
-    def __init__(
-        self, medium: Medium, memory: Allocator, *, tier: str, page_size: int, start: int, end: int, writable: bool
-    ) -> None:
+    def __init__(self, medium: Medium, header: Header, cache: Cache, tier: str, *, writable: bool) -> None:
         self._medium = medium
-        self._page_size = page_size
-        self._start, self._end = start, end
+        self._page_size = page_size = cache.page_size
+        self._start, self._end = header.origin, header.origin + header.nbytes
         nbytes = -(-max(medium.nbytes, 1) // page_size) * page_size
-        self.block: Block = memory.allocate(nbytes) if tier == "device" else memory.allocate_shared(nbytes)
-        pages = -(-end // page_size)
+        allocate = cache.memory.allocate if tier == "device" else cache.memory.allocate_shared
+        self.block: Block = allocate(nbytes)
+        pages = -(-self._end // page_size)
         self._digests = np.zeros((pages if writable else 0, _DIGEST), np.uint8)
         self._load(writable)
 

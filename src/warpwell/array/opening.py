@@ -166,7 +166,7 @@ class _Opening:
         if isinstance(path, Medium):
             if self.writable and not path.writable:
                 raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
-            return path, _raw_header(path.nbytes, dtype, shape, offset, path.name), path.name
+            return path, _raw_header(path.nbytes, path.name, dtype, shape, offset), path.name
         target, is_device = _checked_file(path)
         if is_device and dtype is None:
             raise errors.ArgumentError(f"{target} is a block device: pass dtype= (and shape=, offset=)", name="dtype")
@@ -175,20 +175,20 @@ class _Opening:
         # header, data and the claim of the writer belong to the same file, even if the path is replaced concurrently
         medium = FileMedium(target, writable=self.writable, direct=False if self.is_mapped else None)
         self.on_failure.callback(medium.close)
-        if dtype is None:
-            header = read_npy(target, medium.fileno())
-        elif not is_device and is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
-            header = read_npy(target, medium.fileno(), bfloat16=True)
+        has_header = not offset and not is_device and is_npy(medium.fileno())
+        if dtype is None or (has_header and shape is None and is_bfloat16(dtype)):
+            header = read_npy(target, medium.fileno(), bfloat16=dtype is not None)
         else:
-            header = _raw_header(medium.nbytes, dtype, shape, offset, str(target))
-            if not offset and not is_device and is_npy(medium.fileno()):
+            header = _raw_header(medium.nbytes, str(target), dtype, shape, offset)
+            if has_header:
                 raise errors.ArgumentError(
                     f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw "
                     f"data only with offset=)",
                     name="dtype",
                 )
         if self.writable:
-            self.claims.callback(_claim(target, medium.fileno()))
+            status = os.fstat(medium.fileno())
+            self.claims.callback(_claim((status.st_dev, status.st_ino), str(target)))
         return medium, header, target.name
 
     def _open_namespace(self) -> tuple[Medium, Header, str]:
@@ -197,24 +197,38 @@ class _Opening:
         The drive serves the rings of the cache itself if it can; otherwise its namespace is a medium like others.
         """
         cache, namespace = self.cache, self.path
-        page = (
-            cache.page_size
-            if isinstance(cache, Cache)
-            else choose_page_size(
-                self.cache_options["page_size"], self.device, DEFAULT_CACHE if cache is None else cache
-            )
-        )
+        if isinstance(cache, Cache):
+            page = cache.page_size
+        else:
+            page = choose_page_size(self.cache_options["page_size"], self.device, cache or DEFAULT_CACHE)
         if isinstance(namespace, str):
             namespace, release = open_namespace(namespace)
             self.claims.callback(release)
         host = NamespaceMedium(namespace, writable=self.writable)
         has_rings = _serves_rings(self.device, self.tier, cache)
-        header = _layout(host, self.writable, *self.layout, page if has_rings else namespace.block)
+        header = self._layout(host, page if has_rings else namespace.block)
         medium = host if has_rings else DriveMedium(namespace, writable=self.writable)
         self.on_failure.callback(medium.close)
         if self.writable:
-            self.claims.callback(_claim_key((namespace.drive, namespace.nsid), host.name))
+            self.claims.callback(_claim((namespace.drive, namespace.nsid), host.name))
         return medium, header, host.name
+
+    def _layout(self, medium: NamespaceMedium, page: int) -> Header:
+        """Return the layout of an array of Warpwell on a namespace, or of raw data."""
+        dtype, shape, offset = self.layout
+        header = read_superblock(medium, dtype=dtype, shape=shape, writable=self.writable)
+        # a command past the end fails, so the last blocks are out of reach if they do not fill a page
+        reach = medium.nbytes // page * page
+        if header is None:
+            remainder = (reach - offset) % check_dtype(dtype, medium.name).itemsize if shape is None else 0
+            return _raw_header(reach - remainder, medium.name, dtype, shape, offset)
+        if header.origin + header.nbytes > reach:
+            raise errors.ArgumentError(
+                f"{medium.name} has {medium.nbytes} bytes, of which pages of {page} reach {reach}, and its array ends "
+                f"at {header.origin + header.nbytes}: take a smaller page_size",
+                name="page_size",
+            )
+        return header
 
 
 def _serves_rings(device: str, tier: str, cache: int | str | Cache | None) -> bool:
@@ -399,29 +413,6 @@ def _checked_file(path: Any) -> tuple[pathlib.Path, bool]:
     return target, is_device
 
 
-def _layout(medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int) -> Header:
-    """Return the layout of an array of Warpwell on a namespace, or of raw data."""
-    header = read_superblock(medium, dtype=dtype, shape=shape, writable=writable)
-    # the last blocks are out of reach where they fill no page: a command past the end fails
-    reach = medium.nbytes // page * page
-    if header is None:
-        room = reach - offset
-        header = _raw_header(
-            reach - (room % check_dtype(dtype, medium.name).itemsize if shape is None else 0),
-            dtype,
-            shape,
-            offset,
-            medium.name,
-        )
-    elif header.origin + header.nbytes > reach:
-        raise errors.ArgumentError(
-            f"{medium.name} has {medium.nbytes} bytes, of which pages of {page} reach {reach}, and its array ends at "
-            f"{header.origin + header.nbytes}: take a smaller page_size",
-            name="page_size",
-        )
-    return header
-
-
 def _extents(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple; `shape` is an integer or a tuple or list of integers, none negative."""
     if isinstance(shape, np.ndarray) and shape.ndim:
@@ -431,10 +422,10 @@ def _extents(shape: Any) -> tuple[int, ...]:
             name="shape",
         )
     extents = shape if isinstance(shape, tuple | list) else (shape,)
-    return tuple(checked_integer(n, "each extent of a shape", minimum=0) for n in extents)
+    return tuple(checked_integer(n, "each extent of a shape", least=0) for n in extents)
 
 
-def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> Header:
+def _raw_header(size: int, name: str, dtype: Any, shape: Any, offset: int) -> Header:
     if dtype is None:
         raise errors.ArgumentError(f"{name} is raw data: pass dtype= (and shape=)")
     checked = check_dtype(dtype, name)
@@ -459,14 +450,8 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
     return header
 
 
-def _claim(target: pathlib.Path, fd: int) -> Callable[[], None]:
-    """Note that this process writes to a file; return the function that removes the note."""
-    status = os.fstat(fd)
-    return _claim_key((status.st_dev, status.st_ino), str(target))
-
-
-def _claim_key(key: tuple[Any, int], target: str) -> Callable[[], None]:
-    """Note that this process writes to something; return the function that removes the note.
+def _claim(key: tuple[Any, int], target: str) -> Callable[[], None]:
+    """Record that this process writes to a file or namespace; return the function that removes the record.
 
     It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
     """
