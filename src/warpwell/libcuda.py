@@ -2,7 +2,8 @@
 
 `check` reads the results of cuda.bindings.
 
-A program that uses only PyTorch or CuPy may not have cuda.bindings. The other GPU code is in ``targets/gpu/``.
+A program that uses PyTorch or CuPy alone has none of our packages. All else of a GPU is in ``targets/gpu/``, mostly
+cuda.core.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from . import errors
 
 HANDLE = 64
-"""Bytes of the handle by which another process opens an allocation."""
+"""Bytes that name an allocation to another process."""
 
 
 class IpcHandle(Structure):
@@ -45,14 +46,14 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
 }
-"""Argument types of functions that take addresses and handles: ctypes would truncate these to 32 bits."""
+"""Of functions that take addresses and handles, which ctypes would cut to 32 bits."""
 
 
 @functools.cache
 def driver() -> Any:
-    """Return the driver's library, or None if it is not installed.
+    """Return the driver's library, None where there is none.
 
-    A function that an old driver, or the layer of a pool, does not have is not an attribute of it.
+    What an old driver, or the layer of a pool, does not have is no attribute of it.
     """
     try:
         library = CDLL("libcuda.so.1")
@@ -83,8 +84,7 @@ def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) ->
 
 
 def uuid_of(library: Any, device: c_int) -> bytes | None:
-    """Return the 16-byte UUID of a GPU or of a MIG instance, or None if the driver does not report it."""
+    """Return the 16 bytes that name a GPU, or a part of one (MIG); None where the driver does not say."""
     found = (c_ubyte * 16)()
-    # The older function does not know MIG instances.
-    function = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
-    return None if function(found, device) else bytes(found)
+    asked = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid  # the older one knows no parts
+    return None if asked(found, device) else bytes(found)

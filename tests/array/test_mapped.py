@@ -260,7 +260,7 @@ def test_a_file_that_is_cut(path: Path, mode: str) -> None:
 def test_stores_behind_the_cut_raise_and_do_not_kill(path: Path) -> None:
     a = ww.open(path, "r+", device="cpu")
     os.truncate(path, 10 * PAGE)
-    with pytest.raises(errors.MediumError, match=r"truncated.*what kernels stored from that byte on is lost"):
+    with pytest.raises(errors.MediumError, match=r"truncated.*items that kernels stored from that byte on are lost"):
         fill[N](a, 5)
     with pytest.raises((errors.MediumError, errors.FormatError)):
         a.close()

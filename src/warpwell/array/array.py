@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,7 +17,7 @@ from .. import errors
 from .._check import checked_integer
 from .._future import Future
 from .._ranges import join_ranges
-from ..cache import Cache, Statistics
+from ..cache import Statistics
 from ..targets import LaunchFlag
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import PlainFlag
@@ -93,7 +95,7 @@ class Array(OnStorage):
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
         new_shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        extents = tuple(checked_integer(n, "each extent of a shape", minimum=-1) for n in new_shape)
+        extents = tuple(checked_integer(n, "each extent of a shape", least=-1) for n in new_shape)
         items = math.prod(n for n in extents if n != -1)
         if extents.count(-1) == 1 and items > 0:
             extents = tuple(self.size // items if n == -1 else n for n in extents)
@@ -177,13 +179,28 @@ class Array(OnStorage):
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
             values["data"] = self._part.data + self._origin
-        mapping = self._part.mapping
-        moved = _mover(self.cache) if cached else None if mapping is None else _unmapper(self._part)
-        return ArrayView(static, values, moved, mapping)
+        cache, part, moves, mapping = self.cache, self._part, self.cache.moves, self._part.mapping
+        is_stale = (lambda: cache.moves != moves) if cached else (lambda: part.mapping is not mapping)
+        return ArrayView(static, values, is_stale, mapping)
 
-    def active(self) -> _Active:
+    @contextlib.contextmanager
+    def active(self) -> Iterator[ArrayView]:
         """Return a context in which kernels that Warpwell does not launch may use the array's view."""
-        return _Active(self)
+        flag = PlainFlag() if self.device == "cuda" else LaunchFlag(self.device)
+
+        def abort() -> None:
+            flag.interrupt()
+            self.abort(flag)
+
+        self.launch_begins(flag)
+        with contextlib.ExitStack() as on_exit:
+            on_exit.callback(self.launch_ended, flag)  # also after an error: else the array could not be closed
+            view = self._plain_view(flag)
+            if self.device == "cuda":
+                from ..targets.compiler.run_cuda import synchronize
+
+                on_exit.callback(synchronize, [SimpleNamespace(abort=abort)])
+            yield view
 
     def launch_begins(self, flag: LaunchFlag) -> None:
         """Count a launch that begins; raise if the array is closed (`warpwell.targets.KernelArgument`)."""
@@ -217,13 +234,14 @@ class Array(OnStorage):
         if isinstance(index, str):
             return self.field(index)
         self._require_readable()
-        if type(index) is slice and index.step in (None, 1) and self.shape:
-            return self._range(index)
-        row = host_access.read_row(self, index) if type(index) is int and self.shape else None
+        row = host_access.read_row(self, index) if type(index) is int and self.shape else self._range(index)
         return host_access.read(self, index) if row is None else row
 
-    def _range(self, rows: slice) -> Rows:
-        first, end, _ = rows.indices(self.shape[0])
+    def _range(self, index: Any) -> Rows | None:
+        """Return the rows of a slice without a step as a view, or None for another index."""
+        if type(index) is not slice or index.step not in (None, 1) or not self.shape:
+            return None
+        first, end, _ = index.indices(self.shape[0])
         count = max(0, end - first)
         offset = first * self._strides[0] if count else 0
         return cast(Rows, self._derive((count, *self.shape[1:]), self.dtype, self._strides, offset, Rows))
@@ -245,17 +263,9 @@ class Array(OnStorage):
 
     def _has_at(self, index: Any, rows: Rows) -> bool:
         """Return whether `rows` are the very items that an index names."""
-        if index is Ellipsis:
-            own: Array = self
-        elif type(index) is slice and index.step in (None, 1) and self.shape:
-            own = self._range(index)
-        else:
-            return False
-        return (
-            own._part is rows._part
-            and own.dtype == rows.dtype
-            and (own._origin, own.shape, own._strides) == (rows._origin, rows.shape, rows._strides)
-        )
+        own = self if index is Ellipsis else self._range(index)
+        names = ("_part", "dtype", "_origin", "shape", "_strides")
+        return own is not None and all(getattr(own, name) == getattr(rows, name) for name in names)
 
     def _require_writable(self) -> None:
         if not self.writable:
@@ -473,36 +483,6 @@ class Rows(ReadOnUse, Array):
         return self.read().__dlpack__(**options)
 
 
-class _Active:
-    """A launch of kernels that Warpwell did not launch."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array
-        self._flag = PlainFlag() if array.device == "cuda" else LaunchFlag(array.device)
-
-    def __enter__(self) -> ArrayView:
-        self._array.launch_begins(self._flag)
-        try:
-            return self._array._plain_view(self._flag)
-        except BaseException:
-            self._array.launch_ended(self._flag)
-            raise
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        try:
-            if self._array.device == "cuda":
-                from ..targets.compiler.run_cuda import synchronize
-
-                synchronize([self])
-        finally:  # else the array could not be closed any more
-            self._array.launch_ended(self._flag)
-
-    def abort(self) -> None:
-        """Abort all waits of device code."""
-        self._flag.interrupt()
-        self._array.abort(self._flag)
-
-
 def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
     """Return the compile-time parameters of a view and of its fields."""
     itemsize = dtype.itemsize
@@ -539,14 +519,3 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
-
-
-def _mover(cache: Cache) -> Callable[[], bool]:
-    """Return a function that returns whether a cache's frames have moved since this call."""
-    epoch = cache.layout_epoch
-    return lambda: cache.layout_epoch != epoch
-
-
-def _unmapper(part: Attachment) -> Callable[[], bool]:
-    """Return a function that returns whether an array's mapping was released."""
-    return lambda: part.mapping is None

@@ -98,7 +98,7 @@ class Mapping:
         at, stored = failed[0] - self.address, failed[1]
         where = f"{'writing' if stored else 'reading'} byte {at} of array {self._name!r} failed"
         again = "then close the array and open it again" + (
-            ": what kernels stored from that byte on is lost" if self._medium.writable else ""
+            ": items that kernels stored from that byte on are lost" if self._medium.writable else ""
         )
         size = os.fstat(self._medium.fileno()).st_size
         if size < self._medium.nbytes:
