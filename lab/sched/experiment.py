@@ -64,7 +64,7 @@ class Experiment:
         if not 0 <= self.error < float("inf"):
             raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
         checked_integer(self.limit, "limit")
-        checked_seconds(self.host, "host", zero=True, most=1.0)
+        checked_seconds(self.host, "host", zero=True, maximum=1.0)
 
     def capacity(self, workload: Trace) -> Capacity:
         """Return the simulated device."""

@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         error=ERROR if arguments.error is None else arguments.error,
         device=CAPACITIES[arguments.device] if arguments.device else None,
         model=SOURCE if arguments.model is None else SourceModel.load(arguments.model),
-        host=1e-6 * checked_number(arguments.host, "--host", most=1e6),
+        host=1e-6 * checked_number(arguments.host, "--host", maximum=1e6),
     )
     experiment.check()
     processes = arguments.processes

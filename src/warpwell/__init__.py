@@ -1,4 +1,4 @@
-"""Warpwell: arrays on storage, many times larger than the GPU's memory, that kernels in Python subscript.
+"""Warpwell: arrays on storage, many times larger than the GPU's memory, that kernels in Python index.
 
 >>> import warpwell as ww
 >>> from warpwell import gpu
@@ -11,27 +11,27 @@
 The folders, from the bottom up; each has a map of its files in its own docstring:
 
     _os/         the clock of timeouts, which tests can advance
-    errors/      the exceptions
+    errors/      exceptions
     _check       checks of options
-    _settings    what environment variables choose
+    _settings    settings by environment variables
     _future      results of work in the background
     _trace       ranges for NVIDIA Nsight Systems
     _npy         headers of ``.npy`` files
     _ranges      ranges of integers, such as pages and rows
     replacing    files and folders that appear whole, or not at all
-    json_file    files of JSON that somebody gives
-    registry     names of what upper folders add to lower ones: services
+    json_file    JSON files that users pass
+    registry     names by which lower folders find objects of upper ones: services
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
-    turns/       leases of a GPU between processes, whatever library they use it by
+    turns/       leases of a GPU between processes, for every library that uses it
     driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
     nvme/        commands and completions as the NVMe specification lays them out
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
     queues/      rings on which threads submit commands and find completions
     storage/     media, and the controller that carries out commands
-    drives/      NVMe controllers that others made: who may use one, and how it is reached
+    drives/      third-party NVMe controllers: their assignment to programs, and access to them
     cache/       pages in device memory: misses, eviction, write-back, statistics
-    array/       `open`, `Array`, and how kernels and the host subscript it
+    array/       `open`, `Array`, and its use by kernels and the host
     graph/       graphs on storage: conversion, search, components
     kv/          key-value stores: log, index, access by kernels, loaders, conversion
     scheduler/   kernels that share one device: tasks, policies, preemption, service
@@ -40,12 +40,12 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     remote/      arrays, stores and schedulers on the devices of a pool
     testing/     conformance suites for media and executors of your own
     cli/         the `warpwell` command
-    gpu          what kernels call
+    gpu          functions for kernels
 """
 
 from typing import TYPE_CHECKING
 
-from . import errors  # modules within import it from here, which must not wait for those that wait for them
+from . import errors  # Modules of the package import it from here, so it must be imported before them.
 from . import registry as _registry
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ __all__ = [
 ]
 """All public names but `open`: ``from warpwell import *`` must not shadow the built-in function."""
 
-# What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
+# Modules are imported on first use: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
     "": "drives gpu graph kv pool remote scheduler storage table train",
     "array": "Array",
@@ -116,7 +116,7 @@ _HOMES = {
     for name in names.split()
 }
 
-# What a room asks for by name because it lies in a room above it; see `warpwell.registry`.
+# Objects that a folder finds by name because they are defined in a folder above it; see `warpwell.registry`.
 _PROVIDED = {
     "service": {
         "open": "warpwell.array.opening:open_array",
@@ -139,5 +139,5 @@ for _kind, _names in _PROVIDED.items():
     for _name, _path in _names.items():
         _registry.register(_kind, _name, _path)
 
-if not TYPE_CHECKING:  # whoever checks types is told of wrong names
+if not TYPE_CHECKING:  # Type checkers report wrong names.
     __getattr__, __dir__ = _registry.on_first_use(__name__, _HOMES)

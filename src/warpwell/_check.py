@@ -1,4 +1,4 @@
-"""Checks of options: each message names the option, what was given, and what to give instead.
+"""Checks of options: each message names the option, its value and the expected value.
 
 `checked_integer`, `checked_number`, `checked_seconds`, `checked_timeout`, `checked_share` read numbers, and refuse
 2.5 blocks, NaN and infinity; `checked_nbytes` reads sizes such as "4KiB", `checked_device` devices such as "cuda:0";
@@ -32,7 +32,7 @@ def extra(name: str) -> str:
 
 
 def checked_integer(
-    value: Any, name: str, *, least: int | None = 1, most: int | None = None, of: str | None = None
+    value: Any, name: str, *, minimum: int | None = 1, maximum: int | None = None, of: str | None = None
 ) -> int:
     """Return an option that counts something as an int.
 
@@ -42,7 +42,7 @@ def checked_integer(
         What the caller gave. Booleans and floats are refused, whole ones included.
     name : str
         The option, for the message.
-    least, most : int, optional
+    minimum, maximum : int, optional
         Bounds, both allowed values.
     of : str, optional
         Owner of the option, for the message: "task 'a'".
@@ -57,9 +57,9 @@ def checked_integer(
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise _refused(value, name, of, f"an integer{_bounds(least, most)}") from None
-    if (least is not None and number < least) or (most is not None and number > most):
-        raise _refused(number, name, of, f"an integer{_bounds(least, most)}")
+        raise _refused(value, name, of, f"an integer{_bounds(minimum, maximum)}") from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise _refused(number, name, of, f"an integer{_bounds(minimum, maximum)}")
     return number
 
 
@@ -151,8 +151,8 @@ def checked_device(
     raise ArgumentError(f"unknown {name} {shown(value)}; expected one of {', '.join(expected)}", name=name)
 
 
-def checked_number(value: Any, name: str, *, most: float, of: str | None = None) -> int | float:
-    """Return an amount, from 0 to `most`, as an int or float. Integers of any size are compared, not converted.
+def checked_number(value: Any, name: str, *, maximum: float, of: str | None = None) -> int | float:
+    """Return an amount, from 0 to `maximum`, as an int or float. Integers of any size are compared, not converted.
 
     Raises
     ------
@@ -160,13 +160,13 @@ def checked_number(value: Any, name: str, *, most: float, of: str | None = None)
         The value is not a real number, is NaN, or is outside of the bounds.
     """
     number: Any = value if isinstance(value, Real) else math.nan
-    if not 0 <= number <= most:
-        raise _refused(value, name, of, f"a number from 0 to {most:g}")
+    if not 0 <= number <= maximum:
+        raise _refused(value, name, of, f"a number from 0 to {maximum:g}")
     return number if type(number) in (int, float) else float(number)
 
 
-def checked_seconds(value: Any, name: str, *, zero: bool = False, most: float = LONGEST) -> float:
-    """Return an option that is a time as a float: above 0 (or, with `zero`, not below), and at most `most` seconds.
+def checked_seconds(value: Any, name: str, *, zero: bool = False, maximum: float = LONGEST) -> float:
+    """Return an option that is a time as a float: above 0 (or, with `zero`, not below), and at most `maximum` seconds.
 
     Raises
     ------
@@ -177,8 +177,8 @@ def checked_seconds(value: Any, name: str, *, zero: bool = False, most: float = 
         number = math.nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not (0 <= number <= most if zero else 0 < number <= most):
-        raise _refused(value, name, None, f"seconds, {'0 or more' if zero else 'more than 0'}, up to {most:g}")
+    if not (0 <= number <= maximum if zero else 0 < number <= maximum):
+        raise _refused(value, name, None, f"seconds, {'0 or more' if zero else 'more than 0'}, up to {maximum:g}")
     return number
 
 
@@ -227,7 +227,7 @@ def checked_bytes(value: Any, name: str) -> bytes:
     Raises
     ------
     ArgumentError
-        The value is neither bytes nor a string, or is a string with surrogates.
+        The value is not bytes or a string, or is a string with surrogates.
     """
     if isinstance(value, str):
         try:
@@ -271,7 +271,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     ArgumentError
         The value is not an integer or a tuple of integers, or one is negative.
     MemoryError
-        No device has room for so many items.
+        No device has memory for that number of items.
     """
     extents = tuple(shape) if isinstance(shape, Iterable) and not isinstance(shape, str | bytes) else (shape,)
     try:
@@ -311,12 +311,12 @@ def shown(value: Any) -> str:
     return f"{value!r:.60}"
 
 
-def _refused(value: Any, name: str, of: str | None, wanted: str) -> ArgumentError:
-    whose = "" if of is None else f" of {of}"
-    return ArgumentError(f"{name}{whose} is {shown(value)}: give {wanted}", name=name)
+def _refused(value: Any, name: str, of: str | None, expected: str) -> ArgumentError:
+    owner = "" if of is None else f" of {of}"
+    return ArgumentError(f"{name}{owner} is {shown(value)}: give {expected}", name=name)
 
 
-def _bounds(least: int | None, most: int | None) -> str:
-    if least is None:
-        return "" if most is None else f", up to {most}"
-    return f" from {least} to {most}" if most is not None else f", {least} or more"
+def _bounds(minimum: int | None, maximum: int | None) -> str:
+    if minimum is None:
+        return "" if maximum is None else f", up to {maximum}"
+    return f" from {minimum} to {maximum}" if maximum is not None else f", {minimum} or more"

@@ -79,7 +79,7 @@ class Future(concurrent.futures.Future[Any]):
         ClosedError
             `cancel` stopped the work.
         ForkError
-            This process was forked from the one that started the work.
+            This process was forked from the process that started the work.
         """
         self._wait(timeout)
         return super().result()

@@ -1,4 +1,4 @@
-"""What kernels call, on a GPU and on every other target.
+"""Functions for kernels, on a GPU and on every other target.
 
 >>> from warpwell import gpu
 >>> @gpu.function

@@ -1,4 +1,4 @@
-"""`read_json`: the JSON object in a file that somebody gave, or an error that says which file to give."""
+"""`read_json`: returns the JSON object in a file of the user."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from .errors import FormatError, MissingFileError
 
 
-def read_json(path: str | os.PathLike[str], wanted: str) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str], expected: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Parameters
     ----------
     path : path
-    wanted : str
-        What to give instead of a file that cannot be read, for messages.
+    expected : str
+        The file that the user should pass, for messages.
 
     Raises
     ------
     MissingFileError
-        There is no such file.
+        The file does not exist.
     FormatError
-        It is not JSON, or not an object.
+        The file is not JSON, or not a JSON object.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise MissingFileError(f"{path} does not exist: give {wanted}", path=path) from error
+        raise MissingFileError(f"{path} does not exist: give {expected}", path=path) from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} is not JSON ({error}): give {wanted}", path=path) from error
+        raise FormatError(f"{path} is not JSON ({error}): give {expected}", path=path) from error
     if not isinstance(found, dict):
-        raise FormatError(f"{path} is not a JSON object: give {wanted}", path=path)
+        raise FormatError(f"{path} is not a JSON object: give {expected}", path=path)
     return found

@@ -2,8 +2,7 @@
 
 `check` reads the results of cuda.bindings.
 
-A program that uses PyTorch or CuPy alone has none of our packages. All else of a GPU is in ``targets/gpu/``, mostly
-cuda.core.
+A program that uses only PyTorch or CuPy may not have cuda.bindings. The other GPU code is in ``targets/gpu/``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from . import errors
 
 HANDLE = 64
-"""Bytes that name an allocation to another process."""
+"""Bytes of the handle by which another process opens an allocation."""
 
 
 class IpcHandle(Structure):
@@ -46,14 +45,14 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
     "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
 }
-"""Of functions that take addresses and handles, which ctypes would cut to 32 bits."""
+"""Argument types of functions that take addresses and handles: ctypes would truncate these to 32 bits."""
 
 
 @functools.cache
 def driver() -> Any:
-    """Return the driver's library, None where there is none.
+    """Return the driver's library, or None if it is not installed.
 
-    What an old driver, or the layer of a pool, does not have is no attribute of it.
+    A function that an old driver, or the layer of a pool, does not have is not an attribute of it.
     """
     try:
         library = CDLL("libcuda.so.1")
@@ -84,7 +83,8 @@ def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) ->
 
 
 def uuid_of(library: Any, device: c_int) -> bytes | None:
-    """Return the 16 bytes that name a GPU, or a part of one (MIG); None where the driver does not say."""
+    """Return the 16-byte UUID of a GPU or of a MIG instance, or None if the driver does not report it."""
     found = (c_ubyte * 16)()
-    asked = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid  # the older one knows no parts
-    return None if asked(found, device) else bytes(found)
+    # The older function does not know MIG instances.
+    function = getattr(library, "cuDeviceGetUuid_v2", None) or library.cuDeviceGetUuid
+    return None if function(found, device) else bytes(found)

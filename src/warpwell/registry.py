@@ -1,17 +1,17 @@
-"""Names by which a folder asks for what a folder above it provides, for example the class of an array on an agent.
+"""Registers objects by name, so that a folder finds objects of the folders above it.
 
-A folder imports only from folders below it. `warpwell/__init__.py` stands above all of them: it registers what comes
-with Warpwell, as text, so that nothing is imported before it is used.
+A folder imports only from folders below it. `warpwell/__init__.py` is above all of them: it registers the names of
+Warpwell with their paths, so that a module is imported on first use.
 
 ========== ============================================================== ============================================
-kind       name                                                           what the path leads to
+kind       name                                                           object at the path
 ========== ============================================================== ============================================
-service    what ``device.create(name, ...)`` makes on an agent            the callable that makes it there
+service    object that ``device.create(name, ...)`` creates on an agent   the callable that creates it there
 stand-in   a service whose objects have a class of their own here         that class; see `warpwell.remote.stand_in`
-scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the class
+scheduler  ``"pool"``: object that ``Scheduler(devices=...)`` returns     the class
 ========== ============================================================== ============================================
 
-A folder whose names bring more than most of its users need has them imported by `on_first_use`.
+`on_first_use` imports the names of a folder if most of its users need only a few of them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from typing import Any
 from .errors import ArgumentError
 
 importing = threading.RLock()
-"""Held while modules of Warpwell are imported on first use: threads that start at different modules would meet
-half-way."""
+"""Held while modules of Warpwell are imported on first use: threads that import different modules could deadlock."""
 
 
 def _renew() -> None:
-    """Make the lock anew in a forked child: the thread that held it does not exist there."""
+    """Replace the lock in a forked child: the thread that held it does not exist there."""
     global importing
     importing = threading.RLock()
 
@@ -44,7 +43,7 @@ _paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler":
 
 
 def register(kind: str, name: str, path: str) -> None:
-    """Register a path under a name; a later one takes the place of an earlier one.
+    """Register a path under a name; a later path replaces an earlier one.
 
     Parameters
     ----------
@@ -90,14 +89,14 @@ def path_of(kind: str, name: str) -> str:
     try:
         return _paths[kind][name]
     except KeyError:
-        known = ", ".join(sorted(_paths[kind]))
-        raise ArgumentError(f"there is no {kind} {name!r}: choose one of {known}", name=kind) from None
+        names = ", ".join(sorted(_paths[kind]))
+        raise ArgumentError(f"unknown {kind} {name!r}: choose one of {names}", name=kind) from None
 
 
 def load(path: str) -> Any:
     """Import the module of a path, and return the attribute."""
     module, _, name = path.partition(":")
-    # not for a program's own module: it may start threads that use Warpwell, and wait for them
+    # A program's own module is imported without the lock: it may start threads that use Warpwell, and wait for them.
     with importing if module.startswith(f"{__package__}.") else contextlib.nullcontext():
         found: Any = importlib.import_module(module)
     for attribute in name.split("."):
@@ -106,14 +105,14 @@ def load(path: str) -> Any:
 
 
 def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package, some of whose names are imported when they are first used.
+    """Return ``__getattr__`` and ``__dir__`` of a package that imports some names when they are first used.
 
     Parameters
     ----------
     package : str
         Its ``__name__``.
     homes : mapping of str to str
-        Where in the package a name is: ``"module"``, ``"module:"`` if it has the same name there, ``"module:other"``.
+        Module of each name: ``"module"``, or ``"module:"`` if it has the same name there, or ``"module:other"``.
     """
 
     def getattr_(name: str) -> Any:
@@ -129,8 +128,8 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
 
     def dir_() -> list[str]:
         module = sys.modules[package]
-        # a name of a built-in is left out of __all__, for star imports
-        left_out = homes.keys() & vars(builtins).keys()
-        return sorted({*module.__all__, *left_out, *(name for name in vars(module) if name.startswith("__"))})
+        # Names of built-in functions are not in __all__, because of star imports.
+        built_in = homes.keys() & vars(builtins).keys()
+        return sorted({*module.__all__, *built_in, *(name for name in vars(module) if name.startswith("__"))})
 
     return getattr_, dir_

@@ -1,4 +1,4 @@
-"""`replacing`: a file or folder that appears whole, or not at all. `storage_full`: the error where the disk is full."""
+"""`replacing`: replaces a file or folder atomically. `storage_full`: converts the errors of a full disk."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from pathlib import Path
 from .errors import StorageFullError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where no space is left."""
+"""Error numbers of a full disk."""
 
 unfinished: set[Path] = set()
 """Files and folders to remove if this process is ended without an exception in the threads that write them."""
 
 
-def beside(path: str | os.PathLike[str]) -> Path:
-    """Return a hidden name beside `path` that nothing has: it starts with a dot and ends in ``.part``."""
+def temporary_name(path: str | os.PathLike[str]) -> Path:
+    """Return an unused hidden name in the folder of `path`: it starts with a dot and ends in ``.part``."""
     path = Path(path)
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.part")
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a name `beside` a path; what the block writes there takes the place of what the path has.
+    """Yield a temporary name; the file or folder that the block writes there replaces the one at the path.
 
-    If the block raises, Ctrl-C included, what it wrote is removed and the path stays as it was. Only the end of the
-    whole process (``kill -9``) can leave something behind, under the hidden name.
+    If the block raises, Ctrl-C included, its file is removed and the path is unchanged. Only a killed process
+    (``kill -9``) can leave a file behind, under the temporary name.
 
     Parameters
     ----------
     path : path-like
-        A file, a folder, or nothing yet. Its parent exists.
+        A file or folder, or a name that does not exist yet. Its parent exists.
 
     Yields
     ------
     Path
-        Where to write the new file or folder.
+        Path of the new file or folder, a `temporary_name`.
     """
-    path, part = Path(path), beside(path)
+    path, part = Path(path), temporary_name(path)
     unfinished.add(part)
     try:
         yield part
@@ -52,13 +52,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     finally:
         remove(part)
         if os.path.lexists(path):
-            remove(part.with_suffix(".old"))  # an interrupt came while `_exchange` removed it
+            remove(part.with_suffix(".old"))  # Ctrl-C interrupted `_exchange`.
         unfinished.discard(part)
 
 
 @contextlib.contextmanager
 def storage_full(path: Path, advice: str = ": free some, or write to another disk") -> Iterator[None]:
-    """Turn the errors of a full disk into StorageFullError; `advice` ends its message."""
+    """Convert the errors of a full disk to StorageFullError; `advice` ends its message."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,7 @@ def storage_full(path: Path, advice: str = ": free some, or write to another dis
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there; of a link, only the link."""
+    """Remove a file or a folder if it exists; of a link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -76,7 +76,7 @@ def remove(path: Path) -> None:
 
 
 def _exchange(path: Path, part: Path) -> None:
-    """Put a folder in the place of something, or something in the place of a folder: the system has no call for it."""
+    """Replace a folder, or replace a file by a folder: the system has no call for it."""
     old = part.with_suffix(".old")
     try:
         path.rename(old)

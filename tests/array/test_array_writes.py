@@ -284,7 +284,7 @@ def test_closing_gives_pins_back(tmp_path: Path) -> None:
         b.pin()
         b.pin(0, 100)
         b.close()
-        assert cache.pinned(a._nsid) == 0
+        assert cache._count_pinned(a._nsid) == 0
         ww.open(tmp_path / "b.npy", cache=cache).close()
 
 
@@ -550,7 +550,7 @@ def test_a_prefetch_from_the_host_brings_what_the_frames_hold(tier: str) -> None
     options: dict[str, Any] = {"page_size": 512, "cache": 600 * 520, "depth": 16, "queues": 2, "device": "cpu"}
     with ww.open(medium, dtype="i8", tier=tier, **options) as a:
         a.prefetch()
-        assert until(lambda: a.cache.settle() or a.stats.prefetched == a.cache.frames)
+        assert until(lambda: a.cache._process_completions() or a.stats.prefetched == a.cache.frames)
         assert a.stats.prefetch_dropped == 0 and a.cache.frames > 400
         before = a.stats.misses
         assert a[: 64 * 100].sum() == sum(range(64 * 100)) and a.stats.misses == before
@@ -608,6 +608,6 @@ def test_counts_of_threads_are_apart(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join(50)
-        assert not unexpected and cache.pinned(arrays[0]._nsid) == 0
+        assert not unexpected and cache._count_pinned(arrays[0]._nsid) == 0
         for a in arrays:
             a.close()

@@ -129,7 +129,7 @@ def test_pinned_pages_are_written_in_the_cache(tier: str, path: Path) -> None:
     with opened(path, tier) as a:
         a.pin(0, 10)
         a[3] = 5
-        assert a[3] == 5 and a.cache.pinned(a._nsid) == 1
+        assert a[3] == 5 and a.cache._count_pinned(a._nsid) == 1
         add[10](a, 1)
         assert a[3] == 6
         a.unpin(0, 10)

@@ -187,9 +187,9 @@ def test_many_threads_hold_pages_of_few_frames(tmp_path: Path, frames: int) -> N
         assert a.cache.frames == frames
         hold_and_check[64](a, 40, counts)
         assert counts[0] == 0 and counts[1] > 0
-        assert a.cache.pinned(a._nsid) == 0
+        assert a.cache._count_pinned(a._nsid) == 0
         a.pin(0, (frames - 1) * ITEMS)
-        assert a.cache.pinned(a._nsid) == frames - 1
+        assert a.cache._count_pinned(a._nsid) == frames - 1
         with pytest.raises(errors.KernelError, match="only"):
             a.pin(500 * ITEMS, 502 * ITEMS)
         assert a[900 * ITEMS] == 900 * ITEMS

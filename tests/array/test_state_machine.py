@@ -125,7 +125,7 @@ class ArrayMachine(RuleBasedStateMachine):
         frames = [int(w) >> 36 for w in words if w & 2]
         assert len(frames) == len(set(frames)) and all(0 <= f < self.a.cache.frames for f in frames)
         pinned = {p for r in self.pins for p in self.pages(r)}
-        assert self.a.cache.pinned(1) == len(pinned)
+        assert self.a.cache._count_pinned(1) == len(pinned)
         pins = np.zeros(len(words), int)
         if not self.resident():
             pins[list(pinned)] = 1  # holders of a page have one pin of its word between them

@@ -51,7 +51,7 @@ def total(b, out):
 
 
 def pins_left(a: ww.Array) -> int:
-    return int(((a.cache.page_words(a._nsid) & PINS) != 0).sum()) + a.cache.pinned(a._nsid)
+    return int(((a.cache.page_words(a._nsid) & PINS) != 0).sum()) + a.cache._count_pinned(a._nsid)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -83,7 +83,7 @@ def test_kernels_and_the_host_give_back_their_own_pins_alone(tmp_path: Path, dev
         with pytest.raises(errors.KernelError, match="unpin them first"):
             a.evict()
         pin_often[1](a, 3, got)  # a pin may outlive its launch
-        assert got[0] == 3 and a.cache.pinned(a._nsid) == 1  # the page counts once
+        assert got[0] == 3 and a.cache._count_pinned(a._nsid) == 1  # the page counts once
         a.unpin(0, 1)
         with pytest.raises(errors.KernelError, match="is not pinned"):
             a.unpin(0, 1)
@@ -142,7 +142,7 @@ def test_a_closed_array_leaves_no_frame_that_nobody_can_write(tmp_path: Path) ->
         os.truncate(tmp_path / "a.npy", 512)
         with pytest.raises(errors.MediumError):
             a.close()
-        assert cache.pinned(b._nsid) == 1
+        assert cache._count_pinned(b._nsid) == 1
         for _ in range(3):
             out = np.zeros(1)
             total[8192](b, out)

@@ -24,7 +24,7 @@ def test_names() -> None:
     for name in ("open", "create", "cache", "array part", "store", "scheduler"):
         assert callable(registry.load(registry.path_of("service", name)))
     assert registry.path_of("service", "some.module:thing") == "some.module:thing"
-    with pytest.raises(errors.ArgumentError, match=r"there is no service 'none': choose one of .*open"):
+    with pytest.raises(errors.ArgumentError, match=r"unknown service 'none': choose one of .*open"):
         registry.path_of("service", "none")
 
 

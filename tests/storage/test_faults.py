@@ -110,7 +110,7 @@ def test_a_medium_that_stops_answering() -> None:
         medium.resume()  # frames of commands that were given up come back with their completions
         rows = np.arange(0, N, 50)
         np.testing.assert_array_equal(read_all(a, rows), rows)
-        a.cache.settle()
+        a.cache._process_completions()
         assert a.cache.pairs.in_use() == 0
 
 

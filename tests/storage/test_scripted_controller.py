@@ -140,7 +140,7 @@ def test_a_late_answer_frees_what_it_held() -> None:
         assert array.cache.pairs.in_use() == 1
         clock.advance(1e9)
         assert values(array, np.array([9, 9 + PAGE])).tolist() == [9, 9 + PAGE]
-        array.cache.settle()
+        array.cache._process_completions()
         assert array.cache.pairs.in_use() == 0
 
 

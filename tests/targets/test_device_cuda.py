@@ -229,7 +229,7 @@ def test_a_cache_that_holds_all_pages_is_read_as_memory():
         for _ in range(2):
             hold_all[ITEMS](a, out, held)
         strided[ITEMS // 64](a, out, 64)
-        assert a.stats.misses == misses and a.cache.pinned(a._nsid) == 0
+        assert a.stats.misses == misses and a.cache._count_pinned(a._nsid) == 0
         assert held.copy_to_host()[0] == 2 * ITEMS
         assert (out.copy_to_host()[: ITEMS // 64] == np.arange(0, ITEMS, 64)).all()
         a.evict(0, 128)
@@ -247,7 +247,7 @@ def test_many_warps_hold_pages_of_few_frames(frames):
         assert a.cache.frames == frames
         for _ in range(3):
             hold_all[ITEMS](a, out, held)
-            assert a.cache.pinned(a._nsid) == 0
+            assert a.cache._count_pinned(a._nsid) == 0
         assert held.copy_to_host()[0] > 0
         a.evict()
 

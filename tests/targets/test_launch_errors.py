@@ -244,7 +244,7 @@ def test_closing_gives_pins_back_whatever_a_stream_left(path: Path) -> None:
 def test_an_interrupt_at_the_end_of_a_launch_ends_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes between the two lines that take the launch's error and give its records to the next one."""
     with ww.open(path, device="cpu", cache=8192) as a:
-        take = CacheLaunch.take
+        take = CacheLaunch.take_error
 
         def interrupted(launch: CacheLaunch) -> tuple[int, int, int, int]:
             latched = take(launch)
@@ -252,7 +252,7 @@ def test_an_interrupt_at_the_end_of_a_launch_ends_no_other(path: Path, monkeypat
             return latched
 
         with monkeypatch.context() as patched:
-            patched.setattr(CacheLaunch, "take", interrupted)
+            patched.setattr(CacheLaunch, "take_error", interrupted)
             total[1](a, np.zeros(1, np.int64))
         sums = np.zeros(1, np.int64)
         total[1](a, sums)

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     output = output_of(arguments)
     page = choose_page_size(arguments.page_size, "cpu", 0)
     nbytes = checked_nbytes(arguments.bytes, "--bytes")
-    runs = checked_integer(arguments.runs, "--runs", least=1)
+    runs = checked_integer(arguments.runs, "--runs", minimum=1)
     with _opened(arguments, nbytes) as namespace, output.progress() as report:
         found = drive_reads(namespace, page=page, nbytes=nbytes, runs=runs, report=report)
         name = namespace.name

@@ -234,7 +234,7 @@ class CacheModel:
 
     def _hold(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
         # device code holds all frames but one at most, else the others could not go on
-        word = word_address(self.cache.core, page)
+        word = word_address(self.cache._core_address, page)
         if self.view.pin(page * ITEMS):
             self.held[word] += 1
             self._read(thread, page, OWNED + thread, seen)
@@ -243,7 +243,7 @@ class CacheModel:
             self.view.unpin(page * ITEMS)
 
     def _clean(self, page: int, evict: bool) -> None:
-        core, space = self.cache.core, self.view.space
+        core, space = self.cache._core_address, self.view.space
         if clean(core, space, page, False, 1, 0, 0) and evict:
             evict_page(core, space, page, 1, 0, 0)
 
@@ -281,7 +281,7 @@ class CacheModel:
         return steps + rest.steps
 
     def _settle(self) -> None:
-        core, attempt = self.cache.core, 0
+        core, attempt = self.cache._core_address, 0
         for index in range(self.cache.pairs.count):
             queue = self.cache.pairs.record(index)
             while load_acquire(queue + 8 * Q_IN_USE, DEVICE) > 0:
@@ -298,7 +298,14 @@ class CacheModel:
             cache.begin(self.flag)
             launch = cache.launches.take(self.flag)
             launch.reset()
-            arguments = (cache.core, launch.space(0), space.base, space.base + space.pages, 0, launch.count_address)
+            arguments = (
+                cache._core_address,
+                launch.space(0),
+                space.base,
+                space.base + space.pages,
+                0,
+                launch.count_address,
+            )
             run.launch(flush_frames.function, self.frames, arguments)
             left = launch.counted()
             cache.end(self.flag)
@@ -317,9 +324,9 @@ class CacheModel:
                 raise Violation(f"page word {number} is {word:#x} when all was done")
             if state == VALID and owners[frame_of(word)] <= 0:
                 raise Violation(f"frame {frame_of(word)} of page word {number} is nobody's")
-        pool = self._read_core(self.cache.core + 8 * at.C_POOLS, 1)[0]
-        if self.cache.pinned(self.array._nsid):
-            raise Violation(f"{self.cache.pinned(self.array._nsid)} pages are held for long when all was done")
+        pool = self._read_core(self.cache._core_address + 8 * at.C_POOLS, 1)[0]
+        if self.cache._count_pinned(self.array._nsid):
+            raise Violation(f"{self.cache._count_pinned(self.array._nsid)} pages are held for long when all was done")
         valid = sum(state_of(int(w)) == VALID for w in words)
         stashed = self._stashed(pool, owners)
         if self.resident:
@@ -352,7 +359,7 @@ class CacheModel:
 
     def _read_core(self, address: int, words: int) -> list[int]:
         assert self.cache._core is not None
-        return [int(n) for n in self.cache._core.read(address - self.cache.core, 8 * words).view(np.int64)]
+        return [int(n) for n in self.cache._core.read(address - self.cache._core_address, 8 * words).view(np.int64)]
 
     def _check_file(self) -> None:
         for page in self.pages:

@@ -429,7 +429,7 @@ FAULTS = (
             ),
             Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1)),
         ),
-        seed=282,
+        seed=414,
     ),
     Fault(
         "unpinned-before-store",
@@ -462,7 +462,7 @@ FAULTS = (
         "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, readers=True, naps=LONG),
-        seed=42,
+        seed=46,
     ),
     Fault(
         "hole-published",
@@ -479,20 +479,20 @@ FAULTS = (
                 ),
             ),
         ),
-        seed=16,
+        seed=156,
     ),
     Fault(
         "generation-kept",
         "known",
         "an eviction does not make the next generation",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "generation_of(word)"),),
-        seed=521,
+        seed=539,
     ),
     Fault(
         "wave-over-its-bound",
         "known",
         "the clock goes on until a frame is found",
-        (Edit("cache.known_pages", "frame_until", " and load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit:", ":"),),
+        (Edit("cache.frames", "try_alloc_frame", "load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit", "True"),),
     ),
     Fault(
         "staging-taken-early",

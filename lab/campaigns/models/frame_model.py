@@ -37,7 +37,7 @@ class FrameModel(CacheModel):
                 raise Violation(f"page {page}, item {item}: read {value:#x}, which is page {(value >> 40) - 1}'s")
 
     def _move(self, turns: int) -> None:
-        core = self.cache.core
+        core = self.cache._core_address
         for turn in range(turns):
             page, before = self.pages[turn & 1], self.pages[1 - turn & 1]
             if turn:

@@ -35,7 +35,7 @@ class GatherModel(FrameModel):
         for _ in range(60):
             first, items = random.randrange(4), random.choice((1, 2, 8))
             at = 8 * (page * ITEMS + first)
-            took = take_row(self.cache.core, self.view.space, at, 8 * items, row.ctypes.data, 0, 0)
+            took = take_row(self.cache._core_address, self.view.space, at, 8 * items, row.ctypes.data, 0, 0)
             got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(8)]
             if took:
                 before[:items] = [base_value(page, first + k) for k in range(items)]
@@ -47,7 +47,7 @@ class UnitsModel(GatherModel):
     """One run of the units scenario; `seed` and `trace` as for `CacheModel`."""
 
     def _look(self, seed: int) -> None:
-        random, core = Random(seed), self.cache.core
+        random, core = Random(seed), self.cache._core_address
         for _ in range(60):
             places = [(random.choice(self.pages), random.randrange(0, 8, 2)) for _ in range(2)]
             offsets = [8 * (page * ITEMS + item) for page, item in places]

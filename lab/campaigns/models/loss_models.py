@@ -33,6 +33,8 @@ from warpwell.queues.layout import (
     FOUND,
     FREE,
     KIND,
+    LOSS_ENTRY,
+    LOSS_KIND,
     LOST,
     P_CQ,
     P_CQ_DOORBELL,
@@ -120,7 +122,8 @@ class LiesModel(QueueModel):
         told = len(self._told) - (int(self.pairs.ports[0, P_CQ_TAIL]) - drained)
         if (found is not None) != (told > 0):
             raise Violation(f"{told} lies were drained, and the loss is {found}")
-        if found is not None and (found.kind != BAD_COMPLETION or found.entry not in self._told):
+        kind, entry = (int(self.pairs._loss[k]) for k in (LOSS_KIND, LOSS_ENTRY))
+        if found is not None and (kind != BAD_COMPLETION or entry not in self._told):
             raise Violation(f"the loss is {found}, which nobody told")
 
 

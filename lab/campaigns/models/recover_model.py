@@ -82,7 +82,7 @@ class RecoverModel(CacheModel):
                 self.floor.update(stored)
 
     def _write_back(self, page: int) -> None:
-        core, space, attempt = self.cache.core, self.view.space, 0
+        core, space, attempt = self.cache._core_address, self.view.space, 0
         while not clean(core, space, page, False, 1, 0, 0):
             self._require_controller()
             serve(core, queue_of(core, page), 1, 0, 0)

@@ -95,7 +95,7 @@ class Array(OnStorage):
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
         new_shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        extents = tuple(checked_integer(n, "each extent of a shape", least=-1) for n in new_shape)
+        extents = tuple(checked_integer(n, "each extent of a shape", minimum=-1) for n in new_shape)
         items = math.prod(n for n in extents if n != -1)
         if extents.count(-1) == 1 and items > 0:
             extents = tuple(self.size // items if n == -1 else n for n in extents)
@@ -179,8 +179,8 @@ class Array(OnStorage):
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
             values["data"] = self._part.data + self._origin
-        cache, part, moves, mapping = self.cache, self._part, self.cache.moves, self._part.mapping
-        is_stale = (lambda: cache.moves != moves) if cached else (lambda: part.mapping is not mapping)
+        cache, part, epoch, mapping = self.cache, self._part, self.cache.layout_epoch, self._part.mapping
+        is_stale = (lambda: cache.layout_epoch != epoch) if cached else (lambda: part.mapping is not mapping)
         return ArrayView(static, values, is_stale, mapping)
 
     @contextlib.contextmanager

@@ -314,7 +314,7 @@ class Attachment:
 
     def _take_stream_errors(self) -> list[Exception]:
         """Remove the errors of launches in streams, to raise them last: a flush that finds one writes nothing."""
-        return [] if self.cache.closed else self.cache.take_left(self.nsid)
+        return [] if self.cache.closed else self.cache.take_pending_errors(self.nsid)
 
     def _close(self) -> None:
         written = False

@@ -422,7 +422,7 @@ def _extents(shape: Any) -> tuple[int, ...]:
             name="shape",
         )
     extents = shape if isinstance(shape, tuple | list) else (shape,)
-    return tuple(checked_integer(n, "each extent of a shape", least=0) for n in extents)
+    return tuple(checked_integer(n, "each extent of a shape", minimum=0) for n in extents)
 
 
 def _raw_header(size: int, name: str, dtype: Any, shape: Any, offset: int) -> Header:

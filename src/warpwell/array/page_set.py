@@ -127,10 +127,12 @@ class PageSet:
         finally:
             prefetches[-1].cancel()
 
-    def _read(self, pages: NDArray[np.int64], after: Prefetch | None, leave: NDArray[np.int64] | None) -> Prefetch:
+    def _read(
+        self, pages: NDArray[np.int64], after: Prefetch | None, evict_first: NDArray[np.int64] | None
+    ) -> Prefetch:
         array = self._array
         array._require_open()
-        return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, leave=leave)
+        return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, evict_first=evict_first)
 
     def _items_from(self, page: int) -> int:
         """Return the first item that starts in a page or after it."""

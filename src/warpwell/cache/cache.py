@@ -119,7 +119,7 @@ class Cache:
             raise errors.ArgumentError(f"merge is 1, 2, 4 or {at.MERGE_MAX} pages, not {merge!r}")
         for option, value, maximum in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
             if value is not None:
-                checked_integer(value, option, most=maximum)
+                checked_integer(value, option, maximum=maximum)
         self.full = stats == "full"
         self.timeout = checked_seconds(timeout, "timeout")
         on_gpu = self.device == "cuda"
@@ -147,7 +147,7 @@ class Cache:
         self._spaces: dict[int, PageSpace] = {}
         self.launches = Launches(self.memory)
         self._views: CacheLaunch | None = None
-        self.moves = 0
+        self.layout_epoch = 0
         self._stats = self.memory.allocate(8 * (at.STATS_WORDS + at.WRITTEN_WORDS))
         self._unflushed = UnflushedLog(self._stats)
         self._core: Block | None = None
@@ -187,11 +187,11 @@ class Cache:
             if total > 1:
                 raise errors.ArgumentError(f"the shares of this cache's arrays would add up to {total:.3f}")
             self._require_idle("open another array on it")
-            if any(self.pinned(k) for k in self._spaces):
+            if any(self._count_pinned(k) for k in self._spaces):
                 raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
             self._flush()
             if not self._drain():
-                raise self._silence("opening another array on this cache")
+                raise self._stall_error("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
             address = self.controller.namespace_address(nsid)
             pages = -(-address.nbytes // self.page_size)
@@ -219,9 +219,9 @@ class Cache:
                     self.bulk.stop(nsid)
                     until = None if self._drain(nsid) else clock.monotonic()
         finally:
-            self._leave(nsid, until)
+            self._detach(nsid, until)
 
-    def _leave(self, nsid: int, until: float | None) -> None:
+    def _detach(self, nsid: int, until: float | None) -> None:
         """Detach an array; wait for its commands as `_drain` does."""
         if nsid in self._spaces:
             self.bulk.stop(nsid)
@@ -237,10 +237,10 @@ class Cache:
                 # while other arrays use the cache, or have pinned pages in it, its frames must not move
                 alone = self._in_flight == 0
                 settled = self._drain(None if alone else nsid, until) and alone
-                if not written or self.pinned(nsid):
+                if not written or self._count_pinned(nsid):
                     # A dirty page left here could never be written back, and would fail every later access.
                     self._drop(nsid)
-                held = any(self.pinned(k) for k in self._spaces)
+                held = any(self._count_pinned(k) for k in self._spaces)
                 self._forget(nsid)
                 if self._spaces and settled and not held:
                     with contextlib.suppress(errors.KernelError, errors.DriveLostError):
@@ -260,7 +260,7 @@ class Cache:
 
     def _lay_out(self) -> None:
         """Allocate table, owners and frames for the current arrays, all empty."""
-        self.moves += 1
+        self.layout_epoch += 1
         parts = Partition(list(self._spaces.values()), budget=self.cache_bytes, page_size=self.page_size)
         self._core = None  # freed before the new block is taken: a cache may fill the device
         block = self.memory.allocate(parts.nbytes)
@@ -307,9 +307,9 @@ class Cache:
 
     def _read(self, address: int, words: int = 1) -> NDArray[np.int64]:
         """Return a copy of words of the cache's memory."""
-        return self._require_core().read(address - self.core, 8 * words).view(np.int64)
+        return self._require_core().read(address - self._core_address, 8 * words).view(np.int64)
 
-    def pinned(self, nsid: int) -> int:
+    def _count_pinned(self, nsid: int) -> int:
         """Return how many of the frames that an array can use have long pins."""
         if self._core is None or nsid not in self._spaces:
             return 0
@@ -323,7 +323,7 @@ class Cache:
     def room(self, nsid: int) -> int:
         """Return how many more pages of an array can be pinned."""
         space = self._spaces[nsid]
-        return space.pages if space.pool.direct_mapped else space.pool.frames - 1 - self.pinned(nsid)
+        return space.pages if space.pool.direct_mapped else space.pool.frames - 1 - self._count_pinned(nsid)
 
     def wave_pages(self, nsid: int) -> int:
         """Return how many pages of an array are prefetched at a time, so that two waves fit into the frames.
@@ -346,7 +346,7 @@ class Cache:
             self.require_open()
             self._require_controller(nsid)
             if stores and nsid is not None:
-                self.require_no_doubt(nsid)
+                self.require_no_suspects(nsid)
             if not keep_errors:
                 self.raise_pending_error(nsid)
             self.controller.begin()  # the server is awake until the launch ends
@@ -364,7 +364,7 @@ class Cache:
             return
         with self.lock:
             self.reap()
-            self._streamed = bool(self.launches.going())
+            self._streamed = bool(self.launches.in_streams())
             for pending in self._pending:
                 if nsid is None or nsid in pending[0]:
                     self._pending.remove(pending)
@@ -397,7 +397,7 @@ class Cache:
         if launch.users:
             return None
         used = min(launch.nsids, default=None)
-        return self._error(self.launches.give_back(launch), used)
+        return self._error(self.launches.release(launch), used)
 
     def _error(self, latched: tuple[int, int, int, int], used: int | None = None) -> Exception | None:
         """Return the exception for the latched error of a launch, which used array `used` and possibly other arrays."""
@@ -420,14 +420,14 @@ class Cache:
         with self.lock:
             deadline = clock.monotonic() + seconds
             while True:
-                going = self.launches.going()
+                going = self.launches.in_streams()
                 for launch in [each for each in going if each.done is not None and each.done()]:
                     nsids, error = launch.nsids, self._end(launch, launch.users)
                     if error is not None:
                         self._pending.append((nsids, error))
                     going.remove(launch)
                 if self._views is not None:
-                    latched = self._views.take()
+                    latched = self._views.take_error()
                     error = self._error(latched)
                     if error is not None:
                         self._pending.append(({latched[1]}, error))
@@ -435,11 +435,11 @@ class Cache:
                     return
                 clock.sleep(1e-3)
 
-    def take_left(self, nsid: int | None = None) -> list[Exception]:
-        """Return and remove the errors of launches in streams, of one array or of all."""
+    def take_pending_errors(self, nsid: int) -> list[Exception]:
+        """Return and remove the errors of an array's launches in streams."""
         with self.lock:
             self.reap()
-            left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
+            left = [pending for pending in self._pending if nsid in pending[0]]
             self._pending = [pending for pending in self._pending if pending not in left]
             return [error for _, error in left]
 
@@ -476,7 +476,7 @@ class Cache:
                 if not space.host:
                     with self._unflushed.flushing(space.nsid):
                         self.controller.medium(space.nsid).sync()
-            self.require_no_doubt(*(space.nsid for space in writable))
+            self.require_no_suspects(*(space.nsid for space in writable))
 
     def write_back(self, nsid: int) -> None:
         """Write an array's dirty pages to its medium, which need not make them durable."""
@@ -566,7 +566,7 @@ class Cache:
             self.controller.end()
 
     @traced("settle")
-    def settle(self) -> None:
+    def _process_completions(self) -> None:
         """Publish prefetched pages whose data has arrived, and release the frames and ids of late completions."""
         self.run(maintenance.settle_queues, self.pairs.count, None)
 
@@ -586,8 +586,8 @@ class Cache:
                 continue
             # prefetched pages, and pages of abandoned commands, may be among them
             if clock.monotonic() > deadline:
-                raise self._silence(work)
-            self.settle()
+                raise self._stall_error(work)
+            self._process_completions()
             clock.sleep(1e-3)
         raise errors.KernelError(f"{work}: {left} pages are pinned or in use; unpin them first")
 
@@ -613,7 +613,11 @@ class Cache:
                 if counts:
                     launch.reset()
                     arguments = *arguments, launch.count_address
-                arguments = self.core, launch.space(0 if nsid is None else self._spaces[nsid].index), *arguments
+                arguments = (
+                    self._core_address,
+                    launch.space(0 if nsid is None else self._spaces[nsid].index),
+                    *arguments,
+                )
                 services = self.controller.services()
                 threads = warps * self._warp
                 if stream is not None:
@@ -639,12 +643,12 @@ class Cache:
         while self._core is not None and self.pairs.in_use(pages):
             if self._loss() or (deadline is not None and clock.monotonic() > deadline):
                 return False
-            self.settle()
+            self._process_completions()
             deadline = deadline or clock.monotonic() + self.timeout  # after the first, which may compile
             clock.sleep(1e-3)
         return True
 
-    def _silence(self, work: str) -> Exception:
+    def _stall_error(self, work: str) -> Exception:
         return self._loss() or errors.StallError(
             f"{work}: {self.pairs.in_use()} commands got no answer for {self.timeout:g} s: the medium does not answer",
             seconds=self.timeout,
@@ -660,7 +664,7 @@ class Cache:
             return failure
         names = ", ".join(repr(space.name) for space in self._spaces.values())
         return errors.DriveLostError(
-            f"the controller of {names or 'this cache'} is lost: {loss.why}. Pages written since the last flush may be "
+            f"the controller of {names or 'this cache'} is lost: {loss}. Pages written since the last flush may be "
             "lost: call recover() on the array, or close it, check the drive, and open it again"
         )
 
@@ -671,7 +675,7 @@ class Cache:
         if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
             raise failure
 
-    def require_no_doubt(self, *nsids: int) -> None:
+    def require_no_suspects(self, *nsids: int) -> None:
         """Raise if pages of these arrays are suspect."""
         for nsid in nsids:
             if suspects := self._unflushed.suspects(nsid):
@@ -729,15 +733,15 @@ class Cache:
         try:
             with interruptible(lambda: None):
                 maintenance.settle_queues[self.pairs.count * self._warp](
-                    self.core, launch.space(0), device=self.device, aborts=(self,), flag=flag
+                    self._core_address, launch.space(0), device=self.device, aborts=(self,), flag=flag
                 )
         finally:
-            self.launches.give_back(launch)
+            self.launches.release(launch)
 
     # -- state ----------------------------------------------------------------------------------------------
 
     @property
-    def core(self) -> int:
+    def _core_address(self) -> int:
         """Address of the core record."""
         return self._require_core().address
 
@@ -777,7 +781,7 @@ class Cache:
     def require_ended(self, action: str) -> None:
         """Raise if another thread's launch uses the cache; wait for launches in streams."""
         with self.lock:
-            if self._in_flight > sum(launch.users for launch in self.launches.going()):
+            if self._in_flight > sum(launch.users for launch in self.launches.in_streams()):
                 raise errors.SharingError(f"a launch uses the cache: wait for it, then {action}")
 
     def _require_idle(self, action: str) -> None:
@@ -793,22 +797,20 @@ class Cache:
             if self.closed or self.process.forked:
                 return
             self.require_ended("close it")
-            left: list[Exception] = []
             try:
                 # each wait of a launch in a stream is bounded by the timeout
                 self.reap(2 * self.timeout)
-                left = self.take_left()  # raised at the end, after the flush
                 self._flush()
             finally:
                 self.closed = True
-                self.moves += 1
+                self.layout_epoch += 1
                 self._finalizer.detach()
                 self.bulk.close()
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None
-            if left:
-                raise left[0]
+            if self._pending:
+                raise self._pending[0][1]
 
     def __enter__(self) -> Cache:
         return self

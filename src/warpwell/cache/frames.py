@@ -44,6 +44,8 @@ from .word import (
 )
 
 NO_FRAME = -1
+NO_LIMIT = -1
+"""The clock hand may advance to any position."""
 DIRTY_VICTIM = -2
 """`sweep` found a dirty page and put it in WRITEBACK."""
 
@@ -99,19 +101,19 @@ def evict_at_hand(core, pool, clean_only):
 
 
 @device
-def try_alloc_frame(core, space, page, steps):
+def try_alloc_frame(core, space, page, steps, limit):
     """Win a frame for a page without a write-back; or return NO_FRAME (thread).
 
-    It is the page's own, or comes from the stash or by a number of clock steps.
+    It is the page's own, or comes from the free list or by a number of clock steps, up to hand position `limit`.
     """
     frame = fixed_frame(space, page)
     if frame >= 0:
         return frame
     pool = pool_of(core, space)
     frame = take_free(pool)
-    for _ in range(steps):
-        if frame < 0:
-            frame = evict_at_hand(core, pool, True)
+    while frame < 0 and steps > 0 and (limit < 0 or load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit):
+        frame = evict_at_hand(core, pool, True)
+        steps -= 1
     return frame
 
 

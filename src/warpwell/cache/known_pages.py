@@ -37,10 +37,10 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import evict_at_hand, fixed_frame, pool_of
+from .frames import try_alloc_frame
 from .lookup import word_address
 from .paging import evict_page, pin_page, unpin
-from .stash import free_frame, take_free
+from .stash import free_frame
 from .transfer import fill, publish
 from .word import BUSY, INVALID, REF, state_of, with_state
 
@@ -84,34 +84,19 @@ def look(core, page):
 
 
 @device
-def frame_until(core, pool, limit):
-    """Allocate a frame from the free list, or by the clock up to hand position `limit`; return -1 on failure (thread).
-
-    The limit is two rounds after the start of a set of pages. Up to then the clock passes each of these pages at most
-    once, and only clears REF. So a set never evicts its own pages or the pages of the previous wave.
-    """
-    frame = take_free(pool)
-    steps = 0
-    while frame < 0 and steps < MAX_STEPS and load_relaxed(pool + 8 * at.F_HAND, DEVICE) < limit:
-        frame = evict_at_hand(core, pool, True)
-        steps += 1
-    return max(frame, -1)
-
-
-@device
 def publish_known(core, space, page, recorded, source, limit, mark, mask, lane, leader):
     """Publish a page that was read to `source`, if its word is still `recorded` (all lanes).
 
-    Return the outcome (the leader; other lanes LOADED or CHANGED). `mark` is REF, or 0.
+    Return the outcome (the leader; other lanes LOADED or CHANGED). `mark` is REF, or 0. `limit` is the hand's position
+    two rounds after the start of a set of pages. Up to then the clock passes each of these pages at most once, and only
+    clears REF. So a set never evicts its own pages or the pages of the previous wave.
     """
     frame = -1
     result = CHANGED
     if lane == leader:
         word = word_address(core, page)
         if load_relaxed(word, DEVICE) == recorded:
-            frame = fixed_frame(space, page)
-            if frame < 0:
-                frame = frame_until(core, pool_of(core, space), limit)
+            frame = try_alloc_frame(core, space, page, MAX_STEPS, limit)
             if frame < 0:
                 result = NO_FRAME
             elif compare_exchange(word, recorded, with_state(recorded, BUSY), DEVICE) != recorded:
@@ -129,32 +114,23 @@ def publish_known(core, space, page, recorded, source, limit, mark, mask, lane, 
 
 
 @kernel
-def look_rows(core, table, page_words, n, max_pages, absent):
-    """Record the result of `look` for the pages of a row; store in ``absent[row]`` how many are not in the cache."""
+def look_rows(core, table, page_words, n, max_pages, compares, absent):
+    """Record the result of `look` for the pages of a row; store in ``absent[row]`` how many are not in the cache.
+
+    If `compares` is 1, record nothing, and count the pages that have not been in the cache since they were recorded.
+    """
     row = grid(1)
     if row < n:
         page = row_word(table, row, T_PAGE)
         found = 0
         for j in range(row_word(table, row, T_COUNT)):
+            address = page_words + 8 * (row * max_pages + j)
             recorded = look(core, page + j)
-            store_relaxed(page_words + 8 * (row * max_pages + j), recorded, DEVICE)
-            if recorded >= 0:
+            if compares == 0:
+                store_relaxed(address, recorded, DEVICE)
+            if recorded >= 0 and load_relaxed(address, DEVICE) == recorded:
                 found += 1
         store_relaxed(absent + 8 * row, found, SYSTEM)
-
-
-@kernel
-def compare_rows(core, table, page_words, n, max_pages, same):
-    """Store in ``same[row]`` how many pages of a row have not been in the cache since `look_rows`."""
-    row = grid(1)
-    if row < n:
-        page = row_word(table, row, T_PAGE)
-        found = 0
-        for j in range(row_word(table, row, T_COUNT)):
-            recorded = load_relaxed(page_words + 8 * (row * max_pages + j), DEVICE)
-            if recorded >= 0 and look(core, page + j) == recorded:
-                found += 1
-        store_relaxed(same + 8 * row, found, SYSTEM)
 
 
 @kernel
@@ -208,7 +184,7 @@ def touch_rows(core, space, table, n, max_pages, counters):
 
 
 @kernel
-def leave_rows(core, space, table, n):
+def evict_rows(core, space, table, n):
     """Evict pages of rows that are clean and not pinned; a warp processes a row."""
     mask = activemask()
     lane = lane_id()

@@ -13,7 +13,7 @@ from ..targets import Allocator, Block, LaunchFlag
 from . import layout as at
 from .partition import PageSpace
 
-TOGETHER = 16
+LAUNCHES_PER_BLOCK = 16
 """Number of launch records that are allocated at a time."""
 
 
@@ -72,7 +72,7 @@ class CacheLaunch:
         """Count from 0."""
         self._block.write(self._offset + 8 * at.R_COUNT, np.zeros(1, np.int64))
 
-    def take(self) -> tuple[int, int, int, int]:
+    def take_error(self) -> tuple[int, int, int, int]:
         """Return kind, namespace, page and value of the latched error, and clear it."""
         record = self._latch
         out = (int(record[at.L_KIND]), int(record[at.L_ARRAY]), int(record[at.L_PAGE]), int(record[at.L_VALUE]))
@@ -118,16 +118,16 @@ class Launches:
             self._by_flag[flag] = launch
         return launch
 
-    def give_back(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
+    def release(self, launch: CacheLaunch) -> tuple[int, int, int, int]:
         """Free the records of an ended launch; return its latched error."""
         self._by_flag.pop(launch.flag, None)  # first, because Ctrl-C aborts the launches in this table at any time
-        latched = launch.take()
+        latched = launch.take_error()
         launch.users, launch.done, launch.stores = 0, None, True
         launch.nsids = set()
         self._free.append(launch)
         return latched
 
-    def going(self) -> list[CacheLaunch]:
+    def in_streams(self) -> list[CacheLaunch]:
         """Return the launches that continue in streams."""
         return [launch for launch in self._by_flag.values() if launch.done is not None]
 
@@ -137,18 +137,20 @@ class Launches:
 
     def _make(self) -> None:
         each = at.LAUNCH_WORDS + at.SPACE_WORDS * len(self._spaces)
-        block = self._memory.allocate(8 * each * TOGETHER)
-        latches = self._memory.allocate_shared(8 * at.LATCH_WORDS * TOGETHER)
-        records = np.zeros((TOGETHER, each), np.int64)
-        for k in range(TOGETHER):
+        block = self._memory.allocate(8 * each * LAUNCHES_PER_BLOCK)
+        latches = self._memory.allocate_shared(8 * at.LATCH_WORDS * LAUNCHES_PER_BLOCK)
+        records = np.zeros((LAUNCHES_PER_BLOCK, each), np.int64)
+        for k in range(LAUNCHES_PER_BLOCK):
             records[k, at.R_LATCH] = latches.address + 8 * at.LATCH_WORDS * k
             copies = records[k, at.LAUNCH_WORDS :].reshape(-1, at.SPACE_WORDS)
             copies[:] = self._spaces
             copies[:, at.S_LAUNCH] = block.address + 8 * each * k
         block.write(0, records)
         self.blocks += [block, latches]
-        latch_records = latches.words.reshape(-1)[: at.LATCH_WORDS * TOGETHER].reshape(TOGETHER, at.LATCH_WORDS)
-        self._free += [CacheLaunch(block, 8 * each * k, latch_records[k]) for k in range(TOGETHER)]
+        latch_records = latches.words.reshape(-1)[: at.LATCH_WORDS * LAUNCHES_PER_BLOCK].reshape(
+            LAUNCHES_PER_BLOCK, at.LATCH_WORDS
+        )
+        self._free += [CacheLaunch(block, 8 * each * k, latch_records[k]) for k in range(LAUNCHES_PER_BLOCK)]
 
 
 def error_of(

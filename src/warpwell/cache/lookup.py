@@ -46,12 +46,6 @@ def space_of(core, page):
 
 
 @device
-def nsid_of(core, page):
-    """Return the namespace of a page, by which the host knows its array (thread)."""
-    return field(space_of(core, page), at.S_NSID)
-
-
-@device
 def owner_address(core, frame):
     """Return the address of a frame's owner word (thread)."""
     return field(core, at.C_OWNERS) + 8 * frame

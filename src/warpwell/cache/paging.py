@@ -39,7 +39,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import alloc_frame, pool_of, try_alloc_frame, try_lock_page
+from .frames import NO_LIMIT, alloc_frame, pool_of, try_alloc_frame, try_lock_page
 from .latch import expired, failed_before, latch, latched, progress
 from .lookup import count, owner_address, queue_of, word_address
 from .stash import clear_frame, free_frame
@@ -267,7 +267,7 @@ def _gather_neighbours(core, space, page, queue, cid, requested, mask, lane, lea
             break
         won = 0
         if lane == leader:
-            frame = try_alloc_frame(core, space, following, SPARE_STEPS)
+            frame = try_alloc_frame(core, space, following, SPARE_STEPS, NO_LIMIT)
             if frame >= 0:
                 if try_lock_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (at.ID_FRAMES + pages), frame, DEVICE)
@@ -342,7 +342,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         if source == 0:
             cid = take_id(queue, field(queue, Q_N_IDS) >> 2)
         if source != 0 or cid >= 0:
-            frame = try_alloc_frame(core, space, page, 4 * SPARE_STEPS)
+            frame = try_alloc_frame(core, space, page, 4 * SPARE_STEPS, NO_LIMIT)
             if frame >= 0 and not try_lock_page(core, word):
                 free_frame(core, frame)
                 frame = -1

@@ -135,32 +135,32 @@ class Partition:
         all_pages = max(1, sum(space.pages for space in self.spaces))
         self.frames = max(1, min((budget - counted) // (page_size + 8), all_pages, FRAME_MAX))
         self.pools = split(self.spaces, self.frames)
-        records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
-        self._rings_at = _aligned(8 * records, ALIGNMENT)
-        self._credits_at = _aligned(self._rings_at + 8 * sum(ring_words(pool.frames) for pool in self.pools), ALIGNMENT)
-        credit_bytes = at.CREDIT_BYTES * sum(credit_words(pool.frames) for pool in self.pools)
-        self._table_at = _aligned(self._credits_at + credit_bytes, ALIGNMENT)
-        self._owners_at = _aligned(self._table_at + self.table_bytes, ALIGNMENT)
-        self._frames_at = self._owners_at + _aligned(8 * self.frames, ALIGNMENT)
-        self.nbytes = self._frames_at + self.frames * page_size
+        self._pools_at = 8 * (at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces))
+        self._offsets: dict[str, int] = {}
+        self.nbytes = self._pools_at + 8 * at.POOL_WORDS * len(self.pools)
+        for part, nbytes in (
+            ("rings", 8 * sum(ring_words(pool.frames) for pool in self.pools)),
+            ("credits", at.CREDIT_BYTES * sum(credit_words(pool.frames) for pool in self.pools)),
+            ("table", self.table_bytes),
+            ("owners", 8 * self.frames),
+            ("frames", page_size * self.frames),
+        ):
+            self._offsets[part] = -(-self.nbytes // ALIGNMENT) * ALIGNMENT
+            self.nbytes = self._offsets[part] + nbytes
 
     def records(self, address: int) -> NDArray[np.int64]:
         """Return the core, space and pool records for memory that starts at `address`.
 
         The caller fills in the other words: queues, statistics, latch, timeout.
         """
-        memory = np.zeros(self._table_at // 8, np.int64)
-        spaces_at = at.CORE_WORDS
-        pools_at = spaces_at + at.SPACE_WORDS * len(self.spaces)
+        rings, credits, table, owners, frames = (address + offset for offset in self._offsets.values())
+        memory = np.zeros((table - address) // 8, np.int64)
         memory[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
-        memory[at.C_TABLE] = address + self._table_at
-        memory[at.C_OWNERS] = address + self._owners_at
-        memory[at.C_FRAMES] = address + self._frames_at
-        memory[at.C_SPACES] = address + 8 * spaces_at
-        memory[at.C_N_SPACES] = len(self.spaces)
-        memory[at.C_POOLS] = address + 8 * pools_at
+        memory[at.C_TABLE], memory[at.C_OWNERS], memory[at.C_FRAMES] = table, owners, frames
+        memory[at.C_SPACES], memory[at.C_N_SPACES] = address + 8 * at.CORE_WORDS, len(self.spaces)
+        memory[at.C_POOLS] = address + self._pools_at
         for space in self.spaces:
-            offset = spaces_at + at.SPACE_WORDS * space.index
+            offset = at.CORE_WORDS + at.SPACE_WORDS * space.index
             frame = self._first_frame(space)
             record = memory[offset:]
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
@@ -171,28 +171,26 @@ class Partition:
             space.words = {
                 "core": address,
                 "record": address + 8 * offset,
-                "table": address + self._table_at + 8 * space.base,
-                "frames": address + self._frames_at,
+                "table": table + 8 * space.base,
+                "frames": frames,
                 "direct_mapped": int(frame >= 0),
-                "data": address + self._frames_at + frame * self.page_size,
-                "owned": address + self._owners_at + 8 * frame,
+                "data": frames + frame * self.page_size,
+                "owned": owners + 8 * frame,
             }
-        ring, credits = self._rings_at, self._credits_at
         for pool in self.pools:
-            offset = pools_at + at.POOL_WORDS * pool.index
-            pool.address = address + 8 * offset
-            record = memory[offset:]
+            offset = self._pools_at + 8 * at.POOL_WORDS * pool.index
+            pool.address = address + offset
+            record = memory[offset // 8 :]
             record[at.F_FIRST], record[at.F_COUNT] = pool.first, pool.frames
-            room = ring_words(pool.frames)
-            record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = address + ring, room - 1, room
-            ring += 8 * room
-            number_of_words = credit_words(pool.frames)
-            record[at.F_CREDITS], record[at.F_CREDIT_MASK] = address + credits, number_of_words - 1
+            room, n = ring_words(pool.frames), credit_words(pool.frames)
+            record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = rings, room - 1, room
+            record[at.F_CREDITS], record[at.F_CREDIT_MASK] = credits, n - 1
             record[at.F_RESIDENT] = int(pool.direct_mapped)
-            for j in range(number_of_words):
-                share = (pool.frames - 1) // number_of_words + (j < (pool.frames - 1) % number_of_words)
-                memory[(credits + at.CREDIT_BYTES * j) // 8] = share
-            credits += at.CREDIT_BYTES * number_of_words
+            share, rest = divmod(pool.frames - 1, n)
+            words = memory[(credits - address) // 8 :: at.CREDIT_BYTES // 8]
+            words[:n] = share + (np.arange(n) < rest)
+            rings += 8 * room
+            credits += at.CREDIT_BYTES * n
         return memory
 
     def _first_frame(self, space: PageSpace) -> int:
@@ -238,7 +236,3 @@ def split(spaces: Sequence[PageSpace], frames: int) -> list[FramePool]:
         for space in common:
             space.pool = pools[-1]
     return pools
-
-
-def _aligned(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

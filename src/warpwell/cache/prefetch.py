@@ -150,7 +150,7 @@ class Bulk:
         *,
         once: bool = False,
         after: Prefetch | None = None,
-        leave: NDArray[np.int64] | None = None,
+        evict_first: NDArray[np.int64] | None = None,
     ) -> Prefetch:
         """Begin to read pages of an array into the cache, after all earlier prefetches.
 
@@ -163,7 +163,7 @@ class Bulk:
             Whether the clock may take their frames when it first passes.
         after : Prefetch, optional
             An earlier prefetch whose pages these must not evict.
-        leave : ndarray, optional
+        evict_first : ndarray, optional
             Pages that are evicted first, if they are clean and not pinned.
         """
         prefetch = Prefetch(len(pages) if isinstance(pages, np.ndarray) else max(0, pages[1] - pages[0]))
@@ -176,8 +176,8 @@ class Bulk:
                 self._prepare()
                 space = cache.space(nsid)
                 prefetch.hand = int(self._read_words(space.pool.address + 8 * F_HAND, 1)[0])
-                if leave is not None:
-                    self._evict(space, leave)
+                if evict_first is not None:
+                    self._evict(space, evict_first)
                 limit = (after or prefetch).hand + 2 * space.pool.frames
                 self._read_ahead(space, prefetch, pages, limit, 0 if once else REF)
                 space.pool.schedule_residency_check()
@@ -341,11 +341,12 @@ class Bulk:
             self.stream.copy(self._table, self._shared.address, table.nbytes)
             yield batch
 
-    def _count_pages(self, kernel: Any, space: PageSpace, n: int) -> NDArray[np.int64]:
-        """Run `look_rows` or `compare_rows`; return the count that it stored for each row."""
+    def _look(self, space: PageSpace, n: int, *, compares: bool = False) -> NDArray[np.int64]:
+        """Run `look_rows` on `n` rows; return the count that it stored for each."""
         offset = known_pages.ROW_WORDS * self._max_rows
         out = self._shared.address + 8 * offset
-        self.stream.launch(kernel, n, space.words["core"], self._table, self._page_words, n, self._max_pages, out)
+        arguments = space.words["core"], self._table, self._page_words, n, self._max_pages, int(compares), out
+        self.stream.launch(known_pages.look_rows, n, *arguments)
         self.stream.wait()
         return self._shared.words[offset : offset + n].copy()
 
@@ -455,7 +456,7 @@ class Bulk:
                     arguments = self._table, n, row_pages, self._counters
                     cache.run(known_pages.touch_rows, n * row_pages, space.nsid, *arguments, stream=self.stream)
                     continue
-                absent = self._count_pages(known_pages.look_rows, space, n)
+                absent = self._look(space, n)
                 prefetch.present += int((rows.counts - absent).sum())
                 if space.host:
                     self._publish(space, 0, n, space.host, limit, mark)
@@ -514,7 +515,7 @@ class Bulk:
         """Evict pages that are clean and not pinned."""
         for rows in self._batches(space, pages):
             n, words = len(rows.pages), space.words
-            self.stream.launch(known_pages.leave_rows, n * self._width, words["core"], words["record"], self._table, n)
+            self.stream.launch(known_pages.evict_rows, n * self._width, words["core"], words["record"], self._table, n)
             self.stream.wait()
 
     # -- past the cache -----------------------------------------------------------------------------------------
@@ -553,14 +554,14 @@ class Bulk:
             base = None if into is None else int(into.ctypes.data) - first * size
             for rows in self._batches(space, (first, end)):
                 n = len(rows.pages)
-                absent = self._count_pages(known_pages.look_rows, space, n)
+                absent = self._look(space, n)
                 if 2 * absent.sum() < rows.counts.sum():
                     return None
                 done = self._read(space, rows, np.ones(n, np.bool_), copy_slot, stopped, base, into)
                 if not done or stopped():
                     return None
                 if space.writable:
-                    same = self._count_pages(known_pages.compare_rows, space, n)
+                    same = self._look(space, n, compares=True)
                     edges = ranges_of(np.flatnonzero(same != rows.counts))
                     stale += [(int(rows.pages[a]), int(rows.pages[b - 1] + rows.counts[b - 1])) for a, b in edges]
             return stale

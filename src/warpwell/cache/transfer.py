@@ -48,7 +48,7 @@ from warpwell.targets import (
 
 from . import layout as at
 from .latch import expired, latch, progress, should_abort
-from .lookup import count, nsid_of, owner_address, word_address
+from .lookup import count, owner_address, space_of, word_address
 from .stash import free_frame, pool_with
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
@@ -155,7 +155,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
                     since = clock_ns()
                 elif expired(core, since):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
-                    latch(space, at.STALLED, nsid_of(core, page), page, 0)
+                    latch(space, at.STALLED, field(space_of(core, page), at.S_NSID), page, 0)
                     over = True  # also if another error was latched first
                 if over or should_abort(space):
                     status = orphan(queue, cid, ORPHAN)

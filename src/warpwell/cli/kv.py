@@ -142,7 +142,7 @@ def _create(
     from .. import kv
     from .._check import checked_nbytes
     from ..errors import CorruptionError, StoreVersionError, WarpwellError
-    from ..replacing import beside
+    from ..replacing import temporary_name
 
     path = Path(arguments.store)
     segment_bytes = checked_nbytes(arguments.segment_bytes, "segment-bytes")
@@ -151,7 +151,7 @@ def _create(
     if path.is_dir() and any(path.iterdir()):
         with contextlib.suppress(CorruptionError, StoreVersionError):
             kv.open(path, mode="r+").close()  # refuses another folder, or a store in use
-        target = beside(path)
+        target = temporary_name(path)
     existed = target.is_dir()
     options = {"durability": arguments.durability, "overwrite": arguments.overwrite}
     store = kv.create(target, schema=schema, segment_bytes=segment_bytes, **options)

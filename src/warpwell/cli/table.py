@@ -136,7 +136,7 @@ def head(arguments: argparse.Namespace) -> int:
     from .. import table
 
     output = output_of(arguments)
-    rows = checked_integer(arguments.rows, "--rows", least=0)
+    rows = checked_integer(arguments.rows, "--rows", minimum=0)
     with table.open(arguments.table) as opened:
         names: Any = split_names(arguments.columns)
         columns = [opened[name] for name in (range(len(opened.names)) if names is None else names)]
@@ -197,7 +197,7 @@ def query(arguments: argparse.Namespace) -> int:
 
     output = output_of(arguments)
     out = None if arguments.out is None else new_file(arguments.out, "--out", _SUFFIXES)
-    limit = None if arguments.limit is None else checked_integer(arguments.limit, "--limit", least=0)
+    limit = None if arguments.limit is None else checked_integer(arguments.limit, "--limit", minimum=0)
     with table.open(arguments.table, device=arguments.device) as opened:
         rows = opened.where(_filters(opened, arguments))
         count = len(rows)

@@ -212,7 +212,7 @@ class DriveController:
             generation = self.generation
             if generation == transport.generation and transport.failure is None:
                 if loss:
-                    transport.fail(loss.why, generation)
+                    transport.fail(loss, generation)
                 elif silent and (waiting := self.pairs.in_use()):
                     transport.fail_timeout(f"{waiting} commands of kernels were", self._timeout, generation)
                 else:
@@ -220,7 +220,7 @@ class DriveController:
             failure = transport.failure if generation == transport.generation else None
             if failure is not None:
                 self._fail_pairs()
-        why = str(failure) if failure else f"drive {self.drive.address} was lost" + (f" ({loss.why})" if loss else "")
+        why = str(failure) if failure else f"drive {self.drive.address} was lost" + (f" ({loss})" if loss else "")
         in_flight = self.pairs.in_use()
         command = self._in_flight() or "read or write"
         media = [self._media[nsid]] if nsid in self._media else list(self._media.values())

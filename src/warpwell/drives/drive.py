@@ -109,7 +109,7 @@ class Drive:
     """
 
     def __init__(self, transport: Transport, *, queues: int = MAX_QUEUES) -> None:
-        checked_integer(queues, "queues", most=65535)
+        checked_integer(queues, "queues", maximum=65535)
         self.transport = transport
         self.address = transport.address
         self.arena = transport.arena
@@ -527,7 +527,7 @@ class Drive:
         DriveError
             The namespace does not exist, or Warpwell cannot use its format.
         """
-        return Namespace(self, checked_integer(nsid, "namespace", most=0xFFFFFFFE))
+        return Namespace(self, checked_integer(nsid, "namespace", maximum=0xFFFFFFFE))
 
     @contextlib.contextmanager
     def io(self, generation: int | None = None) -> Iterator[tuple[HostQueue, Block]]:

@@ -67,7 +67,17 @@ from ..queues import (
     take_id,
     take_ready,
 )
-from ..storage import PENDING, NativeMedium, PythonMedium, carry_out, decode_command, set_word, word, write_answer
+from ..storage import (
+    PENDING,
+    NativeMedium,
+    PythonMedium,
+    carry_out_interpreted,
+    complete_nothing,
+    decode_command,
+    set_word,
+    word,
+    write_answer,
+)
 from ..storage.commands import SLOTS, lock, unlock, zero_fill
 from ..targets import (
     DEVICE,
@@ -82,7 +92,6 @@ from ..targets import (
     private_block,
     rem,
 )
-from ..targets.interp.interpreter import current
 from .doorbell_forwarder import doorbell_record, forward
 from .drive import COMMAND_SECONDS, MIN_ENTRIES, QUIESCE_SECONDS, Drive, Namespace
 from .transport import WATCH_SECONDS
@@ -260,8 +269,8 @@ class DriveMedium(NamespaceMedium):
                 f"{type(namespace).__name__} is not a namespace: pass drive.namespace(1)", name="namespace"
             )
         drive = namespace.drive
-        checked_integer(queues, "queues", most=64)
-        if checked_integer(depth, "depth", least=MIN_ENTRIES, most=4096) & (depth - 1):
+        checked_integer(queues, "queues", maximum=64)
+        if checked_integer(depth, "depth", minimum=MIN_ENTRIES, maximum=4096) & (depth - 1):
             raise errors.ArgumentError(f"depth must be a power of two, got {depth}", name="depth")
         super().__init__(namespace, writable=writable)
         self.seconds = checked_seconds(seconds, "seconds")
@@ -355,7 +364,7 @@ class DriveMedium(NamespaceMedium):
                 transport.examine()
             transport.fail("its registers cannot be written", self._generation)
         elif transport.failure is None and (loss := self._pairs.loss()):
-            transport.fail(loss.why, self._generation)
+            transport.fail(loss, self._generation)
         if transport.failure is None:
             return None
         self._fail()
@@ -459,20 +468,9 @@ def _watch(find: weakref.ref[DriveMedium], wake: threading.Event) -> None:
 
 def carry_out_by_host(state: int, command: int, tag: int) -> int:
     """Carry out a command by the host queue; return its status (never pending)."""
-    medium, run = _media[state], current()
-    op, offset, nbytes, buffer = decode_command(command)
-    data = np.zeros(nbytes, np.uint8)
-    if op == WRITE:
-        data[:] = np.frombuffer(run.read_bytes(buffer, nbytes), np.uint8)
-    status = carry_out(medium, op, offset, data)
-    if op == READ and status == 0:
-        run.write_bytes(buffer, data.tobytes())
+    medium = _media[state]
+    status = carry_out_interpreted(medium, command)
     return status if medium.failure() is None else ABORTED_BY_HOST
-
-
-def complete_nothing(state: int, answer: int) -> bool:
-    """Return False: `carry_out_by_host` leaves no command pending."""
-    return False
 
 
 # -- device code ------------------------------------------------------------------------------------------------------

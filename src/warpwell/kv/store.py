@@ -302,7 +302,7 @@ class Store(MutableMapping[Any, Any]):
         """
         self.check_open()
         first = checked_bytes(prefix, "prefix")
-        limit = None if limit is None else checked_integer(limit, "limit", least=0)
+        limit = None if limit is None else checked_integer(limit, "limit", minimum=0)
         begin = None if start is None else shown(start) if self._shards.kinds else as_key(start)
         keys = with_prefix(self._shards.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()

@@ -665,7 +665,7 @@ class Device:
 
     def stream(self, priority: int = 0) -> Stream:
         """Return a new stream. 0 is the lowest priority."""
-        return Stream(self, checked_integer(priority, "priority", least=0, most=1 << 30))
+        return Stream(self, checked_integer(priority, "priority", minimum=0, maximum=1 << 30))
 
     def event(self, timing: bool = True) -> Event:
         """Return a new event, which is not recorded yet."""

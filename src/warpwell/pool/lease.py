@@ -108,7 +108,7 @@ class Leases:
     def lease(
         self, count: int, *, target: str | None, memory: int | str | None, host: str | None, timeout: float | None
     ) -> Lease:
-        if checked_integer(count, "count", least=None) < 1:
+        if checked_integer(count, "count", minimum=None) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
         if memory is not None:
             memory = checked_nbytes(memory, "memory", minimum=0, maximum=1 << 62)

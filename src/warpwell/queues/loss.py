@@ -41,8 +41,6 @@ even if its id has a new command.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..nvme import describe, word1_cid, word1_sqhd, word1_sqid, word1_status
 from ..targets import (
     DEVICE,
@@ -74,30 +72,8 @@ def accuse(queue: int, kind: int, entry: int) -> None:
         store_release(record + 8 * at.LOSS_KIND, kind, SYSTEM)
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Why the controller of queue pairs is lost.
-
-    Attributes
-    ----------
-    kind : int
-        ``layout.LOST``, ``BAD_COMPLETION`` or ``NO_TURN``.
-    why : str
-        For messages: what happened.
-    queue : int
-        Submission queue identifier of the ring that told, or 0.
-    entry : int
-        Word 1 of the completion that cannot be, or 0.
-    """
-
-    kind: int
-    why: str
-    queue: int = 0
-    entry: int = 0
-
-
-def impossible(entry: int, queue: int, depth: int) -> str:
-    """Say in words what cannot be about a completion (word 1) that came in the ring of a queue."""
+def describe_impossible(entry: int, queue: int, depth: int) -> str:
+    """Return why a completion (word 1) in the ring of a queue answers no command, for messages."""
     cid, sqid, sqhd = word1_cid(entry), word1_sqid(entry), word1_sqhd(entry)
     if sqid != queue:
         wrong = f"it names submission queue {sqid}"

@@ -9,7 +9,7 @@ from .. import errors
 from ..nvme import ABORTED_BY_HOST, completion_word1, status_of
 from ..targets import Allocator, Block
 from . import layout as at
-from .loss import Loss, impossible
+from .loss import describe_impossible
 
 LINE = 128
 """Bytes between doorbells, so that no two share a line."""
@@ -242,24 +242,24 @@ class QueuePairs:
         if self._loss[at.LOSS_KIND] == at.ALIVE:
             self._loss[at.LOSS_KIND] = at.LOST
 
-    def loss(self) -> Loss | None:
-        """Return why the controller is lost, or None (host)."""
+    def loss(self) -> str | None:
+        """Return why the controller is lost, for messages, or None (host)."""
         if self._loss[at.LOSS_KIND] == at.ALIVE:
             return None
         kind, queue, entry = (int(word) for word in self._loss[: at.LOSS_ENTRY + 1])
         if self._why:
-            return Loss(kind, self._why, queue, entry)
+            return self._why
         if kind == at.BAD_COMPLETION:
-            return Loss(kind, impossible(entry, queue, self.depth), queue, entry)
+            return describe_impossible(entry, queue, self.depth)
         if kind == at.NO_TURN:
-            return Loss(kind, f"it completes commands of queue {queue}, but its submission queue head stands", queue)
-        return Loss(kind, "it does not answer any more")
+            return f"it completes commands of queue {queue}, but its submission queue head stands"
+        return "it does not answer any more"
 
     def abort(self) -> int:
         """Complete each command in flight as "aborted by host"; return how many (host).
 
         The controller writes no more, and no launch is in flight: it was made silent, and the rings are emptied here.
-        Kernels then drain the rings and settle the ids (`Cache.settle`); after that comes `rewind`.
+        Kernels then drain the rings and settle the ids (`Cache.recover`); after that comes `rewind`.
         """
         self._clear()
         status, aborted = status_of(ABORTED_BY_HOST, 0), 0

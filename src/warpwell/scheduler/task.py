@@ -108,11 +108,11 @@ class Profile:
             if type(value) is float and 0 <= value <= most:
                 continue
             if value is not None or most == 1:
-                object.__setattr__(self, name, checked_number(value, name, most=most, of="a profile"))
+                object.__setattr__(self, name, checked_number(value, name, maximum=most, of="a profile"))
         for name in _COUNTS:
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value <= MOST:
-                object.__setattr__(self, name, checked_integer(value, name, least=0, most=MOST, of="a profile"))
+                object.__setattr__(self, name, checked_integer(value, name, minimum=0, maximum=MOST, of="a profile"))
 
 
 @dataclass(eq=False)
@@ -178,15 +178,15 @@ class Task:
             _require_text(self.name, "name")
             _require_text(self.tenant, "tenant")
         if type(self.blocks) is not int or not 1 <= self.blocks <= MOST:
-            self.blocks = checked_integer(self.blocks, "blocks", most=MOST, of=f"task {self.name!r}")
+            self.blocks = checked_integer(self.blocks, "blocks", maximum=MOST, of=f"task {self.name!r}")
         if type(self.memory) is not int or not 0 <= self.memory <= MOST:
             self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=MOST, of=f"task {self.name!r}")
         if type(self.priority) is not int or not -MOST <= self.priority <= MOST:
             self.priority = checked_integer(
-                self.priority, "priority", least=-MOST - 1, most=MOST, of=f"task {self.name!r}"
+                self.priority, "priority", minimum=-MOST - 1, maximum=MOST, of=f"task {self.name!r}"
             )
         if self.deadline is not None:
-            self.deadline = checked_number(self.deadline, "deadline", most=LONGEST, of=f"task {self.name!r}")
+            self.deadline = checked_number(self.deadline, "deadline", maximum=LONGEST, of=f"task {self.name!r}")
             if not self.deadline:
                 message = f"deadline of task {self.name!r} is 0 s: give a positive number, or None"
                 raise errors.ArgumentError(message, name="deadline")

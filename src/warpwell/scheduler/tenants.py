@@ -77,7 +77,7 @@ class Tenant:
                     f"{field} of tenant {self.name!r} is {value!r:.40}: give {wanted}", name=field
                 )
         for name, least in (("priority", -MOST), ("ceiling", 0)):
-            value = checked_integer(getattr(self, name), name, least=least, most=MOST, of=f"tenant {self.name!r}")
+            value = checked_integer(getattr(self, name), name, minimum=least, maximum=MOST, of=f"tenant {self.name!r}")
             object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium
 from .gpudirect import CuFileOptions, GpuDirectReads
 from .host_reads import StagedReads
-from .medium import Medium, NativeMedium, PythonMedium, carry_out, python_functions, raw_bytes
+from .medium import (
+    Medium,
+    NativeMedium,
+    PythonMedium,
+    carry_out_interpreted,
+    complete_nothing,
+    python_functions,
+    raw_bytes,
+)
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium
 from .return_slots import ReturnSlots, free_return_slot, return_slot_of

@@ -60,7 +60,7 @@ from .commands import (
     write_answer,
     zero_fill,
 )
-from .medium import Medium, NativeMedium, raw_bytes
+from .medium import Medium, NativeMedium, complete_nothing, raw_bytes
 from .page_cache import LOOKUP_WORDS, enable_lookup, page_cache_lookup
 from .uring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, cancel_queued, poll_completions, queue, queued, submit
 
@@ -646,12 +646,6 @@ def settle(state: int, slot: int, result: int, answer: int) -> bool:
     if op == READ and status == 0:
         zero_fill(buffer + inside, padding)
     return write_answer(answer, tag, status, 0)
-
-
-@device
-def complete_nothing(state: int, answer: int) -> bool:
-    """Complete nothing: no interpreted command is ever pending."""
-    return False
 
 
 @native(interpreted=complete_nothing)

@@ -326,12 +326,22 @@ _interpreted: weakref.WeakValueDictionary[int, Medium] = weakref.WeakValueDictio
 
 
 def start_interpreted(state: int, command: int, tag: int) -> int:
+    """Carry out a command of a medium written in Python in an interpreted run; return its status."""
+    return carry_out_interpreted(_interpreted[state], command)
+
+
+def complete_nothing(state: int, answer: int) -> bool:
+    """Return False: no interpreted command is ever pending."""
+    return False
+
+
+def carry_out_interpreted(medium: Medium, command: int) -> int:
     """Carry out a command on the interpreter's memory, which other Python code does not see; return its status."""
     op, offset, nbytes, buffer = decode_command(command)
     words = np.zeros(nbytes // 8, np.int64)
     if op == WRITE:
         words[:] = [load_relaxed(buffer + 8 * k, SYSTEM) for k in range(len(words))]
-    status = carry_out(_interpreted[state], op, offset, words.view(np.uint8))
+    status = carry_out(medium, op, offset, words.view(np.uint8))
     if op == READ and status == 0:
         for k, value in enumerate(words.tolist()):
             store_relaxed(buffer + 8 * k, value, SYSTEM)

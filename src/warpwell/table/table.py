@@ -92,7 +92,7 @@ class Table:
 
     def _number(self, name: str | int) -> int:
         if not isinstance(name, str):
-            return checked_integer(name, "the number of a column", least=0, most=len(self.schema) - 1)
+            return checked_integer(name, "the number of a column", minimum=0, maximum=len(self.schema) - 1)
         found = self.schema.get_all_field_indices(name)
         if len(found) == 1:
             return int(found[0])

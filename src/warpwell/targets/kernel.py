@@ -370,10 +370,10 @@ _left: list[Record] = []
 
 
 def _check_options(max_registers: Any, block: Any) -> None:
-    if block is not None and checked_integer(block, "block", most=1024) % 32:
+    if block is not None and checked_integer(block, "block", maximum=1024) % 32:
         raise errors.ArgumentError(f"block must be a multiple of 32 threads, got {block}", name="block")
     if max_registers is not None:
-        checked_integer(max_registers, "max_registers", least=16, most=255)
+        checked_integer(max_registers, "max_registers", minimum=16, maximum=255)
 
 
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:

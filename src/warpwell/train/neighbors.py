@@ -111,9 +111,9 @@ class Neighbors:
                 "with in_edges=True",
                 path=self.graph.path,
             )
-        self.fanouts = [checked_integer(k, "fanouts", least=-1) for k in fanouts]
+        self.fanouts = [checked_integer(k, "fanouts", minimum=-1) for k in fanouts]
         self.batch_size = checked_integer(batch_size, "batch_size")
-        self.seed = checked_integer(seed, "seed", least=None)
+        self.seed = checked_integer(seed, "seed", minimum=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
         self.drop_last = checked_flag(drop_last, "drop_last")
         self._vertices = None if vertices is None else _vertices(vertices, self.graph.vertices)
@@ -140,7 +140,7 @@ class Neighbors:
 
     def __getitem__(self, number: int) -> Neighborhood:
         """Return the neighbourhood of a batch; numbers count from 0 over all epochs."""
-        number = checked_integer(number, "the number of a batch", least=0)
+        number = checked_integer(number, "the number of a batch", minimum=0)
         nodes = self.batch(number)
         draws = _Draws(self.seed, number)
         new = nodes

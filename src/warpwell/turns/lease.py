@@ -162,7 +162,7 @@ def turn(
     if type(tenant) is not str or not tenant or len(tenant.encode(errors="replace")) > _BYTES:
         raise errors.ArgumentError(f"tenant is {tenant!r:.60}: give a string of 1 to {_BYTES} bytes", name="tenant")
     if type(priority) is not int or not -_MOST < priority < _MOST:
-        priority = checked_integer(priority, "priority", least=-_MOST, most=_MOST)
+        priority = checked_integer(priority, "priority", minimum=-_MOST, maximum=_MOST)
     if timeout is not None:
         timeout = checked_timeout(timeout)
     made = Turn(tenant, priority, device, stream, timeout, ahead)
@@ -189,7 +189,7 @@ def _name_of(device: Any) -> str:
         return device
     else:
         number = getattr(device, "index", getattr(device, "id", device))
-        key = -1 - checked_integer(0 if number is None else number, "device", least=0, most=1 << 16)
+        key = -1 - checked_integer(0 if number is None else number, "device", minimum=0, maximum=1 << 16)
     found = _names.get(key)
     if found is None:
         found = _names[key] = device_name(None if key >= 0 else -1 - key)

@@ -176,7 +176,7 @@ def limited(*, hold: float = HOLD, tenants: Mapping[str, Mapping[str, Any]] | No
 
 def _limits(hold: float, ceiling: int, tenants: Mapping[str, Mapping[str, Any]] | None) -> Limits:
     own = {name: dict(_checked(name, values)) for name, values in (tenants or {}).items()}
-    return Limits(checked_seconds(hold, "hold"), checked_integer(ceiling, "ceiling", least=0, most=1 << 30), own)
+    return Limits(checked_seconds(hold, "hold"), checked_integer(ceiling, "ceiling", minimum=0, maximum=1 << 30), own)
 
 
 def _keep(name: str, text: bytes) -> None:
@@ -203,7 +203,7 @@ def _checked(name: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield key, checked_seconds(value, f"hold of tenant {name!r}")
         else:
             least = 0 if key == "ceiling" else -(1 << 30)
-            yield key, checked_integer(value, key, least=least, most=1 << 30, of=f"tenant {name!r}")
+            yield key, checked_integer(value, key, minimum=least, maximum=1 << 30, of=f"tenant {name!r}")
 
 
 def _handle(process: int, opened: contextlib.ExitStack) -> int | None:

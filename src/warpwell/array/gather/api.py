@@ -290,7 +290,7 @@ def _begin_in_stream(
     """Start to copy rows in the caller's stream if all of them are in memory; otherwise return None."""
     part, cache, flag = array._part, array.cache, LaunchFlag(array.device)
     if part.cached:
-        cache.require_no_doubt(array._nsid)
+        cache.require_no_suspects(array._nsid)
         if not cache.space(array._nsid).pool.fully_resident:
             cache.raise_pending_error(array._nsid)
             return None

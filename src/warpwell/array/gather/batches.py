@@ -124,7 +124,7 @@ def rows(array: Array, batches: Iterable[Any], ahead: int = 2) -> RowBatches:
     """
     check(array, None, None, None)
     array._require_readable()
-    ahead = checked_integer(ahead, "ahead", least=0)
+    ahead = checked_integer(ahead, "ahead", minimum=0)
     if isinstance(batches, str | bytes) or not isinstance(batches, Iterable):
         raise errors.ArgumentError(
             f"batches is {type(batches).__name__}: give a list or an iterator of lists of row numbers", name="batches"

@@ -108,7 +108,7 @@ class GpuCachedRows(CachedRows):
                 check(rows.to_host(stream, indices))
                 return
             with array.cache.layout_lock():  # opening another array on the cache would move the frames
-                array.cache.require_no_doubt(array._nsid)
+                array.cache.require_no_suspects(array._nsid)
                 self._copy_indices(indices, rows, missing, check)
         finally:
             stream.wait()

@@ -181,7 +181,7 @@ class CachedRows:
 
     def _copy(self, rows: NDArray[Any], gap: int, out_rows: NDArray[np.int64] | None) -> None:
         array = self._array
-        array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
+        array.cache.require_no_suspects(array._nsid)  # as for a launch, which this is not for the cache
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
         targets = order.astype(np.int64) if out_rows is None else out_rows[order]
@@ -217,7 +217,7 @@ class CachedRows:
             missing,
             once=array.read_once,
             after=prefetches[-1] if prefetches else None,
-            leave=batches[-3].pages if len(batches) > 2 and len(batches[-3].pages) else None,
+            evict_first=batches[-3].pages if len(batches) > 2 and len(batches[-3].pages) else None,
         )
         return prefetch
 

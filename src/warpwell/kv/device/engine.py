@@ -69,7 +69,7 @@ class DeviceOptions:
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if value is not None or name != "threads":
-                object.__setattr__(self, name, checked_integer(value, name, least=least, most=most))
+                object.__setattr__(self, name, checked_integer(value, name, minimum=least, maximum=most))
         if self.depth & (self.depth - 1):
             raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
         object.__setattr__(self, "timeout", checked_seconds(self.timeout, "timeout"))
@@ -241,7 +241,7 @@ class Engine:
         if loss is None:
             return None
         return errors.DriveLostError(
-            f"the controller of {self.name} is lost: {loss.why}. Close the store, check the drive, open it again"
+            f"the controller of {self.name} is lost: {loss}. Close the store, check the drive, open it again"
         )
 
     def services(self) -> list[Callable[[], int]]:

@@ -96,10 +96,10 @@ class DataLoader:
         self.store = store
         self.batch_size = checked_integer(batch_size, "batch_size")
         self.shuffle = checked_flag(shuffle, "shuffle")
-        self.seed = checked_integer(seed, "seed", least=None)
-        self.prefetch = checked_integer(prefetch, "prefetch", least=0)
+        self.seed = checked_integer(seed, "seed", minimum=None)
+        self.prefetch = checked_integer(prefetch, "prefetch", minimum=0)
         self.world_size = checked_integer(world_size, "world_size")
-        self.rank = checked_integer(rank, "rank", least=0)
+        self.rank = checked_integer(rank, "rank", minimum=0)
         if self.rank >= self.world_size:
             raise errors.ArgumentError(
                 f"rank is {rank} of a world_size of {world_size}: ranks count from 0 to {self.world_size - 1}",
@@ -148,7 +148,7 @@ class DataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration delivers, from its start."""
-        self._place = _Place(checked_integer(epoch, "epoch", least=0), 0)
+        self._place = _Place(checked_integer(epoch, "epoch", minimum=0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last delivered batch, as numbers that fit JSON and pickle.
@@ -200,10 +200,10 @@ class DataLoader:
                 " here: open the store it was saved with, or pass the keys of then as keys=",
                 name="state",
             )
-        place = _Place(checked_integer(epoch, "epoch", least=0), checked_integer(position, "position", least=0))
+        place = _Place(checked_integer(epoch, "epoch", minimum=0), checked_integer(position, "position", minimum=0))
         if place.position > self.samples:
             raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
-        self.seed = checked_integer(seed, "seed", least=None)
+        self.seed = checked_integer(seed, "seed", minimum=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
         self._place = place
 

@@ -60,11 +60,11 @@ class Permutation:
     """
 
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
-        size = self.size = checked_integer(size, "size", least=None)
+        size = self.size = checked_integer(size, "size", minimum=None)
         if not 1 <= size <= MAX_SIZE:
             raise errors.ArgumentError(f"size is {size}; an order has 1 to 2**62 positions", name="size")
-        self.seed = checked_integer(seed, "seed", least=None)
-        self.epoch = checked_integer(epoch, "epoch", least=None)
+        self.seed = checked_integer(seed, "seed", minimum=None)
+        self.epoch = checked_integer(epoch, "epoch", minimum=None)
         bits = max(LEAST_BITS, (size - 1).bit_length())
         self._high, self._low = bits // 2, bits - bits // 2
         digest = hashlib.shake_256(f"warpwell order {seed} {epoch}".encode()).digest(4 * ROUNDS)

@@ -54,8 +54,8 @@ class Tuning:
     def __init__(
         self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
     ) -> None:
-        self.chunk = None if chunk is None else checked_integer(chunk, "chunk", least=4096, most=MAX_CHUNK)
-        self.buffers = checked_integer(buffers, "buffers", most=1024)
+        self.chunk = None if chunk is None else checked_integer(chunk, "chunk", minimum=4096, maximum=MAX_CHUNK)
+        self.buffers = checked_integer(buffers, "buffers", maximum=1024)
         self.pipelined = pipelined
         self.direct = direct
 
