@@ -38,30 +38,19 @@ from .native import native
 CAPACITY = 1 << 16
 """Ranges."""
 
-PAGE_OF_ZEROS = 0
-REST_OF_ZEROS = 1
-REST_TO_WRITE = 2
+PAGE_OF_ZEROS, REST_OF_ZEROS, REST_TO_WRITE = range(3)
 
 # -- table, in words -----------------------------------------------------------------------------------------
-W_COUNT = 0
-"""Ranges to look at."""
-W_MMAP = 1
-W_SIGACTION = 2
-W_PREVIOUS = 3
-"""Address of the action that was there before."""
-W_DEFAULT = 4
-"""Address of the system's own action."""
-W_PASSED = 5
-"""1 after a signal was passed on to the previous action: if that action passes it back, it is not handled."""
+W_COUNT, W_MMAP, W_SIGACTION, W_PREVIOUS, W_DEFAULT, W_PASSED = range(6)
+"""The number of ranges to look at; addresses of mmap, sigaction, the previous action and the system's own action.
+
+`W_PASSED` is 1 after a signal was passed on to the previous action: if that action passes it back, it is not handled.
+"""
 W_RANGES = 8
 """Here the ranges begin, with the words below."""
 RANGE_WORDS = 4
-R_START = 0
-"""0 where the place is free."""
-R_END = 1
-R_KIND = 2
-R_FAILED = 3
-"""Twice the first address that failed, plus 1 for a store; 0 for none."""
+R_START, R_END, R_KIND, R_FAILED = range(RANGE_WORDS)
+"""The start is 0 if the range is free. `R_FAILED` is twice the first address that failed, plus 1 for a store, or 0."""
 
 _PAGE = mmap.PAGESIZE
 _FIXED = 0x10

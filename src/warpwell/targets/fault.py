@@ -84,8 +84,7 @@ class PlainFlag(LaunchFlag):
 
     def __init__(self) -> None:
         super().__init__("cuda")
-        share_fault_page()  # such a kernel may be the process's first
-        self._pair = fault_page()[:2], FAULT_PAGE
+        self._pair = share_fault_page()[:2], FAULT_PAGE
 
 
 Pair = tuple[NDArray[np.int64], int]
@@ -105,23 +104,6 @@ def _take() -> Pair:
             _free.extend((row[:2], block.address + 64 * k) for k, row in enumerate(rows))
         pair: Pair = _free.pop()
     return pair
-
-
-def fault_page() -> NDArray[np.int64]:
-    """Return the fault page (words).
-
-    Raises
-    ------
-    OSError
-        Another library holds the address.
-    """
-    global _page
-    if _page is not None:
-        return _page
-    with _lock:  # threads that launch their first kernels: the second to map the page would find its address taken
-        if _page is None:
-            _page = _map()
-    return _page
 
 
 def _map() -> NDArray[np.int64]:
@@ -144,12 +126,19 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def share_fault_page() -> None:
-    """Let the current GPU access the fault page (pins it; once a process)."""
-    global _pinned
-    if _pinned is not None:
-        return
-    page = fault_page()
-    with _lock:  # threads that launch their first kernels: the driver refuses to pin the page twice
-        if _pinned is None:
-            _pinned = gpu_memory.pin_mapped(page, FAULT_PAGE, _NBYTES)
+def share_fault_page() -> NDArray[np.int64]:
+    """Return the fault page (words), which is mapped and pinned once a process, so that all its GPUs access it.
+
+    Raises
+    ------
+    OSError
+        Another library holds the address.
+    """
+    global _page, _pinned
+    if _page is None or _pinned is None:
+        with _lock:  # threads that launch their first kernels: neither can be done twice
+            if _page is None:
+                _page = _map()
+            if _pinned is None:
+                _pinned = gpu_memory.pin_mapped(_page, FAULT_PAGE, _NBYTES)
+    return _page

@@ -277,9 +277,7 @@ class Launch:
         participants: Sequence[KernelArgument],
         flag: LaunchFlag,
         interrupts: Interrupts,
-        *,
-        seed: int | None,
-        services: Sequence[Callable[[], object]],
+        **interpreted: Any,
     ) -> None:
         total = math.prod(self.shape)
         done: Callable[[], bool] | None = None
@@ -296,7 +294,7 @@ class Launch:
             if runner is None or interrupts.raised:
                 pass  # a launch that Ctrl-C ended before it began
             elif target == "interp":
-                self._interpret(values, participants, flag, interrupts, seed, services)
+                self._interpret(values, participants, flag, interrupts, **interpreted)
             else:
                 done = runner.run(self, values, total, flag, interrupts)
         finally:

@@ -34,20 +34,6 @@ of a multiprocessor are resident: sequential hits are 1.7 times as fast as with 
 much between reads want more.
 """
 
-_WRAPPER = """
-def {name}(extent0, extent1, extent2{parameters}):
-    {begin}
-    index = grid({dims})
-    if {inside}:
-        function({arguments})
-"""
-
-_BLOCK_WRAPPER = """
-def {name}(extent0, extent1, extent2{parameters}):
-    {begin}
-    function({arguments})
-"""
-
 INSIDE = {
     1: "index < extent0",
     2: "index[0] < extent0 and index[1] < extent1",
@@ -348,11 +334,8 @@ def compiled(kernel: Any, dims: int, count: int) -> Any:
     if key not in kernel.compiled:
         from numba import cuda
 
-        options: dict[str, Any] = {
-            "extensions": [numba_cuda],
-            "max_registers": max_registers(kernel),
-        }
-        kernel.compiled[key] = cuda.jit(**options)(_wrapper(kernel, dims, count))
+        compile_later = cuda.jit(extensions=[numba_cuda], max_registers=max_registers(kernel))
+        kernel.compiled[key] = compile_later(_wrapper(kernel, dims, count))
     return kernel.compiled[key]
 
 
@@ -414,14 +397,11 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
     names = [f"argument{k}" for k in range(count)]
     name = f"warpwell_{kernel.__name__}"
     passed, begin = beginning(kernel, names)
-    source = (_WRAPPER if kernel.block is None else _BLOCK_WRAPPER).format(
-        name=name,
-        dims=dims,
-        inside=INSIDE[dims],
-        parameters="".join(f", {n}" for n in names),
-        begin=begin,
-        arguments=", ".join(passed),
-    )
+    body = [f"function({', '.join(passed)})"]
+    if kernel.block is None:
+        body = [f"index = grid({dims})", f"if {INSIDE[dims]}:", f"    {body[0]}"]
+    parameters = ", ".join(["extent0", "extent1", "extent2", *names])
+    source = "\n    ".join([f"def {name}({parameters}):", begin, *body])
     scope = {
         "function": launch_copy(kernel.function),
         "grid": atomics.grid,

@@ -36,10 +36,8 @@ class StructType(types.Type):
 
     @property
     def members(self) -> list[tuple[str, types.Type]]:
-        out: list[tuple[str, types.Type]] = []
-        for name, count in self.cls.layout(self.static):
-            out.append((name, types.int64 if count is None else types.UniTuple(types.int64, count)))
-        return out
+        layout = self.cls.layout(self.static)
+        return [(name, types.int64 if n is None else types.UniTuple(types.int64, n)) for name, n in layout]
 
 
 class StructModel(models.StructModel):
@@ -246,7 +244,7 @@ class Seam:
 
         self._register_parts()
         for name, operation in (("getitem", operator.getitem), ("setitem", operator.setitem), ("len", len)):
-            self._operation(name, operation)
+            extending.overload(operation, self.options, strict=False)(_resolver(name))
 
     def _register_parts(self) -> None:
         """Register ``struct["name"]`` (see `DeviceStruct.part`)."""
@@ -282,9 +280,6 @@ class Seam:
                     value = builder.add(value, I64(part.plus.get(name, 0)))
                 out = models[sig.return_type].set(builder, out, value, name)
             return out
-
-    def _operation(self, name: str, operation: Any) -> None:
-        self._extending.overload(operation, self.options, strict=False)(_resolver(name))
 
     def method(self, name: str, parameters: tuple[str, ...]) -> None:
         """Make ``struct.name(...)`` callable in device code for every struct class that implements it."""
