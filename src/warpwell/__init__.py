@@ -19,6 +19,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     _npy         headers of ``.npy`` files
     _ranges      ranges of integers, such as pages and rows
     replacing    files and folders that appear whole, or not at all
+    closing      closes dropped objects, and writes unsaved changes at the end of the program
     json_file    JSON files that users pass
     registry     names by which lower folders find objects of upper ones: services
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve

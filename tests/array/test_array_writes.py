@@ -21,9 +21,8 @@ from tests.harness.arrays.kernels import write
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from warpwell import errors, gpu, storage
+from warpwell import closing, errors, gpu, storage
 from warpwell.array import opening
-from warpwell.targets import closing
 
 TIERS = ["storage", "host-cached", "host", "device"]
 N = 1024

@@ -17,11 +17,10 @@ import pytest
 from tests.harness.until import until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import closing, errors
 from warpwell.kv import lifetime
 from warpwell.kv.loader.loader import Prefetch
 from warpwell.storage import io_threads
-from warpwell.targets import closing
 
 
 @pytest.fixture

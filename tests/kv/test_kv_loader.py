@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
+from warpwell import closing
 from warpwell.errors import ArgumentError, ForkError, KeyMissingError
 from warpwell.kv.keys import as_keys
 from warpwell.kv.loader.loader import DataLoader, Prefetch
 from warpwell.kv.loader.permutation import Permutation
-from warpwell.targets import closing
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -12,7 +12,19 @@ import warpwell
 # A folder imports only from folders of a lower rank; folders of one rank not from each other.
 RANKS = (
     ("_os", "errors"),
-    ("_check", "_future", "_npy", "_ranges", "_settings", "_trace", "json_file", "libcuda", "registry", "replacing"),
+    (
+        "_check",
+        "_future",
+        "_npy",
+        "_ranges",
+        "_settings",
+        "_trace",
+        "closing",
+        "json_file",
+        "libcuda",
+        "registry",
+        "replacing",
+    ),
     ("targets", "turns", "driver"),
     ("nvme", "pool"),
     ("queues",),

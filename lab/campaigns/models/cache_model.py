@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from warpwell import closing
 from warpwell.array import Array, atomic_add, fill
 from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
@@ -27,7 +28,7 @@ from warpwell.cache.paging import evict_page
 from warpwell.cache.transfer import serve
 from warpwell.cache.word import DIRTY, INVALID, PINS, pins_of, state_of
 from warpwell.queues import Q_IN_USE
-from warpwell.targets import DEVICE, LaunchFlag, backoff, closing, load_acquire
+from warpwell.targets import DEVICE, LaunchFlag, backoff, load_acquire
 
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
+from .. import closing, errors
 from .._os import clock
 from .._ranges import ranges_of
 from ..cache import Cache
 from ..storage import FileMedium, Medium, RamMedium
-from ..targets import Block, closing
+from ..targets import Block
 from .header import Header
 from .in_memory import InMemory
 from .mapping import Mapping

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import errors
+from .. import closing, errors
 from .._check import checked_device, checked_integer, checked_nbytes
 from .._npy import npy_header
 from ..cache import Cache, choose_page_size, default_queues
@@ -20,7 +20,7 @@ from ..drives import DriveMedium, Namespace, NamespaceMedium, open_namespace
 from ..drives.controller import DriveController, DriveRings
 from ..replacing import NO_SPACE
 from ..storage import FileMedium, Medium, QueueBackend
-from ..targets import closing, default_device
+from ..targets import default_device
 from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array
 from .attachment import Attachment

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
+from .. import closing, errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds, checked_share
 from .._os import clock, interruptible
 from .._ranges import Range, ranges_of
 from .._trace import traced
 from ..queues import QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
-from ..targets import Block, LaunchFlag, closing, default_device, memory_for
+from ..targets import Block, LaunchFlag, default_device, memory_for
 from ..targets.fault import PlainFlag
 from ..targets.launch_stream import LaunchStream
 from ..targets.memory import view_of

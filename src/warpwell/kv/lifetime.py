@@ -6,7 +6,7 @@ nothing is committed, as at the end of a ``with`` block: the exception may have 
 message on stderr says how many changes were lost.
 
 A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may still
-run. The closing thread (`warpwell.targets.closing`) does both, because a finalizer may run at any point, with locks
+run. The closing thread (`warpwell.closing`) does both, because a finalizer may run at any point, with locks
 held, and Ctrl-C may interrupt it. A reader on the host closes its files at once.
 
 After a fork the child continues with a copy of its parent's state: memory as of the fork
@@ -30,9 +30,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .. import errors
+from .. import closing, errors
 from .._os import clock, uninterrupted
-from ..targets import closing
 from .device.engine import Engine
 from .shard import Shard
 from .shards import Shards

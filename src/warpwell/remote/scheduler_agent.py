@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from .. import closing
 from ..pool.agent import code
 from ..scheduler import Core, Executor, Scheduler, State, Task
-from ..targets import closing
 
 
 class AgentScheduler:

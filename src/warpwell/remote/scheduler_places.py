@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-from .. import errors
+from .. import closing, errors
 from ..pool import CallResult
 from ..scheduler import State, Task
-from ..targets import closing
 from .scheduler_handle import PoolHandle
 from .scheduler_member import Member, Unit
 

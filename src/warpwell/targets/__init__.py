@@ -34,7 +34,6 @@ Memory:
 For the host:
 
 - `compile_lock.py`: a fork waits for compilations.
-- `closing.py`: closes dropped objects, and writes unsaved changes at the program's end.
 - `bus_error.py`: mapped files that fail read as zeros, instead of SIGBUS.
 - `checksum.py`: CRC-32C in Python.
 """

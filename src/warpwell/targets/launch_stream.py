@@ -169,7 +169,4 @@ def stream_on(device: str) -> LaunchStream:
     """
     if not device.startswith("cuda"):
         return LaunchStream(device)
-    ordinal = device.removeprefix("cuda").removeprefix(":") or "0"
-    if not ordinal.isdecimal() or device[4:5] not in ("", ":"):
-        raise errors.DeviceNotFoundError(f"device {device!r} is unknown: use 'cpu', 'cuda' or 'cuda:1'", device=device)
-    return GpuStream(int(ordinal))
+    return GpuStream(int(device.partition(":")[2] or 0))

@@ -26,9 +26,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import errors
+from ... import closing, errors
 from ..._check import checked_flag, checked_integer
-from ...targets import closing
 from ..keys import Keys, as_keys
 from ..store import HostFuture
 from .permutation import BLOCK, Permutation
@@ -416,7 +415,7 @@ class Prefetch(Generic[Request]):
     """Iterator of requests and their results, in order, with at most `depth` requests in flight ahead.
 
     No request is in flight after the iterator is exhausted, closed, or has raised; if it is dropped, the closing thread
-    (`warpwell.targets.closing`) waits for requests in flight. An error is raised in order: after the results of the
+    (`warpwell.closing`) waits for requests in flight. An error is raised in order: after the results of the
     requests before it.
 
     Parameters

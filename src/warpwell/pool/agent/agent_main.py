@@ -8,8 +8,8 @@ import sys
 import threading
 import traceback
 
+from ... import closing
 from ...errors import WarpwellError
-from ...targets import closing
 from ..cuda.far import FarEnd
 from ..devices import runtime_for
 from ..launch import cuda_programs

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 from numpy.typing import NDArray
 
 from ..memory import view_of
@@ -64,7 +65,7 @@ class Span:
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
-        bounds = [_bounds(array) for array in arrays]
+        bounds = [byte_bounds(array) for array in arrays]
         self._first = min(first for first, _ in bounds)
         nbytes = max(end for _, end in bounds) - self._first
         self.arrays = list({id(array): array for array in arrays}.values())
@@ -85,13 +86,3 @@ class Span:
         for array in self.arrays:
             if array.flags.writeable:
                 yield array, np.ndarray(array.shape, array.dtype, copy, self.place(array), array.strides)
-
-
-def _bounds(array: NDArray[Any]) -> tuple[int, int]:
-    first = end = int(array.ctypes.data)
-    for extent, stride in zip(array.shape, array.strides, strict=True):
-        if stride < 0:
-            first += (extent - 1) * stride
-        else:
-            end += (extent - 1) * stride
-    return first, end + array.itemsize

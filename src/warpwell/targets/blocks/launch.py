@@ -159,13 +159,10 @@ class BlockLaunch:
         return self._values
 
     def prepare(self) -> None:
-        """Compile, so that the first block starts at once."""
-        if self.device == "cpu":
-            from .cpu import driver
+        """Compile the workers of a CPU, so that the first block starts at once."""
+        from .cpu import driver
 
-            driver(self)
-        else:
-            self.forms().prepare()
+        driver(self)
 
     def forms(self) -> Any:
         """Return the compiled forms on the current GPU (see `blocks.cuda.Forms`), between `begin` and `end`."""
