@@ -369,7 +369,7 @@ _left: list[Record] = []
 
 def _check_options(max_registers: Any, block: Any) -> None:
     if block is not None and checked_integer(block, "block", maximum=1024) % 32:
-        raise errors.ArgumentError(f"block must be a multiple of 32 threads, got {block}", name="block")
+        raise errors.ArgumentError(f"a block of {block} threads: give a multiple of 32, at most 1024", name="block")
     if max_registers is not None:
         checked_integer(max_registers, "max_registers", minimum=16, maximum=255)
 
