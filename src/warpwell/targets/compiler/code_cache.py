@@ -126,11 +126,19 @@ def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
     """
     content = _Content()
     content.put(salt)
-    return content.digest.hexdigest()[:24] if content.take(function) else None
+    try:
+        content.take(function)
+    except _UnknownContentError:
+        return None
+    return content.digest.hexdigest()[:24]
+
+
+class _UnknownContentError(Exception):
+    """A function names something that cannot be hashed."""
 
 
 class _Content:
-    """The digest of the content of a function. Its methods return False for content that they cannot hash."""
+    """The digest of the content of a function. Its methods raise `_UnknownContentError`."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
@@ -142,96 +150,85 @@ class _Content:
             data = text if isinstance(text, bytes) else str(text).encode(errors="surrogatepass")
             self.digest.update(b"%d:" % len(data) + data)
 
-    def take(self, value: Any, names: tuple[str, ...] = ()) -> bool:
-        """Add a value that is named by code, which also says `names`."""
+    def take(self, value: Any, names: tuple[str, ...] = ()) -> None:
+        """Add a value that is named by code, which also contains `names`."""
         if (target := getattr(value, "py_func", None)) is not None:
             self.put("compiled", repr(getattr(value, "targetoptions", None)))
             value = target
         if isinstance(value, types.FunctionType):
-            return self._met(id(value)) or self._function(value)
-        if isinstance(value, types.ModuleType):
-            return self._met((id(value), names)) or self._module(value, names)
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, tuple):
+            if self._is_new(id(value)):
+                self._function(value)
+        elif isinstance(value, types.ModuleType):
+            if self._is_new((id(value), names)):
+                self._module(value, names)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, tuple):
             self.put("tuple", type(value).__qualname__, len(value))
-            return all(self.take(item, names) for item in value)
-        if isinstance(value, types.BuiltinFunctionType | np.ufunc):
+            for item in value:
+                self.take(item, names)
+        elif isinstance(value, types.BuiltinFunctionType | np.ufunc):
             self.put("builtin", getattr(value, "__module__", ""), value.__name__)
-            return True
-        if value is None or isinstance(value, int | float | complex | str | bytes | np.generic | np.dtype):
+        elif value is None or isinstance(value, int | float | complex | str | bytes | np.generic | np.dtype):
             self.put(type(value).__qualname__, repr(value))
-            return True
-        inside = getattr(value, "function", None)
-        return inside is not None and self.take(inside)
+        elif (inside := getattr(value, "function", None)) is not None:
+            self.take(inside)
+        else:
+            raise _UnknownContentError
 
-    def _met(self, identity: Any) -> bool:
-        """Return True, and add a reference, if an object was added before."""
+    def _is_new(self, identity: Any) -> bool:
+        """Return True for the first time that an object is added; later add a reference."""
         number = self._numbers.get(identity)
         if number is None:
             self._numbers[identity] = len(self._numbers)
-            return False
+            return True
         self.put("again", number)
-        return True
+        return False
 
-    def _function(self, function: types.FunctionType) -> bool:
+    def _function(self, function: types.FunctionType) -> None:
         code = function.__code__
         self.put("function", function.__module__)  # Numba imports it when it loads what it kept
-        if (function.__module__ or "").startswith("warpwell."):
+        is_own = (function.__module__ or "").startswith("warpwell.")
+        names = () if is_own else names_of(code)
+        if is_own:
             self.put(function.__qualname__)
-            return self._cells(function, ())
-        if not os.path.exists(code.co_filename):
-            return False
-        names = names_of(code)
-        defaults = function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())
-        return (
+        elif os.path.exists(code.co_filename):
             self._code(code)
-            and self._globals(function, names)
-            and self._cells(function, names)
-            and all(self.take(each) for each in defaults)
-        )
+        else:
+            raise _UnknownContentError
+        for name in names:
+            if name in function.__globals__:
+                self.put("global", name)
+                self.take(function.__globals__[name], names)
+        for cell in function.__closure__ or ():
+            if (value := value_in(cell)) is ABSENT:  # Numba would not compile it either
+                raise _UnknownContentError
+            self.put("cell")
+            self.take(value, names)
+        if not is_own:
+            self.take(function.__defaults__ or ())
+            self.take(tuple((function.__kwdefaults__ or {}).items()))
 
-    def _code(self, code: types.CodeType) -> bool:
+    def _code(self, code: types.CodeType) -> None:
         self.put(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._code(constant)
             else:
                 self.put(repr(constant))
-        return True
 
-    def _globals(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
-        scope = function.__globals__
-        for name in names:
-            if name in scope:
-                self.put("global", name)
-                if not self.take(scope[name], names):
-                    return False
-        return True
-
-    def _cells(self, function: types.FunctionType, names: tuple[str, ...]) -> bool:
-        for cell in function.__closure__ or ():
-            value = value_in(cell)
-            self.put("cell")
-            if value is ABSENT or not self.take(value, names):  # Numba would not compile it either
-                return False
-        return True
-
-    def _module(self, module: types.ModuleType, names: tuple[str, ...]) -> bool:
+    def _module(self, module: types.ModuleType, names: tuple[str, ...]) -> None:
         """Add what `names` may mean in a module, for it is looked up there while the code is compiled."""
         self.put("module", module.__name__)
-        if module.__name__.partition(".")[0] in VERSIONED:
-            return True
-        for name, value in attributes(module, names).items():
-            self.put("attribute", name)
-            if not self.take(value, names):
-                return False
-        return True
+        if module.__name__.partition(".")[0] not in VERSIONED:
+            for name, value in attributes(module, names).items():
+                self.put("attribute", name)
+                self.take(value, names)
 
-    def _class(self, value: type) -> bool:
+    def _class(self, value: type) -> None:
         self.put("class", value.__module__, value.__qualname__)
-        if value.__module__.partition(".")[0] in VERSIONED:
-            return True
-        if not issubclass(value, enum.Enum):
-            return False  # its meaning is unknown
-        return all(self.take((name, member.value)) for name, member in value.__members__.items())
+        if value.__module__.partition(".")[0] not in VERSIONED:
+            if not issubclass(value, enum.Enum):
+                raise _UnknownContentError  # its meaning is unknown
+            for name, member in value.__members__.items():
+                self.take((name, member.value))
