@@ -94,7 +94,7 @@ _ROWS = "array.gather.page_batches"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
 _ROW_COPIED = "frame_of(word)) + first, padded)\n"
 _ROW_KERNELS = "array.gather.kernels"
-_UNITS_LOADED = "load_units(source, other_source, unit)\n"
+_UNITS_LOADED = "load_units(source, second_source, unit)\n"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
@@ -952,7 +952,7 @@ FAULTS = (
         "units-of-one-word",
         "units",
         "only the page word of the first unit is validated",
-        (Edit(_ROW_KERNELS, "read_units", "validate_read(other_address, other)", "is_valid"),),
+        (Edit(_ROW_KERNELS, "read_units", "validate_read(second_address, second_word)", "is_valid"),),
     ),
     Fault(
         "units-generation-ignored",

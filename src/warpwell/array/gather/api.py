@@ -204,8 +204,8 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
         inner *= extent
 
 
-def _overlap(first: int, nbytes: int, other: int, other_nbytes: int) -> bool:
-    return first < other + other_nbytes and other < first + nbytes
+def _overlap(address: int, nbytes: int, out: int, out_bytes: int) -> bool:
+    return address < out + out_bytes and out < address + nbytes
 
 
 def begin(
@@ -247,7 +247,7 @@ def begin(
 def _begin_task(
     array: Array, plan: _Plan, work: str, result: Any, keep: Any, report_bytes: Callable[[int], None]
 ) -> Future:
-    """Start to copy rows by service threads, and if the plan says so in this thread; see `begin`."""
+    """Start to copy rows by service threads, and in this thread if the plan is inline; see `begin`."""
     part = array._part
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked

@@ -40,7 +40,7 @@ I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 Integers = NDArray[np.int64]
 
 BATCH_READS, BATCH_BYTES = 64, 4 << 20
-"""Maximum reads and bytes of a batch. Each thread announces a batch, and copies the rows of the one before."""
+"""Maximum reads and bytes of a batch. Each thread announces a batch before it copies the rows of the previous batch."""
 MAX_COMMAND_BYTES = 128 << 10
 """Maximum bytes of a read: the system reads no more by one request on many devices."""
 READ_GAP_BYTES = 16 << 10
@@ -270,11 +270,11 @@ class RowCopy:
         rows, state = self._rows[first:end], self._state.copy()
         order = np.argsort(rows, kind="stable")
         ascending, out_rows = rows[order], order + first
-        negative, known = np.searchsorted(ascending, (0, state[W_EXTENT]))
+        negative, in_range = np.searchsorted(ascending, (0, state[W_EXTENT]))
         if negative:
             return int(out_rows[0])
         state[W_ROWS], state[W_OUT_ROWS] = ascending.ctypes.data, out_rows.ctypes.data
-        ends = state[W_SOURCE] + ascending[:known].astype(np.int64) * state[W_STRIDE] + state[W_NBYTES]
+        ends = state[W_SOURCE] + ascending[:in_range].astype(np.int64) * state[W_STRIDE] + state[W_NBYTES]
         _, begins, lengths = runs_of(ends - state[W_NBYTES], ends, _PAGE, gap)
         _, addresses, sizes = commands_of(begins, lengths)
         ranges = np.stack((addresses, sizes), axis=1)
@@ -288,7 +288,7 @@ class RowCopy:
             if self._stop[0]:
                 break
             copied, reached = reached, int(np.searchsorted(ends, ranges[batch].sum(axis=1).max(initial=0), "right"))
-        return DONE if known == len(rows) else int(out_rows[known])
+        return DONE if in_range == len(rows) else int(out_rows[in_range])
 
     @property
     def bytes_read(self) -> int:

@@ -68,7 +68,7 @@ def record_words(n: int) -> tuple[int, int]:
 
 
 class Copy(NamedTuple):
-    """What the kernels copy: arguments of all of them, in their order."""
+    """Arguments of a copy, in the order of all kernels."""
 
     n: int
     """Rows to copy."""
@@ -170,11 +170,11 @@ def copy_from_memory(rows, width, out_rows, extent, n, units, unit, source, stri
     """
     k, first = unit_of(grid(1), 0, units, n)
     m, second = unit_of(grid(1), 1, units, n)
-    row, other = k, m
+    row, second_row = k, m
     if rows != 0:
         row = checked_row(rows, width, k, extent, out_of_range)
-        other = checked_row(rows, width, m, extent, out_of_range)
-    a, b, c, d = load_units(source + row * stride + first * unit, source + other * stride + second * unit, unit)
+        second_row = checked_row(rows, width, m, extent, out_of_range)
+    a, b, c, d = load_units(source + row * stride + first * unit, source + second_row * stride + second * unit, unit)
     store_unit(out + (out_row_at(out_rows, k) * units + first) * unit, a, b, unit)
     store_unit(out + (out_row_at(out_rows, m) * units + second) * unit, c, d, unit)
 
@@ -190,22 +190,22 @@ def read_units(core, space, first, second, unit, no_reuse):
     inside = (1 << shift) - 1
     frames = frame_address(core, 0)
     table = word_address(core, field(space, at.S_BASE))
-    address, other_address = table + 8 * (first >> shift), table + 8 * (second >> shift)
+    address, second_address = table + 8 * (first >> shift), table + 8 * (second >> shift)
     word = load_word(address)
-    other = load_word(other_address)
-    if (word | other) & READABLE == 0:  # all threads would load the same lines of frame 0, which takes turns
+    second_word = load_word(second_address)
+    if (word | second_word) & READABLE == 0:  # all threads would load the same lines of frame 0, which takes turns
         return 0, 0, 0, 0, False, False
     source = frames + (frame_of(word) << shift) + (first & inside)
-    other_source = frames + (frame_of(other) << shift) + (second & inside)
-    a, b, c, d = load_units(source, other_source, unit)
+    second_source = frames + (frame_of(second_word) << shift) + (second & inside)
+    a, b, c, d = load_units(source, second_source, unit)
     fence(DEVICE)
     is_valid = validate_read(address, word)
     if is_valid:
         mark_referenced(address, word, no_reuse)
-    other_is_valid = validate_read(other_address, other)
-    if other_is_valid:
-        mark_referenced(other_address, other, no_reuse)
-    return a, b, c, d, is_valid, other_is_valid
+    second_is_valid = validate_read(second_address, second_word)
+    if second_is_valid:
+        mark_referenced(second_address, second_word, no_reuse)
+    return a, b, c, d, is_valid, second_is_valid
 
 
 @device
@@ -236,19 +236,19 @@ def copy_cached(core, space, rows, width, extent, n, units, unit, origin, stride
     no_reuse, row_items : int
         1 if pages are read once, else 0; items of a row to count reads in the statistics, or 0.
     missing : int
-        Address of a record of missing rows, whose words in front of the list are 0.
+        Address of a record of missing rows. Its words in front of the list are 0.
     """
     t = grid(1)
     k, first = unit_of(t, 0, units, n)
     m, second = unit_of(t, 1, units, n)
     offset = origin + checked_row(rows, width, k, extent, missing) * stride + first * unit
-    other_offset = origin + checked_row(rows, width, m, extent, missing) * stride + second * unit
-    a, b, c, d, is_valid, other_is_valid = read_units(core, space, offset, other_offset, unit, no_reuse)
+    second_offset = origin + checked_row(rows, width, m, extent, missing) * stride + second * unit
+    a, b, c, d, is_valid, second_is_valid = read_units(core, space, offset, second_offset, unit, no_reuse)
     if is_valid:
         store_unit(out + (k * units + first) * unit, a, b, unit)
     else:
         list_missing(core, missing, n, k, row_items)
-    if other_is_valid:
+    if second_is_valid:
         store_unit(out + (m * units + second) * unit, c, d, unit)
     else:
         list_missing(core, missing, n, m, row_items)
@@ -258,21 +258,21 @@ def copy_cached(core, space, rows, width, extent, n, units, unit, origin, stride
 
 @kernel
 def copy_loaded(core, space, rows, out_rows, n, units, unit, origin, stride, out, no_reuse):
-    """Copy rows whose pages were read ahead, row ``rows[k]`` to row ``out_rows[k]``; the numbers are in range.
+    """Copy row ``rows[k]``, in range and with its pages read ahead, to row ``out_rows[k]`` of `out`.
 
     A page that is not in the cache is read. After an error is latched, rows are left as they are.
     """
     t = grid(1)
     k, first = unit_of(t, 0, units, n)
     m, second = unit_of(t, 1, units, n)
-    begin, other_begin = origin + row_at(rows, 8, k) * stride, origin + row_at(rows, 8, m) * stride
-    offset, other_offset = begin + first * unit, other_begin + second * unit
-    a, b, c, d, is_valid, other_is_valid = read_units(core, space, offset, other_offset, unit, no_reuse)
+    begin, second_begin = origin + row_at(rows, 8, k) * stride, origin + row_at(rows, 8, m) * stride
+    offset, second_offset = begin + first * unit, second_begin + second * unit
+    a, b, c, d, is_valid, second_is_valid = read_units(core, space, offset, second_offset, unit, no_reuse)
     shift = field(core, at.C_PAGE_SHIFT)
     to = out + (out_row_at(out_rows, k) * units + first) * unit
     store_loaded(space, shift, offset, begin + units * unit - 1, is_valid, a, b, to, unit)
     to = out + (out_row_at(out_rows, m) * units + second) * unit
-    store_loaded(space, shift, other_offset, other_begin + units * unit - 1, other_is_valid, c, d, to, unit)
+    store_loaded(space, shift, second_offset, second_begin + units * unit - 1, second_is_valid, c, d, to, unit)
 
 
 @device
