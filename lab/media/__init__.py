@@ -2,7 +2,7 @@
 
 - latency.py  `Latency`, `KeyValueLatency`: an emulated drive over a medium or over a key-value shard; known drives
 - faulty.py   `Faulty`, `KeyValueFaulty`: injected faults
-- gated.py    `GatedMedium`: commands complete when a test says so
+- gated.py    `GatedMedium`: commands complete when a test lets them
 """
 
 from .faulty import Faulty, KeyValueFaulty

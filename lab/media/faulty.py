@@ -55,7 +55,7 @@ TAIL = 10
 ENTRIES = 11
 LATE_NS = 12
 STATUS = 13
-"""Status of injected faults; 0: what fits the opcode."""
+"""Status of injected faults; 0: the default of the opcode."""
 INJECTED = 14
 
 # -- faults of blocks ----------------------------------------------------------------------------------------
@@ -82,14 +82,14 @@ COUNTS = 27
 STEPS = RANGE_LIST + 2 * MAX_RANGES
 MAX_STEPS = 4096
 
-WELL = 0
-ERROR = 1
-LATE = 2
-LOST = 3
-DUPLICATE = 4
+KIND_OK = 0
+KIND_ERROR = 1
+KIND_LATE = 2
+KIND_LOST = 3
+KIND_DUPLICATE = 4
 KINDS = ("ok", "error", "late", "lost", "duplicate")
 
-MOST_WAITING = 16384
+MAX_WAITING = 16384
 """Entries of the queue of commands that come later."""
 E_DUE = 0
 E_KIND = 1
@@ -106,45 +106,45 @@ class _FaultState:
 
     def __init__(self, *, silent_after: int | None = None) -> None:
         self._block = memory_for("cpu").allocate(8 * (STEPS + MAX_STEPS))
-        self._entries = memory_for("cpu").allocate(8 * ENTRY_WORDS * MOST_WAITING)
-        self._words = self._block.words
-        self._words[ENTRIES] = self._entries.address
-        self._words[SILENT_AFTER] = -1 if silent_after is None else silent_after
+        self._entries = memory_for("cpu").allocate(8 * ENTRY_WORDS * MAX_WAITING)
+        self._state_words = self._block.words
+        self._state_words[ENTRIES] = self._entries.address
+        self._state_words[SILENT_AFTER] = -1 if silent_after is None else silent_after
 
     def _over(self, inner: NativeMedium) -> NativeMedium:
         """Return native functions that call those of `inner`."""
-        self._words[:3] = (inner.start, inner.complete, inner.state)
-        kept = (self._block, self._entries, inner)
-        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, kept)
+        self._state_words[:3] = (inner.start, inner.complete, inner.state)
+        owner = (self._block, self._entries, inner)
+        return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, owner)
 
     def stop(self) -> None:
         """Stop answering commands, including those in flight."""
-        self._words[SILENT] = 1
+        self._state_words[SILENT] = 1
 
     def resume(self) -> None:
         """Answer again; commands that arrived in the meantime run now. Their buffers must still exist."""
-        self._words[SILENT_AFTER] = -1
-        self._words[SILENT] = 0
+        self._state_words[SILENT_AFTER] = -1
+        self._state_words[SILENT] = 0
 
     @property
     def silent(self) -> bool:
         """Whether it withholds answers."""
-        return bool(self._words[SILENT])
+        return bool(self._state_words[SILENT])
 
     @property
     def waiting(self) -> int:
         """Number of late commands and second completions, and of commands that wait for `resume`."""
-        return int(self._words[TAIL] - self._words[HEAD])
+        return int(self._state_words[TAIL] - self._state_words[HEAD])
 
     @property
     def commands(self) -> int:
         """Commands received."""
-        return int(self._words[RECEIVED])
+        return int(self._state_words[RECEIVED])
 
     @property
     def injected(self) -> int:
         """Errors injected so far."""
-        return int(self._words[INJECTED])
+        return int(self._state_words[INJECTED])
 
 
 class Faulty(_FaultState, Wrapper):
@@ -191,11 +191,11 @@ class Faulty(_FaultState, Wrapper):
         fail_every : int
             Every n-th command fails: the n-th, 2n-th, ...
         fail_reads, fail_writes : bool or int
-            True: all fail. A number: the next so many fail.
+            True: all fail. A number N: the next N fail.
         fail_ranges : sequence of (int, int)
             Start and stop in bytes, at most 64; commands that touch one fail.
         torn_writes : bool or int
-            Each write, or every so many, writes only its first half and then fails.
+            True or 1: each write writes only its first half and then fails. A number N: every N-th write.
         status : int
             NVMe status of the faults; 0: unrecovered read error, or write fault.
 
@@ -207,16 +207,16 @@ class Faulty(_FaultState, Wrapper):
             raise errors.ArgumentError(f"{len(fail_ranges)} ranges: at most {MAX_RANGES}", name="fail_ranges")
         if not 0 <= status <= 0x7FFF:
             raise errors.ArgumentError(f"status {status:#x}: 15 bits", name="status")
-        words = self._words
-        words[RANGES] = 0
+        state_words = self._state_words
+        state_words[RANGES] = 0
         for k, (start, stop) in enumerate(fail_ranges):
-            words[RANGE_LIST + 2 * k], words[RANGE_LIST + 2 * k + 1] = start, stop
-        words[RANGES] = len(fail_ranges)
-        words[STATUS] = status
-        words[FAIL_EVERY] = fail_every
-        words[READS_TO_FAIL] = ALWAYS if fail_reads is True else int(fail_reads)
-        words[WRITES_TO_FAIL] = ALWAYS if fail_writes is True else int(fail_writes)
-        words[TORN_EVERY] = int(torn_writes)
+            state_words[RANGE_LIST + 2 * k], state_words[RANGE_LIST + 2 * k + 1] = start, stop
+        state_words[RANGES] = len(fail_ranges)
+        state_words[STATUS] = status
+        state_words[FAIL_EVERY] = fail_every
+        state_words[READS_TO_FAIL] = ALWAYS if fail_reads is True else int(fail_reads)
+        state_words[WRITES_TO_FAIL] = ALWAYS if fail_writes is True else int(fail_writes)
+        state_words[TORN_EVERY] = int(torn_writes)
 
     @property
     def withheld(self) -> int:
@@ -296,7 +296,7 @@ class KeyValueFaulty(_FaultState):
         late_us: float = 1000.0,
         status: int = KV_UNRECOVERED_ERROR,
     ) -> None:
-        """Start another schedule with the next command; the parameters are those of the class."""
+        """Start another schedule with the next command; for its parameters see the class."""
         unknown = sorted(set(schedule) - set(KINDS))
         if unknown or len(schedule) > MAX_STEPS:
             raise errors.ArgumentError(
@@ -305,17 +305,17 @@ class KeyValueFaulty(_FaultState):
             )
         if not 0 < status <= 0x7FFF or not 0 <= late_us < 1e12:
             raise errors.ArgumentError(f"status {status:#x} has 15 bits, late_us {late_us} is 0 or more")
-        words = self._words
-        words[LENGTH] = 0
-        words[STEP] = 0
-        words[STATUS], words[LATE_NS], words[REPEAT] = status, int(late_us * 1000), repeat
-        words[STEPS : STEPS + len(schedule)] = [KINDS.index(kind) for kind in schedule]
-        words[LENGTH] = len(schedule)
+        state_words = self._state_words
+        state_words[LENGTH] = 0
+        state_words[STEP] = 0
+        state_words[STATUS], state_words[LATE_NS], state_words[REPEAT] = status, int(late_us * 1000), repeat
+        state_words[STEPS : STEPS + len(schedule)] = [KINDS.index(kind) for kind in schedule]
+        state_words[LENGTH] = len(schedule)
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of commands for each kind of step."""
-        return {kind: int(self._words[COUNTS + k]) for k, kind in enumerate(KINDS)}
+        return {kind: int(self._state_words[COUNTS + k]) for k, kind in enumerate(KINDS)}
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
@@ -365,7 +365,7 @@ def step_of(state: int) -> int:
     """Return the step of the schedule for the next command."""
     number = fetch_add(state + 8 * STEP, 1, SYSTEM)
     length = word(state, LENGTH)
-    kind = WELL
+    kind = KIND_OK
     if length > 0 and (word(state, REPEAT) != 0 or number < length):
         kind = word(state, STEPS + rem(number, max(length, 1)))
     fetch_add(state + 8 * (COUNTS + kind), 1, SYSTEM)
@@ -376,13 +376,13 @@ def step_of(state: int) -> int:
 def postpone(state: int, kind: int, command: int, tag: int, answer: int) -> None:
     """Queue a command, or a second completion, for later; drop it if the queue is full."""
     lock(state + 8 * LOCK)
-    # under the lock, so that times rise along the queue; without a delay no time, as the interpreter's clock starts
-    # anew with each launch
+    # Times are taken under the lock, so that they rise along the queue. Without a delay no time is taken, because the
+    # interpreter's clock starts at 0 in each launch.
     due = word(state, LATE_NS)
     if due > 0:
         due += clock_ns()
     at = word(state, TAIL)
-    if at - word(state, HEAD) < MOST_WAITING:
+    if at - word(state, HEAD) < MAX_WAITING:
         entry = entry_of(state, at)
         set_word(entry, E_DUE, due)
         set_word(entry, E_KIND, kind)
@@ -396,7 +396,7 @@ def postpone(state: int, kind: int, command: int, tag: int, answer: int) -> None
 @device
 def entry_of(state: int, position: int) -> int:
     """Return the address of an entry."""
-    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (position & (MOST_WAITING - 1))
+    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (position & (MAX_WAITING - 1))
 
 
 @device
@@ -450,16 +450,16 @@ def faulty_start(state: int, command: int, tag: int) -> int:
     """Run a command with its injected fault, or postpone it while silent."""
     silent = receive(state)
     kind = step_of(state)
-    if kind == LOST:
+    if kind == KIND_LOST:
         return PENDING
-    if kind == LATE or silent:
-        postpone(state, LATE, command, tag, 0)
+    if kind == KIND_LATE or silent:
+        postpone(state, KIND_LATE, command, tag, 0)
         return PENDING
-    if kind == ERROR:
+    if kind == KIND_ERROR:
         return injected(state, word0_opc(word(command, C_WORD0)))
     answer = attempt(state, command, tag)
-    if kind == DUPLICATE and answer != PENDING:
-        postpone(state, DUPLICATE, command, tag, answer)
+    if kind == KIND_DUPLICATE and answer != PENDING:
+        postpone(state, KIND_DUPLICATE, command, tag, answer)
     return answer
 
 
@@ -482,7 +482,7 @@ def faulty_complete(state: int, out: int) -> bool:
         copy_command(command, entry + 8 * E_COMMAND)
         set_word(state, HEAD, head + 1)
         unlock(state + 8 * LOCK)
-        if kind == LATE:
+        if kind == KIND_LATE:
             answer = attempt(state, command, tag)
         if answer != PENDING:
             return write_answer(out, tag, answer & 0xFFFF, answer >> 16)

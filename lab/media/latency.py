@@ -91,7 +91,7 @@ ROOM = 16
 ORIGIN = 17
 """Clock from which times count, so that they can be in 1024ths of a nanosecond."""
 BYTES_FREE = 32
-"""When the bytes so far have passed; each word from `COMMANDS_FREE` on says so of the commands of a lane."""
+"""Time when the bytes so far have passed. Each word from `COMMANDS_FREE` on is that time for the commands of a lane."""
 COMMANDS_FREE = 33
 STATE_WORDS = 64
 
@@ -134,7 +134,7 @@ MOST_PARTS = 16
 IN_FLIGHT = 4096
 """Entries of the queues of a lane."""
 LOOK_ROUND = 64
-"""One call in so many looks at another part first."""
+"""Period, in calls, in which one call checks another part first."""
 NEVER = 1 << 62
 UNIT = 512
 """Bytes of a block, and of a step in which a retrieve may begin within the value."""
@@ -186,8 +186,8 @@ def rates_of(name: str) -> DriveRates:
     for candidate in DRIVES:
         if candidate.name.lower() == name.lower().replace(" ", ""):
             return candidate
-    known = ", ".join(d.name for d in DRIVES)
-    raise errors.ArgumentError(f"there is no drive {name!r}: choose one of {known}", name="preset")
+    names = ", ".join(d.name for d in DRIVES)
+    raise errors.ArgumentError(f"unknown drive {name!r}: choose one of {names}", name="preset")
 
 
 @dataclass(frozen=True)
@@ -201,27 +201,27 @@ class Limits:
     latency_us: tuple[float, float]
 
     def over(self, inner: NativeMedium, command_set: int) -> NativeMedium:
-        """Return native functions that delay those of a medium, or those for keys and values."""
+        """Return native functions that delay the functions of a medium, or the functions for keys and values."""
         parts = min(MOST_PARTS, 1 << ((os.cpu_count() or 2) - 1).bit_length())
         block = private_block(8 * (STATE_WORDS + PART_WORDS * parts))
         entries = private_block(8 * ENTRY_WORDS * 2 * IN_FLIGHT)
         table = SlotTable() if inner.complete else None
-        words = block.words
-        words[:3] = (inner.start, inner.complete, inner.state)
-        words[TABLE] = table.address if table else 0
-        words[COMMAND_SET] = command_set
-        words[N_PARTS], words[ROOM] = parts, IN_FLIGHT // parts
-        words[PARTS], words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
-        words[BYTES_COST] = _cost(self.bandwidth / 512)
-        words[ORIGIN] = clock.monotonic_ns()
+        state_words = block.words
+        state_words[:3] = (inner.start, inner.complete, inner.state)
+        state_words[TABLE] = table.address if table else 0
+        state_words[COMMAND_SET] = command_set
+        state_words[N_PARTS], state_words[ROOM] = parts, IN_FLIGHT // parts
+        state_words[PARTS], state_words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
+        state_words[BYTES_COST] = _cost(self.bandwidth / 512)
+        state_words[ORIGIN] = clock.monotonic_ns()
         for k, iops in enumerate((self.read_iops, self.write_iops)):
-            lane = words[LANES + LANE_WORDS * k :]
+            lane = state_words[LANES + LANE_WORDS * k :]
             lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
             lane[L_LATENCY] = int(self.latency_us[k] * 1000)
-            words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
-        kept = (block, entries, table, inner)
+            state_words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
+        owner = (block, entries, table, inner)
         return NativeMedium(
-            latency_start.address, latency_complete.address, block.address, kept, non_blocking=inner.complete == 0
+            latency_start.address, latency_complete.address, block.address, owner, non_blocking=inner.complete == 0
         )
 
 
@@ -234,12 +234,12 @@ def limits_of(
 ) -> Limits:
     """Return the limits of a preset, in which the given values replace its own."""
     if preset is not None:
-        known = rates_of(preset)
-        preset = known.name
-        read_iops = known.read_iops if read_iops is None else read_iops
-        write_iops = known.write_iops if write_iops is None else write_iops
-        bandwidth = known.bandwidth if bandwidth is None else bandwidth
-        latency_us = known.latency_us if latency_us is None else latency_us
+        rates = rates_of(preset)
+        preset = rates.name
+        read_iops = rates.read_iops if read_iops is None else read_iops
+        write_iops = rates.write_iops if write_iops is None else write_iops
+        bandwidth = rates.bandwidth if bandwidth is None else bandwidth
+        latency_us = rates.latency_us if latency_us is None else latency_us
     latencies = _pair(latency_us, "latency_us")
     return Limits(
         preset or f"{latencies[0]:g} us",
@@ -388,7 +388,7 @@ def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
     costs = state + 8 * (LANES + LANE_WORDS * lane)
     free = state + 8 * (COMMANDS_FREE + lane)
     origin = word(state, ORIGIN)
-    while origin - arrival > SKEW_NS:  # the interpreter's clock starts anew with each launch
+    while origin - arrival > SKEW_NS:  # The interpreter's clock starts at 0 in each launch.
         if compare_exchange(state + 8 * ORIGIN, origin, arrival, SYSTEM) == origin:
             set_word(state, BYTES_FREE, 0)
             set_word(state, COMMANDS_FREE + READS, 0)
@@ -457,7 +457,7 @@ def pop_due(state: int, part: int, out: int) -> bool:
     if due == NEVER:
         return False
     now = clock_ns()
-    # one that is locked: what is missed is there at the next look
+    # A locked part is skipped: the next call finds its answers.
     if due > now or load_relaxed(record + 8 * P_LOCK, SYSTEM) != 0 or exchange(record + 8 * P_LOCK, 1, SYSTEM) != 0:
         return False
     is_due = word(queue, Q_DUE) <= now
@@ -476,12 +476,12 @@ def pop_due(state: int, part: int, out: int) -> bool:
 
 
 @device
-def pop_other(state: int, mine: int, out: int) -> bool:
-    """Take an answer that is due from the parts after `mine`, to `out`; return whether there was one."""
-    spilled = part_of(state, mine) + 8 * P_SPILLED
+def pop_other(state: int, own_part: int, out: int) -> bool:
+    """Take an answer that is due from the parts after `own_part`, to `out`; return whether there was one."""
+    spilled = part_of(state, own_part) + 8 * P_SPILLED
     waiting = False
     for k in range(1, word(state, N_PARTS)):
-        part = nth_part(state, mine + k)
+        part = nth_part(state, own_part + k)
         lanes = part_of(state, part) + 8 * P_LANES
         if word(lanes, Q_DUE) != NEVER or word(lanes, QUEUE_WORDS + Q_DUE) != NEVER:
             waiting = True
@@ -496,20 +496,20 @@ def pop_other(state: int, mine: int, out: int) -> bool:
 @device
 def take_due(state: int, out: int) -> bool:
     """Take an answer that is due, of the calling thread's part first, to `out`; return whether there was one."""
-    mine = nth_part(state, seat())
-    record = part_of(state, mine)
+    own_part = nth_part(state, seat())
+    record = part_of(state, own_part)
     looks = word(record, P_LOOKS) + 1
     set_word(record, P_LOOKS, looks)
     if looks & (LOOK_ROUND - 1) == 0:
         if pop_due(state, nth_part(state, div(looks, LOOK_ROUND)), out):
             return True
-    elif looks & 1 == 0 and word(record, P_SPILLED) > 0 and pop_other(state, mine, out):
+    elif looks & 1 == 0 and word(record, P_SPILLED) > 0 and pop_other(state, own_part, out):
         return True
-    if pop_due(state, mine, out):
+    if pop_due(state, own_part, out):
         return True
     idle = idle_rounds()
     if idle >= ROUNDS_AWAKE:
-        return pop_other(state, mine, out)
+        return pop_other(state, own_part, out)
     return idle > 0 and pop_due(state, nth_part(state, looks), out)
 
 
@@ -546,12 +546,12 @@ def hold(state: int, word0: int, word5: int, word6: int, tag: int, arrival: int,
     """
     lane = lane_of(word0)
     deadline = admit(state, lane, arrival, moved_by(state, word0, word5, word6, answer >> 16))
-    mine = nth_part(state, seat())
+    own_part = nth_part(state, seat())
     while deadline > arrival:
         for k in range(word(state, N_PARTS)):
-            if put_later(state, nth_part(state, mine + k), lane, deadline, tag, answer):
+            if put_later(state, nth_part(state, own_part + k), lane, deadline, tag, answer):
                 if k > 0:
-                    record = part_of(state, mine)
+                    record = part_of(state, own_part)
                     set_word(record, P_SPILLED, word(record, P_SPILLED) + 1)
                 return PENDING
         backoff(24)

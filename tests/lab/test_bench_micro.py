@@ -51,8 +51,12 @@ def test_media(medium: str, drives: str) -> None:
 
 
 def test_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    same = figures.same
-    monkeypatch.setattr("lab.bench.micro.reads.same", lambda name, found, expected: same(name, found + 1, expected))
+    require_same = figures.require_same
+
+    def require_another(name: str, found: int, expected: int) -> None:
+        require_same(name, found + 1, expected)
+
+    monkeypatch.setattr("lab.bench.micro.reads.require_same", require_another)
     with pytest.raises(WarpwellError, match="wrong"):
         measured("reduction")
 

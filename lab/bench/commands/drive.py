@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     output.table(
         f"random reads of {page} B from {name} ({found.where}), by kernels on cpu",
-        ("threads, and who serves them", "thousand reads/s", "MB/s", "us each"),
+        ("threads, and their backend", "thousand reads/s", "MB/s", "us each"),
         [
-            (row.what, f"{row.rate:,.1f}", f"{row.notes['MB_a_second']:,.0f}", f"{row.notes['us_each']:,.0f}")
+            (row.name, f"{row.rate:,.1f}", f"{row.notes['MB_a_second']:,.0f}", f"{row.notes['us_each']:,.0f}")
             for row in found.rows
         ],
     )

@@ -144,12 +144,12 @@ def _opened(arguments: argparse.Namespace, workload: YcsbWorkload) -> Iterator[t
 
 
 def _holds(store: kv.Store, workload: YcsbWorkload) -> bool:
-    """Tell whether a store holds the records; refuse one that holds somebody's own."""
+    """Return whether a store holds the records; raise if it holds other records."""
     if not len(store):
         return False
     keys = Requests(workload).load_keys(0, workload.records)
-    some = np.unique(np.linspace(0, keys.size - 1, 1024).astype(np.int64))
-    values, found = store.get_many(keys[some])
+    sample = np.unique(np.linspace(0, keys.size - 1, 1024).astype(np.int64))
+    values, found = store.get_many(keys[sample])
     if not found.any():
         raise ArgumentError(f"{store.path} holds other records: leave --store out, or name a new one", name="store")
     return bool(found.all()) and all(len(v) == workload.value_bytes for v in values) and len(store) >= keys.size
@@ -157,8 +157,8 @@ def _holds(store: kv.Store, workload: YcsbWorkload) -> bool:
 
 def _values(arguments: argparse.Namespace, workload: YcsbWorkload, result: YcsbResult) -> dict[str, Any]:
     latencies = {
-        name: {"count": taken.count, "p50_us": taken.p50, "p99_us": taken.p99}
-        for name, taken in result.latencies.items()
+        name: {"count": histogram.count, "p50_us": histogram.p50, "p99_us": histogram.p99}
+        for name, histogram in result.latencies.items()
     }
     return {
         "workload": workload.name,

@@ -1,10 +1,10 @@
-"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it.
+"""Micro-benchmarks, each with its ceiling and BaM's protocol, measured in the same run.
 
 ============  ===================================================================================
 run.py        the benchmark `micro`: all of them, or the named ones
 setting.py    `Setting`: options; arrays over the medium that they name
-figures.py    `Report`, `Row`: what was found; `same`, which ends a benchmark with a wrong result
-ceilings.py   rates that bound: a medium without queues and cache, copies, NumPy
+figures.py    `Report`, `Row`: results; `require_same`, which ends a benchmark with a wrong result
+ceilings.py   upper bounds of rates: a medium without queues and cache, copies, NumPy
 kernels.py    kernels that read the same items by different means
 bam.py        BaM's protocol: references, and misses that wait
 reads.py      `array`, `cache`, `pattern`: reads through the cache
@@ -31,7 +31,7 @@ BENCHMARKS = {
     "reduction": ("sums", "the sum of an array larger than the cache"),
     "scan": ("sums", "the sums up to each item of an array larger than the cache"),
 }
-"""The module of each benchmark, which has a function of its name, and what it measures."""
+"""The module of each benchmark, with a function of the benchmark's name, and the measured operation."""
 
 
 def measure(name: str, setting: Setting) -> Report:

@@ -2,9 +2,9 @@
 
 After page_cache.h of BaM (seq_read, coalesce_page, acquire_page, find_slot, release_page): converged lanes of one page
 add to its reference count with one atomic operation, read the slot's number, read their items, and take the references
-off with another. A miss takes the next slot of a clock without second chance, submits its command, and waits. What BaM
-does besides is left out, which favours it: counters of the whole array, its second read that orders GPUDirect, and its
-queues, in which completions are handed on in order.
+off with another. A miss takes the next slot of a clock without second chance, submits its command, and waits. Other
+work of BaM is left out, which favors it: counters of the whole array, its second read that orders GPUDirect, and its
+queues, which deliver completions in order.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ LOCKED = -1
 """Of a slot whose page is being replaced; 0 is a free slot, otherwise it is the page + 1."""
 GAVE_UP = -2
 PATIENCE = 10**10
-"""Nanoseconds without a free slot after which a miss gives up: BaM would wait for ever."""
+"""Nanoseconds without a free slot after which a miss gives up: BaM has no time-out."""
 
 # -- record of a cache
 STATES, SLOTS, OWNERS, FRAMES, SHIFT, COUNT, TICKET, CORE, SPACE, FAILED, MISSES = range(11)
-WORDS = 16
+RECORD_WORDS = 16
 
 
 @device
@@ -79,9 +79,9 @@ def acquire(record, page, mask, equal, leader):
     missing = ballot(mask, slot < 0)
     while missing != 0:
         first = ffs(missing) - 1
-        wanted = shfl(mask, page, first)
-        found = bam_miss(record, wanted, mask, lane, first)
-        if page == wanted:
+        page_to_read = shfl(mask, page, first)
+        found = bam_miss(record, page_to_read, mask, lane, first)
+        if page == page_to_read:
             slot = found
         missing = ballot(mask, slot == -1)
     return slot
@@ -215,7 +215,7 @@ def transfer(record, opcode, page, slot, mask, lane, leader):
         if status >= 0:
             release_id(queue, cid)
         if opcode == WRITE:
-            # its references stay: whoever waits for it reads it again
+            # The references stay: a waiting thread reads the page again.
             fetch_add(field(record, STATES) + 8 * page, -(VALID | DIRTY | BUSY), DEVICE)
     return status == 0
 
@@ -287,12 +287,12 @@ class BamCache:
         """Return a cache whose slots are the frames of an array that has all its pages in them: all reads hit."""
         made = cls.__new__(cls)
         space = array.cache.space(array._nsid)
-        words = array.cache.page_words(array._nsid)
-        if not np.all((words & STATE) == CACHED):
+        page_words = array.cache.page_words(array._nsid)
+        if not np.all((page_words & STATE) == CACHED):
             raise WarpwellError("not all pages of the array are in its cache")
         made._lay_out(array, space.pages, array.cache.frames, space.words["frames"])
         made._states.write(0, np.full(space.pages, VALID))
-        made._slots.write(0, (words >> word.FRAME_SHIFT) & word.FRAME_MAX)
+        made._slots.write(0, (page_words >> word.FRAME_SHIFT) & word.FRAME_MAX)
         made._owners.write(0, np.full(array.cache.frames, LOCKED))
         return made
 
@@ -301,11 +301,11 @@ class BamCache:
         if array.cache.space(array._nsid).base != 0:
             raise WarpwellError("the array shares its cache, so its pages do not begin at 0")
         self._array, self._count = array, slots
-        self._record, self._states = memory.allocate(8 * WORDS), memory.allocate(8 * pages)
+        self._record, self._states = memory.allocate(8 * RECORD_WORDS), memory.allocate(8 * pages)
         self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
         view = array.cache.view_words(array._nsid)
-        words = np.zeros(WORDS, np.int64)
-        words[: SPACE + 1] = (
+        record_words = np.zeros(RECORD_WORDS, np.int64)
+        record_words[: SPACE + 1] = (
             self._states.address,
             self._slots.address,
             self._owners.address,
@@ -316,7 +316,7 @@ class BamCache:
             view["core"],
             view["space"],
         )
-        self._record.write(0, words)
+        self._record.write(0, record_words)
         self.address = self._record.address
 
     def _word(self, index: int) -> int:
@@ -329,7 +329,7 @@ class BamCache:
 
     @property
     def misses(self) -> int:
-        """Pages that were read."""
+        """Number of pages that were read."""
         return self._word(MISSES)
 
     def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""What bounds a benchmark, measured beside it: a medium's own reads and writes, NumPy, a pinned copy."""
+"""Upper bounds, measured in the same run as a benchmark: a medium's own reads and writes, NumPy, a pinned copy."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
                 k += threads
             slot = (slot + 1) & (in_flight - 1)
         else:
-            for other in range(in_flight):
-                waiting += load_acquire(flags + 8 * (t * in_flight + other), DEVICE)
+            for command in range(in_flight):
+                waiting += load_acquire(flags + 8 * (t * in_flight + command), DEVICE)
         if complete != 0:
             if call_complete(complete, state, answer):
                 idle = 0
@@ -139,11 +139,15 @@ def copy_rate(device: str, nbytes: int, runs: int) -> float:
         return nbytes / seconds(lambda: np.copyto(into, source), runs)
     from warpwell.targets.gpu.device import GpuDevice
 
-    gpu, shared, there = GpuDevice(), memory_for(device).allocate_shared(nbytes), memory_for(device).allocate(nbytes)
+    gpu, shared, device_block = (
+        GpuDevice(),
+        memory_for(device).allocate_shared(nbytes),
+        memory_for(device).allocate(nbytes),
+    )
     stream = gpu.new_stream()
 
     def copy() -> None:
-        gpu.to_gpu(stream, there.address, shared.address, nbytes)
+        gpu.to_gpu(stream, device_block.address, shared.address, nbytes)
         gpu.synchronize(stream)
 
     return nbytes / seconds(copy, runs)

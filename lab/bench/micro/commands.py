@@ -35,7 +35,7 @@ from warpwell.targets import (
 )
 
 from .ceilings import medium_rate
-from .figures import Report, Row, same, seconds
+from .figures import Report, Row, require_same, seconds
 from .setting import Setting, model_of, numbers
 
 Items = NDArray[np.int64]
@@ -62,7 +62,7 @@ def _commands(a, order, opcode, size, source, buffers, found):
             page = order[k]
         queue = queue_of(core, page)
         for turn in range(warp_size()):
-            here = shfl(mask, page, turn)
+            page_of_turn = shfl(mask, page, turn)
             got = -1
             if lane == turn and k < order.size:
                 got = take_id(queue, 0)
@@ -70,7 +70,7 @@ def _commands(a, order, opcode, size, source, buffers, found):
             if got >= 0:
                 if opcode == WRITE:
                     syncwarp(mask)
-                    copy(staging_of(shfl(mask, queue, turn), got), source + here * size, size, mask, lane)
+                    copy(staging_of(shfl(mask, queue, turn), got), source + page_of_turn * size, size, mask, lane)
                     syncwarp(mask)
                 if lane == turn:
                     cid = got
@@ -78,13 +78,13 @@ def _commands(a, order, opcode, size, source, buffers, found):
                         fetch_add(found + 8, 1, DEVICE)
         ended = 0
         for turn in range(warp_size()):
-            taken = shfl(mask, cid, turn)
-            if taken >= 0:
-                theirs = shfl(mask, queue, turn)
-                status = wait(core, space, theirs, taken, mask, lane, turn)
+            cid_of_turn = shfl(mask, cid, turn)
+            if cid_of_turn >= 0:
+                queue_of_turn = shfl(mask, queue, turn)
+                status = wait(core, space, queue_of_turn, cid_of_turn, mask, lane, turn)
                 if status == 0 and opcode == READ:
                     syncwarp(mask)
-                    copy(buffer, staging_of(theirs, taken), size, mask, lane)
+                    copy(buffer, staging_of(queue_of_turn, cid_of_turn), size, mask, lane)
                     syncwarp(mask)
                     if lane == turn:
                         fetch_add(found, load_relaxed(buffer, DEVICE), DEVICE)
@@ -92,7 +92,7 @@ def _commands(a, order, opcode, size, source, buffers, found):
                 ended += 1
                 if lane == turn:
                     if status >= 0:
-                        release_id(queue, taken)
+                        release_id(queue, cid_of_turn)
                     if status != 0:
                         fetch_add(found + 8, 1, DEVICE)
                     k += load_relaxed(found + 16, DEVICE)
@@ -117,7 +117,7 @@ class _Raw:
         self._buffers = memory.allocate(setting.threads // width * setting.page_size + 512)
         self._found = memory.allocate(24)
 
-    def rate(self, what: str) -> float:
+    def rate(self, name: str) -> float:
         """Return the commands a second, in millions."""
         setting = self.setting
         order = to_device(setting.device, self.order)
@@ -139,47 +139,47 @@ class _Raw:
 
         times = seconds(launch, setting.runs)
         total, failed, _ = self._found.read(0, 24).view(np.int64)
-        same(f"{what}: commands that failed", int(failed), 0)
+        require_same(f"{name}: commands that failed", int(failed), 0)
         if self.opcode == READ:
             firsts = self.data[self.order * (setting.page_size // 8)]
-            same(f"{what}: the first words of pages", int(total), int(firsts.sum()))
+            require_same(f"{name}: the first words of pages", int(total), int(firsts.sum()))
         return len(self.order) / times / 1e6
 
 
-def rate_of(setting: Setting, what: str, data: Items, order: Items, opcode: int, **options: Any) -> Row:
-    """Return a row of commands, beside the medium's own rate and the drives'."""
+def rate_of(setting: Setting, name: str, data: Items, order: Items, opcode: int, **options: Any) -> Row:
+    """Return a row of commands, compared with the rates of the medium and the drives."""
     writes = opcode == WRITE
     start_with = np.zeros_like(data) if writes else data
-    given = {"cache": 64 * setting.page_size, "merge": 1, "mode": "r+" if writes else "r"} | options
-    with setting.opened(start_with, **given) as array:
-        rate = _Raw(setting, array, data, order, opcode).rate(what)
+    cache_options = {"cache": 64 * setting.page_size, "merge": 1, "mode": "r+" if writes else "r"} | options
+    with setting.opened(start_with, **cache_options) as array:
+        rate = _Raw(setting, array, data, order, opcode).rate(name)
         if writes:
             pages = np.sort(order)[:64]
             size, run = setting.page_size, setting.page_size // 8
             found = np.stack([array.medium.read(int(p) * size, size).view(np.int64) for p in pages])
-            same(f"{what}: what was written", found, np.stack([data[p * run : (p + 1) * run] for p in pages]))
+            require_same(f"{name}: written pages", found, np.stack([data[p * run : (p + 1) * run] for p in pages]))
     alone = medium_rate(setting, start_with, order, write=writes) / 1e6
     bound, by = alone, "the medium alone"
     if setting.emulated:
         model, slower = model_of(setting.medium)
         drives = setting.drives * (model.write_iops if writes else model.read_iops)[setting.page_size >= 4096]
         bound, by = min((alone, by), (drives / slower / 1e6, "the drives' rate"))
-    return Row(what, rate, bound, by, notes={"GB_a_second": rate * setting.page_size / 1e3, "drives": setting.drives})
+    return Row(name, rate, bound, by, notes={"GB_a_second": rate * setting.page_size / 1e3, "drives": setting.drives})
 
 
-def _orders(setting: Setting, most: int) -> tuple[Items, Items]:
+def _orders(setting: Setting, max_pages: int) -> tuple[Items, Items]:
     pages = setting.nbytes // setting.page_size
     order = np.arange(pages)
-    return order[:most], np.random.default_rng(4).permutation(order)[:most]
+    return order[:max_pages], np.random.default_rng(4).permutation(order)[:max_pages]
 
 
-def _most(setting: Setting) -> int:
+def _max_pages(setting: Setting) -> int:
     """Return how many commands a figure takes: as many as drives that are slow complete in a quarter of a second."""
-    most = 1 << (21 if setting.device == "cuda" else 15)
+    max_pages = 1 << (21 if setting.device == "cuda" else 15)
     if setting.emulated:
         model, slower = model_of(setting.medium)
-        most = min(most, max(1 << 10, int(setting.drives * model.write_iops[0] / slower / 4)))
-    return most
+        max_pages = min(max_pages, max(1 << 10, int(setting.drives * model.write_iops[0] / slower / 4)))
+    return max_pages
 
 
 def block(setting: Setting) -> Report:
@@ -192,7 +192,7 @@ def block(setting: Setting) -> Report:
         counts.add(min(counts) // 2)
     for drives in sorted(counts):
         chosen = setting.over(setting.medium, drives)
-        in_order, random = _orders(chosen, _most(chosen))
+        in_order, random = _orders(chosen, _max_pages(chosen))
         named = f", {drives} drive{'s' * (drives > 1)}" if len(counts) > 1 else ""
         rows.append(rate_of(chosen, f"random reads{named}", data, random, READ, **depth))
         rows.append(rate_of(chosen, f"random writes{named}", data, random, WRITE, **depth))
@@ -204,7 +204,7 @@ def block(setting: Setting) -> Report:
 def iodepth(setting: Setting) -> Report:
     """Read pages at random with one queue, of more and more entries."""
     data = numbers(setting.items)
-    _, random = _orders(setting, _most(setting) // 2)
+    _, random = _orders(setting, _max_pages(setting) // 2)
     rows = []
     for shift in range(3, 11 if setting.device == "cuda" else 8):
         row = rate_of(setting, f"{1 << shift} in flight", data, random, READ, depth=2 << shift, queues=1)

@@ -1,7 +1,7 @@
 """`drive_reads`: pages read at random from a namespace of a drive, by more and more threads of a kernel.
 
 The drive carries out the commands of the kernels' own rings, and in another run those that our controller passes on by
-a `DriveMedium`. Nothing is written. What kernels read is compared with what the host reads.
+a `DriveMedium`. Nothing is written. The items that kernels read are compared with the host's.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def drive_reads(
     page : int
         Bytes of a read.
     nbytes : int
-        Reads are from so many bytes at the start of the namespace, at most.
+        Maximum number of bytes at the start of the namespace that are read.
     runs : int
-        Each figure is the median of so many.
+        Number of runs; each rate is their median.
     report : callable, optional
         ``report("run", done, total)``.
 
@@ -79,17 +79,17 @@ def drive_reads(
         runs=runs,
     )
     rows = []
-    ways = {"the drive serves the rings": _served, "our controller passes them on": _passed_on}
-    for at, (words, opened) in enumerate(ways.items()):
+    backends = {"the drive serves the rings": _served, "our controller passes them on": _passed_on}
+    for at, (label, opened) in enumerate(backends.items()):
         with opened(namespace, page) as array:
             for k, threads in enumerate(IN_FLIGHT):
-                report("run", at * len(IN_FLIGHT) + k, len(ways) * len(IN_FLIGHT))
+                report("run", at * len(IN_FLIGHT) + k, len(backends) * len(IN_FLIGHT))
                 raw = _Raw(setting, array, data, order[: COMMANDS * threads], READ)
                 raw.setting = replace(raw.setting, threads=threads)
-                rate = raw.rate(f"{threads} in flight, {words}")
+                rate = raw.rate(f"{threads} in flight, {label}")
                 rows.append(
                     Row(
-                        f"{threads} in flight, {words}",
+                        f"{threads} in flight, {label}",
                         rate * 1e3,
                         notes={"MB_a_second": rate * page, "us_each": threads / rate},
                     )
@@ -99,8 +99,8 @@ def drive_reads(
 
 @contextlib.contextmanager
 def _served(namespace: Namespace, page: int) -> Iterator[Array]:
-    ours = namespace.read(0, max(1, 4096 // namespace.block))[: len(MAGIC)].tobytes() == MAGIC
-    dtype = None if ours else np.int64
+    has_superblock = namespace.read(0, max(1, 4096 // namespace.block))[: len(MAGIC)].tobytes() == MAGIC
+    dtype = None if has_superblock else np.int64
     with open_array(
         namespace, dtype=dtype, device="cpu", cache=64 * page, page_size=page, queues=1, depth=256, merge=1
     ) as array:

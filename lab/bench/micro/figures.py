@@ -1,4 +1,4 @@
-"""`Report` and `Row`: what a micro-benchmark found; `same`, which ends it where a result is wrong; times."""
+"""`Report` and `Row`: results of a micro-benchmark; `require_same` ends it if a result is wrong; times."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ class Row:
 
     Attributes
     ----------
-    what : str
+    name : str
     rate : float
         In the unit of the report.
     ceiling : float or None
-        Rate that cannot be exceeded, or a good program's without Warpwell.
+        Rate that cannot be exceeded, or the rate of a good program without Warpwell.
     by : str
-        What reached the ceiling.
+        Name of the program or device that reached the ceiling.
     bam : float or None
         Rate of BaM's protocol on the same queues and medium.
     notes : dict
-        Further figures, by name.
+        Other results, by name.
     """
 
-    what: str
+    name: str
     rate: float
     ceiling: float | None = None
     by: str = ""
@@ -42,7 +42,7 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Return the figures, and the ratios of the rate to the others."""
         return {
-            "what": self.what,
+            "what": self.name,
             "rate": self.rate,
             "ceiling": self.ceiling,
             "ceiling_by": self.by,
@@ -61,7 +61,7 @@ class Report:
     ----------
     name, unit : str
     where : str
-        Where the data lay; says so where a drive is emulated.
+        Location of the data, with a note if a drive is emulated.
     rows : list of Row
     emulated : bool
     """
@@ -83,12 +83,12 @@ class Report:
         }
 
 
-def same(what: str, found: Any, expected: Any) -> None:
+def require_same(name: str, found: Any, expected: Any) -> None:
     """Raise WarpwellError unless a result is the one expected: the figure would be one of a broken program."""
     equal = np.array_equal(found, expected)
     if not equal:
         raise WarpwellError(
-            f"the result of {what} is wrong ({_short(found)}, not {_short(expected)}): please report this with "
+            f"the result of {name} is wrong ({_short(found)}, not {_short(expected)}): please report this with "
             "`warpwell info`"
         )
 
@@ -103,7 +103,7 @@ def seconds(call: Callable[[], object], runs: int, before: Callable[[], object] 
     times = []
     for _ in range(runs + 1):
         before()
-        begun = time.perf_counter()
+        start = time.perf_counter()
         call()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return statistics.median(times[1:])

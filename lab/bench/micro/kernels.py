@@ -1,7 +1,7 @@
-"""Kernels that read the same items in the same order by different means: raw loads, subscripts, spans, BaM's protocol.
+"""Kernels for one order of items and different means of reading: raw loads, subscripts, spans, BaM's protocol.
 
-The first arguments of all are the array, the address of a copy in device memory, and that of BaM's record; the last is
-``[sum, threads]``, to whose first item each thread adds what it read.
+The first arguments of each kernel are the array, the address of a copy in device memory, and the address of BaM's
+record. The last one is ``[sum, threads]``: each thread adds its items to the sum.
 """
 
 from __future__ import annotations

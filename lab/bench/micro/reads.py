@@ -17,13 +17,13 @@ from warpwell.targets import Block, memory_for, to_device, to_host
 from . import kernels
 from .bam import BamCache
 from .ceilings import medium_rate
-from .figures import Report, Row, same, seconds
+from .figures import Report, Row, require_same, seconds
 from .setting import Setting, numbers
 
 Items = NDArray[np.int64]
 
 TABLE = 1 << 20
-"""Room for page table and owners, besides an eighth of the data, in a cache that holds all data."""
+"""Memory for page table and owners, in addition to an eighth of the data, in a cache that holds all data."""
 RUN = 4096
 """Items that a warp reads in a row in a sequential walk, on a GPU; on a CPU a thread's share is one run."""
 
@@ -39,12 +39,12 @@ class Sources:
         self.counted: dict[str, Statistics] = {}
 
     def means(self, spans: bool) -> list[str]:
-        """Return the means of reading that there are."""
+        """Return the available means of reading."""
         bam = ["BaM"] if self.bam is not None else []
         return ["raw", "subscript", *(["span"] if spans else []), *bam]
 
     @property
-    def given(self) -> tuple[Array, int, int]:
+    def source_arguments(self) -> tuple[Array, int, int]:
         """The first arguments of kernels: array, address of the copy, address of BaM's record."""
         return self.array, self.copy.address, 0 if self.bam is None else self.bam.address
 
@@ -54,20 +54,20 @@ class Sources:
         if self.bam is not None:
             self.bam.clear()
 
-    def time(self, what: str, kernel: Any, wanted: int, *rest: Any, cold: bool = False) -> float:
-        """Return the seconds of a launch of `kernel`, whose sum must be `wanted`; `cold`: each begins with no page."""
+    def time(self, name: str, kernel: Any, total: int, *arguments: Any, cold: bool = False) -> float:
+        """Return the seconds of a launch of `kernel`, which must compute `total`; if `cold`, with an empty cache."""
         setting = self.setting
         sums = to_device(setting.device, np.array([0, setting.threads]))
 
         def launch() -> None:
-            kernel[setting.threads](*self.given, *rest, sums, device=setting.device)
+            kernel[setting.threads](*self.source_arguments, *arguments, sums, device=setting.device)
 
         before = self.array.stats
         times = seconds(launch, setting.runs, self.forget if cold else lambda: None)
-        self.counted[what] = self.array.stats - before
+        self.counted[name] = self.array.stats - before
         if self.bam is not None:
             self.bam.check()
-        same(what, int(to_host(sums)[0]), _wrapped(wanted * (setting.runs + 1)))
+        require_same(name, int(to_host(sums)[0]), _wrapped(total * (setting.runs + 1)))
         return times
 
 
@@ -85,23 +85,23 @@ def sources(setting: Setting, *, resident: bool) -> Iterator[Sources]:
 
 
 def rates_of(
-    what: str,
+    name: str,
     found: Sources,
     make: Callable[[str], Any],
-    wanted: int,
-    *rest: Any,
+    total: int,
+    *arguments: Any,
     cold: bool = False,
     spans: bool = True,
 ) -> dict[str, float]:
     """Return the launches a second of a kernel by all means of reading."""
     return {
-        means: 1 / found.time(f"{what} by {means}", make(means), wanted, *rest, cold=cold and means != "raw")
+        means: 1 / found.time(f"{name} by {means}", make(means), total, *arguments, cold=cold and means != "raw")
         for means in found.means(spans)
     }
 
 
 def rows_of(
-    what: str, rates: dict[str, float], amount: float, medium: float | None = None, **notes: float
+    name: str, rates: dict[str, float], amount: float, medium: float | None = None, **notes: float
 ) -> list[Row]:
     """Return a row for subscripts and one for spans: a launch is of `amount`.
 
@@ -112,14 +112,14 @@ def rows_of(
     bam = amount * rates["BaM"] if "BaM" in rates else None
     several = "span" in rates
     return [
-        Row(f"{what}, {means}s" if several else what, amount * rates[means], bound, by, bam, dict(notes))
+        Row(f"{name}, {means}s" if several else name, amount * rates[means], bound, by, bam, dict(notes))
         for means in ("subscript", "span")
         if means in rates
     ]
 
 
 def passes_of(setting: Setting) -> int:
-    """Return how often a kernel goes over the data, so that a launch itself costs little beside it."""
+    """Return how often a kernel goes over the data, so that the time of a launch itself is negligible."""
     return max(1, (1 << (34 if setting.device == "cuda" else 25)) // setting.nbytes)
 
 
@@ -132,12 +132,12 @@ def array(setting: Setting) -> Report:
     """Read every item of an array that the cache holds: one after another, and in random order."""
     times = passes_of(setting)
     with sources(setting, resident=True) as found:
-        wanted = times * int(found.data.sum())
+        total = times * int(found.data.sum())
         order = to_device(setting.device, np.random.default_rng(1).permutation(setting.items))
         reads = times * setting.items / 1e9
-        given = (setting.items, run_of(setting), times)
-        rows = rows_of("sequential", rates_of("sequential", found, kernels.walk, wanted, *given), reads)
-        rates = rates_of("random", found, kernels.pick, wanted, order, times, spans=False)
+        arguments = (setting.items, run_of(setting), times)
+        rows = rows_of("sequential", rates_of("sequential", found, kernels.walk, total, *arguments), reads)
+        rates = rates_of("random", found, kernels.pick, total, order, times, spans=False)
         rows += rows_of("random", rates, reads)
     return Report("array", "G items/s", setting.where(), rows, setting.emulated)
 
@@ -152,16 +152,16 @@ def cache(setting: Setting) -> Report:
     with sources(setting, resident=True) as found:
         total = int(found.data.sum())
         for name, order in orders.items():
-            what = f"hot pages {name}"
-            given = to_device(setting.device, order)
-            rates = rates_of(what, found, kernels.pages, times * total, given, run, times)
-            rows += rows_of(what, rates, times * setting.nbytes / 1e9)
+            label = f"hot pages {name}"
+            device_order = to_device(setting.device, order)
+            rates = rates_of(label, found, kernels.pages, times * total, device_order, run, times)
+            rows += rows_of(label, rates, times * setting.nbytes / 1e9)
         for name, order in orders.items() if setting.cached else ():
-            what = f"cold pages {name}"
-            given = to_device(setting.device, order)
-            rates = rates_of(what, found, kernels.pages, total, given, run, 1, cold=True)
+            label = f"cold pages {name}"
+            device_order = to_device(setting.device, order)
+            rates = rates_of(label, found, kernels.pages, total, device_order, run, 1, cold=True)
             medium = medium_rate(setting, found.data, order) * setting.page_size / 1e9
-            rows += rows_of(what, rates, setting.nbytes / 1e9, medium)
+            rows += rows_of(label, rates, setting.nbytes / 1e9, medium)
     return Report("cache", "GB/s", setting.where(), rows, setting.emulated)
 
 
@@ -170,9 +170,9 @@ def pattern(setting: Setting) -> Report:
     rows = []
     with sources(setting, resident=False) as found:
         for name, order in orders_of(setting).items():
-            given = to_device(setting.device, order)
-            wanted, reads = int(found.data[order].sum()), len(order) / 1e6
-            rates = rates_of(name, found, kernels.pick, wanted, given, 1, cold=True, spans=False)
+            device_order = to_device(setting.device, order)
+            total, reads = int(found.data[order].sum()), len(order) / 1e6
+            rates = rates_of(name, found, kernels.pick, total, device_order, 1, cold=True, spans=False)
             if not setting.cached:
                 rows += rows_of(name, rates, reads)
                 continue

@@ -44,15 +44,15 @@ def setting_of(setting: runner.Setting) -> Setting:
 @benchmark("micro", figures=tuple(BENCHMARKS))
 def run(setting: runner.Setting, record: Record) -> None:
     """Run the micro-benchmarks."""
-    names, given = setting.option("names", list(BENCHMARKS)), setting_of(setting)
+    names, options = setting.option("names", list(BENCHMARKS)), setting_of(setting)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         raise ArgumentError(f"unknown micro-benchmark {unknown[0]!r}; expected one of {', '.join(BENCHMARKS)}")
     for name in names:
-        report = measure(name, given)
+        report = measure(name, options)
         if report.emulated:
             record.emulated.add("drive")
         for row in report.rows:
             ceiling = (row.by, row.ceiling) if row.ceiling else None
             peers = [("BaM's protocol", "315fadf", row.bam)] if row.bam else []
-            record(f"{name}/{row.what}", row.rate, report.unit, ceiling=ceiling, peers=peers)
+            record(f"{name}/{row.name}", row.rate, report.unit, ceiling=ceiling, peers=peers)

@@ -45,7 +45,7 @@ class Setting:
     drives : int
         Emulated drives, striped.
     runs : int
-        Each figure is the median of so many runs.
+        Number of runs; each rate is their median.
     """
 
     device: str
@@ -76,7 +76,7 @@ class Setting:
 
     @property
     def emulated(self) -> bool:
-        """Whether times are those of an emulated drive."""
+        """Whether the times are of an emulated drive."""
         return self.medium not in ("ram", "file")
 
     def check(self) -> None:
@@ -126,7 +126,7 @@ class Setting:
                 yield array
             return
         with self.medium_of(data, writable=options.get("mode") == "r+") as medium:
-            given: dict[str, Any] = {"threads": self.service_threads} if self.tier == "storage" else {}
+            threads: dict[str, Any] = {"threads": self.service_threads} if self.tier == "storage" else {}
             with open_array(
                 medium,
                 dtype=data.dtype,
@@ -135,7 +135,7 @@ class Setting:
                 tier=self.tier,
                 cache=max(self.page_size, self.cache if cache is None else cache),
                 page_size=self.page_size,
-                **(given | options),
+                **(threads | options),
             ) as array:
                 yield array
 
@@ -164,7 +164,7 @@ def _file_of(data: NDArray[Any]) -> Iterator[Path]:
 
 
 def model_of(name: str) -> tuple[DriveRates, int]:
-    """Return the drive that a medium's name asks for, and by what its rates are divided."""
+    """Return the drive in a medium's name, and the divisor of its rates."""
     model, _, divisor = name.partition("/")
     if divisor and not (divisor.isdecimal() and int(divisor) > 0):
         raise ArgumentError(f"medium {name!r}: after the slash stands what the drive's rates are divided by: 980Pro/16")
@@ -197,5 +197,5 @@ def emulated(data: NDArray[Any], name: str, drives: int, writable: bool) -> Medi
 
 
 def numbers(items: int) -> NDArray[np.int64]:
-    """Return items whose sums tell whether each was read once: distinct, in no simple order."""
+    """Return distinct items in no simple order: their sums show whether each was read once."""
     return np.arange(items, dtype=np.int64) * 0x9E3779B1 + 12345

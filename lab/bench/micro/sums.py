@@ -17,9 +17,9 @@ from .writes import check, target, written
 def reduction(setting: Setting) -> Report:
     """Add up an array from storage once."""
     with sources(setting, resident=False) as found:
-        wanted = int(found.data.sum())
-        given = (setting.items, run_of(setting), 1)
-        rates = rates_of("reduction", found, kernels.walk, wanted, *given, cold=True)
+        total = int(found.data.sum())
+        arguments = (setting.items, run_of(setting), 1)
+        rates = rates_of("reduction", found, kernels.walk, total, *arguments, cold=True)
         amount, memory = setting.nbytes / 1e9, numpy_rate(found.data.sum, setting.nbytes, setting.runs) / 1e9
         medium = None
         if setting.cached:
@@ -56,8 +56,16 @@ def _scan(setting: Setting, found: Sources, into: Sources, means: str) -> None:
     count = -(-setting.items // run)
     sums = zeros(setting.device, count)
     threads = setting.threads
-    kernels.block_sums(means)[threads](*found.given, setting.items, run, sums, threads, device=setting.device)
+    kernels.block_sums(means)[threads](
+        *found.source_arguments, setting.items, run, sums, threads, device=setting.device
+    )
     before = np.concatenate([[0], np.cumsum(to_host(sums))[:-1]])
     kernels.block_scans(means)[threads](
-        *into.given, *found.given, setting.items, run, to_device(setting.device, before), threads, device=setting.device
+        *into.source_arguments,
+        *found.source_arguments,
+        setting.items,
+        run,
+        to_device(setting.device, before),
+        threads,
+        device=setting.device,
     )

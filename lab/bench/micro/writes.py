@@ -9,14 +9,14 @@ import numpy as np
 
 from . import kernels
 from .ceilings import medium_rate, numpy_rate
-from .figures import Report, Row, same, seconds
+from .figures import Report, Row, require_same, seconds
 from .reads import Items, Sources, rows_of, run_of, sources
 from .setting import Setting
 
 
 @contextlib.contextmanager
 def target(setting: Setting) -> Iterator[Sources]:
-    """Yield an array of zeros that may be written, and what BaM's protocol and raw stores write to."""
+    """Yield a writable array of zeros, with the memory that BaM's protocol and raw stores write to."""
     data = np.zeros(setting.items, np.int64)
     with setting.opened(data, mode="r+") as array:
         yield Sources(setting, array, data, setting.cache)
@@ -27,24 +27,24 @@ def written(setting: Setting, launch: Callable[[], None], arrays: Sequence[Sourc
 
     def call() -> None:
         launch()
-        for one in arrays:
-            if means == "BaM" and one.bam is not None:
-                one.bam.flush()
-            elif means != "raw" and one.array.writable:
-                one.array.flush()
+        for source in arrays:
+            if means == "BaM" and source.bam is not None:
+                source.bam.flush()
+            elif means != "raw" and source.array.writable:
+                source.array.flush()
 
     def before() -> None:
-        for one in arrays:
-            one.forget()
+        for source in arrays:
+            source.forget()
 
     times = seconds(call, setting.runs, before)
-    for one in arrays:
-        if one.bam is not None:
-            one.bam.check()
+    for source in arrays:
+        if source.bam is not None:
+            source.bam.check()
     return 1 / times
 
 
-def check(setting: Setting, what: str, means: str, into: Sources, expected: Items) -> None:
+def check(setting: Setting, name: str, means: str, into: Sources, expected: Items) -> None:
     """Raise unless the target holds the items; then clear it for the next means."""
     if means == "raw":
         found = into.copy.read(0, expected.nbytes).view(np.int64)
@@ -52,7 +52,7 @@ def check(setting: Setting, what: str, means: str, into: Sources, expected: Item
         found = into.array.medium.read(0, expected.nbytes).view(np.int64)
     else:
         found = np.asarray(into.array[:])
-    same(f"{what} by {means}", found, expected)
+    require_same(f"{name} by {means}", found, expected)
     if means != "raw" and setting.cached:
         into.array.medium.write(0, np.zeros_like(expected))
         into.forget()
@@ -92,30 +92,30 @@ def readwrite(setting: Setting) -> Report:
     return Report("readwrite", "GB/s", setting.where(), rows, setting.emulated)
 
 
-def _rates(what: str, setting: Setting, into: Sources, given: list[Sources], expected: Items) -> dict[str, float]:
-    first, last = given[0], given[-1]
+def _rates(name: str, setting: Setting, into: Sources, operands: list[Sources], expected: Items) -> dict[str, float]:
+    first, last = operands[0], operands[-1]
     rates = {}
     for means in into.means(spans=True):
-        kernel = kernels.vectors(means, len(given))
+        kernel = kernels.vectors(means, len(operands))
 
         def launch(kernel: object = kernel) -> None:
             kernel[setting.threads](  # type: ignore[index]
-                *into.given,
-                *first.given,
-                *last.given,
+                *into.source_arguments,
+                *first.source_arguments,
+                *last.source_arguments,
                 setting.items,
                 run_of(setting),
                 setting.threads,
                 device=setting.device,
             )
 
-        rates[means] = written(setting, launch, [into, *given], means)
-        check(setting, what, means, into, expected)
+        rates[means] = written(setting, launch, [into, *operands], means)
+        check(setting, name, means, into, expected)
     return rates
 
 
 def _medium(setting: Setting, data: Items, reads: int, writes: int) -> float | None:
-    """Return the GB a second of media that do so many reads and writes of a page each in turn, and nothing else."""
+    """Return the GB a second of media that do the given numbers of reads and writes of a page, and no other work."""
     if not setting.cached:
         return None
     order = np.arange(setting.pages)
