@@ -82,7 +82,7 @@ def settle(seconds: float) -> bool:
     return done.wait(seconds)
 
 
-def say(name: str, error: BaseException) -> None:
+def report_loss(name: str, error: BaseException) -> None:
     """Log that changes of `name` are lost, where no caller could catch an exception."""
     _logger.error("warpwell: changes of %s may be lost: %s: %s", name, type(error).__name__, error)
 
@@ -93,21 +93,21 @@ def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:
         try:
             close()
         except Exception as error:  # the next one is closed all the same
-            say("an object that was dropped", error)
+            report_loss("an object that was dropped", error)
         del close  # The closed object is freed now, not when the next one arrives.
 
 
 def finish() -> None:
     """Write what is open still (at the end of the program). Threads that are daemons may be running."""
     if not settle(_END_SECONDS):
-        say("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
+        report_loss("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
     for unfinished, name in list(_unfinished.values()):
         try:
             unfinished.finish()
         except Exception as error:  # the others are written all the same
-            say(name, error)
+            report_loss(name, error)
         except KeyboardInterrupt as error:
-            say(name, error)
+            report_loss(name, error)
             raise
 
 

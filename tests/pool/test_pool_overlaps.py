@@ -101,7 +101,7 @@ def test_bytes_between_the_items_stay_as_they_are() -> None:
     copy = np.full(span.pad + span.bytes.size, 255, np.uint8)
     copy[span.pad :] = span.bytes
     whole[:, 3] = 7  # by another thread, meanwhile
-    np.ndarray(part.shape, part.dtype, copy, span.place(part), part.strides)[:] = 5
+    np.ndarray(part.shape, part.dtype, copy, span.offset_of(part), part.strides)[:] = 5
     span.bring_back(copy)
     assert whole.tolist() == [[0, 0, 0, 7], [5, 0, 0, 7], [5, 0, 0, 7], [0, 0, 0, 7]]
 

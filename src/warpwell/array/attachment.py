@@ -419,7 +419,7 @@ class Attachment:
             self.close()
         except Exception as error:
             if self.writable:
-                closing.say(f"array {self.name!r}, which was dropped,", error)
+                closing.report_loss(f"array {self.name!r}, which was dropped,", error)
 
     def finish(self) -> None:
         """Flush at the end of the program. It stays open for later exit handlers of the user."""

@@ -61,7 +61,7 @@ class HostArrays:
             whole[span.pad :].copy_from(span.bytes, stream)
             self._spans.append((span, whole))
             for array in span.arrays:
-                self._buffers[id(array)] = whole.part(span.place(array), array.dtype, array.shape, array.strides)
+                self._buffers[id(array)] = whole.part(span.offset_of(array), array.dtype, array.shape, array.strides)
         self._alone = [array for key, array in self._arrays.items() if key not in self._buffers]
         for array in self._alone:
             self._buffers[id(array)] = device.to_device(array, stream)

@@ -67,7 +67,7 @@ def _view(kernel: Any, number: int, value: Any, found: Any) -> Any:
 class _NoView(Exception):
     """The reason why a column has no array over its memory: "has 2 chunks, ...: pass <chunks>".
 
-    A key of `_REPLACEMENTS` stands for what the library of the column has for it.
+    A key of `_REPLACEMENTS` stands for the expression of the column's library.
     """
 
     def __init__(self, text: str, error: type[errors.WarpwellError] = errors.DTypeError) -> None:

@@ -72,7 +72,7 @@ class Span:
         self.bytes = view_of(self._first, nbytes, np.uint8)
         self.pad = self._first % _ALIGNMENT
 
-    def place(self, array: NDArray[Any]) -> int:
+    def offset_of(self, array: NDArray[Any]) -> int:
         """Return the offset in bytes of the first item of an array in a copy, behind `pad` bytes."""
         return self.pad + int(array.ctypes.data) - self._first
 
@@ -85,4 +85,4 @@ class Span:
         """Yield the arrays that may be written, each with its new values in a copy."""
         for array in self.arrays:
             if array.flags.writeable:
-                yield array, np.ndarray(array.shape, array.dtype, copy, self.place(array), array.strides)
+                yield array, np.ndarray(array.shape, array.dtype, copy, self.offset_of(array), array.strides)

@@ -181,10 +181,10 @@ def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tu
     Launches are equal if the driver gets the same arguments for both: ``words_of(values)`` decides that; it returns
     None if it is unknown. The cached forms hold no array.
     """
-    words = words_of(blocks.values)
-    if words is None:
+    argument_words = words_of(blocks.values)
+    if argument_words is None:
         return _prepared(blocks)
-    key = ordinal, blocks.launch.shape, words, blocks.flag.address if asks_flag(blocks.kernel) else 0
+    key = ordinal, blocks.launch.shape, argument_words, blocks.flag.address if asks_flag(blocks.kernel) else 0
     cache = blocks.kernel.compiled.setdefault("cuda-kept", {})
     found: Forms | None = cache.get(key)
     if found is None:

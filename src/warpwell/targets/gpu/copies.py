@@ -44,7 +44,7 @@ class SpanOnGpu:
 
     def array(self, array: Any) -> Any:
         """Return one of the arrays on the GPU."""
-        address = self._address + self._span.place(array)
+        address = self._address + self._span.offset_of(array)
         return memory.as_array(address, array.shape, array.dtype, array.strides, self._memory)
 
     def copy_to_host(self) -> None:

@@ -238,14 +238,14 @@ class Interleaver:
             self._running = False
 
     def _stall_report(self) -> str:
-        lines = [f"no end after {self.max_steps} steps (seed {self.seed}); the threads are at:"]
+        report = [f"no end after {self.max_steps} steps (seed {self.seed}); the threads are at:"]
         for thread in self.threads:
             if thread.fiber.dead:
                 position = "ended"
             else:
                 position = where(sys._getframe() if thread is self.thread else thread.fiber.gr_frame)
             state = " (daemon)" if thread.daemon else ""
-            lines.append(f"  {thread.name}{state}: {position}")
+            report.append(f"  {thread.name}{state}: {position}")
         if foreign := self.memory.foreign_writes():
-            lines.append(f"  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)")
-        return "\n".join(lines)
+            report.append(f"  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)")
+        return "\n".join(report)

@@ -16,6 +16,7 @@ Kang and others: A Promising Semantics for Relaxed-Memory Concurrency (2017), wi
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from random import Random
 
 WEAK, RELAXED, ORDERED = 0, 1, 2
@@ -27,27 +28,33 @@ _NEVER = 1 << 62
 _PART = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
+@dataclass(slots=True, eq=False)
 class Knowledge:
     """Knowledge that a message carries: a vector clock; the thread and epoch whose snapshot it is."""
 
-    __slots__ = ("by", "clock", "epoch")
-
-    def __init__(self, clock: list[int], by: int, epoch: int) -> None:
-        self.clock = clock
-        self.by = by
-        self.epoch = epoch
+    clock: list[int]
+    by: int
+    epoch: int
 
 
+@dataclass(slots=True, eq=False)
 class WordValue:
-    """One value that a word had."""
+    """One value that a word had.
 
-    __slots__ = ("seen", "stamp", "value", "view")
+    Attributes
+    ----------
+    value : int
+    view : Knowledge or None
+    first_epochs : dict
+        The epoch in which each thread first wrote or read the value.
+    stamp : int
+        Position in coherence order.
+    """
 
-    def __init__(self, value: int, view: Knowledge | None, seen: dict[int, int], stamp: int) -> None:
-        self.value = value
-        self.view = view
-        self.seen = seen
-        self.stamp = stamp
+    value: int
+    view: Knowledge | None
+    first_epochs: dict[int, int]
+    stamp: int
 
 
 class Location:
@@ -169,7 +176,7 @@ class WeakMemory:
         clock = thread.clock
         oldest = len(messages) - 1
         while oldest:
-            for slot, epoch in messages[oldest].seen.items():
+            for slot, epoch in messages[oldest].first_epochs.items():
                 if clock[slot] >= epoch:
                     break
             else:
@@ -189,11 +196,11 @@ class WeakMemory:
         messages = location.messages
         message = messages[-1]
         slot = thread.slot
-        if slot not in message.seen:
+        if slot not in message.first_epochs:
             if len(messages) > 1 and not newest:
                 message = self._choose(thread, messages)
-            if slot not in message.seen:
-                message.seen[slot] = thread.clock[slot]
+            if slot not in message.first_epochs:
+                message.first_epochs[slot] = thread.clock[slot]
         view = message.view
         if view is not None and order:
             if order == ORDERED:
@@ -241,5 +248,6 @@ class WeakMemory:
         self.digest = hash((self.digest, ~slot, location.number, stamp))
 
     def foreign_writes(self) -> list[int]:
-        """Words that code outside of the interpreter has changed since their first access."""
-        return [a for a, place in self.locations.items() if place.cell.value != place.messages[-1].value]
+        """Return the addresses of words that code outside of the interpreter has changed since their first access."""
+        found = self.locations.items()
+        return [address for address, word in found if word.cell.value != word.messages[-1].value]
