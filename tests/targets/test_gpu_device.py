@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import subprocess
 import sys
 import textwrap
@@ -108,7 +109,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(numba.cuda, "select_device", lambda ordinal: None)
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(device, "has_cuda", lambda: True)
-    monkeypatch.setattr(device, "_default_streams", {})
+    monkeypatch.setattr(device, "default_stream", functools.cache(device.default_stream.__wrapped__))
     return found
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from lab.campaigns.models.adversary import native_handle
 from warpwell.targets import ffs, popc
-from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch, native_handle
+from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch
 from warpwell.targets.interp.threads import InterpStallError
 
 SYSTEM = 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from warpwell.targets import Block
-from warpwell.targets.interp.interpreter import Interpreter
+from warpwell.targets.interp.interpreter import Interpreter, native_functions
 from warpwell.targets.interp.threads import Thread
 
 Watch = Callable[[int], None]
@@ -18,6 +19,14 @@ MIDDLE = (500, 1500, 3000)
 """Steps in which a page goes, and others write to the next one in its frame."""
 SHORT = (10, 30, 90)
 """Steps in which a page or two come and go."""
+
+
+@functools.cache
+def native_handle(function: Callable[..., int]) -> int:
+    """Return a number by which interpreted device code calls a Python function as a native one."""
+    handle = min([0, *native_functions]) - 1
+    native_functions[handle] = function
+    return handle
 
 
 class Violation(AssertionError):

@@ -10,9 +10,9 @@ from warpwell.queues import result_of, staging_of
 from warpwell.queues.submission import submit_entry
 from warpwell.storage import PENDING, NativeMedium, word, write_answer
 from warpwell.targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
-from warpwell.targets.interp.interpreter import current, native_handle
+from warpwell.targets.interp.interpreter import current
 
-from .adversary import Violation
+from .adversary import Violation, native_handle
 from .queue_model import WORDS, QueueModel, Request
 
 _models: dict[int, ScriptedStore] = {}

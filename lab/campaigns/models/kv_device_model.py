@@ -20,9 +20,9 @@ from warpwell.nvme import KV_RETRIEVE, KV_STORE, word0_opc, word5_key_size, word
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer
 from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
-from warpwell.targets.interp.interpreter import current, native_handle
+from warpwell.targets.interp.interpreter import current
 
-from .adversary import Adversary, Violation
+from .adversary import Adversary, Violation, native_handle
 
 MAX_STEPS = 400_000
 ROOM = 1088

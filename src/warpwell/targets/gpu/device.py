@@ -129,19 +129,17 @@ def current() -> tuple[Any, Any]:
     return driver, Device()
 
 
-_default_streams: dict[int, Any] = {}
-"""The default stream of each GPU. cuda.core has one object for the streams of all GPUs, with the context of the first;
-an event of it would be in that context, and the driver refuses it in another GPU's stream."""
-
-
+@functools.cache
 def default_stream(ordinal: int) -> Any:
-    """Return the default stream (`cuda.core.Stream`) of a GPU, which is the calling thread's."""
+    """Return the default stream (`cuda.core.Stream`) of a GPU, which is the calling thread's.
+
+    cuda.core has one object for the streams of all GPUs, with the context of the first; an event of it would be in that
+    context, and the driver refuses it in another GPU's stream.
+    """
     from cuda.bindings import driver
     from cuda.core import Stream
 
-    if ordinal not in _default_streams:
-        _default_streams[ordinal] = Stream.from_handle(int(driver.CU_STREAM_LEGACY))
-    return _default_streams[ordinal]
+    return Stream.from_handle(int(driver.CU_STREAM_LEGACY))
 
 
 def mark(stream: Any = None) -> Any:
@@ -300,10 +298,6 @@ class GpuDevice:
 
     # -- streams and events ----------------------------------------------------------------------------------
 
-    def level(self, priority: int) -> int:
-        """Return the GPU's level of a priority; smaller is sooner."""
-        return int(max(self._highest, self._lowest - max(0, priority)))
-
     def new_stream(self, priority: int = 0) -> Any:
         """Return a new stream (`cuda.core.Stream`).
 
@@ -312,7 +306,8 @@ class GpuDevice:
         priority : int
             0 is the least; larger is sooner, as far as the GPU has levels. It matters when blocks are placed.
         """
-        options = self._core.StreamOptions(nonblocking=True, priority=self.level(priority))
+        level = int(max(self._highest, self._lowest - max(0, priority)))  # smaller is sooner
+        options = self._core.StreamOptions(nonblocking=True, priority=level)
         with self.on_device():
             device = self._core.Device(self.ordinal)
             device.set_current()  # cuda.core asks for it once a thread

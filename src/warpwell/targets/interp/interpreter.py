@@ -34,14 +34,6 @@ native_functions: dict[int, Callable[..., int]] = {}
 """The plain Python function for each native address."""
 
 
-@functools.cache
-def native_handle(function: Callable[..., int]) -> int:
-    """Return a number by which interpreted device code calls a Python function as a native one."""
-    handle = min([0, *native_functions]) - 1
-    native_functions[handle] = function
-    return handle
-
-
 def i64(x: int) -> int:
     """Wrap an integer to signed 64 bits."""
     return ((int(x) + _S63) & M64) - _S63
