@@ -5,6 +5,7 @@
 - `interrupts.py`: Ctrl-C during a compilation and during a launch
 - `limits.py`: the limit of open files
 - `probe.py`: ask a child process whether a system call is allowed
+- `threads.py`: `Threads`, daemon threads that are started as needed
 """
 
 from .clock import clock
@@ -12,9 +13,11 @@ from .file_lock import file_lock, lock_descriptor, open_for_lock, unlock_descrip
 from .interrupts import Interrupts, interruptible, uninterrupted
 from .limits import allow_more_files
 from .probe import probe
+from .threads import Threads
 
 __all__ = [
     "Interrupts",
+    "Threads",
     "allow_more_files",
     "clock",
     "file_lock",

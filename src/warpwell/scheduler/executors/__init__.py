@@ -3,7 +3,6 @@
 In the order in which a launch meets them::
 
 block_executor.py   BlockExecutor, BlockRun, Phase: the base of both executors
-threads.py          Threads: daemon threads that are started as needed
 cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
 cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record

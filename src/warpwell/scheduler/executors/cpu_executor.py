@@ -41,6 +41,7 @@ from typing import Any
 
 from ... import errors
 from ..._check import checked_integer, checked_nbytes, checked_seconds
+from ..._os import Threads
 from ...targets.blocks import cpu as workers
 from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
@@ -48,7 +49,6 @@ from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, BlockRun, Phase
-from .threads import Threads
 
 THREADS_PER_CORE = 4
 """Workers of a task, a core, by default: more than one, because a thread that waits for storage costs nothing."""

@@ -35,6 +35,7 @@ from typing import Any
 
 from ... import errors
 from ..._check import checked_nbytes
+from ..._os import Threads
 from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
 from ...targets.blocks.launch import BlockLaunch
 from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
@@ -45,7 +46,6 @@ from .cuda_launch import Ahead, Order, Pace, Records
 from .cuda_run import CudaRun, Kept, Relief, lost_with
 from .gpu import Gpu
 from .lines import NOTHING, Line
-from .threads import Threads
 
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""

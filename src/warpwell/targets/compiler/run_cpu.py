@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from numba import typeof
 from numba.core.errors import NumbaError
 
 from ... import errors
-from ..._os import Interrupts
+from ..._os import Interrupts, Threads
 from ..._settings import settings
 from .. import atomics
 from ..fault import FLAG, LaunchFlag
@@ -51,45 +51,12 @@ def driver(context, counter, total, chunk, interrupted{parameters}):
 """
 
 
-class _Workers:
-    """Threads that are started once and wait for work; daemons, so that a stuck one cannot hold the exit."""
-
-    def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._idle = 0
-        self._lock = threading.Lock()
-
-    def submit(self, jobs: list[Callable[[], None]]) -> None:
-        """Have jobs run by threads, each by one that is idle."""
-        with self._lock:
-            try:
-                for _ in range(max(0, len(jobs) - self._idle)):
-                    threading.Thread(target=self._work, name="warpwell-cpu", daemon=True).start()
-                    self._idle += 1
-                self._idle -= len(jobs)
-                threads = True
-            except RuntimeError:
-                # The interpreter is shutting down and starts no thread, and running threads may never become idle.
-                threads = False
-        for job in jobs:
-            if threads:
-                self._jobs.put(job)
-            else:
-                job()
-
-    def _work(self) -> None:
-        while True:
-            self._jobs.get()()
-            with self._lock:
-                self._idle += 1
-
-
-_workers = _Workers()
+_threads = Threads("warpwell-cpu")
 
 
 def _after_fork() -> None:
-    global _workers
-    _workers = _Workers()  # the others' threads are the parent's
+    global _threads
+    _threads = Threads("warpwell-cpu")  # the others are threads of the parent
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -125,7 +92,12 @@ def run(
             done.release()
 
     first = contexts[0].ctypes.data
-    _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
+    calls = [functools.partial(job, first + 64 * k) for k in range(threads)]
+    try:
+        _threads.run(*calls)
+    except RuntimeError:  # Python is shutting down.
+        for call in calls:
+            call()
     since, has_logged = 0.0, False
     while len(ended) < threads:
         try:

@@ -26,15 +26,22 @@ class Threads:
         self._idle = 0
         self._closed = False
 
-    def run(self, call: Callable[[], object]) -> None:
-        """Make a call in another thread. The call must not raise."""
+    def run(self, *calls: Callable[[], object]) -> None:
+        """Make each call in another thread. The calls must not raise.
+
+        Raises
+        ------
+        RuntimeError
+            Too few threads are idle, and Python is shutting down and starts no thread. No call is made.
+        """
         with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-            else:
+            while self._idle < len(calls):
                 threading.Thread(target=self._work, name=self.name, daemon=True).start()
+                self._idle += 1
             # the place of a thread is taken before its call is in the queue, so no call waits for a busy one
-            self._calls.put(call)
+            self._idle -= len(calls)
+            for call in calls:
+                self._calls.put(call)
 
     def close(self) -> None:
         """End the threads that wait, and each other one when its call returns."""
