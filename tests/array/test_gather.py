@@ -117,10 +117,10 @@ def test_any_list_of_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
         patch.setattr(page_batches, "MAX_LAUNCH_ROWS", most)
-        patch.setattr(api, "CHUNK_BYTES", 64)
-        patch.setattr(api, "INLINE_CHUNK_ROWS", 16)
+        patch.setattr(host, "CHUNK_BYTES", 64)
+        patch.setattr(host, "INLINE_CHUNK_ROWS", 16)
         patch.setattr(api, "INLINE_BYTES", 64 if most % 2 else 4 << 20)
-        patch.setattr(api, "MAX_CHUNK_BYTES", 134 * most)
+        patch.setattr(host, "MAX_CHUNK_BYTES", 134 * most)
         patch.setattr(host.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
             with ww.open(path, device="cpu", **options) as a:

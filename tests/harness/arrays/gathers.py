@@ -147,7 +147,7 @@ class GatherConformance:
             a.prefetch().result()
             self.same(a, model, [5, 6])
             self.same(a, model, [5, 6])
-            monkeypatch.setattr(gpu_cached.GpuCachedRows, "copy_after", None)  # not used any more
+            monkeypatch.setattr(gpu_cached.GpuCachedRows, "run", None)  # not used any more
             self.same(a, model, np.arange(self.ROWS))
             monkeypatch.undo()
             a.evict()

@@ -6,11 +6,9 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ... import errors
 from ..._future import Future
@@ -23,45 +21,15 @@ from ..device_array import DeviceArray
 from ..items import on_host
 from .gpu import copy_in_stream
 from .gpu_cached import GpuCachedRows
-from .host import DONE, RowCopy, read_gap, row_bytes
+from .host import CHUNK_BYTES, INLINE_BYTES, MemoryRows
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Indices, Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
 
-CHUNK_BYTES, CHUNK_ROWS = 1 << 20, 1 << 16
-"""Minimum bytes, or rows, of a chunk in the background: to find a row takes as long as to copy some bytes of it."""
-INLINE_BYTES, INLINE_ROWS = 4 << 20, 1 << 17
-"""Maximum bytes and rows that `gather` copies before it returns, with the help of other threads, if all of them are in
-memory: this takes about as long as a thread takes to start and to finish."""
-INLINE_CHUNK_BYTES, INLINE_CHUNK_ROWS = 1 << 18, 1 << 13
-"""Bytes, or rows, of a chunk of such a copy: about 0.1 ms, as a thread takes to start."""
+Copier = MemoryRows | CachedRows
+"""Copies rows in ``chunks`` by ``run(chunk)``, which returns soon after ``stop()``; ``bytes_read`` are read ahead."""
 MIN_SHARED_CHUNKS = 3
 """Minimum number of chunks for the help of other threads."""
-MAX_CHUNK_BYTES = 64 << 20
-"""Maximum bytes of a chunk; each chunk checks again whether its pages are in memory."""
-
-
-class _Plan(NamedTuple):
-    """How the rows of a gather to host memory are copied.
-
-    Attributes
-    ----------
-    chunks : int
-    run : callable
-        ``run(k)`` copies the rows of chunk `k`.
-    inline : bool
-        Whether the rows are copied before `gather` returns, because that takes little time.
-    stop : callable
-        Lets `run` return soon.
-    bytes_read : callable
-        Returns the bytes of storage that were read ahead so far, gaps included.
-    """
-
-    chunks: int
-    run: Callable[[int], None]
-    inline: bool
-    stop: Callable[[], None]
-    bytes_read: Callable[[], int]
 
 
 def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Future:
@@ -237,17 +205,17 @@ def begin(
     with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started
         future = None if stream is None else _begin_in_stream(array, indices, result, address, keep, stream)
         if future is None:
-            plan = _plan(array, indices, address, stream, borrowed)
-            future = _begin_task(array, plan, _work(array, indices), result, keep, report_bytes)
+            copier = _copier(array, indices, address, stream, borrowed)
+            future = _begin_task(array, copier, _work(array, indices), result, keep, report_bytes)
         if interrupts.raised:
             future.cancel()
     return future
 
 
 def _begin_task(
-    array: Array, plan: _Plan, work: str, result: Any, keep: Any, report_bytes: Callable[[int], None]
+    array: Array, copier: Copier, work: str, result: Any, keep: Any, report_bytes: Callable[[int], None]
 ) -> Future:
-    """Start to copy rows by service threads, and in this thread if the plan is inline; see `begin`."""
+    """Start to copy rows by service threads, and in this thread if the copier is inline; see `begin`."""
     part = array._part
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked
@@ -258,26 +226,26 @@ def _begin_task(
         ended.set()
         if counted:
             part.continued_over(is_over)
-        report_bytes(plan.bytes_read())
+        report_bytes(copier.bytes_read)
 
     if counted:
         with part.launch(False):
             pass
         part.launch_continues(is_over)
-    alone = plan.inline and (
-        plan.chunks < MIN_SHARED_CHUNKS or array.device == "interp" or len(os.sched_getaffinity(0)) == 1
+    alone = copier.inline and (
+        copier.chunks < MIN_SHARED_CHUNKS or array.device == "interp" or len(os.sched_getaffinity(0)) == 1
     )
     workers = None if alone else _workers_of(array)
     try:
         return ChunkedTask(
-            plan.chunks,
-            plan.run,
+            copier.chunks,
+            copier.run,
             workers,
             work=work,
             result=result,
             finished=finished,
-            stop=plan.stop,
-            help=plan.inline,
+            stop=copier.stop,
+            help=copier.inline,
         )
     except BaseException:  # no thread starts
         finished()
@@ -318,7 +286,6 @@ def _begin_in_stream(
             indices,
             view["data"] + array._origin,
             address,
-            check=partial(_require_in_range, array),
             settle=settle,
             work=_work(array, indices),
             result=result,
@@ -346,81 +313,16 @@ def _workers_of(array: Array) -> WorkerGroup | None:
     return worker_group(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
 
 
-def _plan(array: Array, indices: Any, address: int, stream: LaunchStream | None, borrowed: bool) -> _Plan:
-    """Return the plan of a gather; see `begin`."""
+def _copier(array: Array, indices: Any, address: int, stream: LaunchStream | None, borrowed: bool) -> Copier:
+    """Return the copier of a gather; see `begin`."""
     if stream is not None:
-        return _through_cache(array, indices, address, stream)
+        return GpuCachedRows(array, indices, address, stream.point())
     flat = indices.reshape(-1)
     if array._part.cached:
-        return _through_cache(array, flat.copy() if borrowed else flat, address, None)
-    plan = _from_memory(array, flat, address, INLINE_BYTES if borrowed else CHUNK_BYTES)
-    return plan if plan.inline or not borrowed else _from_memory(array, flat.copy(), address, 0)
-
-
-def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:
-    """Return the plan of a gather from memory: inline, up to `inline_bytes`, if the rows are in memory."""
-    part, nbytes = array._part, row_bytes(array)
-    copier = RowCopy(array, rows, part.data + array._origin, address, part.mapping)
-    gap = read_gap()
-    inline = rows.size * nbytes <= inline_bytes and rows.size <= INLINE_ROWS
-    inline = inline and not (nbytes and copier.absent(0, rows.size))
-    if inline:
-        shares = max(rows.size * nbytes // INLINE_CHUNK_BYTES, rows.size // INLINE_CHUNK_ROWS)
-    else:
-        shares = max(rows.size * nbytes // CHUNK_BYTES, rows.size // CHUNK_ROWS)
-        shares = min(len(os.sched_getaffinity(0)), shares)
-    max_rows = max(1, MAX_CHUNK_BYTES // max(nbytes, 1))
-    each = max(1, min(max_rows, -(-rows.size // max(1, shares))))
-
-    def run(chunk: int) -> None:
-        first, end = chunk * each, min((chunk + 1) * each, rows.size)
-        if nbytes and not inline and copier.absent(first, end):
-            wrong = copier.fetch(first, end, gap)
-        else:
-            wrong = copier.copy(first, end)
-        if wrong != DONE:
-            raise _out_of_range(array, rows, wrong)
-        part.require_sound()
-
-    return _Plan(max(1, -(-rows.size // each)), run, inline, copier.stop, lambda: copier.bytes_read)
-
-
-def _through_cache(array: Array, indices: Any, address: int, stream: LaunchStream | None) -> _Plan:
-    """Return the plan of a gather through a cache, which has threads of its own: one chunk in the background."""
-    check = partial(_require_in_range, array)
-    if stream is not None:
-        on_gpu, point = GpuCachedRows(array, address), stream.point()
-
-        def run_on_gpu(chunk: int) -> None:
-            on_gpu.copy_after(point, indices, check)
-
-        return _Plan(1, run_on_gpu, False, on_gpu.stop, lambda: on_gpu.bytes_read)
-    copier, gap = CachedRows(array, address), read_gap()
-
-    def run(chunk: int) -> None:
-        check(indices)
-        if indices.size and row_bytes(array):
-            copier.copy(indices, gap)
-
-    return _Plan(1, run, False, copier.stop, lambda: copier.bytes_read)
+        return CachedRows(array, flat.copy() if borrowed else flat, address)
+    copier = MemoryRows(array, flat, address, INLINE_BYTES if borrowed else CHUNK_BYTES)
+    return copier if copier.inline or not borrowed else MemoryRows(array, flat.copy(), address, 0)
 
 
 def _work(array: Array, indices: Any) -> str:
     return f"gather of {indices.size} rows of array {array.name!r}"
-
-
-def _require_in_range(array: Array, rows: NDArray[Any]) -> None:
-    bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-    if bad.size:
-        raise _out_of_range(array, rows, int(bad[0]))
-
-
-def _out_of_range(array: Array, rows: NDArray[Any], wrong: int) -> errors.IndexRangeError:
-    row, extent = int(rows[wrong]), array.shape[0]
-    advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
-    return errors.IndexRangeError(
-        f"row {row} at place {wrong} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
-        array=array.name,
-        index=row,
-        size=extent,
-    )

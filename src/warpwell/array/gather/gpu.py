@@ -19,7 +19,7 @@ from ..._future import Future
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
-from .host import row_bytes
+from .host import require_in_range, row_bytes
 from .tensors import Indices, Tensor
 
 MIN_BUFFER_BYTES = 1 << 12
@@ -106,7 +106,6 @@ def copy_in_stream(
     source: int,
     out: int,
     *,
-    check: Callable[[NDArray[Any]], None],
     settle: Callable[[], None],
     work: str,
     result: Any,
@@ -118,8 +117,6 @@ def copy_in_stream(
     ----------
     source : int
         Address of row 0.
-    check : callable
-        ``check(indices in host memory)`` raises if an index is out of range.
     settle, work
         As for `StreamFuture`.
     keep : object
@@ -140,7 +137,7 @@ def copy_in_stream(
             if not reached():
                 return
             if buffer.pinned.words[0] or not nbytes:
-                check(buffer.to_host(stream, indices))
+                require_in_range(array, buffer.to_host(stream, indices))
             release_buffer(buffer)
         except errors.WarpwellError as failure:  # an index is out of range, or the GPU is lost
             error = failure

@@ -38,7 +38,7 @@ from ...targets import (
 from ...targets.launch_stream import stream_on
 from . import kernels
 from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer
-from .host import W_STOP, RowCopy, copy_range, read_gap, row_bytes, word
+from .host import W_STOP, RowCopy, copy_range, require_in_range, row_bytes, word
 from .page_batches import CachedRows
 from .tasks import ChunkedTask, worker_group
 from .tensors import Indices, Tensor
@@ -78,50 +78,37 @@ def _stream_of(array: Any) -> Any:
 
 
 class GpuCachedRows(CachedRows):
-    """Copies rows of an array behind a cache to memory of its device."""
+    """Copies rows of an array behind a cache to memory of its device, after a point of the caller's stream."""
 
-    def __init__(self, array: Any, out: int) -> None:
-        super().__init__(array, out)
-        self._stream = _stream_of(array)
+    def __init__(self, array: Any, indices: Indices, out: int, point: Any) -> None:
+        super().__init__(array, indices, out)
+        self._stream, self._point = _stream_of(array), point
         self._from_host_bytes = 0
 
     @property
     def bytes_read(self) -> int:
         return super().bytes_read + self._from_host_bytes
 
-    def copy_after(self, point: Any, indices: Indices, check: Callable[[NDArray[Any]], None]) -> None:
-        """Copy row ``indices[k]`` to row k, after a point of another stream; return when it is done.
-
-        ``check(indices in host memory)`` raises if an index is out of range.
-
-        Raises
-        ------
-        IndexRangeError
-        MediumError, StallError, ClosedError, DriveLostError
-        """
+    def run(self, chunk: int) -> None:
+        """Copy row ``indices[k]`` to row k; return when it is done."""
+        indices: Indices = self._rows
         array, stream, n = self._array, self._stream, indices.size
-        stream.after(point)
+        stream.after(self._point)
         rows = acquire_buffer(array.device, 8 * n)
         missing = acquire_buffer(array.device, 8 * kernels.record_words(min(n, MAX_LISTED_ROWS))[1])
         try:
             if not n or not self._nbytes or not array.shape[0]:
-                check(rows.to_host(stream, indices))
+                require_in_range(array, rows.to_host(stream, indices))
                 return
             with array.cache.layout_lock():  # opening another array on the cache would move the frames
                 array.cache.require_no_suspects(array._nsid)
-                self._copy_indices(indices, rows, missing, check)
+                self._copy_indices(indices, rows, missing)
         finally:
             stream.wait()
             release_buffer(rows)
             release_buffer(missing)
 
-    def _copy_indices(
-        self,
-        indices: Indices,
-        rows: IndexBuffer,
-        missing: IndexBuffer,
-        check: Callable[[NDArray[Any]], None],
-    ) -> None:
+    def _copy_indices(self, indices: Indices, rows: IndexBuffer, missing: IndexBuffer) -> None:
         address = rows.to_device(self._stream, indices)
         host: Any = None if isinstance(indices, Tensor) else indices.reshape(-1)
         from_host = self._is_in_host_memory()
@@ -137,7 +124,7 @@ class GpuCachedRows(CachedRows):
             if host is None:
                 host = rows.to_host(self._stream, indices)
             if out_of_range:
-                check(host)
+                require_in_range(self._array, host)
             if from_host and count == n:
                 self._copy_from_host(host[first : first + n], None, first)
                 continue
@@ -146,7 +133,7 @@ class GpuCachedRows(CachedRows):
             if from_host:
                 self._copy_from_host(host[listed], listed)
             else:
-                self.copy(host[listed], read_gap(), listed)
+                self.copy(host[listed], listed)
 
     def _copy_present(self, rows: int, width: int, n: int, out: int, missing: IndexBuffer) -> tuple[bool, int]:
         """Copy the rows whose pages are in the cache; return whether an index is out of range, and how many miss."""

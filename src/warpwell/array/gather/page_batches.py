@@ -41,7 +41,7 @@ from ...targets import (
     load_weak_as,
     scratch,
 )
-from .host import expand, row_bytes, runs_of
+from .host import expand, read_gap, require_in_range, row_bytes, runs_of
 
 I8 = np.dtype(np.int64)
 BUFFER_BYTES = 4096
@@ -145,6 +145,8 @@ class CachedRows:
     Parameters
     ----------
     array : Array
+    rows : ndarray
+        Row indices, one dimension.
     out : int
         Address of the result.
 
@@ -154,8 +156,10 @@ class CachedRows:
         Bytes that were read ahead, gaps included.
     """
 
-    def __init__(self, array: Any, out: int) -> None:
-        self._array = array
+    chunks, inline = 1, False
+
+    def __init__(self, array: Any, rows: Any, out: int) -> None:
+        self._array, self._rows, self._gap = array, rows, read_gap()
         self._nbytes, self._stride, self._out = row_bytes(array), array._strides[0], out
         self._stopped = False
         self._pages_read = 0
@@ -169,7 +173,14 @@ class CachedRows:
         """Let `copy` end after the current batch."""
         self._stopped = True
 
-    def copy(self, rows: NDArray[Any], gap: int, out_rows: NDArray[np.int64] | None = None) -> None:
+    def run(self, chunk: int) -> None:
+        """Copy all rows, by the threads of the cache."""
+        del chunk
+        require_in_range(self._array, self._rows)
+        if self._rows.size and self._nbytes:
+            self.copy(self._rows)
+
+    def copy(self, rows: NDArray[Any], out_rows: NDArray[np.int64] | None = None) -> None:
         """Copy row ``rows[k]`` to row ``out_rows[k]`` of the result, by default row k; the rows are in range.
 
         Raises
@@ -177,9 +188,9 @@ class CachedRows:
         MediumError, StallError, ClosedError
         """
         with self._array.cache.layout_lock():  # opening another array on the cache would move the frames
-            self._copy(rows, gap, out_rows)
+            self._copy(rows, out_rows)
 
-    def _copy(self, rows: NDArray[Any], gap: int, out_rows: NDArray[np.int64] | None) -> None:
+    def _copy(self, rows: NDArray[Any], out_rows: NDArray[np.int64] | None) -> None:
         array = self._array
         array.cache.require_no_suspects(array._nsid)  # as for a launch, which this is not for the cache
         order = np.argsort(rows, kind="stable")
@@ -193,7 +204,7 @@ class CachedRows:
         try:
             for batch in page_batches(starts, self._nbytes, array.cache.page_size, max_pages):
                 batches.append(batch)
-                prefetches.append(self._read(batches, prefetches, gap, max_pages) if reads_ahead else Prefetch())
+                prefetches.append(self._read(batches, prefetches, max_pages) if reads_ahead else Prefetch())
                 if len(batches) > 1:
                     self._copy_batch(batches[-2], prefetches[-2], ascending, targets)
                 if self._stopped:
@@ -203,13 +214,13 @@ class CachedRows:
             if prefetches:
                 prefetches[-1].cancel()
 
-    def _read(self, batches: list[PageBatch], prefetches: list[Prefetch], gap: int, max_pages: int) -> Prefetch:
+    def _read(self, batches: list[PageBatch], prefetches: list[Prefetch], max_pages: int) -> Prefetch:
         """Start to read the missing pages of the last batch."""
         array = self._array
         missing = missing_pages(array, batches[-1].pages)
         if len(missing) <= MAX_KERNEL_FAULTS:
             return Prefetch()
-        merged = fill_gaps(missing, gap // array.cache.page_size)
+        merged = fill_gaps(missing, self._gap // array.cache.page_size)
         missing = merged if len(merged) <= max_pages else missing
         self._pages_read += len(missing)
         prefetch: Prefetch = array.cache.bulk.prefetch(
