@@ -72,7 +72,7 @@ def build_ptx(folder: Path) -> tuple[int, ...] | None:
     """Write the PTX of all linked functions; return the version of NVVM, or None without numba-cuda."""
     version = shipped.version_pair("nvidia-nvvm")
     try:
-        from warpwell.targets.compiler.cuda_bodies import seam
+        from warpwell.targets.compiler.cuda_lowerings import intrinsics
         from warpwell.targets.compiler.run_cuda import without_gpu
     except ImportError:
         version = ()
@@ -85,7 +85,7 @@ def build_ptx(folder: Path) -> tuple[int, ...] | None:
         for function in linked_functions():
             if function.__module__.startswith("warpwell."):
                 with without_gpu(cc):
-                    text = seam.cached_ptx(function, cc)
+                    text = intrinsics.cached_ptx(function, cc)
                 write_kept(folder / str(capability) / f"{machine_code.object_name(function)}.ptx.z", text)
     return version
 

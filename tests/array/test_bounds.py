@@ -216,10 +216,10 @@ def test_an_array_on_storage_still_tells_its_own(tmp_path: Path) -> None:
 
 
 def test_compiled_code_is_kept_apart_from_that_without_checks() -> None:
-    twin = double.twin(2)
+    twin = double.checked_variant(2)
     keys = {cache_key(double.function), cache_key(twin.function)}
     assert len(keys) == 2 and None not in keys
-    assert not bounds.checking(twin) and twin is double.twin(2)
+    assert not bounds.checking(twin) and twin is double.checked_variant(2)
     unchecked[1](np.ones(1), np.zeros(1), device="cpu")
     double[1](np.ones(1), np.zeros(1), device="cpu")
     counts = [_llvm(k).count("cmpxchg") for k in (unchecked, twin)]
@@ -242,7 +242,7 @@ def test_blocks_and_options_stay() -> None:
     k = ww.kernel(double.function, max_registers=40, check=True)
     again = pickle.loads(pickle.dumps(double.__reduce__()[0]))
     assert again.keywords == {"max_registers": None, "block": None, "check": True}
-    assert k.twin(2).max_registers == 40
+    assert k.checked_variant(2).max_registers == 40
     assert isinstance(k[3], Launch)
 
 

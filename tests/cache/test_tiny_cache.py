@@ -11,7 +11,7 @@ from lab import media
 from warpwell import errors, gpu, storage
 from warpwell.cache.access import access
 from warpwell.targets.compiler.compiled import lower
-from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.compiler.hooks import intrinsics_for
 from warpwell.targets.compiler.run_cpu import THREADS
 
 PAGE = 512
@@ -156,7 +156,7 @@ def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
 
 def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence() -> None:
     """In the code that the compiler made of it: on x86 only the compiler could move the store."""
-    seam_for("cpu")
+    intrinsics_for("cpu")
     text = lower(access).library.get_llvm_str()
     body = re.search(r"^define [^\n]*cache6access6access.*?^}", text, re.M | re.S)[0]
     steps = re.findall(r"load atomic i64, [^\n]* acquire|fence acq_rel|store atomic|atomicrmw f?add", body)

@@ -10,7 +10,7 @@ from tests.harness.key_value_load import keep_all_busy, retrieve_checked
 from warpwell.kv.device import batch, kernel_view
 from warpwell.kv.device.kernel_view import KernelStore
 from warpwell.targets.compiler import run_cuda
-from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.compiler.hooks import intrinsics_for
 from warpwell.targets.device import linked_functions
 
 pytestmark = pytest.mark.ptx
@@ -90,12 +90,12 @@ ROWS = np.zeros((4, 16), np.uint8)
 
 
 def linked(name: str) -> str:
-    seam_for("cuda")
-    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler.cuda_lowerings import CudaIntrinsics
 
     function = next(f for f in linked_functions() if f is getattr(kernel_view, name))
     with run_cuda.without_gpu((9, 0)):
-        return CudaSeam.ptx_of(function, (9, 0))
+        return CudaIntrinsics.ptx_of(function, (9, 0))
 
 
 def statements(text: str) -> list[str]:

@@ -26,7 +26,7 @@ from warpwell.targets.atomics import BLOCK
 from warpwell.targets.compiler import code_cache, compiled
 from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.compiler.compiled import dispatcher
-from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.compiler.hooks import intrinsics_for
 
 SOURCE = "import warpwell as ww\n@ww.gpu.function\ndef twice(v):\n    return {} * v\n"
 
@@ -155,7 +155,7 @@ def test_scratch_memory_is_not_cleared(tmp_path: Path, monkeypatch: pytest.Monke
         copy_foreign(place + 4088, value, 8)
         return load_relaxed(place + 4088, BLOCK)
 
-    seam_for("cpu")
+    intrinsics_for("cpu")
     function = dispatcher(last_word)
     word = np.array([7])
     assert function(word.ctypes.data) == 7
@@ -245,7 +245,7 @@ def test_device_functions_have_no_machine_code_of_their_own(monkeypatch: pytest.
     def much_more(value):
         return more(value) * 3
 
-    seam_for("cpu")
+    intrinsics_for("cpu")
     assert dispatcher(lambda value: much_more(value) + more(value))(1) == 8
     assert len(made) == 1
 

@@ -18,7 +18,7 @@ from warpwell.array.view import ArrayView, ViewField, ViewStatic
 from warpwell.cache import known_pages, maintenance
 from warpwell.targets.arguments import viewed
 from warpwell.targets.compiler import run_cuda
-from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets.compiler.hooks import intrinsics_for
 from warpwell.targets.device import linked_functions
 
 pytestmark = pytest.mark.ptx
@@ -162,23 +162,23 @@ LINKED = {"access", "pin_long", "unpin_long", "prefetch_pages", "latch_index"}
 @pytest.mark.quick()
 @pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["named", "others"])
 def test_linked_functions_compile_to_ptx_under_their_symbol(named):
-    seam_for("cuda")
-    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler.cuda_lowerings import CudaIntrinsics
     from warpwell.targets.compiler.machine_code import symbol_of
 
     functions = linked_functions()
     assert {f.__name__ for f in functions} >= LINKED
     for function in [f for f in functions if (f.__name__ in LINKED) is named]:
         with run_cuda.without_gpu((9, 0)):
-            text = CudaSeam.ptx_of(function, (9, 0))
+            text = CudaIntrinsics.ptx_of(function, (9, 0))
         assert re.search(rf"\.visible \.func .*\b{symbol_of(function)}\b", text), function
 
 
 def test_ptx_of_linked_functions_is_compiled_once(tmp_path, monkeypatch):
     """Each process on a GPU compiled 10 s of PTX."""
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    seam_for("cuda")
-    from warpwell.targets.compiler import cuda_bodies
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler import cuda_lowerings
 
     texts = []
 
@@ -186,20 +186,22 @@ def test_ptx_of_linked_functions_is_compiled_once(tmp_path, monkeypatch):
         texts.append(f"// {function.__name__}, sm_{cc[0]}{cc[1]}, compilation {len(texts)}")
         return texts[-1]
 
-    monkeypatch.setattr(cuda_bodies.CudaSeam, "ptx_of", staticmethod(compile_ptx))
+    monkeypatch.setattr(cuda_lowerings.CudaIntrinsics, "ptx_of", staticmethod(compile_ptx))
     hold, prefetch = (
         next(f for f in linked_functions() if f.__name__ == name) for name in ("pin_long", "prefetch_pages")
     )
     requests = [(hold, (9, 0)), (hold, (8, 0)), (prefetch, (9, 0))]
     for _ in range(2):
-        assert [cuda_bodies.seam.stored_ptx(*request).decode() for request in requests] == texts
+        assert [cuda_lowerings.intrinsics.stored_ptx(*request).decode() for request in requests] == texts
     assert len(texts) == 3
     for path in tmp_path.rglob("*.ptx.z"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert b"compilation 3" in cuda_bodies.seam.stored_ptx(hold, (9, 0)), "a damaged file is not used"
-    assert b"compilation 3" in cuda_bodies.seam.stored_ptx(hold, (9, 0))
-    monkeypatch.setattr(cuda_bodies, "_compiler_digest", lambda: None)
-    assert b"compilation 4" in cuda_bodies.seam.stored_ptx(hold, (9, 0)), "the version of the compiler is unknown"
+    assert b"compilation 3" in cuda_lowerings.intrinsics.stored_ptx(hold, (9, 0)), "a damaged file is not used"
+    assert b"compilation 3" in cuda_lowerings.intrinsics.stored_ptx(hold, (9, 0))
+    monkeypatch.setattr(cuda_lowerings, "_compiler_digest", lambda: None)
+    assert b"compilation 4" in cuda_lowerings.intrinsics.stored_ptx(hold, (9, 0)), (
+        "the version of the compiler is unknown"
+    )
 
 
 def _instructions(text: str) -> list[str]:
@@ -271,29 +273,29 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
     kernel = ww.kernel(touch, block=block)
     arguments = (np.zeros((3, 4), np.int64), WORD, np.zeros(3, [("a", "<i8"), ("b", "<i8")]), OUT)
     plain = run_cuda.ptx(kernel, arguments)
-    checked = run_cuda.ptx(kernel.twin(4), (*arguments, WORD))
+    checked = run_cuda.ptx(kernel.checked_variant(4), (*arguments, WORD))
     assert "cas" not in plain and "checked" not in plain
     assert checked.count("atom.acq_rel.gpu.global.cas.b64") >= 4
 
 
 @pytest.mark.slow
 def test_warp_statements_are_convergent():
-    seam_for("cuda")
-    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler.cuda_lowerings import CudaIntrinsics
 
     with run_cuda.without_gpu((9, 0)):
-        text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
+        text = CudaIntrinsics.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
     for statement in ("vote.sync.ballot", "shfl.sync.idx", "bar.warp.sync", "activemask", "fence.acq_rel.gpu"):
         assert statement in text
 
 
 @pytest.mark.slow
 def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
-    seam_for("cuda")
-    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler.cuda_lowerings import CudaIntrinsics
 
     with run_cuda.without_gpu((9, 0)):
-        text = CudaSeam.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
+        text = CudaIntrinsics.ptx_of(next(f for f in linked_functions() if f.__name__ == "access"), (9, 0))
     lines = [line.strip() for line in text.splitlines()]
     fences = [k for k, line in enumerate(lines) if line.startswith("fence.acq_rel.gpu")]
     fills = 0
@@ -309,12 +311,12 @@ def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
 
 
 def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence():
-    seam_for("cuda")
-    from warpwell.targets.compiler.cuda_bodies import CudaSeam
+    intrinsics_for("cuda")
+    from warpwell.targets.compiler.cuda_lowerings import CudaIntrinsics
 
     access = next(f for f in linked_functions() if f.__name__ == "access")
     with run_cuda.without_gpu((9, 0)):
-        text = CudaSeam.ptx_of(access, (9, 0))
+        text = CudaIntrinsics.ptx_of(access, (9, 0))
     # its own body comes first; the functions that it calls come after it
     text = text[re.search(r"\.visible \.func .*\n?.*warpwell_cache_access_access\(\n", text).end() :]
     lines = [line.strip() for line in text[: text.index("\n}")].splitlines()]

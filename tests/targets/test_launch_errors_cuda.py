@@ -10,7 +10,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.targets import Kernel, backoff, clock_ns
-from warpwell.targets.compiler.run_cuda import asks_flag, ptx
+from warpwell.targets.compiler.run_cuda import ptx, reads_launch_flag
 
 SUM = 4096 * 4095 // 2
 NS = 300_000_000
@@ -71,7 +71,7 @@ def test_a_kernel_that_asks_is_given_its_own_flag_and_others_nothing() -> None:
     def text(kernel: Kernel) -> str:
         return ptx(kernel, (np.zeros(1),))
 
-    assert [asks_flag(k) for k in (asks, asks_not, asks_below)] == [True, False, True]
+    assert [reads_launch_flag(k) for k in (asks, asks_not, asks_below)] == [True, False, True]
     for kernel in (asks, asks_below):
         assert "warpwell_launch_flag" in text(kernel) and f"{0x5A5A_0000_0000}" not in text(kernel)
     assert "warpwell_launch_flag" not in text(asks_not)

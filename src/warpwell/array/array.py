@@ -19,7 +19,7 @@ from .._future import Future
 from .._ranges import join_ranges
 from ..cache import Statistics
 from ..targets import LaunchFlag
-from ..targets.compiler.hooks import seam_for
+from ..targets.compiler.hooks import intrinsics_for
 from ..targets.fault import PlainFlag
 from . import host_access
 from .attachment import Attachment, hand_over
@@ -151,7 +151,7 @@ class Array(OnStorage):
 
     def _plain_view(self, flag: LaunchFlag | None) -> ArrayView:
         if self.device == "cuda":
-            seam_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
+            intrinsics_for("cuda")  # numba-cuda asks for the view's type before it asks the extension
         return self.kernel_struct(flag)
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:

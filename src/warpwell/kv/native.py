@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..targets.compiler.hooks import seam_for
+from ..targets.compiler.hooks import intrinsics_for
 
 _compiled: dict[Any, Any] = {}
 
@@ -18,7 +18,7 @@ def compiled(function: Any) -> Any:
     if found is None:
         from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before it is needed
 
-        seam_for("cpu")
+        intrinsics_for("cpu")
         found = _compiled[function] = dispatcher(function)
     return found
 

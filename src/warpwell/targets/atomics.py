@@ -1,8 +1,8 @@
 """The primitives of device code: shared memory, warps, and the position and time of a thread.
 
 Device code is plain Python over signed 64-bit integers. An address is the byte address of memory that the device can
-reach. Each primitive is a stub here, with a body for every target: ``compiler/cpu_bodies.py``,
-``compiler/cuda_bodies.py`` and, for `interp`, the methods of ``interp/interpreter.py``. A stub that asks
+reach. Each primitive is a stub here, with a body for every target: ``compiler/cpu_lowerings.py``,
+``compiler/cuda_lowerings.py`` and, for `interp`, the methods of ``interp/interpreter.py``. A stub that asks
 for the running launch raises `RuntimeError` outside of one.
 
 **Who calls a primitive.** One thread, by itself, unless the docstring says *all lanes of mask*: then every lane whose

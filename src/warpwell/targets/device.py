@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Registered functions, in order. A target's seam adopts them when the target is first used, so that
+# Registered functions, in order. A target's intrinsics adopts them when the target is first used, so that
 # importing Warpwell compiles nothing and imports no compiler.
 _registered: list[tuple[str, tuple[Any, ...]]] = []
-_seams: list[Any] = []
+_subscribers: list[Any] = []
 _registers: dict[Callable[..., Any], int] = {}
 _marked: set[int] = set()
 """Identities of the registered functions, which are never deleted."""
@@ -95,16 +95,16 @@ def registers_wanted(value: Any) -> int:
     return _registers.get(value, 0) if isinstance(value, FunctionType) else 0
 
 
-def subscribe(seam: Any) -> None:
+def subscribe(intrinsics: Any) -> None:
     """Hand a target's compiler hooks everything that was registered so far, and will be."""
     for kind, args in _registered:
-        getattr(seam, kind)(*args)
-    _seams.append(seam)
+        getattr(intrinsics, kind)(*args)
+    _subscribers.append(intrinsics)
 
 
 def _register(kind: str, *args: Any) -> None:
     _registered.append((kind, args))
     if kind in ("device", "linked"):
         _marked.add(id(args[0]))
-    for seam in _seams:
-        getattr(seam, kind)(*args)
+    for intrinsics in _subscribers:
+        getattr(intrinsics, kind)(*args)

@@ -76,7 +76,7 @@ class Kernel:
         self.max_registers = max_registers
         self.block = block
         self.bounds = check
-        self.twins: dict[int, Kernel] = {}
+        self.checked_variants: dict[int, Kernel] = {}
         """Of launches with bounds checks, by number of arguments (see `bounds`)."""
         self.compiled: dict[Any, Any] = {}
         self.checked: set[tuple[int, int]] = set()
@@ -136,9 +136,9 @@ class Kernel:
                 )
         return version
 
-    def twin(self, count: int) -> Kernel:
+    def checked_variant(self, count: int) -> Kernel:
         """Return the kernel that calls this one with `count` checked arguments (see `bounds`)."""
-        if count not in self.twins:
+        if count not in self.checked_variants:
             name = self.function.__name__
             names = (parameters(self) + [f"argument{k}" for k in range(count)])[:count]
             arguments = ", ".join(f"_checked({name}, _record, {k})" for k, name in enumerate(names))
@@ -146,8 +146,10 @@ class Kernel:
             scope: dict[str, Any] = {"_function": function, "_checked": checked, "__name__": function.__module__}
             source = f"def {name}({', '.join([*names, '_record'])}):\n    _function({arguments})\n"
             exec(compile(source, function.__code__.co_filename, "exec"), scope)
-            self.twins[count] = Kernel(scope[name], max_registers=self.max_registers, block=self.block, check=None)
-        return self.twins[count]
+            self.checked_variants[count] = Kernel(
+                scope[name], max_registers=self.max_registers, block=self.block, check=None
+            )
+        return self.checked_variants[count]
 
     def __call__(self, *args: Any) -> None:
         """Refuse: a launch needs a number of threads."""
@@ -250,7 +252,7 @@ class Launch:
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
         """Run with bounds checks, and wait for the kernel even if the launch has a stream."""
         record = Record(target, flag)
-        twin = self.kernel.twin(len(args))
+        twin = self.kernel.checked_variant(len(args))
         failure: BaseException | None = None
         try:
             Launch(twin, self.shape, self.stream)(*args, record.address, device=target, flag=flag, **options)

@@ -63,9 +63,9 @@ class NativeFunction:
 def compile_for(function: Callable[..., int], processor: Any) -> bytes:
     """Compile a device function to an object file for a processor."""
     from .compiler.compiled import compile_native  # imports Numba
-    from .compiler.hooks import seam_for
+    from .compiler.hooks import intrinsics_for
 
-    seam_for("cpu")
+    intrinsics_for("cpu")
     return compile_native(function, processor)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ...targets import GpuDevice, Launch, LaunchFlag, to_host
 from ...targets.arguments import is_argument
-from ...targets.compiler.run_cuda import asks_flag, keep, start
+from ...targets.compiler.run_cuda import keep, reads_launch_flag, start
 from ...targets.fault import share_fault_page
 from ...targets.gpu.memory import as_array, pin, pinned
 from ...targets.source.cuda_source import SourceLaunch
@@ -168,7 +168,7 @@ class CudaRuntime(Runtime):
         elif math.prod(launch.shape):
             flag = LaunchFlag("cuda")
             start(launch, arguments, stream, flag)
-            if asks_flag(launch.kernel):
+            if reads_launch_flag(launch.kernel):
                 keep(flag, self.gpu.mark(stream))
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:

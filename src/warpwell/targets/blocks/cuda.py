@@ -10,16 +10,16 @@ import numpy as np
 from .. import atomics, block
 from ..atomics import SYSTEM, load_pair, store_relaxed
 from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
-from ..compiler.hooks import seam_for
+from ..compiler.hooks import intrinsics_for
 from ..compiler.run_cuda import (
     GENERATED,
     INSIDE,
     CompiledKernel,
-    asks_flag,
     beginning,
     compiled,
     configured,
     numba_cuda,
+    reads_launch_flag,
 )
 from ..device import device
 from ..fault import share_fault_page
@@ -126,8 +126,8 @@ class Forms(PreparedForms):
         extents = (*blocks.launch.shape, 1, 1)[:3]
         self._worker_arguments = *(*self._grid, 1, 1)[:2], *extents
         self._plain_arguments = extents
-        self._lasting = not (asks_flag(blocks.kernel) or blocks.participants)
-        self._values = [*blocks.values, blocks.flag.address] if asks_flag(blocks.kernel) else blocks.values
+        self._lasting = not (reads_launch_flag(blocks.kernel) or blocks.participants)
+        self._values = [*blocks.values, blocks.flag.address] if reads_launch_flag(blocks.kernel) else blocks.values
         self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
         types = tuple(self.plain.typeof_pyval(v) for v in self._values)
         self._key = ("cuda-forms", len(blocks.launch.shape), types)
@@ -184,7 +184,7 @@ def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tu
     argument_words = words_of(blocks.values)
     if argument_words is None:
         return _prepared(blocks)
-    key = ordinal, blocks.launch.shape, argument_words, blocks.flag.address if asks_flag(blocks.kernel) else 0
+    key = ordinal, blocks.launch.shape, argument_words, blocks.flag.address if reads_launch_flag(blocks.kernel) else 0
     cache = blocks.kernel.compiled.setdefault("cuda-kept", {})
     found: Forms | None = cache.get(key)
     if found is None:
@@ -259,13 +259,13 @@ def ptx(blocks: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     from ..compiler.run_cuda import ptx_of
 
     dims = len(blocks.launch.shape)
-    if asks_flag(blocks.kernel):
+    if reads_launch_flag(blocks.kernel):
         argument_types = (*argument_types, 0)
     return ptx_of(_function(blocks, dims, len(argument_types)), _LEADING["workers"], argument_types, cc)
 
 
 def _function(blocks: Any, dims: int, count: int) -> Any:
-    seam_for("cuda")
+    intrinsics_for("cuda")
     name, source, scope = source_of(blocks, dims, count)
     exec(compile(source, f"<warpwell {name}>", "exec"), scope)
     return scope[name]

@@ -6,9 +6,9 @@ In the order in which a launch meets them:
 - `snapshot.py`: functions bound to the present values of the variables that they name. No compiler.
 - `virtual.py`: copies of functions that take their block from a worker. No compiler.
 - `code_cache.py`: the folder of compiled code on disk, its cache keys, and its locks. No compiler.
-- `hooks.py`: `seam_for`, which imports a target's compiler when the target is first used.
-- `seam.py`: structs, device functions and primitives as a Numba target's own types and functions.
-- `cpu_bodies.py`, `cuda_bodies.py`: the code of each primitive on a target, as LLVM IR and as PTX.
+- `hooks.py`: `intrinsics_for`, which imports a target's compiler when the target is first used.
+- `intrinsics.py`: structs, device functions and primitives as a Numba target's own types and functions.
+- `cpu_lowerings.py`, `cuda_lowerings.py`: the code of each primitive on a target, as LLVM IR and as PTX.
 - `checked_arrays.py`: arrays with bounds checks.
 - `checksum.py`: CRC-32C as compiled host code.
 - `numba_patches.py`: code that depends on the inside of Numba: bounds of loops, device functions as parts of callers.

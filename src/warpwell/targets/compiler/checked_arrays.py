@@ -57,11 +57,11 @@ class CheckedArray(types.Array):
         return self.of(plain, self.number) if plain and isinstance(second, CheckedArray) else plain
 
 
-def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None:
+def install(intrinsics: Any, extending: Any, register_model: Any, arrays: Any) -> None:
     """Register checked arrays with a target. The module `arrays` has the target's implementations of subscripts."""
     register_model(CheckedArray)(models.ArrayModel)
 
-    @seam.primitive(bounds.checked)
+    @intrinsics.primitive(bounds.checked)
     def checked(typingctx: Any, value: Any, record: Any, number: Any) -> Any:
         if not isinstance(value, types.Array) or not isinstance(number, types.IntegerLiteral):
 

@@ -114,7 +114,7 @@ def _without_instruction(address: int, nbytes: int, seed: int) -> int:
 
 
 def define_checksum(target: Any) -> None:
-    """Register `crc32c` with the seam of a host target."""
+    """Register `crc32c` with the intrinsics of a host target."""
     body = _without_instruction if _INSTRUCTION is None else _with_instruction
 
     @target.primitive(a.crc32c)

@@ -79,7 +79,7 @@ def compile_native(function: Callable[..., int], processor: Processor) -> bytes:
     """Compile a device function of 64-bit integers to an object file that exports the C function `SYMBOL`.
 
     All other functions become internal, so the optimizer drops Numba's wrappers for Python, which need an initialized
-    Numba. An exception in the function ends the process. The hooks of the CPU must have been imported (`seam_for`).
+    Numba. An exception in the function ends the process. The hooks of the CPU must have been imported before.
     """
     # bounded_ranges: this may be part of a launch's compilation
     with compiling(f"{function.__name__!r}"), bounded_ranges(False), global_compiler_lock:

@@ -23,7 +23,7 @@ from ..fault import FLAG, LaunchFlag
 from ..signature import argument, check_arguments
 from .compiled import dispatcher
 from .compiling import compiling, explained
-from .hooks import seam_for
+from .hooks import intrinsics_for
 from .numba_patches import bounded_ranges
 
 _logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ def load() -> None:
 
     Numba imports its own modules while it compiles, and a fork waits for compilations.
     """
-    seam_for("cpu")
+    intrinsics_for("cpu")
     typeof(np.empty(0))
 
 
@@ -200,8 +200,8 @@ def driver_of(kernel: Any, kind: str, template: str, count: int, constants: Mapp
     """
     key = (kind, count)
     if key not in kernel.compiled:
-        seam_for("cpu")
-        from .cpu_bodies import set_context  # imports the compiler
+        intrinsics_for("cpu")
+        from .cpu_lowerings import set_context  # imports the compiler
 
         names = [f"argument{k}" for k in range(count)]
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))

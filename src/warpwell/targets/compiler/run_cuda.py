@@ -20,8 +20,8 @@ from ..gpu.prepared import Prepared, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
 from .compiling import compiling, explained
-from .hooks import seam_for
-from .virtual import asks, launch_copy, registers
+from .hooks import intrinsics_for
+from .virtual import launch_copy, registers
 
 GENERATED = "warpwell.targets.compiler.compiled"
 """The module that generated launch code belongs to."""
@@ -49,7 +49,7 @@ class NumbaCuda:
         if isinstance(val, DeviceStruct):
             from numba.core import types
 
-            seam_for("cuda")
+            intrinsics_for("cuda")
             flat = val.flat()
             return types.UniTuple(types.int64, len(flat)), flat
         return ty, val
@@ -69,7 +69,7 @@ def run(
     start(launch, values, stream, flag)
     done = mark(stream)
     if launch.stream is not None and not copied and not launch.waits:
-        if asks_flag(launch.kernel):
+        if reads_launch_flag(launch.kernel):
             keep(flag, done)
     elif _reached(done, interrupts):
         copy_out(copied, stream)
@@ -111,7 +111,7 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
     `flag` must be kept until the launch is done (see `keep`).
     """
     share_fault_page()
-    values = [*values, flag.address] if asks_flag(launch.kernel) else values
+    values = [*values, flag.address] if reads_launch_flag(launch.kernel) else values
     kernel = compiled(launch.kernel, len(launch.shape), len(values))
     extents = (*launch.shape, 1, 1)[:3]
     blocks, threads = configuration(launch.shape, launch.kernel.block)
@@ -203,7 +203,7 @@ class Series:
 
     def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
         """Start a launch."""
-        values = [*values, self._flag.address] if asks_flag(kernel) else values
+        values = [*values, self._flag.address] if reads_launch_flag(kernel) else values
         if kernel not in self._kernels:
             self._kernels[kernel] = self._first(kernel, len(shape), values)
         compiled_kernel, prepared, slots, last = self._kernels[kernel]
@@ -312,11 +312,11 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
     return True
 
 
-def asks_flag(kernel: Any) -> bool:
+def reads_launch_flag(kernel: Any) -> bool:
     """Return True if a kernel reads `failed`: then its launch flag is its last argument."""
     key = "cuda-asks"
     if key not in kernel.compiled:
-        kernel.compiled[key] = asks(kernel.function)
+        kernel.compiled[key] = launch_copy(kernel.function) is not kernel.function
     return bool(kernel.compiled[key])
 
 
@@ -351,7 +351,7 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
         Compute capability.
     """
     kernel = kernel.current()
-    if asks_flag(kernel):
+    if reads_launch_flag(kernel):
         argument_types = (*argument_types, 0)
     with explained(kernel, "cuda"):
         return ptx_of(_wrapper(kernel, dims, len(argument_types)), _LEADING, argument_types, cc)
@@ -362,7 +362,7 @@ def ptx_of(function: Any, leading: int, argument_types: tuple[Any, ...], cc: tup
     from numba import cuda, types
     from numba.cuda.typing.typeof import typeof
 
-    seam_for("cuda")
+    intrinsics_for("cuda")
     signature = [types.int64] * leading
     for example in argument_types:
         signature.append(example if isinstance(example, types.Type) else typeof(example))
@@ -393,7 +393,7 @@ def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
 def _wrapper(kernel: Any, dims: int, count: int) -> Any:
     from .. import atomics, block
 
-    seam_for("cuda")
+    intrinsics_for("cuda")
     names = [f"argument{k}" for k in range(count)]
     name = f"warpwell_{kernel.__name__}"
     passed, begin = beginning(kernel, names)
@@ -416,7 +416,7 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
 def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
     """Return the kernel's own parameters, and the first statement of a generated kernel."""
     own, statements = names, []
-    if asks_flag(kernel):
+    if reads_launch_flag(kernel):
         own, statements = names[:-1], [f"set_flag({names[-1]})"]
     statements += [f"has_sizes({name})" for name in own]
     return own, "; ".join(statements) or "pass"

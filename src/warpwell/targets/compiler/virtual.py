@@ -53,11 +53,6 @@ def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     return copy
 
 
-def asks(function: Callable[..., Any]) -> bool:
-    """Return True if a device function, or one that it calls, asks `failed`."""
-    return launch_copy(function) is not function
-
-
 def returns_early(function: Callable[..., Any]) -> int | None:
     """Return the line of a return before, or in a loop with, a barrier that other threads may reach; None without."""
     barriers: list[int] = []

@@ -30,11 +30,11 @@ from ..device import subscribe
 from ..fault import FAULT_PAGE
 from ..shipped import find_ptx
 from .code_cache import version
+from .intrinsics import I32, I64, Intrinsics, is_wide, is_wide_integer, item_bits, literal, resize
 from .machine_code import cached_code, shipped_code, symbol_of
-from .seam import I32, I64, Seam, is_wide, is_wide_integer, item_bits, literal, resize
 
 
-class CudaSeam(Seam):
+class CudaIntrinsics(Intrinsics):
     """The hooks of the `cuda` target."""
 
     target = "cuda"
@@ -96,7 +96,7 @@ def _compiler_digest() -> str | None:
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
-seam = CudaSeam(
+intrinsics = CudaIntrinsics(
     extending=extending,
     templates=templates,
     register_model=register_model,
@@ -127,7 +127,7 @@ def _define(stub: Any, text: str) -> None:
     def lower(builder: Any, values: Any, scope: int = 0) -> Any:
         return _asm(builder, result, text.replace("{s}", SCOPES[scope]), values)
 
-    seam.define(stub, lower)
+    intrinsics.define(stub, lower)
 
 
 _define(a.load_relaxed, "ld.relaxed.{s}.global.u64 $0, [$1];")
@@ -167,7 +167,7 @@ def _define_load(stub: Any, instruction: str, *, passing: bool = False) -> None:
             text = f"{{ .reg .b64 policy; {_FIRST_OUT} {instruction}.L2::cache_hint.u{bits} $0, [$1], policy; }}"
         return resize(builder, _asm(builder, _register(scalar), text, values), bits)
 
-    seam.define(stub, lower)
+    intrinsics.define(stub, lower)
 
 
 def _define_store(stub: Any, instruction: str) -> None:
@@ -175,7 +175,7 @@ def _define_store(stub: Any, instruction: str) -> None:
         stored = resize(builder, values[1], _register(scalar).width)
         _asm(builder, VOID, f"{instruction}.u{item_bits(scalar)} [$0], $1;", [values[0], stored])
 
-    seam.define(stub, lower)
+    intrinsics.define(stub, lower)
 
 
 def _update(builder: Any, operation: str, values: Any) -> Any:
@@ -202,9 +202,9 @@ _define_load(a.load_passing_as, "ld.acquire.gpu.global", passing=True)
 _define_load(a.load_weak_as, "ld.global")
 _define_store(a.store_relaxed_as, "st.relaxed.gpu.global")
 _define_store(a.store_weak_as, "st.global")
-seam.define(a.fetch_add_as, _add_item, is_wide)
-seam.define(a.fetch_min_as, _min_item, is_wide)
-seam.define(a.fetch_or_as, lambda b, v, scalar: _update(b, f"or.b{item_bits(scalar)}", v), is_wide_integer)
+intrinsics.define(a.fetch_add_as, _add_item, is_wide)
+intrinsics.define(a.fetch_min_as, _min_item, is_wide)
+intrinsics.define(a.fetch_or_as, lambda b, v, scalar: _update(b, f"or.b{item_bits(scalar)}", v), is_wide_integer)
 
 
 def _copy_wide(builder: Any, values: Any) -> None:
@@ -239,9 +239,9 @@ def _load_pair(builder: Any, values: Any) -> Any:
     return cgutils.pack_array(builder, [builder.extract_value(both, k) for k in (0, 1)])
 
 
-seam.define(a.copy_wide, _copy_wide)
-seam.define(a.copy_foreign, _copy_foreign)
-seam.define(a.load_pair, _load_pair)
+intrinsics.define(a.copy_wide, _copy_wide)
+intrinsics.define(a.copy_foreign, _copy_foreign)
+intrinsics.define(a.load_pair, _load_pair)
 
 
 # -- warps --------------------------------------------------------------------------------------------------
@@ -287,15 +287,15 @@ def _vote(builder: Any, values: Any) -> Any:
     return _widen(builder, builder.and_(_asm(builder, I32, text, [narrow, wide]), narrow))
 
 
-seam.define(a.lane_id, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", memory=False)))
-seam.define(a.warp_size, lambda b, _: I64(32))
-seam.define(a.activemask, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK)))
-seam.define(a.syncwarp, lambda b, v: _asm(b, VOID, "bar.warp.sync $0;", [_narrow(b, v[0])]))
-seam.define(a.match_any, _match_any)
-seam.define(a.shfl, _shfl)
-seam.define(a.shfl_as, _shfl)
-seam.define(a.ballot, _vote)
-seam.define(a.any_sync, lambda b, v: b.icmp_unsigned("!=", _vote(b, v), I64(0)))
+intrinsics.define(a.lane_id, lambda b, _: _widen(b, _asm(b, I32, "mov.u32 $0, %laneid;", memory=False)))
+intrinsics.define(a.warp_size, lambda b, _: I64(32))
+intrinsics.define(a.activemask, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK)))
+intrinsics.define(a.syncwarp, lambda b, v: _asm(b, VOID, "bar.warp.sync $0;", [_narrow(b, v[0])]))
+intrinsics.define(a.match_any, _match_any)
+intrinsics.define(a.shfl, _shfl)
+intrinsics.define(a.shfl_as, _shfl)
+intrinsics.define(a.ballot, _vote)
+intrinsics.define(a.any_sync, lambda b, v: b.icmp_unsigned("!=", _vote(b, v), I64(0)))
 
 
 # -- where and when -----------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def _define_grid(stub: Any, block_index: Callable[..., Any]) -> None:
         return builder.add(start, _special(builder, f"tid.{name}"), flags=NO_WRAP)
 
     # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
-    seam.define_grid(stub, lambda builder, dims: [axis(builder, name) for name in "zyx"[3 - dims :]])
+    intrinsics.define_grid(stub, lambda builder, dims: [axis(builder, name) for name in "zyx"[3 - dims :]])
 
 
 def _backoff(builder: Any, values: Any) -> Any:
@@ -328,9 +328,9 @@ def _backoff(builder: Any, values: Any) -> Any:
 
 
 _define_grid(a.grid, lambda builder, axis: _special(builder, f"ctaid.{axis}"))
-seam.define(a.interrupted, lambda b, _: I64(0))
-seam.define(a.launch_flag, lambda b, _: I64(FAULT_PAGE))
-seam.define(a.backoff, _backoff)
+intrinsics.define(a.interrupted, lambda b, _: I64(0))
+intrinsics.define(a.launch_flag, lambda b, _: I64(FAULT_PAGE))
+intrinsics.define(a.backoff, _backoff)
 
 
 # -- blocks -------------------------------------------------------------------------------------------------
@@ -390,25 +390,25 @@ def _set_virtual(builder: Any, values: Any) -> None:
 
 
 _define_grid(block.virtual_grid, lambda builder, axis: _coordinate(builder, "xyz".index(axis)))
-seam.define(block.thread_index, lambda b, _: _tid(b))
-seam.define(block.block_threads, lambda b, _: _threads(b))
-seam.define(block.block_index, lambda b, _: _special(b, "ctaid.x"))
-seam.define(block.own_block, lambda b, _: _special(b, "ctaid.x"))
-seam.define(block.virtual_block_index, lambda b, _: _coordinate(b, 0))
-seam.define(block.set_virtual, _set_virtual)
-seam.define(block.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _narrow(b, v[1]))))
-seam.define(block.get_claim, lambda b, _: b.load(_claimed(b)))
-seam.define(block.put_claim, lambda b, v: b.store(v[0], _claimed(b)))
-seam.define(block.own_flag, lambda b, _: b.load(_flag(b)))
+intrinsics.define(block.thread_index, lambda b, _: _tid(b))
+intrinsics.define(block.block_threads, lambda b, _: _threads(b))
+intrinsics.define(block.block_index, lambda b, _: _special(b, "ctaid.x"))
+intrinsics.define(block.own_block, lambda b, _: _special(b, "ctaid.x"))
+intrinsics.define(block.virtual_block_index, lambda b, _: _coordinate(b, 0))
+intrinsics.define(block.set_virtual, _set_virtual)
+intrinsics.define(block.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _narrow(b, v[1]))))
+intrinsics.define(block.get_claim, lambda b, _: b.load(_claimed(b)))
+intrinsics.define(block.put_claim, lambda b, v: b.store(v[0], _claimed(b)))
+intrinsics.define(block.own_flag, lambda b, _: b.load(_flag(b)))
 # by every thread, the same value: none waits for another to read what it has stored itself
-seam.define(block.set_flag, lambda b, v: b.store(v[0], _flag(b)))
+intrinsics.define(block.set_flag, lambda b, v: b.store(v[0], _flag(b)))
 
 
 _LONGEST = 1 << 47
 """Upper bound of the items of an array: the address space has 47 bits, unless the array repeats items."""
 
 
-@seam.primitive(block.has_sizes)
+@intrinsics.primitive(block.has_sizes)
 def _has_sizes(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(value, types.Array):
@@ -422,7 +422,7 @@ def _has_sizes(typingctx: Any, value: Any) -> Any:
     return types.void(value), codegen
 
 
-@seam.primitive(block.opaque)
+@intrinsics.primitive(block.opaque)
 def _opaque(typingctx: Any, value: Any, turn: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         register = {"float": "f", "double": "d"}.get(str(args[0].type))
@@ -450,6 +450,6 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any] | None:
 
 
 # inlined, because numba-cuda lets no function return an array that it has made
-seam.overload(block.shared_array, inline="always")(_shared_array)
+intrinsics.overload(block.shared_array, inline="always")(_shared_array)
 
-subscribe(seam)
+subscribe(intrinsics)

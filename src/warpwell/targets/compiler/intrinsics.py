@@ -1,7 +1,7 @@
 """The one place that registers Warpwell's own types and functions with a Numba target.
 
 Numba's CPU target and numba-cuda have the same extension hooks under two module trees, each with its own
-registries. A `Seam` holds the hooks of one of them, so that everything above is written once.
+registries. `Intrinsics` holds the hooks of one of them, so that everything above is written once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class StructModel(models.StructModel):
         super().__init__(dmm, fe_type, fe_type.members)
 
 
-class Seam:
+class Intrinsics:
     """Extension hooks of one Numba target (`cpu` or `cuda`)."""
 
     target: str

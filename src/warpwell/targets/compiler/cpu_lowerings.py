@@ -18,13 +18,13 @@ from ..device import subscribe
 from ..fault import FLAG
 from .checksum import define_checksum
 from .compiled import compile_native
+from .intrinsics import I8, I32, I64, Intrinsics, StructType, is_wide, is_wide_integer, item_bits, literal
 from .machine_code import load_symbol
 from .numba_patches import CalleeCompiler
-from .seam import I8, I32, I64, Seam, StructType, is_wide, is_wide_integer, item_bits, literal
 from .symbols import CLOCK_OFFSET, COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 
 
-class CpuSeam(Seam):
+class CpuIntrinsics(Intrinsics):
     """The hooks of the `cpu` target."""
 
     target = "cpu"
@@ -35,7 +35,7 @@ class CpuSeam(Seam):
         return load_symbol(function, compile_native)
 
 
-seam = CpuSeam(
+intrinsics = CpuIntrinsics(
     extending=extending,
     templates=templates,
     register_model=extending.register_model,
@@ -69,19 +69,19 @@ def _compare_exchange(order: str) -> Any:
     return exchange
 
 
-seam.define(a.load_relaxed, _load("monotonic"))
-seam.define(a.load_acquire, _load("acquire"))
-seam.define(a.store_relaxed, _store("monotonic"))
-seam.define(a.store_release, _store("release"))
-seam.define(a.exchange, _rmw("xchg"))
-seam.define(a.fetch_add, _rmw("add"))
-seam.define(a.fetch_or, _rmw("or"))
-seam.define(a.fetch_and, _rmw("and"))
-seam.define(a.compare_exchange, _compare_exchange("acq_rel"))
-seam.define(a.compare_exchange_acquire, _compare_exchange("acquire"))
-seam.define(a.fence, lambda builder, v, scope: builder.fence("acq_rel"))
-seam.device(a.load_pair)
-seam.device(a.store_pair)
+intrinsics.define(a.load_relaxed, _load("monotonic"))
+intrinsics.define(a.load_acquire, _load("acquire"))
+intrinsics.define(a.store_relaxed, _store("monotonic"))
+intrinsics.define(a.store_release, _store("release"))
+intrinsics.define(a.exchange, _rmw("xchg"))
+intrinsics.define(a.fetch_add, _rmw("add"))
+intrinsics.define(a.fetch_or, _rmw("or"))
+intrinsics.define(a.fetch_and, _rmw("and"))
+intrinsics.define(a.compare_exchange, _compare_exchange("acq_rel"))
+intrinsics.define(a.compare_exchange_acquire, _compare_exchange("acquire"))
+intrinsics.define(a.fence, lambda builder, v, scope: builder.fence("acq_rel"))
+intrinsics.device(a.load_pair)
+intrinsics.device(a.store_pair)
 
 
 # -- items --------------------------------------------------------------------------------------------------
@@ -129,16 +129,16 @@ def _min_item(builder: Any, values: Any, scalar: Any) -> Any:
     return _rmw_item(builder, "min" if signed else "umin", values, scalar)
 
 
-seam.define(a.load_relaxed_as, _load_item("monotonic"))
-seam.define(a.load_acquire_as, _load_item("acquire"))
-seam.define(a.load_passing_as, _load_item("acquire"))
-seam.define(a.load_weak_as, lambda b, v, scalar: b.load(_item(b, v[0], scalar), align=1))
-seam.define(a.store_relaxed_as, _store_item)
-seam.define(a.store_weak_as, lambda b, v, scalar: b.store(v[1], _item(b, v[0], scalar), align=1))
-seam.define(a.fetch_add_as, _add_item, is_wide)
-seam.define(a.fetch_min_as, _min_item, is_wide)
-seam.define(a.fetch_or_as, lambda b, v, scalar: _rmw_item(b, "or", v, scalar), is_wide_integer)
-define_checksum(seam)
+intrinsics.define(a.load_relaxed_as, _load_item("monotonic"))
+intrinsics.define(a.load_acquire_as, _load_item("acquire"))
+intrinsics.define(a.load_passing_as, _load_item("acquire"))
+intrinsics.define(a.load_weak_as, lambda b, v, scalar: b.load(_item(b, v[0], scalar), align=1))
+intrinsics.define(a.store_relaxed_as, _store_item)
+intrinsics.define(a.store_weak_as, lambda b, v, scalar: b.store(v[1], _item(b, v[0], scalar), align=1))
+intrinsics.define(a.fetch_add_as, _add_item, is_wide)
+intrinsics.define(a.fetch_min_as, _min_item, is_wide)
+intrinsics.define(a.fetch_or_as, lambda b, v, scalar: _rmw_item(b, "or", v, scalar), is_wide_integer)
+define_checksum(intrinsics)
 
 
 # -- warps and blocks, which have one thread ----------------------------------------------------------------
@@ -152,14 +152,14 @@ for _stub, _number in (
     (block.thread_index, 0),
     (block.block_threads, 1),
 ):
-    seam.define(_stub, lambda builder, v, number=_number: I64(number))
-seam.define(a.syncwarp, lambda builder, v: None)
-seam.define(block.barrier, lambda builder, v: None)
-seam.define(a.shfl, lambda builder, v: v[1])
-seam.define(a.shfl_as, lambda builder, v, scalar: v[1])
-seam.define(a.ballot, lambda builder, v: builder.zext(v[1], I64))
-seam.define(a.any_sync, lambda builder, v: v[1])
-seam.define(block.block_index, lambda builder, v: builder.load(_thread_context(builder)))
+    intrinsics.define(_stub, lambda builder, v, number=_number: I64(number))
+intrinsics.define(a.syncwarp, lambda builder, v: None)
+intrinsics.define(block.barrier, lambda builder, v: None)
+intrinsics.define(a.shfl, lambda builder, v: v[1])
+intrinsics.define(a.shfl_as, lambda builder, v, scalar: v[1])
+intrinsics.define(a.ballot, lambda builder, v: builder.zext(v[1], I64))
+intrinsics.define(a.any_sync, lambda builder, v: v[1])
+intrinsics.define(block.block_index, lambda builder, v: builder.load(_thread_context(builder)))
 
 
 def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
 
 
 # for this target alone: numba-cuda takes over what has no target
-seam.overload(block.shared_array, target="cpu")(_shared_array)
+intrinsics.overload(block.shared_array, target="cpu")(_shared_array)
 
 
 # -- where and when -----------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _grid(builder: Any, dims: int) -> list[Any]:
     return [index, *reversed(parts)]
 
 
-seam.define_grid(a.grid, _grid)
+intrinsics.define_grid(a.grid, _grid)
 
 
 def _launch_flag(builder: Any, values: Any) -> Any:
@@ -271,15 +271,15 @@ def _backoff(builder: Any, values: Any) -> None:
             _call(builder, "usleep", I32, (I32,), [capped])
 
 
-seam.define(a.launch_flag, _launch_flag)
-seam.define(a.interrupted, _interrupted)
-seam.define(a.own_launch_flag, _own_launch_flag)
-seam.define(set_context, lambda b, v: _keep_own(b, TLS_KEY, v[0]))
-seam.define(a.take_seat, lambda b, v: _keep_own(b, SEAT_KEY, v[0]))
-seam.define(a.seat, lambda b, _: b.ptrtoint(_own(b, SEAT_KEY), I64))
-seam.define(a.clock_ns, _clock_ns)
-seam.define(a.backoff, _backoff)
-seam.define(a.guarded_ranges, lambda b, _: b.ptrtoint(_variable(b, I64, GUARDED_RANGES), I64))
+intrinsics.define(a.launch_flag, _launch_flag)
+intrinsics.define(a.interrupted, _interrupted)
+intrinsics.define(a.own_launch_flag, _own_launch_flag)
+intrinsics.define(set_context, lambda b, v: _keep_own(b, TLS_KEY, v[0]))
+intrinsics.define(a.take_seat, lambda b, v: _keep_own(b, SEAT_KEY, v[0]))
+intrinsics.define(a.seat, lambda b, _: b.ptrtoint(_own(b, SEAT_KEY), I64))
+intrinsics.define(a.clock_ns, _clock_ns)
+intrinsics.define(a.backoff, _backoff)
+intrinsics.define(a.guarded_ranges, lambda b, _: b.ptrtoint(_variable(b, I64, GUARDED_RANGES), I64))
 
 
 # -- bulk copies and host services --------------------------------------------------------------------------
@@ -311,17 +311,19 @@ def _call_address(builder: Any, values: Any) -> Any:
 
 
 _PREFETCH = PTR, I32, I32, I32
-seam.define(a.copy_wide, _copy_wide)
-seam.define(a.copy_bytes, lambda b, v: _call(b, "memcpy", PTR, (PTR, PTR, I64), v))
-seam.define(a.copy_foreign, lambda b, v: _call(b, COPY, VOID, (I64, I64, I64), v))
-seam.define(a.prefetch, lambda b, v: _call(b, "llvm.prefetch.p0", VOID, _PREFETCH, [v[0], I32(0), I32(3), I32(1)]))
-seam.define(a.pread, _transfer("pread"))
-seam.define(a.pwrite, _transfer("pwrite"))
-seam.define(a.call_native, _call_address)
-seam.define(a.call_foreign, _call_address)
+intrinsics.define(a.copy_wide, _copy_wide)
+intrinsics.define(a.copy_bytes, lambda b, v: _call(b, "memcpy", PTR, (PTR, PTR, I64), v))
+intrinsics.define(a.copy_foreign, lambda b, v: _call(b, COPY, VOID, (I64, I64, I64), v))
+intrinsics.define(
+    a.prefetch, lambda b, v: _call(b, "llvm.prefetch.p0", VOID, _PREFETCH, [v[0], I32(0), I32(3), I32(1)])
+)
+intrinsics.define(a.pread, _transfer("pread"))
+intrinsics.define(a.pwrite, _transfer("pwrite"))
+intrinsics.define(a.call_native, _call_address)
+intrinsics.define(a.call_foreign, _call_address)
 
 
-@seam.primitive(a.scratch)
+@intrinsics.primitive(a.scratch)
 def _scratch(typingctx: Any, nbytes: Any) -> Any:
     size = literal(nbytes)
     if size is None:
@@ -354,4 +356,4 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
 
 
-subscribe(seam)
+subscribe(intrinsics)
