@@ -156,6 +156,7 @@ class FileMedium(Medium):
         self._fd = self._direct_fd = -1
         self._ring: Ring | None = None
         self._process = os.getpid()
+        self._state = memory_for("cpu").allocate(8 * (LOOKUP + LOOKUP_WORDS))
         try:
             self._fd = _open(self.path, writable)
         except FileNotFoundError:
@@ -193,7 +194,6 @@ class FileMedium(Medium):
             self.close()
             raise
         libc = ctypes.CDLL(None)
-        self._state = memory_for("cpu").allocate(8 * (LOOKUP + LOOKUP_WORDS))
         words = self._state.words
         words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
@@ -201,9 +201,10 @@ class FileMedium(Medium):
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
         # of a sparse file, reading a mapping would allocate what is not there
         is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
-        self._maps = direct is None and not writable and is_allocated and is_in_memory
+        is_read_by_default = direct is None and not writable
+        self._maps = is_read_by_default and is_allocated and is_in_memory
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
-        if self.direct and direct is None and not writable and not is_in_memory:
+        if self.direct and is_read_by_default and not is_in_memory:
             enable_lookup(self._fd, words[LOOKUP:])
 
     @property
@@ -315,9 +316,8 @@ class FileMedium(Medium):
 
     def close(self) -> None:
         """Close the file. Commands in flight end first, or in 30 seconds; a forked process closes descriptors only."""
-        is_owner = (
-            os.getpid() == self._process
-        )  # the state and the ring are shared with the process that opened the file
+        # a forked process shares the state and the ring with the process that opened the file
+        is_owner = os.getpid() == self._process
         if self._ring is not None and is_owner:
             ring, self._ring = self._ring, None
             answer = np.zeros(ANSWER_WORDS, np.int64)
@@ -327,16 +327,13 @@ class FileMedium(Medium):
         elif self._ring is not None:
             self._ring.unmap()
             self._ring = None
-        if is_owner and hasattr(self, "_state"):
-            self._state.words[MAPPED] = 0
-        for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
-            fd = getattr(self, name)
-            if fd >= 0:
-                setattr(self, name, -1)
-                if is_owner and hasattr(self, "_state"):
-                    # before the number can mean another file
-                    self._state.words[index] = -1
-                os.close(fd)
+        descriptors = [fd for fd in (self._fd, self._direct_fd) if fd >= 0]
+        self._fd = self._direct_fd = -1
+        if is_owner:
+            # before the numbers can mean other files
+            self._state.words[[FD, DIRECT_FD]], self._state.words[MAPPED] = -1, 0
+        for fd in descriptors:
+            os.close(fd)
 
     def last_error(self) -> str | None:
         """Return a description of the last failure, or None."""
