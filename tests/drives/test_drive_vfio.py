@@ -8,7 +8,6 @@ import errno
 import gc
 import mmap
 import os
-import resource
 import struct
 import threading
 import time
@@ -112,11 +111,9 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVfio:
     machine.add_drive(ADDRESS, 0, driver="vfio-pci")
     for name in ("vfio", "12"):
         machine.text(f"dev/vfio/{name}", "")
-    machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000000000")
     made = FakeVfio(machine)
     monkeypatch.setattr(vfio.fcntl, "ioctl", made.ioctl)
     monkeypatch.setattr(vfio.libc, "ioctl", made.open_device)
-    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     return made
 
 
@@ -297,15 +294,11 @@ def test_a_group_that_is_not_viable(kernel: FakeVfio) -> None:
         VfioTransport(ADDRESS, ARENA, kernel.machine)
 
 
-def test_memory_that_may_not_be_pinned(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(errors.DriveError, match="ulimit -l"):
-        VfioTransport(ADDRESS, 1 << 20, kernel.machine)  # 1 MiB may be pinned, 4 KiB are
-    assert "map" not in kernel.asked
-    kernel.machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000004000")  # CAP_IPC_LOCK
-    VfioTransport(ADDRESS, 1 << 20, kernel.machine).close()
-    kernel.machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000000000")
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: unlimited)
+def test_memory_that_may_not_be_pinned(kernel: FakeVfio) -> None:
+    kernel.refused = "map"
+    with pytest.raises(errors.DriveError, match=r"does not pin 1024 KiB .*: raise ulimit -l"):
+        VfioTransport(ADDRESS, 1 << 20, kernel.machine)
+    kernel.refused = None
     VfioTransport(ADDRESS, 1 << 20, kernel.machine).close()
 
 
@@ -396,8 +389,6 @@ class Behind:
 
 def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers, doorbells, recovery by a reset of the function: all but the bus and the IOMMU."""
-    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: unlimited)
     items = np.arange(1 << 15)
     content = np.frombuffer(head_of(items.shape, items.dtype) + items.tobytes(), np.uint8)
     behind = Behind(kernel, content)

@@ -21,6 +21,7 @@ class FakeMachine(Machine):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self.root = root
         for name in (
             "sys/bus/pci/devices",
             "sys/bus/pci/drivers",

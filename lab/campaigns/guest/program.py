@@ -453,7 +453,7 @@ def nothing_left() -> str:
 
 @check
 def memory_limit() -> str:
-    """An ordinary user with a small limit is told before anything is pinned."""
+    """The error for a user with a small limit names the limit."""
     ours, theirs = os.pipe()
 
     def open_with_little() -> None:

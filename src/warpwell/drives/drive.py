@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -368,9 +367,7 @@ class Drive:
     def __enter__(self) -> Drive:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # -- admin commands -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,32 +97,17 @@ class PciDrive:
         return tuple(use for namespace in self.namespaces for use in namespace.uses)
 
 
-@dataclass(frozen=True)
 class Machine:
     """The description of this machine by the kernel.
 
     Parameters
     ----------
-    root : path, optional
+    root : path
         Folder with ``sys``, ``proc`` and ``dev``: tests use another one.
     """
 
-    root: Path = field(default=Path("/"))
-
-    @property
-    def sys(self) -> Path:
-        """``/sys``."""
-        return self.root / "sys"
-
-    @property
-    def proc(self) -> Path:
-        """``/proc``."""
-        return self.root / "proc"
-
-    @property
-    def dev(self) -> Path:
-        """``/dev``."""
-        return self.root / "dev"
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.sys, self.proc, self.dev = root / "sys", root / "proc", root / "dev"
 
     def device(self, address: str) -> Path:
         """Return the folder of a PCI device."""

@@ -16,7 +16,6 @@ import errno
 import fcntl
 import mmap
 import os
-import resource
 import struct
 import threading
 import weakref
@@ -57,7 +56,6 @@ _COMMAND_USED = 0x0406
 """Memory space, bus master, and no INTx: admin completions always ask for an interrupt."""
 _BUS_MASTER = 0x0004
 
-_CAP_IPC_LOCK = 14
 _MAP_FIXED = 0x10
 
 I4 = np.dtype(np.int32)
@@ -133,7 +131,6 @@ class VfioTransport(Transport):
         group = self._open(machine, drive, str(drive.group))
         self._attach(drive, container, group)
         self.ranges = iova_ranges(container)
-        _check_lock_limit(machine, drive, arena)
         high_first = sorted(self.ranges, reverse=True)  # Code and heap of a program may be at low addresses.
         super().__init__(drive.address, DmaArena(arena, **({"ranges": high_first} if high_first else {})))
         undo.callback(self.arena.close)
@@ -189,8 +186,8 @@ class VfioTransport(Transport):
         except OSError as error:
             raise drive_error(
                 self.address,
-                f"the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): take a smaller arena, or "
-                "raise ulimit -l",
+                f"the kernel does not pin {arena.nbytes >> 10} KiB for it ({error.strerror}): raise ulimit -l "
+                "(memlock in /etc/security/limits.conf), or take a smaller arena",
             ) from error
 
     def _get_device(self, group: int) -> int:
@@ -349,21 +346,6 @@ def iova_ranges(container: int) -> list[tuple[int, int]]:
             return [struct.unpack_from("QQ", info, at + 16 + 16 * k) for k in range(count)]
         at = after
     return []
-
-
-def _check_lock_limit(machine: Machine, drive: PciDrive, nbytes: int) -> None:
-    """Raise if this process may not pin `nbytes` bytes."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    status = dict(line.split(":", 1) for line in (machine.proc / "self" / "status").read_text().splitlines())
-    if limit == resource.RLIM_INFINITY or int(status["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
-        return
-    locked = int(status["VmLck"].split()[0]) << 10
-    if locked + nbytes > limit:
-        raise drive_error(
-            drive.address,
-            f"its memory of {nbytes >> 10} KiB is pinned, and this user may pin {limit >> 10} KiB ({locked >> 10} are "
-            "used): raise ulimit -l (memlock in /etc/security/limits.conf), or take a smaller arena",
-        )
 
 
 _open: weakref.WeakSet[VfioTransport] = weakref.WeakSet()
