@@ -124,8 +124,8 @@ class Bulk:
         self._weak = weakref.ref(cache)  # a cache that is dropped is closed at once, not by the next collection
         self._staging_lock = threading.Lock()
         self._lock = threading.Lock()  # of the two tables below
-        self._unfinished: dict[Prefetch, int] = {}
-        """Prefetches that are not done, each with its array's namespace id, in the order of their work."""
+        self._unfinished: dict[Prefetch, tuple[int, Callable[[], None]]] = {}
+        """Prefetches that are not done, with namespace id and work, in order; a thread does the work of the first."""
         self._detaching: set[int] = set()
         self._width = 32 if cache.device == "cuda" else 1
         self._staging: Block | None = None
@@ -171,6 +171,7 @@ class Bulk:
             return prefetch
         cache = self._cache
 
+        @traced("prefetch")
         def work() -> None:
             with self._staging_lock, cache.layout_lock():
                 self._prepare()
@@ -186,43 +187,46 @@ class Bulk:
             with contextlib.suppress(TimeoutError, StopIteration, RuntimeError):  # another thread changes the table
                 next(iter(self._unfinished)).exception(1.0)
         with uninterrupted(), self._lock:  # so that each prefetch ends
-            before = next(reversed(self._unfinished), None)
-            self._unfinished[prefetch] = nsid
-            prefetch.stopped = nsid in self._detaching
-            thread = threading.Thread(
-                target=self._run, args=(prefetch, before, work), name="warpwell-prefetch", daemon=True
-            )
-            # one interpreted launch at a time; and the interpreter starts no thread when it exits
-            is_inline = prefetch.stopped or cache.device == "interp"
-            if not is_inline:
+            is_first = not self._unfinished
+            if nsid in self._detaching:
+                self.skipped += prefetch.pages
+                prefetch.set_result(prefetch.counts)
+                return prefetch
+            self._unfinished[prefetch] = nsid, work
+            is_inline = cache.device == "interp"  # one interpreted launch at a time
+            if is_first and not is_inline:
+                thread = threading.Thread(target=self._work, args=(prefetch,), name="warpwell-prefetch", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:
+                except RuntimeError:  # the interpreter exits and starts no thread
                     prefetch.stopped = is_inline = True
-        if is_inline:
-            self._run(prefetch, None, work)
+        if is_inline and is_first:
+            self._work(prefetch)
+        elif is_inline:
+            prefetch.exception()  # another thread does the work
         return prefetch
 
-    @traced("prefetch")
-    def _run(self, prefetch: Prefetch, before: Prefetch | None, work: Callable[[], None]) -> None:
-        if before is not None:
-            before.exception()
-        failure = None
-        try:
-            if not prefetch.stopped:
-                work()
-        except Exception as error:  # `result` raises it
-            failure = error
-        finally:
-            with self._lock:
-                del self._unfinished[prefetch]
-            counts = prefetch.counts
-            self.prefetched += counts.loaded - prefetch.missed  # the others are counted as misses
-            self.skipped += counts.skipped
-            if failure is None:
-                prefetch.set_result(counts)
-            else:
-                prefetch.set_exception(failure)
+    def _work(self, prefetch: Prefetch) -> None:
+        """Do the work of a prefetch, then of those that wait for it."""
+        following: Prefetch | None = prefetch
+        while following is not None:
+            prefetch, failure = following, None
+            try:
+                if not prefetch.stopped:
+                    self._unfinished[prefetch][1]()
+            except Exception as error:  # `result` raises it
+                failure = error
+            finally:
+                with self._lock:
+                    del self._unfinished[prefetch]
+                    following = next(iter(self._unfinished), None)
+                counts = prefetch.counts
+                self.prefetched += counts.loaded - prefetch.missed  # the others are counted as misses
+                self.skipped += counts.skipped
+                if failure is None:
+                    prefetch.set_result(counts)
+                else:
+                    prefetch.set_exception(failure)
 
     def stop(self, nsid: int | None = None) -> None:
         """Cancel all prefetches and wait for them, at most for the timeout of a medium that does not answer.
@@ -241,7 +245,7 @@ class Bulk:
 
     def reads(self, nsid: int) -> bool:
         """Return whether a prefetch of an array is not done."""
-        return nsid in list(self._unfinished.values())
+        return nsid in [reading for reading, _ in list(self._unfinished.values())]
 
     def require_gpudirect(self, nsid: int) -> None:
         """Raise ArgumentError if WARPWELL_GPUDIRECT is "on" and cuFile cannot read an array's file to a GPU."""
