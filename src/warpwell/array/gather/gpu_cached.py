@@ -13,7 +13,6 @@ All of it is work of one stream, and of one gather at a time for each array.
 from __future__ import annotations
 
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +39,7 @@ from . import kernels
 from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer
 from .host import W_STOP, RowCopy, copy_range, require_in_range, row_bytes, word
 from .page_batches import CachedRows
-from .tasks import ChunkedTask, worker_group
+from .tasks import ChunkedTask, owned, worker_group
 from .tensors import Indices, Tensor
 
 MAX_LISTED_ROWS = 1 << 21
@@ -66,23 +65,15 @@ S_NEXT, S_SENT, S_ROWS, S_CHUNK_ROWS, S_SLOT_CHUNKS, S_SLOT_BYTES, S_FILLED = ra
 """Words of slots: the next chunk; number of slots that the device has; number of rows; rows of a chunk; chunks of a
 slot; bytes of a slot; and from the last on, for each slot, the number of its rows that are copied."""
 
-_streams: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def _stream_of(array: Any) -> Any:
-    """Return the stream of the gathers of an array (one thread at a time: its worker group has one)."""
-    stream = _streams.get(array._part)
-    if stream is None:
-        stream = _streams[array._part] = stream_on(array.device)
-    return stream
-
 
 class GpuCachedRows(CachedRows):
     """Copies rows of an array behind a cache to memory of its device, after a point of the caller's stream."""
 
     def __init__(self, array: Any, indices: Indices, out: int, point: Any) -> None:
         super().__init__(array, indices, out)
-        self._stream, self._point = _stream_of(array), point
+        # one thread at a time uses it: the worker group of the array has one
+        self._stream = owned(array._part, "stream", lambda: stream_on(array.device))
+        self._point = point
         self._from_host_bytes = 0
 
     @property
@@ -182,7 +173,7 @@ class GpuCachedRows(CachedRows):
         few = slots.number == 1
         if few:
             threads = min(threads, max(1, len(rows) * nbytes // THREAD_BYTES, len(rows) // THREAD_ROWS))
-        workers = None if few and threads == 1 else worker_group(stream, len(os.sched_getaffinity(0)))
+        workers = None if few and threads == 1 else worker_group(array._part, len(os.sched_getaffinity(0)), "copiers")
         task = ChunkedTask(threads, slots.fill, workers, help=few)
         copies: deque[Callable[[], bool]] = deque()
         try:
@@ -296,11 +287,3 @@ class _Slots:
     def stop(self) -> None:
         """Let `fill` return soon."""
         self._copier.stop()
-
-
-def _after_fork() -> None:
-    global _streams
-    _streams = weakref.WeakKeyDictionary()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -223,23 +223,29 @@ def _cancel_all() -> None:
 
 
 atexit.register(_cancel_all)
-_groups: weakref.WeakKeyDictionary[Any, WorkerGroup] = weakref.WeakKeyDictionary()
+_owned: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def worker_group(owner: Any, limit: int) -> WorkerGroup:
-    """Return the group of an array or another owner, which lives as long as the owner."""
+def owned(owner: Any, name: str, make: Callable[[], Any]) -> Any:
+    """Return the object of this name of an array or another owner, made once; it lives as long as the owner."""
     with _making:
-        found = _groups.get(owner)
-        if found is None:
-            found = _groups[owner] = WorkerGroup(limit)
-        return found
+        objects = _owned.setdefault(owner, {})
+        if name not in objects:
+            objects[name] = make()
+        return objects[name]
+
+
+def worker_group(owner: Any, limit: int, name: str = "workers") -> WorkerGroup:
+    """Return the group of an array or another owner, which lives as long as the owner."""
+    group: WorkerGroup = owned(owner, name, lambda: WorkerGroup(limit))
+    return group
 
 
 def _after_fork() -> None:
-    global _groups, _making
+    global _owned, _making
     _running.clear()  # they continue in the parent
-    _groups, _making = weakref.WeakKeyDictionary(), threading.Lock()
+    _owned, _making = weakref.WeakKeyDictionary(), threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
