@@ -387,7 +387,7 @@ class Behind:
         self._rang = rang
 
 
-def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rings_of_kernels_over_vfio(kernel: FakeVfio) -> None:
     """Registers, doorbells, recovery by a reset of the function: all but the bus and the IOMMU."""
     items = np.arange(1 << 15)
     content = np.frombuffer(head_of(items.shape, items.dtype) + items.tobytes(), np.uint8)
