@@ -429,7 +429,7 @@ FAULTS = (
             ),
             Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1)),
         ),
-        seed=414,
+        seed=515,
     ),
     Fault(
         "unpinned-before-store",
@@ -462,7 +462,7 @@ FAULTS = (
         "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, readers=True, naps=LONG),
-        seed=46,
+        seed=95,
     ),
     Fault(
         "hole-published",
@@ -479,7 +479,7 @@ FAULTS = (
                 ),
             ),
         ),
-        seed=156,
+        seed=267,
     ),
     Fault(
         "generation-kept",
@@ -1051,7 +1051,7 @@ FAULTS = (
         "recover",
         "pages that are in the cache are not written again",
         (Edit(_WRITTEN, "_redirty_cached", "word | DIRTY", "word"),),
-        seed=708,
+        seed=786,
     ),
     Fault(
         "gone-not-named",

@@ -20,6 +20,10 @@ _NOUNS = (
     ("prefetch_dropped", "prefetches dropped"),
     ("retries", "retries"),
     ("host_reads", "reads by the host past the cache"),
+    ("bytes_read", "read"),
+    ("bytes_written", "written"),
+    ("bytes_wanted", "wanted"),
+    ("host_bytes", "read by the host"),
 )
 
 
@@ -67,16 +71,11 @@ class Statistics:
 
     def __str__(self) -> str:
         """Return the counters that are not zero, "60 misses, 45 evictions, 240.0 KiB read", then `uncounted`."""
-        parts = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
-        for name, noun in (
-            ("bytes_read", "read"),
-            ("bytes_written", "written"),
-            ("bytes_wanted", "wanted"),
-            ("host_bytes", "read by the host"),
-        ):
-            if getattr(self, name):
-                parts.append(f"{format_size(getattr(self, name))} {noun}")
-        counted = ", ".join(parts)
+        counted = ", ".join(
+            f"{format_size(number) if 'bytes' in name else f'{number:,}'} {noun}"
+            for name, noun in _NOUNS
+            if (number := getattr(self, name))
+        )
         return "; ".join(filter(None, (counted, self.uncounted))) or "nothing yet"
 
     def __repr__(self) -> str:
