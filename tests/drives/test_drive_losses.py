@@ -261,7 +261,7 @@ def test_pages_hold_whole_blocks() -> None:
         with DriveMedium(opened.namespace(1)) as medium:
             with pytest.raises(errors.ArgumentError, match="blocks of 4096 bytes, and a page has 512"):
                 ww.open(medium, dtype="u1", device="cpu", page_size=512, cache=4096)
-            with pytest.raises(errors.ArgumentError, match="stripes of 512 bytes over blocks of 4096"):
+            with pytest.raises(errors.ArgumentError, match="stripe_bytes must be a multiple of 4096"):
                 Striped([medium], 512)
             data = HostBytes(4096)
             assert drive(medium, [(READ, 512, 512, data.address)]) == [0x002]

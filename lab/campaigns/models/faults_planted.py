@@ -1009,7 +1009,7 @@ FAULTS = (
         "drive",
         "an id is freed before its tag is read",
         (Edit(_DRIVE, "finish_part", _ID_FREED, "".join(reversed(_ID_FREED.splitlines(keepends=True)))),),
-        seed=187,
+        seed=511,
     ),
     Fault(
         "written-not-noted",

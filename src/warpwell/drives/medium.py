@@ -7,8 +7,8 @@ its data, and a failed drive that resumes writes only to these buffers. A comman
 the next call of `drive_complete` that finds a free id submits it.
 
 Any service thread submits commands to any queue and takes completions from any. No native function waits for a command.
-A doorbell write announces all commands in the rings. So several commands share one write, by the thread that looks for
-completions or by the thread that starts the eighth.
+A doorbell write announces all commands in the rings. So several commands share one write, by a thread that finds no
+completion or by the thread that starts the eighth for each queue.
 
 A Python thread watches the commands in flight (`Transport.watch`). If the drive fails, `drive_complete` answers
 everything in flight with "command aborted by host", and the ids stay taken.
@@ -101,7 +101,7 @@ PART = 64 << 10
 RETRIES = 3
 """Retries of a part whose status permits another try."""
 DOORBELL_BATCH = 8
-"""Commands announced by one doorbell write. Fewer are announced when a thread looks for completions."""
+"""Commands of a queue announced by one doorbell write. Fewer are announced when a thread finds no completion."""
 IDLE_SECONDS = 0.2
 """Period of the watch while no command is in flight."""
 
@@ -516,7 +516,7 @@ def start_or_wait(state: int, command: int, tag: int) -> int:
         return ABORTED_BY_HOST
     turn = fetch_add(state + 8 * M_TURN, 1, SYSTEM)
     if word(state, M_WAIT_HEAD) == word(state, M_WAIT_TAIL) and start(state, command, tag, turn):
-        if turn & (DOORBELL_BATCH - 1) == DOORBELL_BATCH - 1:
+        if rem(turn + 1, DOORBELL_BATCH * word(state, M_COUNT)) == 0:
             ring_doorbells(state)
         return PENDING
     lock(state + 8 * M_WAIT_LOCK)
@@ -621,7 +621,6 @@ def complete_one(state: int, answer: int) -> bool:
         return abort_one(state, answer)
     if word(state, M_WAIT_HEAD) != word(state, M_WAIT_TAIL):
         start_waiting(state)
-    ring_doorbells(state)
     count = word(state, M_COUNT)
     turn = fetch_add(state + 8 * M_POLL, 1, SYSTEM)
     for k in range(count):
@@ -636,6 +635,7 @@ def complete_one(state: int, answer: int) -> bool:
             if finish_part(state, queue, cid, answer):
                 return True
             cid = take_ready(queue)
+    ring_doorbells(state)
     return False
 
 
