@@ -240,6 +240,7 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
     told = pinned.words
     words = fresh(mirror=at.mirror_word(pinned.address, count))
     resident = on.forms.resources("workers")["resident"] // 2
+    most_steps = 0
     for _ in range(3):
         told[:] = 0
         on.gpu.write_words(on.stream, on.control, words)
@@ -256,7 +257,10 @@ def test_the_host_is_told_of_progress(launches: int) -> None:
         last = max(last, int(told[0]))
         found = on.words()
         assert found[DONE] == count and found[at.BEGUN] == found[at.LEFT] == launches * resident
-        assert steps > 3 and 0 < last <= count and last % 256 == 0
+        assert 0 < last <= count and last % 256 == 0
+        most_steps = max(most_steps, steps)
+    # The host samples the progress and may be descheduled for a whole launch: one of three launches shows it.
+    assert most_steps > 3
     assert (to_host(ran) == 3).all()
     on.blocks.end()
 
