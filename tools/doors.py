@@ -2,7 +2,8 @@
 
 A room is a folder directly in ``src/warpwell``, or a module there. Its door is its ``__init__``, which exports the
 names that other rooms may use. An import that crosses a room boundary must end at a door:
-``from ..cache import Cache``, not ``from ..cache.cache import Cache``. A door exports at most 30 names.
+``from ..cache import Cache``, not ``from ..cache.cache import Cache``. A door exports at most 30 names. A large room has
+inner doors, too (`INNER_DOORS`): ``from ..targets.blocks import BlockLaunch``.
 
 ``tests/system/doors.json`` lists the exceptions, which may only shrink: deep imports by importing module, and the width
 of each wider door. ``--update`` removes what no longer occurs from the list; it refuses to add to it.
@@ -25,8 +26,21 @@ from tools import house
 RECORD = Path(__file__).parents[1] / "tests" / "system" / "doors.json"
 MAX_NAMES = 30
 """Largest number of names that a door exports."""
-WIDER_ROOMS = {"targets": 60}
-"""Rooms whose doors have another limit."""
+WIDER_DOORS = {"targets": 60, "targets.primitives": 70}
+"""Doors with another limit."""
+INNER_DOORS = (
+    "array.gather",
+    "cache.layout",
+    "nvme.controller",
+    "nvme.identify",
+    "queues.layout",
+    "targets.blocks",
+    "targets.compiler",
+    "targets.gpu",
+    "targets.primitives",
+)
+"""Packages and modules inside of rooms that are doors, too: a part of a room that only few others use, the primitives
+of device code, and the layouts of records, whose names only make sense together."""
 
 
 @dataclass
@@ -38,7 +52,7 @@ class Doors:
     deep : dict
         Names that bypass a door, by the importing module; both without the name of the package.
     widths : dict
-        Number of names that each door exports, by room.
+        Number of names that each door exports.
     modules : set
         All modules.
     """
@@ -55,15 +69,19 @@ class Doors:
 
 def limit(room: str) -> int:
     """Return how many names a room may export."""
-    return WIDER_ROOMS.get(room, MAX_NAMES)
+    return WIDER_DOORS.get(room, MAX_NAMES)
 
 
 def read(modules: Iterable[house.Module]) -> Doors:
     """Read all imports of a package that cross the boundaries of its rooms."""
     by_name = {module.name: module for module in modules}
     package = min(by_name)
-    exports = {name.split(".")[1]: exported(module) for name, module in by_name.items() if name.count(".") == 1}
-    listed = {room: set(names) for room, (_, names) in exports.items()}
+    exports = {
+        door: exported(module)
+        for name, module in by_name.items()
+        if (door := name.partition(".")[2]) and ("." not in door or door in INNER_DOORS)
+    }
+    listed = {door: set(names) for door, (_, names) in exports.items()}
     deep: dict[str, set[str]] = defaultdict(set)
     for name, module in by_name.items():
         own_room = name.split(".")[1] if "." in name else ""
@@ -71,12 +89,16 @@ def read(modules: Iterable[house.Module]) -> Doors:
             parts = used.name.split(".")
             if parts[0] != package or len(parts) < 3 or parts[1] == own_room or parts[1] not in exports:
                 continue
-            room, inner = parts[1], parts[2]
-            if f"{package}.{room}.{inner}" in by_name and not (len(parts) == 3 and inner in exports[room][0]):
+            door, rest = parts[1], parts[2:]
+            if f"{door}.{rest[0]}" in exports:
+                door, rest = f"{door}.{rest[0]}", rest[1:]
+            if not rest:  # the inner door itself
+                continue
+            if f"{package}.{door}.{rest[0]}" in by_name and not (len(rest) == 1 and rest[0] in exports[door][0]):
                 deep[name.partition(".")[2] or "__init__"].add(".".join(parts[1:]))
-            elif by_name[f"{package}.{room}"].path.name == "__init__.py":
-                listed[room].add(inner)
-    return Doors(dict(deep), {room: len(names) for room, names in listed.items()}, set(by_name))
+            elif by_name[f"{package}.{door}"].path.name == "__init__.py" or "." in door:
+                listed[door].add(rest[0])
+    return Doors(dict(deep), {door: len(names) for door, names in listed.items()}, set(by_name))
 
 
 def exported(door: house.Module) -> tuple[set[str], list[str]]:
