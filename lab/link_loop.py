@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from warpwell.pool.transport import bulk
 from warpwell.pool.transport.table import OVER, READY
-from warpwell.targets import SYSTEM, call_foreign, clock_ns, device, fetch_add, load_acquire, rem, store_release
+from warpwell.targets import device
+from warpwell.targets.primitives import SYSTEM, call_foreign, clock_ns, fetch_add, load_acquire, rem, store_release
 
 AHEAD = 64
 """Chunks of a transfer that are on the emulated link at once."""

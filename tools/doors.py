@@ -2,8 +2,8 @@
 
 A room is a folder directly in ``src/warpwell``, or a module there. Its door is its ``__init__``, which exports the
 names that other rooms may use. An import that crosses a room boundary must end at a door:
-``from ..cache import Cache``, not ``from ..cache.cache import Cache``. A door exports at most 30 names. A large room has
-inner doors, too (`INNER_DOORS`): ``from ..targets.blocks import BlockLaunch``.
+``from ..cache import Cache``, not ``from ..cache.cache import Cache``. A door exports at most 30 names. Large rooms
+have inner doors, too (`INNER_DOORS`): ``from ..targets.blocks import BlockLaunch``.
 
 ``tests/system/doors.json`` lists the exceptions, which may only shrink: deep imports by importing module, and the width
 of each wider door. ``--update`` removes what no longer occurs from the list; it refuses to add to it.
@@ -33,14 +33,17 @@ INNER_DOORS = (
     "cache.layout",
     "nvme.controller",
     "nvme.identify",
+    "nvme.status",
     "queues.layout",
+    "storage.commands",
     "targets.blocks",
+    "targets.bus_error",
     "targets.compiler",
     "targets.gpu",
     "targets.primitives",
 )
 """Packages and modules inside of rooms that are doors, too: a part of a room that only few others use, the primitives
-of device code, and the layouts of records, whose names only make sense together."""
+of device code, and the layouts of records: their names only make sense together."""
 
 
 @dataclass
@@ -89,15 +92,17 @@ def read(modules: Iterable[house.Module]) -> Doors:
             parts = used.name.split(".")
             if parts[0] != package or len(parts) < 3 or parts[1] == own_room or parts[1] not in exports:
                 continue
-            door, rest = parts[1], parts[2:]
-            if f"{door}.{rest[0]}" in exports:
-                door, rest = f"{door}.{rest[0]}", rest[1:]
-            if not rest:  # the inner door itself
+            door, inner_path = parts[1], parts[2:]
+            if f"{door}.{inner_path[0]}" in exports:
+                door, inner_path = f"{door}.{inner_path[0]}", inner_path[1:]
+            if not inner_path:  # the inner door itself
                 continue
-            if f"{package}.{door}.{rest[0]}" in by_name and not (len(rest) == 1 and rest[0] in exports[door][0]):
+            if f"{package}.{door}.{inner_path[0]}" in by_name and not (
+                len(inner_path) == 1 and inner_path[0] in exports[door][0]
+            ):
                 deep[name.partition(".")[2] or "__init__"].add(".".join(parts[1:]))
             elif by_name[f"{package}.{door}"].path.name == "__init__.py" or "." in door:
-                listed[door].add(rest[0])
+                listed[door].add(inner_path[0])
     return Doors(dict(deep), {door: len(names) for door, names in listed.items()}, set(by_name))
 
 

@@ -25,7 +25,8 @@ from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium, Medium
-from warpwell.targets import grid, kernel, memory_for
+from warpwell.targets import kernel, memory_for
+from warpwell.targets.primitives import grid
 
 PAGE = 4096
 ODD = 0x9E3779B1

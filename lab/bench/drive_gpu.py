@@ -29,7 +29,8 @@ from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell._check import checked_nbytes
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import FileMedium
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 PAGES = (4096, 8192, 65536)
 

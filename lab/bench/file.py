@@ -32,7 +32,8 @@ from warpwell.storage.commands import (
     call_start,
     encode_command,
 )
-from warpwell.targets import SYSTEM, fetch_add, load_relaxed, memory_for, native, scratch
+from warpwell.targets import memory_for, native
+from warpwell.targets.primitives import SYSTEM, fetch_add, load_relaxed, scratch
 
 
 @native

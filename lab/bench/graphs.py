@@ -27,7 +27,8 @@ from warpwell import gpu
 from warpwell import graph as wg
 from warpwell.array import open_array
 from warpwell.storage import RamMedium, Striped
-from warpwell.targets import grid, kernel, load_relaxed_as, memory_for
+from warpwell.targets import kernel, memory_for
+from warpwell.targets.primitives import grid, load_relaxed_as
 
 DRIVE = DRIVES[0]
 STRIPE = 1 << 16

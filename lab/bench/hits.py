@@ -20,16 +20,13 @@ from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.cache.partition import FramePool
 from warpwell.storage import Medium, NativeMedium, decode_command
-from warpwell.targets import (
+from warpwell.targets import device, kernel, memory_for, native
+from warpwell.targets.primitives import (
     activemask,
-    device,
     div,
     grid,
-    kernel,
     lane_id,
     load_relaxed_as,
-    memory_for,
-    native,
     store_weak_as,
     syncwarp,
     warp_size,

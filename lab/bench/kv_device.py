@@ -21,8 +21,9 @@ from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
 from lab.media import KeyValueLatency
 from warpwell import gpu
-from warpwell.targets import grid, kernel, memory_for, store_weak_as
+from warpwell.targets import kernel, memory_for
 from warpwell.targets.launch_stream import stream_on
+from warpwell.targets.primitives import grid, store_weak_as
 
 I8 = np.dtype(np.int64)
 ODD = 0x9E3779B97F4A7C15 & 0x7FFFFFFF

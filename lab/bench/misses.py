@@ -17,7 +17,8 @@ from lab.media import Latency, rates_of
 from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.storage import Medium, RamMedium, Striped
-from warpwell.targets import div, grid, kernel, lane_id, memory_for, store_weak_as, warp_size
+from warpwell.targets import kernel, memory_for
+from warpwell.targets.primitives import div, grid, lane_id, store_weak_as, warp_size
 
 I8 = np.dtype(np.int64)
 DRIVE = rates_of("P5800X")

@@ -26,7 +26,8 @@ import warpwell as ww
 from lab.bench.sched_share import logistic, stream
 from lab.bench.timing import machine, save, table
 from warpwell.scheduler import Log, Scheduler
-from warpwell.targets import SYSTEM, clock_ns, load_acquire, memory_for, store_relaxed, zeros
+from warpwell.targets import memory_for, zeros
+from warpwell.targets.primitives import SYSTEM, clock_ns, load_acquire, store_relaxed
 
 BYTES = 64 << 20
 PATIENCE = 20.0

@@ -18,17 +18,8 @@ from lab.bench.timing import kernel_times, rates
 from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.storage import RamMedium
-from warpwell.targets import (
-    DEVICE,
-    device,
-    kernel,
-    lane_id,
-    load_pair,
-    load_relaxed,
-    memory_for,
-    store_weak_as,
-    warp_size,
-)
+from warpwell.targets import device, kernel, memory_for
+from warpwell.targets.primitives import DEVICE, lane_id, load_pair, load_relaxed, store_weak_as, warp_size
 
 I8 = np.dtype(np.int64)
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from warpwell.errors import DeviceLostError, RemoteError
 from warpwell.pool import Device
 from warpwell.pool.devices import devices
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 HOWS = ("kill", "exit", "stop")
 MOMENTS = ("copy", "kernel")

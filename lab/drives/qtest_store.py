@@ -10,15 +10,14 @@ import ctypes
 import numpy as np
 
 from warpwell.storage import set_word, word
-from warpwell.targets import (
+from warpwell.targets import device, native
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     call_foreign,
     clock_ns,
-    device,
     fence,
     load_relaxed_as,
-    native,
     store_relaxed_as,
 )
 

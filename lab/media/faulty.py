@@ -27,17 +27,8 @@ from warpwell.storage.commands import (
     lock,
     unlock,
 )
-from warpwell.targets import (
-    SYSTEM,
-    clock_ns,
-    device,
-    div,
-    fetch_add,
-    memory_for,
-    native,
-    rem,
-    scratch,
-)
+from warpwell.targets import device, memory_for, native
+from warpwell.targets.primitives import SYSTEM, clock_ns, div, fetch_add, rem, scratch
 
 from .latency import Latency
 from .wrapper import Wrapper

@@ -47,17 +47,15 @@ from warpwell.storage.commands import (
     take_slot,
     unlock,
 )
-from warpwell.targets import (
+from warpwell.targets import device, native, private_block
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     clock_ns,
     compare_exchange,
-    device,
     div,
     exchange,
     load_relaxed,
-    native,
-    private_block,
     seat,
     store_relaxed,
 )

@@ -14,7 +14,8 @@ import numpy as np
 import warpwell as ww
 from lab.media import KeyValueLatency
 from warpwell import gpu
-from warpwell.targets import backoff, clock_ns, grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import backoff, clock_ns, grid
 
 from . import shapes
 from .experiment import Document, Experiment, Outcome, Setting

@@ -15,8 +15,8 @@ import numpy as np
 from lab.sched.fake_gpu import FakeForms, FakeGpu
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import FUNCTION, HANDLE_WORD, Lines
-from warpwell.targets.atomics import SYSTEM, clock_ns, load_relaxed, store_relaxed
 from warpwell.targets.native import native
+from warpwell.targets.primitives import SYSTEM, clock_ns, load_relaxed, store_relaxed
 
 
 @native

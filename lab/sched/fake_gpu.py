@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from warpwell import errors
 from warpwell._os import clock
 from warpwell.scheduler.executors.lines import Lines, address_of
-from warpwell.targets.atomics import SYSTEM, load_acquire
 from warpwell.targets.blocks.control import LEFT
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.memory import Block, memory_for, view_of
 from warpwell.targets.native import native
+from warpwell.targets.primitives import SYSTEM, load_acquire
 
 
 class _Stream:

@@ -52,15 +52,14 @@ from . import registry as _registry
 if TYPE_CHECKING:
     from . import drives, gpu, graph, kv, pool, remote, scheduler, storage, table, train
     from .array import Array
-    from .array.front import create_placed as create
-    from .array.front import open_placed as open  # reads as ww.open, like io.open
+    from .array import create_placed as create
+    from .array import open_placed as open
     from .array.gather import gather, rows
     from .cache import Cache
     from .pool import broadcast, current_device, empty, empty_like, pinned_empty, to_device, zeros
     from .pool.devices import devices
-    from .targets import default_device
+    from .targets import CudaSource, default_device
     from .targets.kernel import kernel
-    from .targets.source.cuda_source import CudaSource
     from .turns import turn
 
 __version__ = "0.1.0.dev0"
@@ -100,15 +99,12 @@ __all__ = [
 # Modules are imported on first use: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
     "": "drives gpu graph kv pool remote scheduler storage table train",
-    "array": "Array",
+    "array": "Array create=create_placed open=open_placed",
     "array.gather": "gather rows",
-    "array.front": "create=create_placed open=open_placed",
     "cache": "Cache",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.pinned": "pinned_empty",
-    "targets": "default_device",
-    "targets.kernel": "kernel",
-    "targets.source.cuda_source": "CudaSource",
+    "targets": "CudaSource default_device kernel",
     "turns": "turn",
 }
 _HOMES = {
@@ -120,8 +116,8 @@ _HOMES = {
 # Objects that a folder finds by name because they are defined in a folder above it; see `warpwell.registry`.
 _PROVIDED = {
     "service": {
-        "open": "warpwell.array.opening:open_array",
-        "create": "warpwell.array.opening:create",
+        "open": "warpwell.array:open_array",
+        "create": "warpwell.array:create",
         "cache": "warpwell.cache:Cache",
         "array part": "warpwell.remote.array:part",
         "store": "warpwell.kv.opening:open_store",

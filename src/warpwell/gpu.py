@@ -8,9 +8,19 @@
 
 from .array import atomic_add, fill, fill_block, fill_warp, fold, fold_block, fold_warp, map, map_block, map_warp
 from .targets import device as function
-from .targets import failed, grid, lane_id, reduce_warp, warp_size
-from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from .targets.compiler.run_cuda import numba_cuda
+from .targets.compiler import numba_cuda
+from .targets.primitives import (
+    barrier,
+    block_index,
+    block_threads,
+    failed,
+    grid,
+    lane_id,
+    reduce_warp,
+    shared_array,
+    thread_index,
+    warp_size,
+)
 
 __all__ = [
     "atomic_add",

@@ -10,17 +10,16 @@ from warpwell.nvme import KV_RETRIEVE, KV_UNRECOVERED_ERROR, command_word0, key_
 from warpwell.queues.completion import drain, result_of, take_ready
 from warpwell.queues.layout import ASYNC, ID_PAGE, ID_STATE, ID_STATUS, Q_WORDS, TAKEN
 from warpwell.queues.submission import id_record, release_id, staging_of, submit_entry, take_id
-from warpwell.targets import (
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     backoff,
     clock_ns,
-    device,
     element_address,
     fetch_add,
     grid,
     i64,
-    kernel,
     lane_id,
     load_relaxed,
     rem,

@@ -35,18 +35,15 @@ from warpwell.queues.layout import ORPHAN, Q_WORDS
 from warpwell.queues.submission import release_id, staging_of, submit_entry, take_id
 from warpwell.storage.commands import lock, set_word, unlock, word
 from warpwell.storage.medium import NativeMedium
-from warpwell.targets import (
+from warpwell.targets import device, kernel, memory_for, native
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     clock_ns,
     copy_bytes,
-    device,
     element_address,
     grid,
-    kernel,
     lane_id,
-    memory_for,
-    native,
     rem,
     store_relaxed,
 )

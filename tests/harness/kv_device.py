@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.kv.keys import as_key
-from warpwell.targets import clock_ns, grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import clock_ns, grid
 
 MIX = 0x9E3779B97F4A7C15
 WRONG = -12

@@ -23,7 +23,8 @@ from warpwell import errors
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices, devices, joined
 from warpwell.pool.pinned import pinned_empty
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 LENGTHS = (0, 1, 3, 257, 1000, 9001, 40_000, 131_073)
 """Items of the buffers of a program: some copies travel inside messages, others by the side, some are odd."""

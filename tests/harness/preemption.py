@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from warpwell.scheduler import Ended, Job, Placement, Request, Task
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.targets import DEVICE, Launch, element_address, fetch_add, grid, kernel
+from warpwell.targets import Launch, kernel
 from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.primitives import DEVICE, element_address, fetch_add, grid
 
 BUDGET = 60
 """Blocks a preemption: what may run between a launch and the next stop, on the average."""

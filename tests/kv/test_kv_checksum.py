@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from warpwell.kv.log.checksum import crc32c, crc32c_many
-from warpwell.targets import crc32c as crc32c_at
-from warpwell.targets import store_relaxed
 from warpwell.targets.checksum import crc32c_of
 from warpwell.targets.interp.interpreter import launch
+from warpwell.targets.primitives import crc32c as crc32c_at
+from warpwell.targets.primitives import store_relaxed
 
 SIZES = [*range(40), 127, 383, 384, 385, 1000, 3071, 3072, 3073, 8192, 10001]
 

@@ -27,8 +27,9 @@ from warpwell.kv.keys import as_key
 from warpwell.nvme import word5_options, word5_value_size
 from warpwell.storage import NativeMedium, word
 from warpwell.storage.commands import call_start
-from warpwell.targets import SYSTEM, fetch_add, memory_for, native, store_relaxed
+from warpwell.targets import memory_for, native
 from warpwell.targets.compiler.run_cpu import THREADS
+from warpwell.targets.primitives import SYSTEM, fetch_add, store_relaxed
 
 KEYS = 400
 TIMEOUT = 1000.0

@@ -18,7 +18,8 @@ from warpwell.queues.layout import P_BURST, P_CQ_TAIL, P_SQ_DOORBELL, P_SQ_HEAD
 from warpwell.queues.submission import field
 from warpwell.storage.controller import Controller
 from warpwell.storage.serve import K_N_PORTS, fetch_commands, port_of
-from warpwell.targets import SYSTEM, load_relaxed, memory_for, native, store_relaxed
+from warpwell.targets import memory_for, native
+from warpwell.targets.primitives import SYSTEM, load_relaxed, store_relaxed
 
 KEYS = 500
 SECOND = 10**9

@@ -29,8 +29,8 @@ from warpwell.kv.index.slots import lookup, put
 from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.checksum import crc32c
 from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
-from warpwell.targets import backoff, fetch_add, load_acquire, store_relaxed
 from warpwell.targets.interp.interpreter import Interpreter
+from warpwell.targets.primitives import backoff, fetch_add, load_acquire, store_relaxed
 
 KEY = st.binary(min_size=1, max_size=3) | st.integers(0, 20)
 

@@ -30,7 +30,8 @@ from warpwell import errors
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
 from warpwell.storage.controller import Controller
-from warpwell.targets import clock_ns, grid, kernel, memory_for
+from warpwell.targets import kernel, memory_for
+from warpwell.targets.primitives import clock_ns, grid
 
 pytestmark = pytest.mark.timing
 

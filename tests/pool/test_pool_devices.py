@@ -447,7 +447,7 @@ def test_broadcast_and_services(devices: Devices) -> None:
     assert ww.broadcast(devices, lambda device: ww.zeros(3).device.index) == [0, 1, 2]
     counter = devices[1].create("collections:Counter", "abca")
     assert counter.call("most_common", 1).get(30) == [("a", 2)]
-    with pytest.raises(errors.ArgumentError, match="no service"):
+    with pytest.raises(errors.ArgumentError, match="unknown service"):
         devices[1].create("nothing")
     broken = devices[1].create("collections:Nothing")
     later = broken.call("anything")

@@ -15,8 +15,8 @@ from warpwell import errors
 from warpwell._os import clock
 from warpwell.scheduler.executors import lines as module
 from warpwell.scheduler.executors.lines import Line, Lines, address_of
-from warpwell.targets.atomics import SYSTEM, load_acquire
 from warpwell.targets.native import native
+from warpwell.targets.primitives import SYSTEM, load_acquire
 
 WORDS = (ctypes.c_int64,) * 7
 

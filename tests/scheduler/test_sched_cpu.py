@@ -15,8 +15,9 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
+from warpwell.targets import kernel
 from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.primitives import DEVICE, backoff, element_address, fetch_add, grid, load_acquire
 from warpwell.testing.executors import ExecutorConformance, count_and_mix, mixed
 
 BLOCK = 256

@@ -30,8 +30,8 @@ from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Line, Lines, address_of
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
-from warpwell.targets import backoff
 from warpwell.targets.blocks.control import BEGUN, STOP
+from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
 
 

@@ -15,8 +15,8 @@ from warpwell import errors
 from warpwell.scheduler import Ended, Job, Kind, Log, Placement, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.primitives import barrier, block_index, thread_index
 from warpwell.testing.executors import ExecutorConformance
 
 

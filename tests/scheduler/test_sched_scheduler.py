@@ -44,8 +44,9 @@ from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service.client import connect
-from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
+from warpwell.targets import kernel
 from warpwell.targets.compiler import compiled
+from warpwell.targets.primitives import DEVICE, backoff, element_address, fetch_add, grid, load_acquire
 
 BLOCK = 256
 

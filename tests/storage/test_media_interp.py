@@ -11,8 +11,8 @@ from warpwell.storage.commands import PENDING, call_complete, call_start, encode
 from warpwell.storage.medium import Medium, PythonMedium, python_functions
 from warpwell.storage.ram import RamMedium
 from warpwell.storage.striped import Replicated, Striped
-from warpwell.targets import clock_ns, grid, scratch
 from warpwell.targets.interp.interpreter import launch
+from warpwell.targets.primitives import clock_ns, grid, scratch
 from warpwell.testing.media import Q_ANSWERS, Q_STATUS, HostBytes, drive_part, request_table
 
 SEEDS = 12

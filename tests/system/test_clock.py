@@ -24,7 +24,7 @@ DIRECT = Path(__file__).parent / "direct_time.txt"
 
 @ww.kernel
 def read_clock(out):
-    out[gpu.grid(1)] = ww.targets.clock_ns()
+    out[gpu.grid(1)] = ww.targets.primitives.clock_ns()
 
 
 def test_advance_is_seen_by_host_and_compiled_code() -> None:

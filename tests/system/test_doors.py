@@ -64,6 +64,23 @@ def test_imports_from_a_door_are_allowed(copy: list[house.Module], text: str) ->
     assert problems_of(copy, "queues/planted.py", text) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("from ..targets.primitives import fence", False),
+        ("from ..targets.blocks import BlockLaunch", False),
+        ("from ..targets.blocks import launch", True),
+        ("from ..targets.blocks.launch import BlockLaunch", True),
+        ("from ..queues import layout", False),
+        ("from ..queues import pair", True),
+    ],
+)
+def test_inner_doors_are_doors_and_modules_behind_them_are_not(
+    copy: list[house.Module], text: str, found: bool
+) -> None:
+    assert len(problems_of(copy, "storage/planted.py", text)) == found
+
+
 def test_a_door_that_is_too_wide_is_found(copy: list[house.Module]) -> None:
     door = f"__all__ = {[f'name{k}' for k in range(31)]}"
     assert problems_of(copy, "queues/__init__.py", door) == [

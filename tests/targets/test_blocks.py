@@ -13,14 +13,21 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors, gpu
-from warpwell.targets.atomics import own_launch_flag
-from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks import control as at
 from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, TARGET
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
 from warpwell.targets.memory import memory_for
 from warpwell.targets.native import native
+from warpwell.targets.primitives import (
+    barrier,
+    block_index,
+    block_threads,
+    own_launch_flag,
+    shared_array,
+    thread_index,
+    virtual_grid,
+)
 
 
 @gpu.function
@@ -198,14 +205,14 @@ def test_helpers_that_are_found_through_modules() -> None:
         return inner.place()
 
     def far():
-        return outer.inner.place() + outer.ww.targets.atomics.grid(1)
+        return outer.inner.place() + outer.ww.targets.primitives.grid(1)
 
     for function in (near, far):
         copy = virtual_copy(function)
         assert copy is not function
     found = copy.__closure__[0].cell_contents
     assert found.inner.place is not place and found.inner.place.__code__ is place.__code__
-    assert found.ww.targets.atomics.grid is virtual_grid
+    assert found.ww.targets.primitives.grid is virtual_grid
     assert outer.inner is inner and inner.place is place
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors, gpu
-from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
 from warpwell.targets.blocks import control as at
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, TARGET, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.primitives import barrier, block_index, block_threads, shared_array, thread_index
 
 ptx = pytest.mark.ptx
 

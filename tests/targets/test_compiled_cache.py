@@ -21,12 +21,11 @@ from numba.core.codegen import JITCodeLibrary
 import warpwell as ww
 from warpwell import gpu
 from warpwell._os import file_lock
-from warpwell.targets import copy_foreign, load_relaxed, scratch
-from warpwell.targets.atomics import BLOCK
 from warpwell.targets.compiler import code_cache, compiled
 from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import intrinsics_for
+from warpwell.targets.primitives import BLOCK, copy_foreign, load_relaxed, scratch
 
 SOURCE = "import warpwell as ww\n@ww.gpu.function\ndef twice(v):\n    return {} * v\n"
 

@@ -16,8 +16,8 @@ from warpwell import errors, gpu
 from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
 from warpwell.storage import RamMedium
-from warpwell.targets import backoff
 from warpwell.targets.fault import LaunchFlag
+from warpwell.targets.primitives import backoff
 
 WAITING, OPEN = 0, 1
 

@@ -9,8 +9,9 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors, gpu
-from warpwell.targets import Kernel, backoff, clock_ns
+from warpwell.targets import Kernel
 from warpwell.targets.compiler.run_cuda import ptx, reads_launch_flag
+from warpwell.targets.primitives import backoff, clock_ns
 
 SUM = 4096 * 4095 // 2
 NS = 300_000_000

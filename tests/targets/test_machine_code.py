@@ -12,7 +12,8 @@ import pytest
 from warpwell import errors
 from warpwell.cache.access import access
 from warpwell.pool.transport import mpi_loop
-from warpwell.targets import SYSTEM, load_relaxed, native
+from warpwell.targets import native
+from warpwell.targets.primitives import SYSTEM, load_relaxed
 
 UMASK = os.umask(0o022)
 os.umask(UMASK)

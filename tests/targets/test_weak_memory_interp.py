@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lab.campaigns.models.adversary import native_handle
-from warpwell.targets import ffs, popc
 from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch
 from warpwell.targets.interp.threads import InterpStallError
+from warpwell.targets.primitives import ffs, popc
 
 SYSTEM = 2
 SEEDS = 400

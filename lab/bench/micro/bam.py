@@ -19,26 +19,24 @@ from warpwell.cache.word import STATE
 from warpwell.errors import WarpwellError
 from warpwell.nvme import READ, WRITE
 from warpwell.queues import field, release_id, staging_of, take_id
-from warpwell.targets import (
+from warpwell.targets import device, kernel, linked, memory_for
+from warpwell.targets.primitives import (
     DEVICE,
     activemask,
     backoff,
     ballot,
     clock_ns,
     compare_exchange,
-    device,
     div,
     fetch_add,
     fetch_or,
     ffs,
     grid,
-    kernel,
     lane_id,
-    linked,
     load_acquire,
     load_relaxed,
     load_relaxed_as,
-    memory_for,
+    match_any,
     popc,
     rem,
     shfl,
@@ -48,7 +46,6 @@ from warpwell.targets import (
     syncwarp,
     warp_size,
 )
-from warpwell.targets.atomics import match_any
 
 I8 = np.dtype(np.int64)
 

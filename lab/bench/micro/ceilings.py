@@ -19,15 +19,14 @@ from warpwell.storage.commands import (
     call_start,
     encode_command,
 )
-from warpwell.targets import (
+from warpwell.targets import kernel, memory_for
+from warpwell.targets.primitives import (
     DEVICE,
     backoff,
     clock_ns,
     fetch_add,
     grid,
-    kernel,
     load_acquire,
-    memory_for,
     scratch,
     store_relaxed,
     store_release,

@@ -16,7 +16,8 @@ from warpwell.cache import queue_of
 from warpwell.cache.transfer import copy, serve, start, wait
 from warpwell.nvme import READ, WRITE
 from warpwell.queues import release_id, staging_of, take_id
-from warpwell.targets import (
+from warpwell.targets import kernel, memory_for, to_device
+from warpwell.targets.primitives import (
     DEVICE,
     activemask,
     backoff,
@@ -24,13 +25,10 @@ from warpwell.targets import (
     div,
     fetch_add,
     grid,
-    kernel,
     lane_id,
     load_relaxed,
-    memory_for,
     shfl,
     syncwarp,
-    to_device,
     warp_size,
 )
 

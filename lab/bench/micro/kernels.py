@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from warpwell.array import atomic_add, fold_warp, map_warp
-from warpwell.targets import (
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import (
     activemask,
-    device,
     div,
     grid,
-    kernel,
     lane_id,
     load_relaxed_as,
     shfl,

@@ -28,7 +28,8 @@ from warpwell.cache.paging import evict_page
 from warpwell.cache.transfer import serve
 from warpwell.cache.word import DIRTY, INVALID, PINS, pins_of, state_of
 from warpwell.queues import Q_IN_USE
-from warpwell.targets import DEVICE, LaunchFlag, backoff, load_acquire
+from warpwell.targets import LaunchFlag
+from warpwell.targets.primitives import DEVICE, backoff, load_acquire
 
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium

@@ -19,17 +19,9 @@ from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, READ, WRITE, com
 from warpwell.nvme.controller import DOORBELLS
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING
-from warpwell.targets import (
-    SYSTEM,
-    Block,
-    backoff,
-    load_acquire,
-    load_relaxed,
-    memory_for,
-    store_relaxed,
-    store_release,
-)
+from warpwell.targets import Block, memory_for
 from warpwell.targets.interp.interpreter import native_functions
+from warpwell.targets.primitives import SYSTEM, backoff, load_acquire, load_relaxed, store_relaxed, store_release
 from warpwell.testing.media import command_of
 
 from .adversary import Adversary, Violation

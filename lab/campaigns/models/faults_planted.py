@@ -1201,7 +1201,7 @@ HARMLESS = (
                 _STORE.replace(
                     "                out =",
                     "                if operation != LOAD:\n"
-                    "                    from warpwell.targets import fetch_or\n"
+                    "                    from warpwell.targets.primitives import fetch_or\n"
                     "                    fetch_or(word, DIRTY, DEVICE)\n"
                     "                out =",
                 ),
@@ -1229,7 +1229,7 @@ HARMLESS = (
         "key-value",
         "entries are given back before their words are read",
         (
-            Edit(_SERVE, "fetch_from_port", _TAKEN_HEAD, "    if count > 0:\n"),
+            Edit(_SERVE, "fetch_from_port", _TAKEN_HEAD, ""),
             Edit(_SERVE, "fetch_from_port", _EACH_TAKEN, _TAKEN_HEAD + _EACH_TAKEN),
         ),
     ),

@@ -16,7 +16,7 @@ from warpwell.cache.layout import C_OWNERS, HELD_FRAME
 from warpwell.cache.transfer import fill, publish
 from warpwell.cache.word import BUSY, evicted, with_state
 from warpwell.queues import field
-from warpwell.targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
+from warpwell.targets.primitives import DEVICE, compare_exchange, load_relaxed, store_relaxed
 
 from .adversary import SHORT, Violation
 from .cache_model import ITEMS, CacheModel, Focus, base_value

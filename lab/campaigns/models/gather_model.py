@@ -12,7 +12,7 @@ import numpy as np
 
 from warpwell.array.gather.kernels import read_units
 from warpwell.array.gather.page_batches import take_row
-from warpwell.targets import load_weak_as
+from warpwell.targets.primitives import load_weak_as
 
 from .adversary import Violation
 from .cache_model import ITEMS, base_value

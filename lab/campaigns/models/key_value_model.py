@@ -9,8 +9,9 @@ from warpwell.nvme import KV_RETRIEVE, KV_STORE, key_value_word5, word0_opc
 from warpwell.queues import result_of, staging_of
 from warpwell.queues.submission import submit_entry
 from warpwell.storage import PENDING, NativeMedium, word, write_answer
-from warpwell.targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
+from warpwell.targets import memory_for
 from warpwell.targets.interp.interpreter import current
+from warpwell.targets.primitives import DEVICE, SYSTEM, fetch_add, load_relaxed
 
 from .adversary import Violation, native_handle
 from .queue_model import WORDS, QueueModel, Request

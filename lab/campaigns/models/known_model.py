@@ -15,7 +15,8 @@ from warpwell.cache.known_pages import LOADED, PRESENT, look, publish_known
 from warpwell.cache.word import REF
 from warpwell.queues import Q_IN_USE
 from warpwell.storage import host_reads as reads
-from warpwell.targets import DEVICE, SYSTEM, backoff, fence, load_relaxed, memory_for, store_relaxed
+from warpwell.targets import memory_for
+from warpwell.targets.primitives import DEVICE, SYSTEM, backoff, fence, load_relaxed, store_relaxed
 
 from .adversary import Adversary, Violation
 from .cache_model import OWNED, PAGE, CacheModel, Focus

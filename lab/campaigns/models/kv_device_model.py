@@ -19,8 +19,9 @@ from warpwell.kv.index.layout import WITH_VERSION, version_at
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer
-from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
+from warpwell.targets import Block, memory_for
 from warpwell.targets.interp.interpreter import current
+from warpwell.targets.primitives import DEVICE, SYSTEM, backoff, fetch_add, load_relaxed, store_relaxed
 
 from .adversary import Adversary, Violation, native_handle
 

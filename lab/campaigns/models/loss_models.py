@@ -47,7 +47,15 @@ from warpwell.queues.layout import (
 )
 from warpwell.queues.loss import lost
 from warpwell.storage.commands import lock
-from warpwell.targets import DEVICE, SYSTEM, backoff, load_acquire, load_relaxed, store_relaxed, store_release
+from warpwell.targets.primitives import (
+    DEVICE,
+    SYSTEM,
+    backoff,
+    load_acquire,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+)
 
 from .adversary import Adversary, Violation
 from .queue_model import MAX_STEPS, QueueModel, Request

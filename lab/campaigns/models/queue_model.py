@@ -44,7 +44,8 @@ from warpwell.queues.layout import (
     Q_TICKET,
 )
 from warpwell.storage import Controller
-from warpwell.targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
+from warpwell.targets import memory_for
+from warpwell.targets.primitives import DEVICE, backoff, load_relaxed, store_relaxed, store_release
 
 from .adversary import Adversary, Violation
 from .scripted_medium import BLOCK, ScriptedMedium

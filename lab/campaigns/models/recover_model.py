@@ -22,7 +22,8 @@ from warpwell.queues import field
 from warpwell.queues.layout import LOST
 from warpwell.queues.loss import lost
 from warpwell.storage import HostThreads
-from warpwell.targets import DEVICE, SYSTEM, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
+from warpwell.targets import memory_for
+from warpwell.targets.primitives import DEVICE, SYSTEM, backoff, fetch_add, load_relaxed, store_relaxed
 
 from .adversary import Adversary, Violation
 from .cache_model import ITEMS, OWNED, CacheModel, Focus, base_value

@@ -11,14 +11,14 @@ from random import Random
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import Q_MARKS, Q_SQ, Q_SQ_DOORBELL, Q_TAIL
 from warpwell.queues.submission import mark, ring
-from warpwell.targets import (
+from warpwell.targets import memory_for
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     backoff,
     fetch_add,
     load_acquire,
     load_relaxed,
-    memory_for,
     store_relaxed,
     store_release,
 )

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from warpwell.nvme import READ, WRITE
 from warpwell.storage import PENDING, Medium, NativeMedium, decode_command, write_answer
-from warpwell.targets import SYSTEM, fetch_add, memory_for
+from warpwell.targets import memory_for
 from warpwell.targets.interp.interpreter import current
+from warpwell.targets.primitives import SYSTEM, fetch_add
 
 from .adversary import native_handle
 

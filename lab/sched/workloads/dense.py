@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from warpwell.scheduler import Kind
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 from .application import Built, Inputs, Step, Workload, geometric
 

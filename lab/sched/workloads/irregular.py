@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.scheduler import Kind
-from warpwell.targets import grid, i64, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid, i64
 
 from .application import Built, Inputs, Step, Workload, geometric
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from warpwell.scheduler import Kind
-from warpwell.targets import device, grid, kernel
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import grid
 
 from .application import Built, Inputs, Step, Workload, geometric
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from warpwell.scheduler import Kind
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 from .application import Built, Inputs, Step, Workload, geometric
 

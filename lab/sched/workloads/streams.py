@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.scheduler import Kind
-from warpwell.targets import device, grid, kernel
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import grid
 
 from .application import Built, Inputs, Step, Workload, geometric
 

@@ -23,8 +23,14 @@ Files, in the order in which an array meets them:
 """
 
 from .array import Array, Rows
-from .device_array import DeviceArray
+from .device_array import DLPACK_CODES, DeviceArray
+from .front import create_placed, open_placed
+from .header import check_dtype, read_npy
+from .items import is_bits
+from .mapping import Mapping
+from .npz import NpzMember
 from .opening import create, open_array
+from .operators import OnStorage
 from .page_set import PageSet
 from .spans.calls import (
     fill,

@@ -18,9 +18,8 @@ from .._check import checked_integer
 from .._future import Future
 from .._ranges import join_ranges
 from ..cache import Statistics
-from ..targets import LaunchFlag
-from ..targets.compiler.hooks import intrinsics_for
-from ..targets.fault import PlainFlag
+from ..targets import LaunchFlag, PlainFlag
+from ..targets.compiler import intrinsics_for
 from . import host_access
 from .attachment import Attachment, hand_over
 from .header import check_extents
@@ -197,7 +196,7 @@ class Array(OnStorage):
             on_exit.callback(self.launch_ended, flag)  # also after an error: else the array could not be closed
             view = self._plain_view(flag)
             if self.device == "cuda":
-                from ..targets.compiler.run_cuda import synchronize
+                from ..targets.compiler import synchronize
 
                 on_exit.callback(synchronize, [SimpleNamespace(abort=abort)])
             yield view

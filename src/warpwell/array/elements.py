@@ -22,16 +22,8 @@ from ..cache import (
     latch_read_only,
     prefetch_pages,
 )
-from ..targets import (
-    as_bits,
-    bits_as,
-    device,
-    element_address,
-    fetch_add_as,
-    i64,
-    load_weak_as,
-    store_weak_as,
-)
+from ..targets import device
+from ..targets.primitives import as_bits, bits_as, element_address, fetch_add_as, i64, load_weak_as, store_weak_as
 from .items import BFLOAT16, item_of
 
 CACHED_MEMBERS = (

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import errors
 from .._npy import read_header
-from ..drives.superblock import BYTES, DATA_AT, Superblock
+from ..drives import BYTES, DATA_AT, Superblock
 from ..storage import Medium
 from .items import BFLOAT16, bfloat16_dtype
 

@@ -20,9 +20,9 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from .. import errors
-from ..targets import ALIGNMENT, div, grid, kernel, rem, to_device, to_host
-from ..targets.arrays import empty
-from ..targets.gpu.memory import address_of
+from ..targets import ALIGNMENT, empty, kernel, to_device, to_host
+from ..targets.gpu import address_of
+from ..targets.primitives import div, grid, rem
 from .device_array import DeviceArray
 from .items import on_host
 

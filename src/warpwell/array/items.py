@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..targets import as_bits, bits_as, device
+from ..targets import device
+from ..targets.primitives import as_bits, bits_as
 
 BFLOAT16 = "bfloat16"
 _MARK = "warpwell"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import UNRECOVERED_READ_ERROR, WRITE_FAULT
+from ..nvme.status import UNRECOVERED_READ_ERROR, WRITE_FAULT
 from ..storage import FileMedium
 from ..targets import bus_error
 

@@ -16,12 +16,11 @@ from .. import closing, errors
 from .._check import checked_device, checked_integer, checked_nbytes
 from .._npy import npy_header
 from ..cache import Cache, choose_page_size, default_queues
-from ..drives import DriveMedium, Namespace, NamespaceMedium, open_namespace
-from ..drives.controller import DriveController, DriveRings
+from ..drives import DriveController, DriveMedium, DriveRings, Namespace, NamespaceMedium, open_namespace
 from ..replacing import NO_SPACE
 from ..storage import FileMedium, Medium, QueueBackend
 from ..targets import default_device
-from ..targets.gpu.device import require_gpu
+from ..targets.gpu import require_gpu
 from .array import TIERS, Array
 from .attachment import Attachment
 from .header import Header, check_dtype, check_extents, is_bfloat16, is_npy, read_npy, read_superblock

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import Prefetch, latch_index
-from ..targets import DEVICE, DeviceStruct, LaunchFlag, device, fetch_or, i64, load_relaxed, struct_method
+from ..targets import DeviceStruct, LaunchFlag, device, struct_method
+from ..targets.primitives import DEVICE, fetch_or, i64, load_relaxed
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..targets import DeviceStruct, struct_function, struct_method
-from ..targets.struct import Part
+from ..targets import DeviceStruct, Part, struct_function, struct_method
 from . import elements
 
 METHODS = {

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from warpwell.queues import field
-from warpwell.targets import (
+from warpwell.targets import device, linked
+from warpwell.targets.primitives import (
     DEVICE,
     activemask,
     as_bits,
@@ -17,13 +18,11 @@ from warpwell.targets import (
     bits_as,
     call_cold,
     copy_foreign,
-    device,
     fence,
     fetch_add_as,
     ffs,
     i64,
     lane_id,
-    linked,
     load_acquire,
     load_relaxed_as,
     load_weak_as,

@@ -19,10 +19,7 @@ from .._ranges import Range, ranges_of
 from .._trace import traced
 from ..queues import QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
-from ..targets import Block, LaunchFlag, default_device, memory_for
-from ..targets.fault import PlainFlag
-from ..targets.launch_stream import LaunchStream
-from ..targets.memory import view_of
+from ..targets import Block, LaunchFlag, LaunchStream, PlainFlag, default_device, memory_for, view_of
 from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of

@@ -8,12 +8,13 @@ request does not change the bytes, and a later read of the page stores the same 
 from __future__ import annotations
 
 from warpwell.nvme import WRITE
-from warpwell.queues import I8, field, release_id, staging_of, take_id
-from warpwell.targets import (
+from warpwell.queues import field, release_id, staging_of, take_id
+from warpwell.queues.layout import I8
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     call_cold,
     compare_exchange,
-    device,
     fetch_add_as,
     fetch_and,
     load_acquire,

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.queues import I8
-from warpwell.targets import (
+from warpwell.queues.layout import I8
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     as_bits,
     bits_as,
-    device,
     fetch_add_as,
     fetch_or_as,
     load_acquire,

@@ -13,19 +13,18 @@ closed array publishes no page and leaves no state behind.
 from __future__ import annotations
 
 from warpwell.queues import field
-from warpwell.targets import (
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     activemask,
     call_cold,
     compare_exchange,
-    device,
     div,
     fetch_add,
     fetch_or,
     ffs,
     grid,
-    kernel,
     lane_id,
     load_acquire,
     load_relaxed,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from warpwell.queues import Q_PROGRESS, field
-from warpwell.queues.loss import lost
-from warpwell.targets import (
+from warpwell.queues import field, lost
+from warpwell.queues.layout import Q_PROGRESS
+from warpwell.targets import device, linked
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     clock_ns,
     compare_exchange,
-    device,
     interrupted,
-    linked,
     load_relaxed,
     store_relaxed,
     store_release,

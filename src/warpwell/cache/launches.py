@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import describe
+from ..nvme.status import describe
 from ..targets import Allocator, Block, LaunchFlag
 from . import layout as at
 from .partition import PageSpace

@@ -6,7 +6,7 @@ share the cache; pages are numbered through all of them. *Pool records* split th
 
 from __future__ import annotations
 
-from warpwell.queues import ID_USER, ID_USER_WORDS
+from warpwell.queues.layout import ID_USER, ID_USER_WORDS
 
 BLOCK = 512
 """Bytes of a logical block."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from warpwell.queues import I8, Q_WORDS, field
-from warpwell.targets import (
-    DEVICE,
-    device,
-    fetch_add_as,
-    rem,
-    store_relaxed,
-)
+from warpwell.queues import field
+from warpwell.queues.layout import I8, Q_WORDS
+from warpwell.targets import device
+from warpwell.targets.primitives import DEVICE, fetch_add_as, rem, store_relaxed
 
 from . import layout as at
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
-from warpwell.queues import Q_WORDS, field
-from warpwell.targets import (
+from warpwell.queues import field
+from warpwell.queues.layout import Q_WORDS
+from warpwell.targets import kernel
+from warpwell.targets.primitives import (
     DEVICE,
     activemask,
     compare_exchange,
@@ -14,7 +16,6 @@ from warpwell.targets import (
     fetch_add,
     ffs,
     grid,
-    kernel,
     lane_id,
     load_acquire,
     shfl,

@@ -8,19 +8,10 @@ published with a pin for its group, so each completed read serves at least one a
 from __future__ import annotations
 
 from warpwell.nvme import READ
-from warpwell.queues import (
-    ASYNC,
-    Q_IN_USE,
-    Q_N_IDS,
-    Q_WORDS,
-    field,
-    id_record,
-    release_id,
-    staging_of,
-    state_word,
-    take_id,
-)
-from warpwell.targets import (
+from warpwell.queues import field, id_record, release_id, staging_of, state_word, take_id
+from warpwell.queues.layout import ASYNC, Q_IN_USE, Q_N_IDS, Q_WORDS
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     any_sync,
     backoff,
@@ -28,7 +19,6 @@ from warpwell.targets import (
     clock_ns,
     compare_exchange,
     compare_exchange_acquire,
-    device,
     load_acquire,
     load_relaxed,
     rem,

@@ -12,13 +12,14 @@ the word was above 0 before it subtracted 1, so the sum of free and taken credit
 
 from __future__ import annotations
 
-from warpwell.queues import I8, field
-from warpwell.targets import (
+from warpwell.queues import field
+from warpwell.queues.layout import I8
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     backoff,
     call_cold,
     compare_exchange,
-    device,
     fetch_add_as,
     load_acquire,
     load_relaxed,

@@ -23,8 +23,7 @@ from .._ranges import Range, ranges_of
 from .._settings import settings
 from .._trace import traced
 from ..storage import Controller, CuFileOptions, FileMedium, GpuDirectReads, StagedReads
-from ..targets import Block
-from ..targets.launch_stream import LaunchStream, stream_on
+from ..targets import Block, LaunchStream, stream_on
 from . import known_pages
 from .known_pages import CHANGED, FAILED, LOADED, MISSED, T_COUNT, T_PAGE, T_POSITION
 from .layout import BLOCK, F_HAND

@@ -8,12 +8,13 @@ that is filling or emptying its position. Frames in the free list are HELD.
 
 from __future__ import annotations
 
-from warpwell.queues import I8, field
-from warpwell.targets import (
+from warpwell.queues import field
+from warpwell.queues.layout import I8
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     backoff,
     compare_exchange,
-    device,
     exchange,
     fetch_add,
     fetch_add_as,

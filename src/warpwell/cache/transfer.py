@@ -6,36 +6,17 @@ All functions here are for a converged group: every lane of `mask` calls with th
 from __future__ import annotations
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
-from warpwell.queues import (
-    I8,
-    ID_COUNT,
-    ID_OPCODE,
-    ID_PAGE,
-    ID_STATE,
-    ID_STATUS,
-    ORPHAN,
-    drain,
-    field,
-    id_record,
-    orphan,
-    poll,
-    release_id,
-    staging_of,
-    submit,
-    take_ready,
-)
-from warpwell.queues.layout import FOUND, KIND
-from warpwell.queues.submission import prp2_of
-from warpwell.targets import (
+from warpwell.queues import drain, field, id_record, orphan, poll, prp2_of, release_id, staging_of, submit, take_ready
+from warpwell.queues.layout import FOUND, I8, ID_COUNT, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, KIND, ORPHAN
+from warpwell.targets import chosen, device
+from warpwell.targets.primitives import (
     DEVICE,
     backoff,
     call_cold,
-    chosen,
     clock_ns,
     compare_exchange,
     copy_foreign,
     copy_wide,
-    device,
     fence,
     fetch_add_as,
     load_relaxed,

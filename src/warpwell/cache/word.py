@@ -17,7 +17,8 @@ readable states share bit 1, and a reader compares frame and generation only.
 
 from __future__ import annotations
 
-from warpwell.targets import device, i64
+from warpwell.targets import device
+from warpwell.targets.primitives import i64
 
 INVALID = 0
 BUSY = 1

@@ -268,9 +268,7 @@ class Output:
 
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from ..targets.compiler import compiling
-
-        compiling.logger.setLevel(logging.ERROR)  # the stage names the compilation
+        logging.getLogger("warpwell.targets").setLevel(logging.ERROR)  # the stage names the compilation
         bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),

@@ -95,8 +95,7 @@ def list_drives(arguments: argparse.Namespace) -> int:
 def info(arguments: argparse.Namespace) -> int:
     """Print the description of a drive by Linux, and by the drive itself if it is bound; nothing on it is changed."""
     from ..cache import format_size
-    from ..drives import Drive, Machine, VfioTransport, refusals
-    from ..drives.machine import VFIO_DRIVER
+    from ..drives import VFIO_DRIVER, Drive, Machine, VfioTransport, refusals
 
     output = output_of(arguments)
     drive = Machine().drive(arguments.drive)
@@ -125,7 +124,7 @@ def info(arguments: argparse.Namespace) -> int:
 def describe_drive(drive: Drive) -> dict[str, Any]:
     """Return the identity and the limits of an open drive, and the size and contents of each namespace."""
     from ..cache import format_size
-    from ..drives.superblock import BYTES, Superblock
+    from ..drives import BYTES, Superblock
 
     values: dict[str, Any] = {
         "model": drive.model,
@@ -159,8 +158,7 @@ def _drive_values(drive: PciDrive) -> dict[str, object]:
 
 
 def _short_advice(drive: PciDrive) -> str:
-    from ..drives import refusals
-    from ..drives.machine import KERNEL_DRIVER, VFIO_DRIVER
+    from ..drives import KERNEL_DRIVER, VFIO_DRIVER, refusals
 
     reasons = refusals(drive)
     if reasons:
@@ -173,8 +171,7 @@ def _short_advice(drive: PciDrive) -> str:
 
 def _advice(drive: PciDrive) -> str:
     """Return the reasons against the use of a drive, or the next step."""
-    from ..drives import refusals
-    from ..drives.machine import VFIO_DRIVER
+    from ..drives import VFIO_DRIVER, refusals
 
     if reasons := refusals(drive):
         return "must not use it:\n" + "\n".join(f"- {reason}" for reason in reasons)
@@ -225,8 +222,7 @@ def unbind_drive(arguments: argparse.Namespace) -> int:
 def format_drive(arguments: argparse.Namespace) -> int:
     """Format a namespace as an array."""
     from ..cache import format_size
-    from ..drives import format_array, open_namespace
-    from ..drives.formatting import require_empty
+    from ..drives import format_array, open_namespace, require_empty
 
     output = output_of(arguments)
     items, shape, dtype = _layout(arguments)
@@ -254,7 +250,7 @@ def _layout(arguments: argparse.Namespace) -> tuple[Any, tuple[int, ...], np.dty
     """Return items, shape and dtype of the array: from the file of ``--from``, or without items from the options."""
     import numpy as np
 
-    from ..array.header import check_dtype
+    from ..array import check_dtype
 
     path = arguments.source
     if path is not None:

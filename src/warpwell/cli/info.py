@@ -35,10 +35,10 @@ def info(arguments: argparse.Namespace) -> int:
     import platform
 
     from .._check import extra
-    from ..storage.uring import allowed
+    from ..storage import uring_allowed
     from ..targets import default_device
-    from ..targets.compiler.code_cache import cache_folder
-    from ..targets.gpu.device import gpus
+    from ..targets.compiler import cache_folder
+    from ..targets.gpu import gpus
 
     found = gpus()
     versions = {name: _version(name) for name in _PACKAGES}
@@ -49,7 +49,7 @@ def info(arguments: argparse.Namespace) -> int:
     ]
     if not found and versions["numba-cuda"] is not None:
         advice.append("GPU: none is visible; check the driver with nvidia-smi. Everything runs on device cpu too")
-    refused = allowed()
+    refused = uring_allowed()
     values: dict[str, Any] = {
         "warpwell": sys.modules["warpwell"].__version__,
         "python": platform.python_version(),

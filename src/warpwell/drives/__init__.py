@@ -22,12 +22,14 @@ The assignment of drives to programs:
 
 from .arena import DmaArena
 from .binding import bind, refusals, unbind
+from .controller import DriveController, DriveRings
 from .drive import Drive, Namespace
-from .formatting import format_array
+from .formatting import format_array, require_empty
 from .host_queue import HostQueue
-from .machine import KernelNamespace, Machine, PciDrive
+from .machine import KERNEL_DRIVER, VFIO_DRIVER, KernelNamespace, Machine, PciDrive
 from .medium import DriveMedium, NamespaceMedium
 from .opened import open_namespace
+from .superblock import BYTES, DATA_AT, Superblock
 from .transport import Transport
 from .vfio import VfioTransport
 

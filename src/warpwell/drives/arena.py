@@ -20,9 +20,8 @@ from typing import Any
 
 from .. import errors
 from .._check import checked_nbytes
-from ..targets import ALIGNMENT, Allocator, Block, memory_for, private_block
-from ..targets.gpu.memory import pin
-from ..targets.memory import view_of
+from ..targets import ALIGNMENT, Allocator, Block, memory_for, private_block, view_of
+from ..targets.gpu import pin
 
 LOWEST = 0x10_0000_0000
 """Lowest address of an arena, if it is free: 64 GiB, which every IOMMU reaches. Addresses that the kernel chooses have

@@ -21,7 +21,8 @@ import threading
 from collections.abc import Callable
 
 from .. import errors
-from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
+from ..nvme import READ, WRITE
+from ..nvme.status import ABORTED_BY_HOST, describe
 from ..queues import QueuePairs
 from ..storage import Medium, NamespaceAddress, Rings
 from ..targets import Allocator

@@ -27,19 +27,8 @@ from typing import Any
 
 from .. import errors
 from .._os import clock
-from ..targets import (
-    SYSTEM,
-    Block,
-    backoff,
-    call_native,
-    clock_ns,
-    device,
-    load_acquire,
-    load_relaxed,
-    native,
-    private_block,
-    store_relaxed,
-)
+from ..targets import Block, device, native, private_block
+from ..targets.primitives import SYSTEM, backoff, call_native, clock_ns, load_acquire, load_relaxed, store_relaxed
 from .transport import WATCH_SECONDS, Transport
 
 SPIN_ROUNDS = 64

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer
 from .._os import interruptible
-from ..nvme import COMMAND, FLUSH, READ, WRITE, controller, describe, identify, status_dnr
-from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
+from ..nvme import COMMAND, FLUSH, MAX_TRANSFER, PAGE, READ, WRITE, controller, data_pointers, identify
+from ..nvme.status import describe, status_dnr
 from ..queues import QueuePairs
 from ..targets import Block
 from .host_queue import Answer, HostQueue

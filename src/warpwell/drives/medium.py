@@ -29,30 +29,18 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer, checked_seconds
 from .._os import clock
-from ..nvme import (
+from ..nvme import FLUSH, PAGE, READ, WRITE, command_word0, command_word6
+from ..nvme.status import (
     ABORTED_BY_HOST,
     CAPACITY_EXCEEDED,
     COMMAND_INTERRUPTED,
-    FLUSH,
     INVALID_FIELD,
     INVALID_OPCODE,
     LBA_OUT_OF_RANGE,
     NAMESPACE_WRITE_PROTECTED,
-    READ,
-    WRITE,
-    command_word0,
-    command_word6,
     status_dnr,
 )
-from ..nvme.prp import PAGE
 from ..queues import (
-    ASYNC,
-    ID_OPCODE,
-    ID_STATUS,
-    ID_USER,
-    Q_IN_USE,
-    Q_PROGRESS,
-    Q_WORDS,
     QueuePairs,
     abandon_one,
     drain,
@@ -67,31 +55,11 @@ from ..queues import (
     take_id,
     take_ready,
 )
-from ..storage import (
-    PENDING,
-    NativeMedium,
-    PythonMedium,
-    carry_out_interpreted,
-    complete_nothing,
-    decode_command,
-    set_word,
-    word,
-    write_answer,
-)
-from ..storage.commands import SLOTS, lock, unlock, zero_fill
-from ..targets import (
-    DEVICE,
-    SYSTEM,
-    clock_ns,
-    copy_bytes,
-    device,
-    exchange,
-    fetch_add,
-    load_relaxed,
-    native,
-    private_block,
-    rem,
-)
+from ..queues.layout import ASYNC, ID_OPCODE, ID_STATUS, ID_USER, Q_IN_USE, Q_PROGRESS, Q_WORDS
+from ..storage import NativeMedium, PythonMedium, carry_out_interpreted, complete_nothing
+from ..storage.commands import PENDING, SLOTS, decode_command, lock, set_word, unlock, word, write_answer, zero_fill
+from ..targets import device, native, private_block
+from ..targets.primitives import DEVICE, SYSTEM, clock_ns, copy_bytes, exchange, fetch_add, load_relaxed, rem
 from .doorbell_forwarder import doorbell_record, forward
 from .drive import COMMAND_SECONDS, MIN_ENTRIES, QUIESCE_SECONDS, Drive, Namespace
 from .transport import WATCH_SECONDS

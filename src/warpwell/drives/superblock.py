@@ -28,7 +28,7 @@ import numpy as np
 
 from .. import errors
 from .._npy import npy_header
-from ..targets.checksum import crc32c_of
+from ..targets import crc32c_of
 
 BYTES = 4096
 """Bytes of the superblock, at the start of the namespace."""

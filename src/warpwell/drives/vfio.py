@@ -26,8 +26,9 @@ import numpy as np
 from .. import errors
 from .._check import checked_nbytes
 from ..nvme.controller import DOORBELLS
-from ..storage import word
-from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
+from ..storage.commands import word
+from ..targets import native, private_block
+from ..targets.primitives import SYSTEM, fence, store_relaxed_as
 from .arena import DmaArena, libc, unmap
 from .machine import VFIO_DRIVER, Machine, PciDrive, drive_error
 from .transport import Transport

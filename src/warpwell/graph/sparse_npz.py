@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from warpwell.array.npz import NpzMember
+from warpwell.array import NpzMember
 from warpwell.errors import FormatError, MissingFileError
 from warpwell.graph.edge_list import VERTEX_LIMIT, matrix_vertices
 from warpwell.graph.lines import Edges, WeightedEdges

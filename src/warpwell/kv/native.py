@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..targets.compiler.hooks import intrinsics_for
+from ..targets.compiler import intrinsics_for
 
 _compiled: dict[Any, Any] = {}
 
@@ -16,7 +16,7 @@ def compiled(function: Any) -> Any:
     """
     found = _compiled.get(function)
     if found is None:
-        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before it is needed
+        from ..targets.compiler import dispatcher
 
         intrinsics_for("cpu")
         found = _compiled[function] = dispatcher(function)
@@ -29,7 +29,7 @@ def prepare(*functions: Any) -> None:
     A thread that answers a kernel's requests calls this before the kernel can be launched: a cold compilation takes
     seconds, in which the kernel would wait and count towards its time limit.
     """
-    from ..targets.compiler.compiled import compile_for_words  # imports the compiler: not before it is needed
+    from ..targets.compiler import compile_for_words
 
     for function in functions:
         compile_for_words(compiled(function), function)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..storage import NativeMedium
-from ..targets import device, i64, store_weak_as
+from ..targets import device
+from ..targets.primitives import i64, store_weak_as
 from .index.index import words_of
 from .index.layout import UINT8
 from .index.slots import hash_of, key_at

@@ -11,25 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import (
+from ..nvme import FLUSH, KV_DELETE, KV_LIST, KV_STORE, STORE_IF_EXISTS, STORE_IF_MISSING
+from ..nvme.status import (
     CAPACITY_EXCEEDED,
-    FLUSH,
     INTERNAL_ERROR,
-    KV_DELETE,
     KV_INVALID_VALUE_SIZE,
     KV_KEY_DOES_NOT_EXIST,
     KV_KEY_EXISTS,
-    KV_LIST,
-    KV_STORE,
     NAMESPACE_NOT_READY,
     NAMESPACE_WRITE_PROTECTED,
-    STORE_IF_EXISTS,
-    STORE_IF_MISSING,
     WRITE_FAULT,
 )
 from ..storage import NativeMedium
-from ..targets import memory_for
-from ..targets.memory import view_of
+from ..targets import memory_for, view_of
 from .index.index import WRITE_FUNCTIONS
 from .index.layout import S_RING, StoreState, publish
 from .index.serve import (

@@ -21,6 +21,7 @@ from .key_value import (
     word5_options,
     word5_value_size,
 )
+from .prp import MAX_TRANSFER, PAGE, data_pointers
 from .status import (
     ABORTED_BY_HOST,
     CAPACITY_EXCEEDED,

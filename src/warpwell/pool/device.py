@@ -16,9 +16,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from .. import errors, registry
 from .._check import checked_dtype, checked_integer, checked_shape, checked_timeout
 from .._os import uninterrupted
-from ..targets import Launch
-from ..targets.arguments import is_argument, viewed
-from ..targets.source.cuda_source import CudaSource
+from ..targets import CudaSource, Launch, is_argument, viewed
 from .agent.code import Code, dumps
 from .agent.protocol import Op, new_id, pack_arguments, pack_dtype
 from .caller import AgentConnection, Caller

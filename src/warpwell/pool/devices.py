@@ -20,9 +20,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
 from .._check import checked_device
-from ..targets import DeviceStruct, has_cuda
-from ..targets.arguments import is_argument
-from ..targets.kernel import set_place
+from ..targets import DeviceStruct, has_cuda, is_argument, set_place
 from .agent.agent import Agent, start
 from .agent.protocol import Op
 from .agent.runtime import CpuRuntime, Runtime
@@ -368,6 +366,6 @@ def runtime_for(target: str) -> Runtime:
 def _default_targets() -> list[str]:
     if not has_cuda():
         return ["cpu"]
-    from ..targets.gpu.device import gpu_count
+    from ..targets.gpu import gpu_count
 
     return [f"cuda:{k}" for k in range(gpu_count())]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..targets.arguments.overlaps import Span, together
+from ..targets import Span, together
 
 
 class HostBuffer(Protocol):

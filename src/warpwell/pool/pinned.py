@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from .._check import checked_dtype, checked_shape
 from ..targets import has_cuda
-from ..targets.gpu.memory import pin
+from ..targets.gpu import pin
 from .agent.protocol import new_id
 
 

@@ -26,7 +26,19 @@ from .layout import (
     Q_PROGRESS,
     Q_WORDS,
 )
+from .loss import lost
 from .pair import QueuePairs
-from .submission import field, id_record, prp2_of, release_id, reuse_id, staging_of, state_word, submit, take_id
+from .submission import (
+    field,
+    id_record,
+    prp2_of,
+    release_id,
+    reuse_id,
+    staging_of,
+    state_word,
+    submit,
+    submit_entry,
+    take_id,
+)
 
 __all__ = ["QueuePairs"]

@@ -9,14 +9,14 @@ Nothing is stored for an entry that answers no command in flight: it is skipped,
 from __future__ import annotations
 
 from warpwell.nvme import word1_cid, word1_phase, word1_sqhd, word1_sqid, word1_status
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     backoff,
     ballot,
     call_cold,
     compare_exchange,
-    device,
     exchange,
     fence,
     fetch_add,

@@ -41,12 +41,13 @@ even if its id has a new command.
 
 from __future__ import annotations
 
-from ..nvme import describe, word1_cid, word1_sqhd, word1_sqid, word1_status
-from ..targets import (
+from ..nvme import word1_cid, word1_sqhd, word1_sqid, word1_status
+from ..nvme.status import describe
+from ..targets import device
+from ..targets.primitives import (
     DEVICE,
     SYSTEM,
     compare_exchange,
-    device,
     load_relaxed,
     load_weak_as,
     store_relaxed,

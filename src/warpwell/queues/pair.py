@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import ABORTED_BY_HOST, completion_word1, status_of
+from ..nvme import completion_word1
+from ..nvme.status import ABORTED_BY_HOST, status_of
 from ..targets import Allocator, Block
 from . import layout as at
 from .loss import describe_impossible

@@ -19,13 +19,13 @@ believed only if all generations have passed since (256 with rings of 512 entrie
 
 from __future__ import annotations
 
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     backoff,
     clock_ns,
     compare_exchange,
-    device,
     exchange,
     fence,
     fetch_add_as,

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array import Array
-from ..array.operators import OnStorage
+from ..array import Array, OnStorage
 from ..cache import Statistics
 from ..pool import Device
 from ..targets import to_host

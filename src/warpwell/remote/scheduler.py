@@ -18,9 +18,8 @@ from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler,
 from ..scheduler.scheduler import require_launch
 from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
-from ..targets import Launch
-from ..targets.arguments import viewed
-from ..targets.blocks.launch import BLOCK_INDICES
+from ..targets import Launch, viewed
+from ..targets.blocks import BLOCK_INDICES
 from .scheduler_member import Member, Unit
 from .scheduler_places import Places
 from .stand_in import Remote

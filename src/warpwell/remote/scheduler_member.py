@@ -16,7 +16,7 @@ from .. import errors
 from ..pool import CallResult, Code, Device, HostArrays
 from ..scheduler import Task
 from ..scheduler.tenants import Tenants
-from ..targets.source.cuda_source import CudaSource
+from ..targets import CudaSource
 from .scheduler_handle import PoolHandle
 
 STAGED = 0.5

@@ -18,7 +18,7 @@ import numpy as np
 from .. import errors
 from ..libcuda import driver
 from ..targets import Block, Launch, LaunchFlag, memory_for
-from ..targets.blocks.control import CONTROL_WORDS, fresh
+from ..targets.blocks import CONTROL_WORDS, fresh
 
 WHY = "it is a function or a graph, not a kernel of Warpwell"
 _THREADS = 256

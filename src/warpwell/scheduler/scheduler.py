@@ -13,8 +13,7 @@ import numpy as np
 
 from .. import errors, registry
 from .._check import checked_device
-from ..targets import Launch, default_device
-from ..targets.arguments import is_argument
+from ..targets import Launch, default_device, is_argument
 from .callables import Call, as_launch, at_present
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog

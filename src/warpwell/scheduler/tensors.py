@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..targets.arguments import is_argument
-from ..targets.arrays import at_address
+from ..targets import at_address, is_argument
 
 
 def is_foreign(value: Any) -> bool:
@@ -32,8 +31,8 @@ def located(value: Any, what: str) -> tuple[Any, np.dtype[Any]]:
     DTypeError
         NumPy has no such items.
     """
-    from ..array.device_array import DLPACK_CODES  # deferred: slow, and few programs need it
-    from ..array.gather.tensors import tensor_of
+    from ..array import DLPACK_CODES
+    from ..array.gather import tensor_of
 
     tensor = tensor_of(value, what)
     dtype = tensor.items

@@ -24,6 +24,8 @@ from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium
 from .gpudirect import CuFileOptions, GpuDirectReads
 from .host_reads import StagedReads
+from .io_threads import WorkerSlots
+from .io_threads import current as current_io_threads
 from .medium import (
     Medium,
     NativeMedium,
@@ -33,10 +35,12 @@ from .medium import (
     python_functions,
     raw_bytes,
 )
+from .page_cache import is_in_page_cache
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium
 from .return_slots import ReturnSlots, free_return_slot, return_slot_of
 from .serve import MAX_PORTS
 from .striped import Replicated, Striped
+from .uring import allowed as uring_allowed
 
 __all__ = ["FileMedium", "Medium", "PythonMedium", "RamMedium", "Replicated", "Striped"]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 
 from ..nvme import word0_opc, word5_slba, word6_nlb
-from ..targets import (
+from ..targets import device, private_block
+from ..targets.primitives import (
     SYSTEM,
     backoff,
     call_native,
-    device,
     exchange,
     load_relaxed,
-    private_block,
     store_relaxed,
     store_relaxed_as,
     store_release,

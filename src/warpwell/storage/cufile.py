@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
-from ..nvme import UNRECOVERED_READ_ERROR
+from ..nvme.status import UNRECOVERED_READ_ERROR
 from ..targets import ALIGNMENT, Block
 
 USE_PCI_P2PDMA = 7

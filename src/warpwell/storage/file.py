@@ -15,32 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import (
+from ..nvme import FLUSH, READ, WRITE
+from ..nvme.status import (
     CAPACITY_EXCEEDED,
     DATA_TRANSFER_ERROR,
-    FLUSH,
     INVALID_OPCODE,
     LBA_OUT_OF_RANGE,
     NAMESPACE_NOT_READY,
     NAMESPACE_WRITE_PROTECTED,
-    READ,
     UNRECOVERED_READ_ERROR,
-    WRITE,
     WRITE_FAULT,
 )
-from ..targets import (
-    SYSTEM,
-    bus_error,
-    call_native,
-    copy_bytes,
-    device,
-    load_acquire,
-    load_relaxed_as,
-    memory_for,
-    native,
-    pread,
-    pwrite,
-)
+from ..targets import bus_error, device, memory_for, native
+from ..targets.primitives import SYSTEM, call_native, copy_bytes, load_acquire, load_relaxed_as, pread, pwrite
 from .commands import (
     ANSWER_WORDS,
     PENDING,

@@ -16,34 +16,15 @@ from numpy.typing import NDArray
 from .. import errors
 from .._os import clock
 from ..nvme import READ, command_word0, command_word6
-from ..queues import (
-    ASYNC,
-    I8,
-    ID_COUNT,
-    ID_OPCODE,
-    ID_PAGE,
-    ID_STATUS,
-    Q_WORDS,
-    QueuePairs,
-    drain,
-    field,
-    id_record,
-    release_id,
-    state_word,
-    submit,
-    take_id,
-    take_ready,
-)
-from ..targets import (
+from ..queues import QueuePairs, drain, field, id_record, release_id, state_word, submit, take_id, take_ready
+from ..queues.layout import ASYNC, I8, ID_COUNT, ID_OPCODE, ID_PAGE, ID_STATUS, Q_WORDS
+from ..targets import device, kernel, memory_for, native
+from ..targets.primitives import (
     DEVICE,
     backoff,
     clock_ns,
-    device,
-    kernel,
     load_relaxed,
     load_weak_as,
-    memory_for,
-    native,
     rem,
     store_relaxed,
     store_release,

@@ -15,19 +15,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import (
-    CAPACITY_EXCEEDED,
-    FLUSH,
-    INVALID_OPCODE,
-    READ,
-    UNRECOVERED_READ_ERROR,
-    WRITE,
-    WRITE_FAULT,
-    word0_opc,
-    word6_nlb,
-)
-from ..targets import SYSTEM, load_relaxed, native, private_block, store_relaxed
-from ..targets.memory import view_of
+from ..nvme import FLUSH, READ, WRITE, word0_opc, word6_nlb
+from ..nvme.status import CAPACITY_EXCEEDED, INVALID_OPCODE, UNRECOVERED_READ_ERROR, WRITE_FAULT
+from ..targets import native, private_block, view_of
+from ..targets.primitives import SYSTEM, load_relaxed, store_relaxed
 from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES, call_start, decode_command, word
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from .._os import probe
-from ..targets import SYSTEM, call_foreign, device, load_relaxed, scratch, store_relaxed
+from ..targets import device
+from ..targets.primitives import SYSTEM, call_foreign, load_relaxed, scratch, store_relaxed
 from .commands import set_word, word
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +70,7 @@ def enable_lookup(fd: int, state: np.ndarray) -> None:
         state[L_SYSCALL], state[L_FD] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0, fd
 
 
-def has_all(fd: int, offset: int, pages: int) -> bool:
+def is_in_page_cache(fd: int, offset: int, pages: int) -> bool:
     """Return whether the page cache has `pages` pages of a file from `offset` on; False if that is not known.
 
     Pages are counted faster than they are listed (``mincore``). Those that are being read count, too.

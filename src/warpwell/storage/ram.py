@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import FLUSH, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED, READ, WRITE
-from ..targets import copy_bytes, memory_for, native, private_block
+from ..nvme import FLUSH, READ, WRITE
+from ..nvme.status import INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED
+from ..targets import memory_for, native, private_block
+from ..targets.primitives import copy_bytes
 from .commands import decode_command, word, zero_fill
 from .medium import Medium, NativeMedium, raw_bytes
 

@@ -8,15 +8,14 @@ must be submitted again after values have been taken.
 
 from __future__ import annotations
 
-from warpwell.nvme import NAMESPACE_NOT_READY
+from warpwell.nvme.status import NAMESPACE_NOT_READY
 from warpwell.queues import QueuePairs, field, id_record
 from warpwell.queues import layout as at
-from warpwell.targets import (
+from warpwell.targets import Allocator, device
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
-    Allocator,
     compare_exchange,
-    device,
     load_acquire,
     load_relaxed,
     store_relaxed,

@@ -10,8 +10,6 @@ most commands would win.
 from __future__ import annotations
 
 from warpwell.nvme import (
-    INVALID_NAMESPACE,
-    LBA_OUT_OF_RANGE,
     READ,
     WRITE,
     completion_word0,
@@ -22,14 +20,15 @@ from warpwell.nvme import (
     word5_slba,
     word6_nlb,
 )
+from warpwell.nvme.status import INVALID_NAMESPACE, LBA_OUT_OF_RANGE
 from warpwell.queues import field
 from warpwell.queues import layout as at
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     clock_ns,
     compare_exchange,
-    device,
     exchange,
     fetch_add,
     load_acquire,

@@ -10,28 +10,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import (
-    COMMAND_INTERRUPTED,
-    FLUSH,
-    INVALID_OPCODE,
-    LBA_OUT_OF_RANGE,
-    NAMESPACE_WRITE_PROTECTED,
-    READ,
-    WRITE,
-)
-from ..targets import (
-    SYSTEM,
-    compare_exchange,
-    device,
-    div,
-    fetch_add,
-    fetch_or,
-    native,
-    private_block,
-    rem,
-    scratch,
-    seat,
-)
+from ..nvme import FLUSH, READ, WRITE
+from ..nvme.status import COMMAND_INTERRUPTED, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED
+from ..targets import device, native, private_block
+from ..targets.primitives import SYSTEM, compare_exchange, div, fetch_add, fetch_or, rem, scratch, seat
 from .commands import (
     A_STATUS,
     A_TAG,

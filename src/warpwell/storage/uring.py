@@ -19,17 +19,16 @@ import numpy as np
 
 from .._os import clock, probe
 from ..nvme import FLUSH, READ
-from ..targets import (
+from ..targets import device, private_block
+from ..targets.primitives import (
     SYSTEM,
     call_foreign,
-    device,
     exchange,
     fence,
     i64,
     load_acquire_as,
     load_relaxed,
     load_relaxed_as,
-    private_block,
     store_relaxed,
     store_relaxed_as,
     store_release,

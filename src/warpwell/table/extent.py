@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._os import allow_more_files
-from ..array import Array, open_array
-from ..array.gather.fetch import Pieces
-from ..array.mapping import Mapping
+from ..array import Array, Mapping, open_array
+from ..array.gather import Pieces
 from ..errors import FormatError, MediumError
 from ..storage import FileMedium
 from .library import arrow

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array.header import read_npy
+from ..array import read_npy
 from ..errors import ClosedError, FormatError, StoreVersionError
 from ..json_file import read_json
 from ..kv import crc32c

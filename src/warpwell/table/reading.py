@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.fetch import Pieces
-from ..storage import page_cache
+from ..array.gather import Pieces
+from ..storage import is_in_page_cache
 from .column import ColumnRun
 from .extent import Extent, MappedFile
 
@@ -172,7 +172,7 @@ def _absent(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]
     if not len(starts):
         return starts, ends
     low, high = int(starts[0]), int(ends[-1])
-    if page_cache.has_all(file.fileno(), low, (high - low) // PAGE):
+    if is_in_page_cache(file.fileno(), low, (high - low) // PAGE):
         return starts[:0], ends[:0]
     there = np.zeros((high - low) // PAGE, np.uint8)
     address = int(file.buffer.address) + low

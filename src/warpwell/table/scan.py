@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.tasks import ChunkedTask, WorkerGroup
+from ..array.gather import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError, DTypeError
 from .column import Column, ColumnRun
 from .library import arrow, polars

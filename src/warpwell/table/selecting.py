@@ -12,16 +12,15 @@ import operator
 import numpy as np
 
 from ..array import atomic_add, fold_indexed_warp
-from ..targets import (
+from ..targets import device, kernel
+from ..targets.primitives import (
     DEVICE,
     ballot,
-    device,
     element_address,
     fetch_or_as,
     ffs,
     grid,
     i64,
-    kernel,
     lane_id,
     load_relaxed,
     load_weak_as,

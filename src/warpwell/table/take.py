@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.fetch import Pieces, fetch
+from ..array.gather import Pieces, fetch_pieces
 from ..errors import ArgumentError, FormatError
 from .column import Column, ColumnRun, validate
 from .extent import Extent, MappedFile
@@ -226,7 +226,7 @@ def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: 
                 if extent is not None and extent.nbytes:
                     width = extent.nbytes // extent.shape[0]
                     add(column.name, run, what, extent, rows * width, width * (2 if what == "offsets" else 1))
-    fetch([one.planned(not cached) for one in asked], plan_only=dry)
+    fetch_pieces([one.planned(not cached) for one in asked], plan_only=dry)
     first = len(asked)
     for column, parts in plans:
         for run, rows in parts:
@@ -235,7 +235,7 @@ def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: 
                 used = np.flatnonzero(ends > starts)
                 used = used[np.argsort(starts[used], kind="stable")]  # as they are, but in a damaged file
                 add(column.name, run, "bytes", run.bytes, starts[used], (ends - starts)[used])
-    fetch([one.planned(not cached) for one in asked[first:]], plan_only=dry)
+    fetch_pieces([one.planned(not cached) for one in asked[first:]], plan_only=dry)
     for one in asked:
         reads.pieces(one.name, one.pieces)
     return found

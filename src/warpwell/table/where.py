@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather.api import begin, by_stream, indices_of, new_result
+from ..array.gather import begin, by_stream, indices_of, new_result
 from ..errors import ArgumentError
-from ..targets import to_device, to_host, zeros
-from ..targets.arrays import empty
-from ..targets.launch_stream import stream_of
+from ..targets import empty, stream_of, to_device, to_host, zeros
 from . import selecting
 from .column import Column, ColumnRun
 from .column_files import STATISTICS_ROWS

@@ -4,8 +4,7 @@ Only `compiler/`, `gpu/` and `blocks/` import Numba, numba-cuda or CUDA's packag
 
 Primitives and decorators of device code:
 
-- `atomics.py`: the primitives of memory, warps and time, with their orders and scopes.
-- `block.py`: blocks: index, barrier, shared memory.
+- `primitives.py`: memory, warps, blocks and time, with their orders and scopes. It is a door of its own.
 - `device.py`: `device` and `linked`, which mark functions as device code.
 - `struct.py`: `DeviceStruct`, host objects that device code receives by value.
 - `native.py`: functions with a C address, for media.
@@ -39,77 +38,19 @@ For the host:
 """
 
 from . import compile_lock as compile_lock
-from .arguments import KernelArgument, default_device
-from .arrays import to_device, to_host, zeros
-from .atomics import (
-    DEVICE,
-    SYSTEM,
-    activemask,
-    any_sync,
-    as_bits,
-    backoff,
-    ballot,
-    bits_as,
-    call_cold,
-    call_foreign,
-    call_native,
-    clock_ns,
-    compare_exchange,
-    compare_exchange_acquire,
-    copy_bytes,
-    copy_foreign,
-    copy_wide,
-    crc32c,
-    div,
-    element_address,
-    exchange,
-    failed,
-    fence,
-    fetch_add,
-    fetch_add_as,
-    fetch_and,
-    fetch_min_as,
-    fetch_or,
-    fetch_or_as,
-    ffs,
-    grid,
-    i64,
-    interrupted,
-    items_at,
-    items_of_array,
-    lane_id,
-    load_acquire,
-    load_acquire_as,
-    load_pair,
-    load_passing_as,
-    load_relaxed,
-    load_relaxed_as,
-    load_weak_as,
-    popc,
-    pread,
-    prefetch,
-    pwrite,
-    reduce_warp,
-    rem,
-    scratch,
-    seat,
-    shfl,
-    shfl_as,
-    store_pair,
-    store_relaxed,
-    store_relaxed_as,
-    store_release,
-    store_weak_as,
-    syncwarp,
-    take_seat,
-    warp_size,
-)
-from .device import ArrayKind, StructKind, chosen, device, linked, struct_function, struct_method
-from .fault import LaunchFlag
+from .arguments import KernelArgument, begin, default_device, finish, is_argument, viewed
+from .arguments.overlaps import Span, overlap, together
+from .arrays import at_address, empty, to_device, to_host, zeros
+from .checksum import crc32c_of
+from .device import ArrayKind, StructKind, chosen, device, is_device, linked, struct_function, struct_method
+from .fault import LaunchFlag, PlainFlag, share_fault_page
 from .gpu.device import GpuDevice, has_cuda
-from .kernel import Kernel, Launch, kernel
-from .memory import ALIGNMENT, Allocator, Block, memory_for, private_block
+from .interp.interpreter import current
+from .kernel import Kernel, Launch, kernel, set_place, stamp_of
+from .launch_stream import LaunchStream, handle_of, stream_of, stream_on
+from .memory import ALIGNMENT, Allocator, Block, memory_for, private_block, private_memory, view_of
 from .native import native
-from .struct import DeviceStruct
+from .source.cuda_source import CudaSource, SourceLaunch
+from .struct import DeviceStruct, Part
 
 __all__ = sorted(name for name in dir() if not name.startswith("_"))

@@ -14,11 +14,11 @@ import numpy as np
 
 from .. import errors
 from .._settings import settings
-from .atomics import DEVICE, SYSTEM, compare_exchange, load_relaxed, store_relaxed, store_release
 from .device import device
 from .fault import LaunchFlag
 from .interp.checked_numpy import CheckedNumPy, out_of_range
 from .memory import Block, memory_for
+from .primitives import DEVICE, SYSTEM, compare_exchange, load_relaxed, store_relaxed, store_release
 from .signature import parameters
 
 _FLAG, _CLAIMED, _ARGUMENT, _INDEX, _EXTENT = range(5)

@@ -22,7 +22,8 @@ from collections import deque
 
 import numpy as np
 
-from .atomics import (
+from .native import native
+from .primitives import (
     SYSTEM,
     call_native,
     compare_exchange,
@@ -33,7 +34,6 @@ from .atomics import (
     own_launch_flag,
     store_relaxed,
 )
-from .native import native
 
 CAPACITY = 1 << 16
 """Ranges."""

@@ -416,7 +416,7 @@ def kernel(
         Upper bound of registers a thread on `cuda`: 32, or 64 where the kernel calls spans, unless given.
     block : int, optional
         Threads of a block, on `cuda`, of a block kernel: it is launched over blocks, and finds its place with
-        `block_index` and `thread_index` (see `warpwell.targets.block`).
+        `block_index` and `thread_index` (see `warpwell.targets.primitives`).
 
     check : bool
         Look at every index of NumPy and device arrays, for debugging: one out of range is an `IndexRangeError` after

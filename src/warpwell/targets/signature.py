@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from . import atomics
+from . import primitives
 from .compiler.bytecode import functions_of, instructions_of, is_primitive, line_of
 
 
@@ -103,7 +103,7 @@ def _requested_dims(function: types.FunctionType) -> Iterator[tuple[int, int | N
                 if isinstance(number, int) and not isinstance(number, bool):
                     yield number, line_of(instruction), each.__code__.co_filename
                 calls_grid = False
-            calls_grid = calls_grid or found is atomics.grid
+            calls_grid = calls_grid or found is primitives.grid
 
 
 BLOCK_THREADS = 256

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..scheduler import Ended, Executor, Job, Placement, Request, Stopped, Task
-from ..targets import DEVICE, element_address, fetch_add, grid, kernel
-from ..targets.blocks.launch import BlockLaunch
+from ..targets import kernel
+from ..targets.blocks import BlockLaunch
+from ..targets.primitives import DEVICE, element_address, fetch_add, grid
 
 PATIENCE = 120.0
 """Seconds that a test waits for an event; compiling is among them."""

@@ -19,21 +19,10 @@ from numpy.typing import NDArray
 
 from .._os import clock
 from ..nvme import FLUSH, READ, WRITE, command_word0, command_word6
-from ..storage import PENDING, Medium, python_functions, word
-from ..targets import (
-    SYSTEM,
-    Block,
-    backoff,
-    call_native,
-    clock_ns,
-    device,
-    exchange,
-    fetch_add,
-    load_relaxed,
-    memory_for,
-    native,
-    scratch,
-)
+from ..storage import Medium, python_functions
+from ..storage.commands import PENDING, word
+from ..targets import Block, device, memory_for, native
+from ..targets.primitives import SYSTEM, backoff, call_native, clock_ns, exchange, fetch_add, load_relaxed, scratch
 
 UNANSWERED = -9
 """Status of a command that was not answered in time."""

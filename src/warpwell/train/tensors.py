@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import extra
-from ..array import DeviceArray
-from ..array.items import is_bits
+from ..array import DeviceArray, is_bits
 from .dataset import Records
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from warpwell.array import atomic_add
-from warpwell.targets import clock_ns, failed, grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import clock_ns, failed, grid
 
 PAGE = 512
 DTYPES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16", "M8[us]")

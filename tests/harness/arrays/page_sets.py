@@ -9,7 +9,8 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets import grid, kernel
+from warpwell.targets import kernel
+from warpwell.targets.primitives import grid
 
 PAGE = 512
 

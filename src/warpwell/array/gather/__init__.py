@@ -15,7 +15,11 @@ Strategies:
 - kernels.py        the kernels of both
 """
 
-from .api import gather
+from .api import begin, by_stream, gather, indices_of, new_result
 from .batches import RowBatches, rows
+from .fetch import Pieces
+from .fetch import fetch as fetch_pieces
+from .tasks import ChunkedTask, WorkerGroup
+from .tensors import tensor_of
 
 __all__ = ["RowBatches", "gather", "rows"]

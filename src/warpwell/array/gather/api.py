@@ -13,9 +13,7 @@ import numpy as np
 from ... import errors
 from ..._future import Future
 from ..._os import interruptible
-from ...targets import LaunchFlag
-from ...targets.arrays import empty
-from ...targets.launch_stream import LaunchStream, handle_of, stream_of
+from ...targets import LaunchFlag, LaunchStream, empty, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host

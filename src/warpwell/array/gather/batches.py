@@ -9,7 +9,7 @@ from typing import Any
 from ... import errors
 from ..._check import checked_integer
 from ..._future import Future
-from ...targets.launch_stream import LaunchStream, stream_on
+from ...targets import LaunchStream, stream_on
 from ..array import Array
 from .api import begin, by_stream, check, new_result
 from .gpu import acquire_buffer, release_buffer

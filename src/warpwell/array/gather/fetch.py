@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...storage import page_cache, set_word, word
-from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
+from ...storage import is_in_page_cache
+from ...storage.commands import set_word, word
+from ...targets import device, native
+from ...targets.primitives import SYSTEM, fetch_add, load_relaxed, load_weak_as, pread
 from ..mapping import Mapping
 from .host import MAX_COMMAND_BYTES, commands_of, copy_small, read_gap, runs_of
 from .tasks import ChunkedTask, worker_group
@@ -180,7 +182,7 @@ def _absent(pieces: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _absent_part(pieces: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     low = int(starts[0]) // PAGE * PAGE
     count = -(-int(ends.max()) // PAGE) - low // PAGE
-    if page_cache.has_all(pieces.fileno(), low, count):
+    if is_in_page_cache(pieces.fileno(), low, count):
         return np.zeros(len(ends), np.bool_)
     residency = np.zeros(count, np.uint8)
     if _libc.mincore(pieces.mapping.address + low, count * PAGE, residency.ctypes.data):

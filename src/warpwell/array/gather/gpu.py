@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._future import Future
-from ...targets import Block, memory_for
-from ...targets.launch_stream import LaunchStream
+from ...targets import Block, LaunchStream, memory_for
 from . import kernels
 from .host import require_in_range, row_bytes
 from .tensors import Indices, Tensor

@@ -22,19 +22,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import clock
-from ...targets import (
-    DEVICE,
-    SYSTEM,
-    backoff,
-    clock_ns,
-    div,
-    fetch_add,
-    load_acquire,
-    load_relaxed,
-    native,
-    rem,
-)
-from ...targets.launch_stream import stream_on
+from ...targets import native, stream_on
+from ...targets.primitives import DEVICE, SYSTEM, backoff, clock_ns, div, fetch_add, load_acquire, load_relaxed, rem
 from . import kernels
 from .gpu import HEADER_BYTES, IndexBuffer, acquire_buffer, release_buffer
 from .host import W_STOP, RowCopy, copy_range, require_in_range, row_bytes, word

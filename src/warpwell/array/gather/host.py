@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from ... import errors
 from ..._settings import settings
 from ...cache import batches_of
-from ...targets import (
+from ...targets import device, native
+from ...targets.primitives import (
     SYSTEM,
     call_foreign,
     copy_bytes,
-    device,
     i64,
     load_relaxed,
     load_weak_as,
-    native,
     prefetch,
     scratch,
     store_weak_as,

@@ -26,20 +26,19 @@ from ...cache import (
 )
 from ...cache import layout as at
 from ...queues import field
-from ...targets import (
+from ...targets import device, kernel
+from ...targets.primitives import (
     DEVICE,
     SYSTEM,
     activemask,
     as_bits,
     bits_as,
-    device,
     div,
     fence,
     fetch_add_as,
     fetch_or_as,
     ffs,
     grid,
-    kernel,
     lane_id,
     load_pair,
     load_relaxed,

@@ -29,18 +29,8 @@ from ...cache import (
 )
 from ...cache import layout as at
 from ...queues import field
-from ...targets import (
-    DEVICE,
-    copy_bytes,
-    copy_foreign,
-    device,
-    div,
-    fence,
-    grid,
-    kernel,
-    load_weak_as,
-    scratch,
-)
+from ...targets import device, kernel
+from ...targets.primitives import DEVICE, copy_bytes, copy_foreign, div, fence, grid, load_weak_as, scratch
 from .host import expand, read_gap, require_in_range, row_bytes, runs_of
 
 I8 = np.dtype(np.int64)

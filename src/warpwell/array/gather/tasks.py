@@ -22,7 +22,7 @@ from typing import Any
 from ... import errors
 from ..._future import Future
 from ..._os import Interrupts, clock, interruptible
-from ...storage import io_threads
+from ...storage import WorkerSlots, current_io_threads
 
 _INTERRUPTED_SECONDS = 1.0
 """Longest wait after Ctrl-C for chunks in other threads, which write to memory of the caller."""
@@ -46,14 +46,14 @@ class WorkerGroup:
         self._limit = limit
         self._tasks: deque[ChunkedTask] = deque()
         self._busy = 0
-        self._slots = io_threads.WorkerSlots(self._count_slots, self._serve, lambda: None)
+        self._slots = WorkerSlots(self._count_slots, self._serve, lambda: None)
 
     def add(self, task: ChunkedTask) -> None:
         """Carry out a task after the earlier ones; in this thread if the interpreter exits and starts no thread."""
         with self.lock:
             self._tasks.append(task)
         try:
-            io_threads.current().submit(self._slots)
+            current_io_threads().submit(self._slots)
         except RuntimeError:
             self._serve(0)
 

@@ -14,17 +14,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...cache import copy_run, count_read, frame_of, load_word, mark_referenced, validate_read
-from ...targets import (
-    DEVICE,
-    bits_as,
-    copy_foreign,
-    device,
-    fence,
-    i64,
-    items_at,
-    items_of_array,
-    scratch,
-)
+from ...targets import device
+from ...targets.primitives import DEVICE, bits_as, copy_foreign, fence, i64, items_at, items_of_array, scratch
 from ..items import item_of
 from .words import Stored
 

@@ -14,22 +14,8 @@ import numpy as np
 
 from ... import errors
 from ...cache import latch_index
-from ...targets import (
-    ArrayKind,
-    DeviceStruct,
-    StructKind,
-    ballot,
-    chosen,
-    device,
-    div,
-    i64,
-    lane_id,
-    popc,
-    rem,
-    syncwarp,
-)
-from ...targets.block import block_threads, thread_index
-from ...targets.interp.interpreter import current
+from ...targets import ArrayKind, DeviceStruct, StructKind, chosen, current, device
+from ...targets.primitives import ballot, block_threads, div, i64, lane_id, popc, rem, syncwarp, thread_index
 from .. import elements
 from . import buffers, words
 

@@ -50,11 +50,11 @@ from ...cache import (
     unpin_stored,
     validate_read,
 )
-from ...targets import (
+from ...targets import device
+from ...targets.primitives import (
     DEVICE,
     activemask,
     ballot,
-    device,
     fence,
     lane_id,
     load_pair,

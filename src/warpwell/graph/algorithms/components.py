@@ -13,25 +13,21 @@ from numpy.typing import NDArray
 
 from ...cache import Statistics
 from ...errors import ArgumentError
-from ...targets import (
+from ...targets import device, kernel, to_device, to_host, zeros
+from ...targets.primitives import (
     activemask,
     any_sync,
-    device,
     div,
     element_address,
     fetch_min_as,
     grid,
     i64,
-    kernel,
     lane_id,
     load_relaxed_as,
     rem,
     store_relaxed_as,
     syncwarp,
-    to_device,
-    to_host,
     warp_size,
-    zeros,
 )
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ...array import atomic_add
 from ...cache import Statistics
 from ...errors import ArgumentError
-from ...targets import activemask, ballot, device, div, grid, i64, kernel, lane_id, to_device, to_host, warp_size, zeros
+from ...targets import device, kernel, to_device, to_host, zeros
+from ...targets.primitives import activemask, ballot, div, grid, i64, lane_id, warp_size
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .run import Run, try_waves

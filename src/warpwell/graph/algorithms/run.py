@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import Array, PageSet
-from ...targets import Kernel, LaunchFlag, grid, kernel, to_host
-from ...targets.arguments import begin, finish
+from ...targets import Kernel, LaunchFlag, begin, finish, kernel, to_host
+from ...targets.primitives import grid
 from ..loaded import LoadedGraph
 from .work_items import up_to_warps
 
@@ -48,7 +48,7 @@ class Run:
             raise
         self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
         if self.loaded.device == "cuda":
-            from ...targets.compiler.run_cuda import Series
+            from ...targets.compiler import Series
 
             self._series = Series(self._flag)
         return self
@@ -67,7 +67,7 @@ class Run:
 
     def _wait(self) -> None:
         if self._series is not None:
-            from ...targets.compiler.run_cuda import synchronize
+            from ...targets.compiler import synchronize
 
             synchronize([self])
 

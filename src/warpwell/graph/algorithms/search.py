@@ -14,29 +14,27 @@ from ..._trace import traced
 from ...array import atomic_add
 from ...cache import Statistics
 from ...errors import ArgumentError
-from ...targets import (
+from ...targets import device, kernel, to_device, to_host, zeros
+from ...targets.primitives import (
     activemask,
     any_sync,
     ballot,
-    device,
+    barrier,
+    block_threads,
     div,
     element_address,
     failed,
     ffs,
     grid,
     i64,
-    kernel,
     lane_id,
     load_relaxed_as,
     popc,
     shfl,
     store_relaxed_as,
-    to_device,
-    to_host,
+    thread_index,
     warp_size,
-    zeros,
 )
-from ...targets.block import barrier, block_threads, thread_index
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .run import Run

@@ -14,23 +14,19 @@ from numpy.typing import NDArray
 from ...array import atomic_add
 from ...cache import Statistics
 from ...errors import ArgumentError
-from ...targets import (
+from ...targets import device, kernel, to_device, to_host, zeros
+from ...targets.primitives import (
     activemask,
     ballot,
-    device,
     div,
     element_address,
     fetch_min_as,
     grid,
     i64,
-    kernel,
     lane_id,
     load_relaxed_as,
     syncwarp,
-    to_device,
-    to_host,
     warp_size,
-    zeros,
 )
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed

@@ -11,21 +11,8 @@ import numpy as np
 
 from ...array import atomic_add
 from ...cache import Statistics
-from ...targets import (
-    activemask,
-    ballot,
-    device,
-    div,
-    grid,
-    kernel,
-    lane_id,
-    popc,
-    to_device,
-    to_host,
-    warp_size,
-    zeros,
-)
-from ...targets.arrays import empty
+from ...targets import device, empty, kernel, to_device, to_host, zeros
+from ...targets.primitives import activemask, ballot, div, grid, lane_id, popc, warp_size
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .components import require_undirected

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...targets import (
-    device,
+from ...targets import device
+from ...targets.primitives import (
     div,
     element_address,
     fetch_or_as,

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array.header import check_dtype
-from ...array.npz import NpzMember
+from ...array import NpzMember, check_dtype
 from ...cache import batches_of
 from ...errors import FormatError
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of

@@ -7,20 +7,21 @@ nothing. ``spread_rows`` copies rows to others of the same key.
 
 from __future__ import annotations
 
-from warpwell.nvme import KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE
-from warpwell.queues import Q_WORDS, field
-from warpwell.targets import (
+from warpwell.nvme import KV_RETRIEVE
+from warpwell.nvme.status import KV_KEY_DOES_NOT_EXIST
+from warpwell.queues import field
+from warpwell.queues.layout import Q_WORDS
+from warpwell.targets import device, kernel
+from warpwell.targets.primitives import (
     DEVICE,
     activemask,
     ballot,
     bits_as,
     compare_exchange,
-    device,
     div,
     fetch_add,
     ffs,
     grid,
-    kernel,
     lane_id,
     load_relaxed,
     popc,

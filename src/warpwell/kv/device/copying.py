@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     bits_as,
     copy_wide,
-    device,
     ffs,
     load_relaxed,
     popc,

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from warpwell.kv.index.slots import hash_of
 from warpwell.queues import field
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     ballot,
     compare_exchange,
-    device,
     div,
     fence,
     load_acquire,

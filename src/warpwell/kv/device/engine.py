@@ -16,11 +16,10 @@ import numpy as np
 from ... import errors
 from ..._check import checked_integer, checked_seconds
 from ..._os import clock
-from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
+from ...nvme.status import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
 from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, ReturnSlots, service_threads
-from ...targets import Block, LaunchFlag, memory_for
-from ...targets.launch_stream import stream_on
+from ...targets import Block, LaunchFlag, memory_for, stream_on
 from ..log.format import MAX_VALUE
 from . import requests as at
 from .batch import settle

@@ -6,8 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from warpwell.nvme import KV_DELETE, KV_EXIST, KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE, KV_STORE
-from warpwell.queues import (
+from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
+from warpwell.nvme.status import KV_KEY_DOES_NOT_EXIST
+from warpwell.queues import field, id_record, orphan, release_id, result_of, staging_of
+from warpwell.queues import poll as poll_id
+from warpwell.queues.layout import (
+    DONE,
     ID_COUNT,
     ID_OPCODE,
     ID_PAGE,
@@ -16,37 +20,27 @@ from warpwell.queues import (
     ORPHAN,
     Q_N_IDS,
     Q_PROGRESS,
-    field,
-    id_record,
-    orphan,
-    release_id,
-    result_of,
-    staging_of,
+    TAKEN,
 )
-from warpwell.queues import poll as poll_id
-from warpwell.queues.layout import DONE, TAKEN
 from warpwell.storage import free_return_slot, return_slot_of
-from warpwell.targets import (
+from warpwell.targets import DeviceStruct, device, linked, struct_method
+from warpwell.targets.primitives import (
     DEVICE,
-    DeviceStruct,
     activemask,
     ballot,
     clock_ns,
     compare_exchange,
-    device,
     element_address,
     fetch_add,
     ffs,
     i64,
     lane_id,
-    linked,
     load_acquire,
     load_relaxed,
     rem,
     shfl,
     store_relaxed,
     store_release,
-    struct_method,
     syncwarp,
 )
 

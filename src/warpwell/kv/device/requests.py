@@ -10,38 +10,32 @@ lane waits for an id while it holds one, so a group of any size makes progress w
 from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
-from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, command_word0, key_value_word5
+from warpwell.nvme.status import NAMESPACE_NOT_READY
 from warpwell.queues import (
-    ID_STATE,
-    ID_USER,
-    ORPHAN,
-    Q_IN_USE,
-    Q_N_IDS,
-    Q_PROGRESS,
-    Q_WORDS,
     drain,
     field,
     id_record,
+    lost,
     orphan,
     poll,
     release_id,
     result_of,
     staging_of,
+    submit_entry,
     take_id,
     take_ready,
 )
-from warpwell.queues.layout import TAKEN
-from warpwell.queues.loss import lost
-from warpwell.queues.submission import submit_entry
+from warpwell.queues.layout import ID_STATE, ID_USER, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.storage import free_return_slot, return_slot_of
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
     backoff,
     ballot,
     clock_ns,
     compare_exchange,
-    device,
     fence,
     load_relaxed,
     popc,

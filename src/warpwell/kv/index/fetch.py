@@ -28,12 +28,12 @@ from warpwell.kv.index.layout import (
 )
 from warpwell.kv.index.slots import look_up_all, lookup
 from warpwell.kv.log.format import SEGMENT_SHIFT
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     copy_bytes,
     crc32c,
-    device,
     exchange,
     fetch_add,
     load_acquire,

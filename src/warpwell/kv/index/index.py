@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets.memory import private_memory
+from ...targets import private_memory
 from ..keys import Keys
 from ..log.format import INTEGER, KEY_LEN_SHIFT, TOMBSTONE
 from ..native import compiled

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..._os import clock
-from ...targets import SYSTEM, device, fetch_add, load_acquire, private_block, store_release
+from ...targets import device, private_block
+from ...targets.primitives import SYSTEM, fetch_add, load_acquire, store_release
 from ..log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
 from ..native import compiled
 

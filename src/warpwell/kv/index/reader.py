@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets.memory import private_memory, view_of
+from ...targets import private_memory, view_of
 from ..keys import Keys, as_key
 from ..log.format import SEGMENT_SHIFT
 from ..native import compiled

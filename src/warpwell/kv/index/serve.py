@@ -8,33 +8,34 @@ from warpwell.kv.index.slots import lookup
 from warpwell.kv.log.format import MAX_VALUE
 from warpwell.nvme import (
     FLUSH,
-    INVALID_FIELD,
-    INVALID_OPCODE,
     KV_DELETE,
     KV_EXIST,
-    KV_INVALID_KEY_SIZE,
-    KV_INVALID_VALUE_SIZE,
-    KV_KEY_DOES_NOT_EXIST,
     KV_LIST,
     KV_RETRIEVE,
     KV_STORE,
-    KV_UNRECOVERED_ERROR,
-    NAMESPACE_NOT_READY,
-    NAMESPACE_WRITE_PROTECTED,
     word0_opc,
     word5_key_size,
     word5_options,
     word5_value_size,
 )
-from warpwell.storage import word, write_answer
-from warpwell.targets import (
+from warpwell.nvme.status import (
+    INVALID_FIELD,
+    INVALID_OPCODE,
+    KV_INVALID_KEY_SIZE,
+    KV_INVALID_VALUE_SIZE,
+    KV_KEY_DOES_NOT_EXIST,
+    KV_UNRECOVERED_ERROR,
+    NAMESPACE_NOT_READY,
+    NAMESPACE_WRITE_PROTECTED,
+)
+from warpwell.storage.commands import word, write_answer
+from warpwell.targets import device, native
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
-    device,
     exchange,
     load_acquire,
     load_relaxed,
-    native,
     store_relaxed,
     store_release,
 )

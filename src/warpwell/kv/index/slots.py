@@ -25,10 +25,10 @@ from warpwell.kv.index.layout import (
     stripe_of,
 )
 from warpwell.kv.log.format import KEY_LEN_SHIFT, TOMBSTONE
-from warpwell.targets import (
+from warpwell.targets import device
+from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
-    device,
     fetch_add,
     i64,
     load_acquire,

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets import crc32c as crc32c_at
-from ...targets import load_weak_as, native, pread, store_weak_as
+from ...targets import native
+from ...targets.primitives import crc32c as crc32c_at
+from ...targets.primitives import load_weak_as, pread, store_weak_as
 from ..native import compiled, prepare
 
 I8 = np.dtype(np.int64)

@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ...targets import Kernel
+from ...targets import CudaSource, Kernel, is_device
 from ...targets import device as mark_device
-from ...targets.compiler.bytecode import cloudpickle, names_of
-from ...targets.device import is_device
-from ...targets.source.cuda_source import CudaSource
+from ...targets.compiler import cloudpickle, names_of
 
 _lock = threading.RLock()  # what is pickled may call a device, and so pickle
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()

@@ -14,12 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import GpuDevice, Launch, LaunchFlag, to_host
-from ...targets.arguments import is_argument
-from ...targets.compiler.run_cuda import keep, reads_launch_flag, start
-from ...targets.fault import share_fault_page
-from ...targets.gpu.memory import as_array, pin, pinned
-from ...targets.source.cuda_source import SourceLaunch
+from ...targets import GpuDevice, Launch, LaunchFlag, SourceLaunch, is_argument, share_fault_page, to_host
+from ...targets.compiler import keep, reads_launch_flag, start
+from ...targets.gpu import as_array, pin, pinned
 from ..copy.neighbour import Neighbour, blocks, this_process
 from .memory_pool import ImportedPool, MemoryPool, PoolMemory
 from .runtime import Runtime

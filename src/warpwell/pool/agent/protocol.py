@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ...targets.compiler.bytecode import cloudpickle
+from ...targets.compiler import cloudpickle
 
 INLINE = 64 << 10
 """Copies of at most so many bytes travel inside their message."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets.memory import view_of
+from ...targets import view_of
 from ..copy.neighbour import HostInside, HostOutside, Neighbour, blocks, this_process
 
 _ALIGNMENT = 4096

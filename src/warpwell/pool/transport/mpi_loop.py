@@ -11,12 +11,12 @@ may have any size.
 
 from __future__ import annotations
 
-from ...targets import (
+from ...targets import device
+from ...targets.primitives import (
     SYSTEM,
     call_foreign,
     clock_ns,
     copy_bytes,
-    device,
     fetch_add,
     load_acquire,
     load_relaxed,

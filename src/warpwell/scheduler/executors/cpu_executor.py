@@ -42,9 +42,7 @@ from typing import Any
 from ... import errors
 from ..._check import checked_integer, checked_nbytes, checked_seconds
 from ..._os import Threads
-from ...targets.blocks import cpu as workers
-from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
-from ...targets.blocks.launch import BlockLaunch
+from ...targets.blocks import CURSOR, DONE, NEVER, STOP, TARGET, BlockLaunch, load_cpu_workers
 from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
@@ -199,7 +197,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._leaving: set[CpuRun] = set()
         self._woken = False
         self._lock = threading.RLock()
-        workers.load()
+        load_cpu_workers()
         self._changed = threading.Condition(self._lock)
 
     # -- calls of the scheduler ----------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ from typing import Any
 from ... import errors
 from ..._check import checked_nbytes
 from ..._os import Threads
-from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
-from ...targets.blocks.launch import BlockLaunch
+from ...targets.blocks import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP, BlockLaunch
 from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement

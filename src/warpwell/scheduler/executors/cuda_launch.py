@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ...targets.blocks.control import BEGUN, CONTROL_WORDS, MIRROR, PINNED_BYTES, fresh, mirror_word
+from ...targets.blocks import BEGUN, CONTROL_WORDS, MIRROR, PINNED_BYTES, fresh, mirror_word
 from ..task import Job, Placement
 from .cuda_run import CudaRun
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.launch import BlockLaunch
+from ...targets.blocks import BlockLaunch
 from ..executor import Ended, EndedAlike, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockRun, Phase

@@ -23,19 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._os import clock
-from ...targets import (
+from ...targets import device, native
+from ...targets.primitives import (
     SYSTEM,
     backoff,
     call_native,
     clock_ns,
     compare_exchange,
-    device,
     exchange,
     fence,
     fetch_add,
     load_acquire,
     load_relaxed,
-    native,
     store_relaxed,
     store_release,
 )

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...targets import KernelArgument, Launch
-from ...targets.arguments import is_argument
-from ...targets.compiler.code_cache import cache_key
+from ...targets import KernelArgument, Launch, is_argument
+from ...targets.compiler import cache_key
 from .sample import HERE
 
 STEPS = 4

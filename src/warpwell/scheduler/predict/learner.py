@@ -215,7 +215,7 @@ class Learner:
 
 def registers_of(launch: Launch) -> int:
     """Return the registers a thread: of the compiled kernel where it was compiled for a GPU, else its upper bound."""
-    from ...targets.compiler.run_cuda import max_registers  # deferred: a scheduler may start without a compiler
+    from ...targets.compiler import max_registers
 
     for key, dispatcher in launch.kernel.compiled.items():
         if isinstance(key, tuple) and key[:1] == ("cuda",):

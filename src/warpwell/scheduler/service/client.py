@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._check import checked_seconds, shown
-from ...targets.arguments import viewed
-from ...targets.arguments.overlaps import overlap
-from ...targets.arrays import at_address
+from ...targets import at_address, overlap, viewed
 from ...turns import device_name
 from ..callables import Call, as_launch
 from ..events import Log

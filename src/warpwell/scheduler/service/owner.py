@@ -36,8 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch, default_device, to_device, to_host
-from ...targets.arrays import at_address
+from ...targets import Launch, at_address, default_device, to_device, to_host
 from ...turns import device_name
 from ..events import Event, Log
 from ..handle import Handle

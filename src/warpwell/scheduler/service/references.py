@@ -22,8 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from ... import errors
-from ...targets import Kernel, Launch
-from ...targets.kernel import stamp_of
+from ...targets import Kernel, Launch, stamp_of
 from .protocol import checked
 
 MAX_FILE = 4 << 20

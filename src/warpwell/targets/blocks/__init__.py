@@ -5,3 +5,21 @@
 - `cuda.py`: workers on a GPU, which claim blocks (`claim`; imports numba-cuda).
 - `cpu.py`: workers that are host threads, which claim blocks (`_DRIVER`).
 """
+
+from .control import (
+    BEGUN,
+    CONTROL_WORDS,
+    CURSOR,
+    DONE,
+    FLOOR,
+    LEFT,
+    MIRROR,
+    NEVER,
+    PINNED_BYTES,
+    STOP,
+    TARGET,
+    fresh,
+    mirror_word,
+)
+from .cpu import load as load_cpu_workers
+from .launch import BLOCK_INDICES, BlockLaunch

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import atomics, block
-from ..atomics import SYSTEM, load_pair, store_relaxed
-from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
+from .. import primitives
 from ..compiler.hooks import intrinsics_for
 from ..compiler.run_cuda import (
     GENERATED,
@@ -24,6 +22,7 @@ from ..compiler.run_cuda import (
 from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import PreparedForms
+from ..primitives import SYSTEM, add_relaxed, barrier, get_claim, load_pair, put_claim, store_relaxed, thread_index
 from ..signature import configuration
 from . import control as at
 
@@ -246,7 +245,7 @@ def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, A
         following=_indented(_FOLLOWING[dims], 12),
     )
     own = {"enter": enter, "claim": claim, "leave": leave, "ALL_LANES": ALL_LANES}
-    scope = {**vars(atomics), **vars(block), **own, "function": blocks.virtual, "__name__": GENERATED}
+    scope = {**vars(primitives), **own, "function": blocks.virtual, "__name__": GENERATED}
     return name, source, scope
 
 

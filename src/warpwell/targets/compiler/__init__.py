@@ -19,3 +19,42 @@ In the order in which a launch meets them:
 - `machine_code.py`: native functions as object files, which are loaded without Numba.
 - `run_cpu.py`, `run_cuda.py`: a launch on the CPU's threads, and on a GPU.
 """
+
+from typing import TYPE_CHECKING
+
+from ...registry import on_first_use
+from .hooks import intrinsics_for
+
+if TYPE_CHECKING:
+    from .bytecode import cloudpickle, names_of
+    from .code_cache import cache_folder, cache_key
+    from .compiled import compile_for_words, dispatcher
+    from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
+
+__all__ = [
+    "Series",
+    "cache_folder",
+    "cache_key",
+    "cloudpickle",
+    "compile_for_words",
+    "dispatcher",
+    "intrinsics_for",
+    "keep",
+    "max_registers",
+    "names_of",
+    "numba_cuda",
+    "reads_launch_flag",
+    "start",
+    "synchronize",
+]
+
+# Numba is imported on first use.
+_FROM = {
+    "bytecode": "cloudpickle names_of",
+    "code_cache": "cache_folder cache_key",
+    "compiled": "compile_for_words dispatcher",
+    "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
+}
+__getattr__, __dir__ = on_first_use(
+    __name__, {name: f"{module}:" for module, names in _FROM.items() for name in names.split()}
+)

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, config, types
 
-from .. import atomics as a
+from .. import primitives as a
 from ..checksum import TABLE
 
 I8 = np.dtype(np.int64)

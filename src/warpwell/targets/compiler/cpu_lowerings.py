@@ -12,8 +12,7 @@ from numba.core import cgutils, types
 from numba.core.typing import templates
 from numba.np import arrayobj
 
-from .. import atomics as a
-from .. import block
+from .. import primitives as a
 from ..device import subscribe
 from ..fault import FLAG
 from .checksum import define_checksum
@@ -149,17 +148,17 @@ for _stub, _number in (
     (a.warp_size, 1),
     (a.activemask, 1),
     (a.match_any, 1),
-    (block.thread_index, 0),
-    (block.block_threads, 1),
+    (a.thread_index, 0),
+    (a.block_threads, 1),
 ):
     intrinsics.define(_stub, lambda builder, v, number=_number: I64(number))
 intrinsics.define(a.syncwarp, lambda builder, v: None)
-intrinsics.define(block.barrier, lambda builder, v: None)
+intrinsics.define(a.barrier, lambda builder, v: None)
 intrinsics.define(a.shfl, lambda builder, v: v[1])
 intrinsics.define(a.shfl_as, lambda builder, v, scalar: v[1])
 intrinsics.define(a.ballot, lambda builder, v: builder.zext(v[1], I64))
 intrinsics.define(a.any_sync, lambda builder, v: v[1])
-intrinsics.define(block.block_index, lambda builder, v: builder.load(_thread_context(builder)))
+intrinsics.define(a.block_index, lambda builder, v: builder.load(_thread_context(builder)))
 
 
 def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
@@ -170,7 +169,7 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any]:
 
 
 # for this target alone: numba-cuda takes over what has no target
-intrinsics.overload(block.shared_array, target="cpu")(_shared_array)
+intrinsics.overload(a.shared_array, target="cpu")(_shared_array)
 
 
 # -- where and when -----------------------------------------------------------------------------------------

@@ -24,8 +24,7 @@ from numba.cuda.np import arrayobj
 from numba.cuda.typing import templates
 from numba.cuda.typing.typeof import typeof_impl
 
-from .. import atomics as a
-from .. import block
+from .. import primitives as a
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from ..shipped import find_ptx
@@ -143,8 +142,8 @@ _define(a.compare_exchange_acquire, "atom.acquire.{s}.global.cas.b64 $0, [$1], $
 _define(a.fence, "fence.acq_rel.{s};")
 _define(a.store_pair, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};")
 _define(a.clock_ns, "mov.u64 $0, %globaltimer;")
-_define(block.add_relaxed, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;")
-_define(block.barrier, "bar.sync 0;")
+_define(a.add_relaxed, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;")
+_define(a.barrier, "bar.sync 0;")
 
 
 # -- items --------------------------------------------------------------------------------------------------
@@ -389,26 +388,26 @@ def _set_virtual(builder: Any, values: Any) -> None:
         builder.store(_narrow(builder, values[k]), _coordinate_pointer(builder, k))
 
 
-_define_grid(block.virtual_grid, lambda builder, axis: _coordinate(builder, "xyz".index(axis)))
-intrinsics.define(block.thread_index, lambda b, _: _tid(b))
-intrinsics.define(block.block_threads, lambda b, _: _threads(b))
-intrinsics.define(block.block_index, lambda b, _: _special(b, "ctaid.x"))
-intrinsics.define(block.own_block, lambda b, _: _special(b, "ctaid.x"))
-intrinsics.define(block.virtual_block_index, lambda b, _: _coordinate(b, 0))
-intrinsics.define(block.set_virtual, _set_virtual)
-intrinsics.define(block.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _narrow(b, v[1]))))
-intrinsics.define(block.get_claim, lambda b, _: b.load(_claimed(b)))
-intrinsics.define(block.put_claim, lambda b, v: b.store(v[0], _claimed(b)))
-intrinsics.define(block.own_flag, lambda b, _: b.load(_flag(b)))
+_define_grid(a.virtual_grid, lambda builder, axis: _coordinate(builder, "xyz".index(axis)))
+intrinsics.define(a.thread_index, lambda b, _: _tid(b))
+intrinsics.define(a.block_threads, lambda b, _: _threads(b))
+intrinsics.define(a.block_index, lambda b, _: _special(b, "ctaid.x"))
+intrinsics.define(a.own_block, lambda b, _: _special(b, "ctaid.x"))
+intrinsics.define(a.virtual_block_index, lambda b, _: _coordinate(b, 0))
+intrinsics.define(a.set_virtual, _set_virtual)
+intrinsics.define(a.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _narrow(b, v[1]))))
+intrinsics.define(a.get_claim, lambda b, _: b.load(_claimed(b)))
+intrinsics.define(a.put_claim, lambda b, v: b.store(v[0], _claimed(b)))
+intrinsics.define(a.own_flag, lambda b, _: b.load(_flag(b)))
 # by every thread, the same value: none waits for another to read what it has stored itself
-intrinsics.define(block.set_flag, lambda b, v: b.store(v[0], _flag(b)))
+intrinsics.define(a.set_flag, lambda b, v: b.store(v[0], _flag(b)))
 
 
 _LONGEST = 1 << 47
 """Upper bound of the items of an array: the address space has 47 bits, unless the array repeats items."""
 
 
-@intrinsics.primitive(block.has_sizes)
+@intrinsics.primitive(a.has_sizes)
 def _has_sizes(typingctx: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         if isinstance(value, types.Array):
@@ -422,7 +421,7 @@ def _has_sizes(typingctx: Any, value: Any) -> Any:
     return types.void(value), codegen
 
 
-@intrinsics.primitive(block.opaque)
+@intrinsics.primitive(a.opaque)
 def _opaque(typingctx: Any, value: Any, turn: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         register = {"float": "f", "double": "d"}.get(str(args[0].type))
@@ -450,6 +449,6 @@ def _shared_array(shape: Any, dtype: Any) -> Callable[..., Any] | None:
 
 
 # inlined, because numba-cuda lets no function return an array that it has made
-intrinsics.overload(block.shared_array, inline="always")(_shared_array)
+intrinsics.overload(a.shared_array, inline="always")(_shared_array)
 
 subscribe(intrinsics)

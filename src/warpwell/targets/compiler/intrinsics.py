@@ -17,7 +17,7 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 
 from ... import errors
-from .. import atomics as a
+from .. import primitives as a
 from ..device import ArrayKind, StructKind
 from ..struct import DeviceStruct
 from .checked_arrays import CheckedArray, install, item_address

@@ -18,7 +18,7 @@ from numba.core.errors import NumbaError
 from ... import errors
 from ..._os import Interrupts, Threads
 from ..._settings import settings
-from .. import atomics
+from .. import primitives
 from ..fault import FLAG, LaunchFlag
 from ..signature import argument, check_arguments
 from .compiled import dispatcher
@@ -207,7 +207,7 @@ def driver_of(kernel: Any, kind: str, template: str, count: int, constants: Mapp
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         used = ("load_relaxed", "load_acquire", "store_relaxed", "store_release", "fetch_add", "clock_ns")
         scope = {"function": kernel.function, "set_context": set_context, **(constants or {}), "__name__": __name__}
-        scope |= {n: getattr(atomics, n) for n in (*used, "BLOCK", "DEVICE", "SYSTEM")}
+        scope |= {n: getattr(primitives, n) for n in (*used, "BLOCK", "DEVICE", "SYSTEM")}
         exec(compile(source, "<warpwell driver>", "exec"), scope)
         made = dispatcher(scope["driver"], user=kernel.function, salt=source)
         return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before

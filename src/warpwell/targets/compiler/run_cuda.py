@@ -391,7 +391,7 @@ def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
 
 
 def _wrapper(kernel: Any, dims: int, count: int) -> Any:
-    from .. import atomics, block
+    from .. import primitives
 
     intrinsics_for("cuda")
     names = [f"argument{k}" for k in range(count)]
@@ -404,9 +404,9 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
     source = "\n    ".join([f"def {name}({parameters}):", begin, *body])
     scope = {
         "function": launch_copy(kernel.function),
-        "grid": atomics.grid,
-        "set_flag": block.set_flag,
-        "has_sizes": block.has_sizes,
+        "grid": primitives.grid,
+        "set_flag": primitives.set_flag,
+        "has_sizes": primitives.has_sizes,
         "__name__": GENERATED,
     }
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ... import errors
-from .. import atomics, block
+from .. import primitives
 from ..device import device, registers_wanted
 from .bytecode import (
     ABSENT,
@@ -29,7 +29,10 @@ from .bytecode import (
     value_in,
 )
 
-_VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
+_VIRTUAL: dict[Any, Any] = {
+    primitives.grid: primitives.virtual_grid,
+    primitives.block_index: primitives.virtual_block_index,
+}
 _OWN = __package__.partition(".")[0]
 _WHOLE_GRID = ("blockIdx", "gridDim", "grid", "gridsize", "cg")
 """Attributes of `numba.cuda` that tell a function where it is in the hardware's grid."""
@@ -43,13 +46,13 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     TransformError
         The function names the hardware's grid itself; ``construct`` and ``line`` give the position.
     """
-    copy = _Copier({**_VIRTUAL, atomics.failed: block.launch_failed}, refuses=True).copy(function)
+    copy = _Copier({**_VIRTUAL, primitives.failed: primitives.launch_failed}, refuses=True).copy(function)
     return device(copy) if copy is function else copy
 
 
 def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a device function that asks its own launch whether it `failed`; itself where it does not ask."""
-    copy: Callable[..., Any] = _Copier({atomics.failed: block.launch_failed}, refuses=False).copy(function)
+    copy: Callable[..., Any] = _Copier({primitives.failed: primitives.launch_failed}, refuses=False).copy(function)
     return copy
 
 
@@ -61,7 +64,7 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     instructions: list[dis.Instruction] = []
     for instruction, found, _ in instructions_of(function):
         instructions.append(instruction)
-        if block.barrier in functions_of(found):
+        if primitives.barrier in functions_of(found):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
             returns.append(instruction)

@@ -8,3 +8,6 @@ In the order in which a launch meets them:
 - `nvrtc.py`: CUDA C++ compiled to machine code.
 - `prepared.py`: launches with few instructions of Python.
 """
+
+from .device import gpu_count, gpus, require_gpu
+from .memory import address_of, as_array, pin, pinned

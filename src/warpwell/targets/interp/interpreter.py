@@ -2,7 +2,7 @@
 
 Every shared access is a point where the scheduler may run another thread, and a load may return any value
 that coherence and happens-before permit, so a missing fence or recheck fails here where it would hold on most
-hardware.  A failing seed replays exactly. The meaning of the primitives is documented in ``atomics.py``.
+hardware.  A failing seed replays exactly. The meaning of the primitives is documented in ``primitives.py``.
 """
 
 from __future__ import annotations

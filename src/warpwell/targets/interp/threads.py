@@ -17,7 +17,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from .weak_memory import ThreadView, WeakMemory
 
 NS_PER_STEP = 1000
-_OWN_NAMES = ("threads.py", "interpreter.py", "../atomics.py")
+_OWN_NAMES = ("threads.py", "interpreter.py", "../primitives.py")
 _OWN_FILES = {os.path.normpath(Path(__file__).parent / name) for name in _OWN_NAMES}
 _LONGEST_GAP = 2000
 _LAST_STEPS = 20_000
