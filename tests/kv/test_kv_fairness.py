@@ -106,9 +106,10 @@ def test_a_greedy_queue_starves_nobody(memory: KeyValueMemory) -> None:
             assert len(noted) > 50
             medians.append(np.median(noted) / 1e3)
             slowest.append(np.percentile(noted, 99) / 1e3)
-        # 16 commands before it take 3.2 ms, its own latency is 2 ms; 384 waiting ones would take 77 ms
-        assert medians[1] < 10_000, medians
-        assert slowest[1] < max(4 * slowest[0], 25_000), (medians, slowest)
+        # 16 commands before it take 3.2 ms, its own latency is 2 ms; 384 waiting ones would take 77 ms. A machine that
+        # other programs use adds some milliseconds.
+        assert medians[1] < 30_000, medians
+        assert slowest[1] < max(4 * slowest[0], 60_000), (medians, slowest)
     finally:
         controller.close()
 

@@ -184,7 +184,7 @@ def test_late_completions(memory: KeyValueMemory, loads: Any, window: int) -> No
 def test_lost_completions(memory: KeyValueMemory, loads: Any) -> None:
     faulty = KeyValueFaulty(memory.native(), ["lost"] + ["ok"] * 19)
     load = loads(faulty.native(), depth=64)
-    counts = load.run(4, 100, limit=20 * MS)
+    counts = load.run(4, 100, limit=100 * MS)
     assert counts == {GOOD: 380, LATE: 20}
     # their ids are never used again
     assert load.settle(0.3) == 20

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ..device import device, is_device
+from ..device import device, is_device, linked_functions
 from .bytecode import ABSENT, VERSIONED, attributes, copied, names_of, value_in
 
 MAX_COPIED_BYTES = 10**6
@@ -192,7 +192,8 @@ def _as_device(function: types.FunctionType) -> types.FunctionType:
 
 
 def _is_own(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").startswith("warpwell.")
+    """Return True for functions whose variables are never assigned again; a copy would not be linked."""
+    return (function.__module__ or "").startswith("warpwell.") or function in linked_functions()
 
 
 def _is_fixed(value: Any) -> bool:
