@@ -24,7 +24,11 @@ def read_header(
         The file is not a ``.npy`` file, is in Fortran order, or has a negative extent.
     """
     try:
-        version = np.lib.format.read_magic(file)
+        try:
+            version = np.lib.format.read_magic(file)
+        except ValueError:
+            file.seek(0)
+            raise ValueError(f"it begins with {file.read(6)!r}") from None
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         if version == (3, 0):
             file = _as_version_2(file)
