@@ -727,8 +727,9 @@ print("end", flush=True)
 """
 
 INTERRUPTED = """
-import os, signal, threading, time, numpy as np, warpwell as ww
+import faulthandler, os, signal, threading, time, numpy as np, warpwell as ww
 from warpwell import storage
+faulthandler.dump_traceback_later(80)
 class Slow(storage.medium.PythonMedium):
     def read(self, offset, nbytes):
         go.wait(30)
@@ -740,9 +741,9 @@ with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=5
     try:
         begun.result(110)
     except KeyboardInterrupt:
-        print("interrupted", begun.done())
+        print("interrupted", begun.done(), flush=True)
     go.set()
-    print(int(begun.result(60).min()), begun.done())
+    print(int(begun.result(60).min()), begun.done(), flush=True)
 """
 
 
