@@ -268,9 +268,9 @@ class Output:
 
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        logging.getLogger("warpwell.targets.compiler.compiling").setLevel(
-            logging.ERROR
-        )  # the stage names the compilation
+        from ..targets.compiler import compilation_logger
+
+        compilation_logger.setLevel(logging.ERROR)  # the stage names the compilation
         bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),

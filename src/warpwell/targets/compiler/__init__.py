@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .bytecode import cloudpickle, names_of
     from .code_cache import cache_folder, cache_key
     from .compiled import compile_for_words, dispatcher
+    from .compiling import compilation_logger
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "cache_folder",
     "cache_key",
     "cloudpickle",
+    "compilation_logger",
     "compile_for_words",
     "dispatcher",
     "intrinsics_for",
@@ -53,6 +55,7 @@ _FROM = {
     "bytecode": "cloudpickle names_of",
     "code_cache": "cache_folder cache_key",
     "compiled": "compile_for_words dispatcher",
+    "compiling": "compilation_logger",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
 }
 __getattr__, __dir__ = on_first_use(

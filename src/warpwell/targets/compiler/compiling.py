@@ -15,7 +15,7 @@ from .reasons import reason_of
 SECONDS = 1.0
 """Compilations that take no longer say nothing."""
 
-logger = logging.getLogger(__name__)
+compilation_logger = logging.getLogger(__name__)
 """Of the warning that a compilation takes long; the command line, which has notices of its own, raises its level."""
 
 _warned = False
@@ -35,7 +35,7 @@ def compiling(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _warning_later(name: str) -> Iterator[None]:
-    if _warned or not logger.isEnabledFor(logging.WARNING):
+    if _warned or not compilation_logger.isEnabledFor(logging.WARNING):
         yield
         return
     timer = threading.Timer(SECONDS, _warn, (name,))
@@ -51,7 +51,7 @@ def _warn(name: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        logger.warning(
+        compilation_logger.warning(
             "warpwell is compiling %s, and other new code; code for the CPU is cached on disk, and later runs start at "
             "once (WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
             name,
@@ -72,5 +72,5 @@ def explained(kernel: Any, target: str) -> Iterator[None]:
         if not is_compilers and not (isinstance(error, AttributeError) and str(error).startswith("module '")):
             raise
         reason = reason_of(error, kernel.function)
-        logger.debug("the compiler's message", exc_info=error)
+        compilation_logger.debug("the compiler's message", exc_info=error)
         raise errors.CompileError(f"kernel {kernel.__name__!r} does not compile for {target!r}: {reason}") from None
