@@ -35,7 +35,7 @@ def test_one_warning_of_a_long_compilation_is_logged(
 ) -> None:
     monkeypatch.setattr(compiling, "SECONDS", 0.01)
     monkeypatch.setattr(compiling, "_warned", False)
-    caplog.set_level("WARNING", compiling.logger.name)
+    caplog.set_level("WARNING", compiling.compilation_logger.name)
     with compiling.compiling("kernel 'short'"):
         pass
     assert not caplog.records
