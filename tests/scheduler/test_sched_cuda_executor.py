@@ -885,3 +885,28 @@ def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
     x[1] = 1
     assert [event.job for event in conformance.ends(executor, 3)] == [first, second, third]
     executor.close()
+
+
+def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
+    executor = fake_executor_over(FakeGpu())
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    first, x = held(executor)
+    second, withdrawn, ended = (conformance.job(executor) for _ in range(3))
+    line = executor._runs[first].line
+    assert line is not None and executor.launch_behind(second, Placement(workers=1), first)
+    until(executor._runs[second].is_launched)
+    line._words[AHEAD // 8] = AHEAD_NS  # so what comes behind both is held back
+    assert executor.launch_behind(withdrawn, Placement(workers=1), second)
+    assert not executor._runs[withdrawn].is_launched()
+    executor.launch(ended, Placement(workers=1))
+    run = executor._runs[ended]
+    run.comes_after(executor._runs[withdrawn])
+    until(lambda: executor.wait(executor.now() + 1e-3) or executor.poll() or run.rows == 0)
+    assert not executor.poll()
+    executor._runs[withdrawn].after = None  # as if `second` had ended
+    executor.preempt(withdrawn)
+    assert [event.job for event in executor.poll()] == [withdrawn, ended]
+    x[0] = 1
+    assert [event.job for event in conformance.ends(executor, 2)] == [first, second]
+    executor.close()

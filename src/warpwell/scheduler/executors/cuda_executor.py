@@ -330,10 +330,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if run.behind and self._withdraw(run):
             if not run.rows:
                 run.line, run.phase = None, Phase.STOPPED
-                run.leaves_order()
+                then = run.leaves_order()
                 if run.count:  # what waits for it to begin is let go
                     self._gpu.set_word(run.control + 8 * BEGUN, NEVER)
-                self._events.append(Stopped(job, self._time(), run.done))
+                time = self._time()
+                self._events.append(Stopped(job, time, run.done))
+                self._report_ended(then, time)
                 return
         if run.count:
             run.phase = Phase.STOPPING
@@ -507,9 +509,13 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 self._start(run)
         else:
             self._finish(run, time)
-        for its in then:
-            if its.runs and not its.rows:
-                self._left(its, time)
+        self._report_ended(then, time)
+
+    def _report_ended(self, runs: Sequence[CudaRun], time: float) -> None:
+        """Report the runs of which nothing is on the GPU any more: they ended before a run that they came after."""
+        for run in runs:
+            if run.runs and not run.rows:
+                self._left(run, time)
 
     def wait(self, until: float | None) -> None:
         """See `Executor`. Ends wake it."""
