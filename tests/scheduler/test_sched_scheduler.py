@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 import warnings
+import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -666,6 +667,18 @@ def test_a_task_is_stuck_when_a_block_runs_and_none_begins_or_ends():
     assert never.look([job], executor) == [] and never.due is None
     job.done = 1
     assert "1 of 9" in str(watchdog.error(job))
+
+
+def test_a_watchdog_keeps_no_task_that_has_ended():
+    task = Task("t", 9)
+    job = Job(task, Request("r", [task]), 0.0, placement=Placement())
+    watchdog, executor = Watchdog(4.0), Watched(threads=1)
+    executor.time, executor.done, executor.begun = 100.0, 0, 2
+    assert watchdog.look([job], executor) == []
+    ended = weakref.ref(task)
+    del task, job
+    gc.collect()  # a job and its request refer to each other
+    assert ended() is None
 
 
 def test_compiling_is_not_being_stuck(monkeypatch):

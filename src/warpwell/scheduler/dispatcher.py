@@ -75,7 +75,8 @@ class Watchdog:
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds = None if seconds is None else checked_seconds(seconds, "stuck_after")
         self.due = None if seconds is None else 0.0
-        self._seen: dict[Job, tuple[tuple[int, int], float]] = {}
+        # It keeps no job: nothing looks again after the last one, and the arguments of that would stay.
+        self._seen: weakref.WeakKeyDictionary[Job, tuple[tuple[int, int], float]] = weakref.WeakKeyDictionary()
 
     def look(self, running: Iterable[Job], executor: Executor) -> list[Job]:
         """Return the tasks that are stuck, each once; before `due`, none."""
@@ -83,7 +84,7 @@ class Watchdog:
         if self.seconds is None or self.due is None or now < self.due:
             return []
         self.due = now + self.seconds / 4
-        seen, self._seen = self._seen, {}
+        seen, self._seen = self._seen, weakref.WeakKeyDictionary()
         stuck = []
         for job in running:
             if job.placement is not None and job.placement.plain:
