@@ -896,7 +896,7 @@ def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
     line = executor._runs[first].line
     assert line is not None and executor.launch_behind(second, Placement(workers=1), first)
     until(executor._runs[second].is_launched)
-    line._words[AHEAD // 8] = AHEAD_NS  # so what comes behind both is held back
+    line._words[AHEAD // 8] = AHEAD_NS  # rows behind both are held back
     assert executor.launch_behind(withdrawn, Placement(workers=1), second)
     assert not executor._runs[withdrawn].is_launched()
     executor.launch(ended, Placement(workers=1))
