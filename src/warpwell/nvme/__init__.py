@@ -1,4 +1,4 @@
-"""Wire format of NVMe: commands, completions, status codes, and what drives need to start a controller; no I/O.
+"""Wire format of NVMe: commands, completions, status codes, registers and data structures of controllers; no I/O.
 
 - wire.py        the 64-byte submission entry, the 16-byte completion entry, opcodes
 - key_value.py   the submission entry of a command on keys and values

@@ -1,7 +1,7 @@
 """Registers of a controller in memory space (BAR0), and admin commands: queues, Identify, log pages, features.
 
-Each function that builds a command returns one `COMMAND`; the submitting queue sets its cid. Addresses are those of the
-controller (DMA addresses).
+Each function that builds a command returns one `COMMAND`; the submitting queue sets its cid. Addresses are DMA
+addresses, as the controller uses them.
 
 Source: NVM Express Base Specification, "Property Definition" (the offsets), "CAP - Controller Capabilities", "VS -
 Version", "CC - Controller Configuration", "CSTS - Controller Status", "AQA - Admin Queue Attributes", "Opcodes for
