@@ -329,7 +329,7 @@ FAULTS = (
         "cid-used-again",
         "lies",
         "an id has the same cid at each use, and a completion of an older one ends it",
-        (Edit(_SUBMIT, "release_id", "cid + field(queue, at.Q_GENERATION)", "cid"),),
+        (Edit(_SUBMIT, "release_id", "state_word(queue, after, at.FREE)", "state_word(queue, cid, at.FREE)"),),
     ),
     Fault(
         "any-head-believed",
