@@ -8,15 +8,14 @@ from collections.abc import Callable
 
 
 class Threads:
-    """Runs calls, each in a thread of its own at once; threads that are done wait for more.
+    """Daemon threads. Each call starts at once in a thread of its own; idle threads are used again.
 
-    They are daemons, and no call is ever made to wait for another one: a call that never returns costs its thread and
-    nothing else.
+    No call waits for another one, so a call that never returns only occupies its thread.
 
     Parameters
     ----------
     name : str
-        Of the threads.
+        Name of the threads.
     """
 
     def __init__(self, name: str) -> None:

@@ -462,7 +462,7 @@ class Cache:
             self._flush(nsid, is_clean)
 
     def _flush(self, nsid: int | None = None, is_clean: bool = False) -> None:
-        """Do the same, and keep the errors of launches in streams for operations on their arrays."""
+        """Write dirty pages back, as `flush`, but leave errors of launches in streams to later calls."""
         with self.lock:
             writable = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
             if writable:  # a read-only array has nothing to lose, and closes without an error
