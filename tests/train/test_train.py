@@ -1,4 +1,4 @@
-"""Rows and neighbourhoods for training, without PyTorch."""
+"""Rows and neighborhoods for training, without PyTorch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.train import source as reading
 
 ROWS = 500
 X = np.random.default_rng(0).standard_normal((ROWS, 6), np.float32)
 Y = np.random.default_rng(1).integers(0, 9, ROWS)
-WANTED = [3, -1, 3, 499, 0, 250]
+ROW_NUMBERS = [3, -1, 3, 499, 0, 250]
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def sources(folder: Path) -> dict[str, Any]:
 
 
 def took(dataset: Any, connection: Any) -> None:
-    connection.send((dataset.take(np.array(WANTED) % ROWS), os.getpid()))
+    connection.send((dataset.take(np.array(ROW_NUMBERS) % ROWS), os.getpid()))
 
 
 @pytest.mark.quick("files", "behind a cache")
@@ -66,19 +65,19 @@ def took(dataset: Any, connection: Any) -> None:
 def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
     dataset = ww.train.Dataset(sources(folder)[kind])
     assert len(dataset) == ROWS and dataset.names == ["x", "y"]
-    records = dataset.__getitems__(WANTED)
-    assert np.array_equal(records.fields["x"], X[WANTED]) and np.array_equal(records.fields["y"], Y[WANTED])
+    records = dataset.__getitems__(ROW_NUMBERS)
+    assert np.array_equal(records.fields["x"], X[ROW_NUMBERS]) and np.array_equal(records.fields["y"], Y[ROW_NUMBERS])
     assert np.array_equal(dataset[-2]["x"], X[-2]) and dataset[-2]["y"] == Y[-2]
     for method in ("fork", "spawn") if kind == "columns" else ("fork",):
         context = multiprocessing.get_context(method)
-        ours, theirs = context.Pipe()
-        child = context.Process(target=took, args=(dataset, theirs), daemon=True)
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=took, args=(dataset, sender), daemon=True)
         child.start()
-        assert ours.poll(60)
-        fields, pid = ours.recv()
+        assert receiver.poll(60)
+        fields, pid = receiver.recv()
         child.join(30)
         assert child.exitcode == 0 and pid != os.getpid()
-        assert np.array_equal(fields["x"], X[WANTED]) and np.array_equal(fields["y"], Y[WANTED])
+        assert np.array_equal(fields["x"], X[ROW_NUMBERS]) and np.array_equal(fields["y"], Y[ROW_NUMBERS])
     again = pickle.loads(pickle.dumps(dataset))
     assert np.array_equal(again.take(np.arange(ROWS))["x"], X)
 
@@ -86,14 +85,19 @@ def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
 def test_columns_of_one_table_are_read_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ww.table.open(folder / "t.arrow", device="cpu") as table:
         dataset = ww.train.Dataset({"y": table["y"], "z": Y, "x": table["x"], "again": table["y"]})
-    asked: list[list[str]] = []
-    take = reading.take_columns
-    monkeypatch.setattr(reading, "take_columns", lambda c, *a: asked.append([one.name for one in c]) or take(c, *a))
+    reads: list[list[str]] = []
+    take = ww.table.Matches.take
+
+    def recorded_take(matches: Any, names: list[str]) -> Any:
+        reads.append(names)
+        return take(matches, names)
+
+    monkeypatch.setattr(ww.table.Matches, "take", recorded_take)
     with dataset:
-        fields = dataset.take(np.array(WANTED))
-    assert asked == [["y", "x"]] and list(fields) == ["y", "z", "x", "again"]
+        fields = dataset.take(np.array(ROW_NUMBERS))
+    assert reads == [["y", "x"]] and list(fields) == ["y", "z", "x", "again"]
     for name, expected in (("x", X), ("y", Y), ("z", Y), ("again", Y)):
-        assert np.array_equal(fields[name], expected[WANTED])
+        assert np.array_equal(fields[name], expected[ROW_NUMBERS])
 
 
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
@@ -105,7 +109,7 @@ def test_a_dataset_leaves_nothing_open(folder: Path, close: bool) -> None:
         dataset.close()
     else:
         del dataset
-    gc.collect()  # a mapping that is closed stays while somebody has views of it
+    gc.collect()  # a closed mapping stays while views of it exist
     until(lambda: not opened(folder))
 
 
@@ -118,12 +122,34 @@ def opened(folder: Path) -> list[str]:
     return found
 
 
-def test_an_open_array_is_of_use_in_its_process(folder: Path) -> None:
+def test_an_open_array_is_used_in_its_process_only(folder: Path) -> None:
     with ww.open(folder / "x.npy", device="cpu") as x:
         dataset = ww.train.Dataset({"x": x, "y": Y})
         assert np.array_equal(dataset.take(np.array([5, 4]))["x"], X[[5, 4]])
-        with pytest.raises(errors.ForkError, match="give its path"):
+        with pytest.raises(TypeError, match="send its path, and open it again there"):
             pickle.dumps(dataset)
+        dataset.close()
+        assert x[0, 0] == X[0, 0]  # the array belongs to its opener
+
+
+def test_an_open_array_with_a_cache_is_refused_after_a_fork(folder: Path) -> None:
+    with ww.open(folder / "x.npy", device="cpu", cache="64KiB") as x:
+        dataset = ww.train.Dataset({"x": x})
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=send_error, args=(dataset, sender), daemon=True)
+        child.start()
+        assert receiver.poll(60)
+        name, message = receiver.recv()
+        child.join(30)
+    assert name == "ForkError" and "by its path" in message
+
+
+def send_error(dataset: Any, connection: Any) -> None:
+    try:
+        dataset[0]
+    except Exception as error:
+        connection.send((type(error).__name__, str(error)))
 
 
 def test_a_loader_of_stores_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
@@ -170,16 +196,26 @@ def test_columns_and_rows_that_cannot_be(folder: Path) -> None:
         dataset.__getitems__(["a"])  # type: ignore[list-item]
 
 
-def test_what_needs_pytorch_says_so(tmp_path: Path) -> None:
+def test_the_module_can_be_inspected_without_pytorch(tmp_path: Path) -> None:
     for module in ("torch", "torch_geometric"):
         (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
     program = """
+import copy, inspect, pickle, pydoc
 import warpwell as ww
 from warpwell import errors
-ww.train.Dataset, ww.train.Neighbors
-for name in ("FeatureStore", "NeighborSampler"):
+from warpwell.train import FeatureStore, NeighborSampler
+assert hasattr(ww.train, "FeatureStore") and not hasattr(ww.train, "__wrapped__") and not hasattr(ww.train, "nothing")
+members = dict(inspect.getmembers(ww.train))
+assert {*ww.train.__all__} <= {*members} and {*ww.train.__all__} <= {*dir(ww.train)}
+text = pydoc.render_doc(ww.train, renderer=pydoc.plaintext)
+for name in ww.train.__all__:
+    entry = getattr(ww.train, name)
+    assert inspect.getdoc(entry).splitlines()[0] in text, name
+    assert copy.copy(entry) is entry and pickle.loads(pickle.dumps(entry)) is entry
+    inspect.signature(entry), inspect.getsource(entry)
+for create in (lambda: FeatureStore({}), lambda: NeighborSampler(None)):
     try:
-        getattr(ww.train, name)
+        create()
     except errors.ArgumentError as error:
         print(error)
 """
@@ -193,7 +229,7 @@ for name in ("FeatureStore", "NeighborSampler"):
     assert done.stdout.count("needs torch_geometric: install Warpwell's extra [train]") == 2, done.stderr
 
 
-# -- neighbourhoods ----------------------------------------------------------------------------------------------------
+# -- neighborhoods ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +248,7 @@ def in_edges(graph: ww.graph.Graph, vertex: int) -> tuple[int, np.ndarray[Any, A
 
 
 def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
-    """Check a neighbourhood by its definition."""
+    """Check a neighborhood by its definition."""
     assert len(np.unique(found.nodes)) == len(found.nodes) == sum(found.node_counts)
     assert len(found.sources) == len(found.targets) == len(found.edges) == sum(found.edge_counts)
     assert len(np.unique(found.edges)) == len(found.edges)
@@ -233,7 +269,7 @@ def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fanouts", [[4, 3], [-1], [1], [0, 5], []])
-def test_neighbourhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[int]) -> None:
+def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[int]) -> None:
     neighbors = ww.train.Neighbors(graph, fanouts, 64, seed=3)
     epoch = list(neighbors)
     assert len(epoch) == len(neighbors) == 5
@@ -255,11 +291,11 @@ def test_a_batch_is_a_function_of_its_number(graph: ww.graph.Graph) -> None:
     assert forwards[0] != forwards[3] and sorted(forwards[0][0][:50]) != sorted(forwards[3][0][:50])  # epochs differ
     other = ww.train.Neighbors(graph, [4, 3], 50, seed=4, vertices=np.arange(0, 300, 2))
     assert sampled(other, 0) != forwards[0]
-    # what a run that is resumed by a later version draws, too
-    assert forwards[8][3][:6] == KEPT
+    # A run that a later version resumes draws the same neighbors.
+    assert forwards[8][3][:6] == RECORDED_EDGES
 
 
-KEPT = [826, 827, 829, 830, 1193, 1194]
+RECORDED_EDGES = [826, 827, 829, 830, 1193, 1194]
 
 
 def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
@@ -283,7 +319,7 @@ def test_neighbours_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> Non
     for options, says in (
         ({"fanouts": [-2]}, "fanouts"),
         ({"batch_size": 0}, "batch_size"),
-        ({"vertices": [1, 1]}, "some twice"),
+        ({"vertices": [1, 1]}, "must be distinct"),
         ({"vertices": [300]}, "300 of a graph"),
         ({"vertices": [0.5]}, "a list or an array"),
         ({"drop_last": True, "batch_size": 301}, "no"),
@@ -297,5 +333,5 @@ def test_a_damaged_graph_is_found_and_not_followed(tmp_path: Path) -> None:
     edges = np.load(graph.in_edges_path, mmap_mode="r+")
     edges[0] = 1 << 20
     del edges
-    with pytest.raises(errors.FormatError, match="leads to no vertex"):
+    with pytest.raises(errors.FormatError, match="does not exist"):
         ww.train.Neighbors(graph, [2], 2)[0]

@@ -87,7 +87,7 @@ def test_features_by_their_rows(folder: Path) -> None:
     assert {(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()} == {(None, "x"), ("paper", "y")}
     with pytest.raises(errors.IndexRangeError, match="index 300"):
         store[None, "x", torch.tensor([300])]
-    with pytest.raises(errors.ArgumentError, match="no feature"):
+    with pytest.raises(errors.ArgumentError, match="unknown feature"):
         store[None, "z", rows]
     with pytest.raises(errors.ArgumentError, match="row numbers"):
         store[None, "x", torch.tensor([0.5])]

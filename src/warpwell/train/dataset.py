@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,43 +13,37 @@ from numpy.typing import NDArray
 
 from .. import errors, table
 from ..kv import rows_of
-from .source import begin_all, source_of
+from .sources import read_rows, source_of
 
 
 class Records(Sequence[dict[str, Any]]):
-    """Rows of a data set: ``records.fields`` are whole arrays, ``records[k]`` is one row as a dict.
+    """Rows of a dataset: ``records.fields`` are whole arrays, ``records[k]`` is one row as a dict.
 
-    PyTorch's own `collate_fn` stacks the rows one by one; `warpwell.train.collate` takes the fields as they are.
+    PyTorch's default `collate_fn` stacks the rows one by one; `warpwell.train.collate` uses the fields without a copy.
 
     Attributes
     ----------
     fields : dict of ndarray or DeviceArray
-        Shape ``(rows, *shape)`` each; `DeviceArray` of arrays on "cuda", of which rows are taken by way of the host.
+        Shape ``(rows, *shape)`` each. Fields of arrays on "cuda" are `DeviceArray`; reading single rows copies them to
+        the host.
     dtypes : dict of numpy.dtype
-        Of the arrays on storage.
+        The dtypes of the arrays on storage.
     """
 
     def __init__(self, fields: dict[str, Any], dtypes: dict[str, np.dtype[Any]]) -> None:
         self.fields = fields
         self.dtypes = dtypes
-        self._copies: dict[str, NDArray[Any]] | None = None
+
+    @cached_property
+    def _host_fields(self) -> dict[str, NDArray[Any]]:
+        return {name: np.asarray(rows) for name, rows in self.fields.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
 
-    def _on_host(self) -> dict[str, NDArray[Any]]:
-        """Return the fields in host memory; those of a GPU are copied once."""
-        if self._copies is None:
-            self._copies = {name: np.asarray(rows) for name, rows in self.fields.items()}
-        return self._copies
-
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Records({name: rows[index] for name, rows in self._on_host().items()}, self.dtypes)
-        return {name: rows[index] for name, rows in self._on_host().items()}
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[k] for k in range(len(self)))
+        fields = {name: rows[index] for name, rows in self._host_fields.items()}
+        return Records(fields, self.dtypes) if isinstance(index, slice) else fields
 
     def __repr__(self) -> str:
         return f"<{len(self)} records of {', '.join(self.fields)}>"
@@ -57,31 +52,32 @@ class Records(Sequence[dict[str, Any]]):
 class Dataset:
     """Records whose fields are rows of arrays on storage; nothing is loaded.
 
-    PyTorch's ``DataLoader`` takes it, and so does `warpwell.kv.DataLoader`, which needs no PyTorch, divides batches
+    PyTorch's ``DataLoader`` accepts it. `warpwell.kv.DataLoader` accepts it, too: it needs no PyTorch, divides batches
     among ranks, and resumes.
 
     Parameters
     ----------
     fields : dict, Table or path
-        Names, each with the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a NumPy array, which stays
-        in memory; a column of a table; or an open array, for this process alone. Or a table: all of its columns.
+        The value of each name is the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a NumPy array,
+        which stays in memory; a column of a table; or an open array, for this process only. A table, or the path of a
+        table, stands for its columns.
     columns : sequence of str, optional
-        Of a table: the columns to take.
+        The columns of the table to use. Default: all.
 
     Raises
     ------
     ArgumentError
-        There are no fields, they differ in their number of rows, or one has nulls.
+        There are no fields, they differ in their number of rows, or a column has nulls.
     DTypeError
-        A field has no numbers.
+        A field does not have numbers.
     MissingFileError, FormatError
 
     Notes
     -----
-    It is pickled as paths. Each process, forked or spawned, opens the files again at its first read.
+    A dataset is pickled as paths. Each process, forked or spawned, opens the files again at its first read.
 
-    ``(path, {"device": "cuda"})`` is gathered to the GPU's memory, and `collate` makes tensors there. CUDA works in no
-    forked worker: use ``num_workers=0``, or workers that are spawned.
+    ``(path, {"device": "cuda"})`` is gathered to GPU memory, where `collate` makes tensors. CUDA does not work in
+    forked workers: use ``num_workers=0`` or spawned workers.
     """
 
     def __init__(
@@ -90,9 +86,9 @@ class Dataset:
         *,
         columns: Sequence[str] | None = None,
     ) -> None:
-        with contextlib.ExitStack() as ours:
+        with contextlib.ExitStack() as stack:
             if isinstance(fields, str | os.PathLike):
-                fields = ours.enter_context(table.open(fields, device="cpu"))
+                fields = stack.enter_context(table.open(fields, device="cpu"))
             if isinstance(fields, table.Table):
                 fields = {name: fields[name] for name in (fields.names if columns is None else columns)}
             if not fields:
@@ -100,8 +96,8 @@ class Dataset:
             self._sources = {str(name): source_of(value, str(name)) for name, value in fields.items()}
         rows = {name: source.rows for name, source in self._sources.items()}
         if len(set(rows.values())) > 1:
-            told = ", ".join(f"{name!r} has {count:,}" for name, count in rows.items())
-            raise errors.ArgumentError(f"fields of one dataset have one number of rows, and {told}", name="fields")
+            counts = ", ".join(f"{name!r} has {count:,}" for name, count in rows.items())
+            raise errors.ArgumentError(f"fields of a dataset must have equally many rows: {counts}", name="fields")
         self._rows = next(iter(rows.values()))
 
     @property
@@ -125,28 +121,20 @@ class Dataset:
         return record
 
     def __getitems__(self, indices: Sequence[int]) -> Records:
-        """Return several records, read together.
-
-        Raises
-        ------
-        ArgumentError, IndexRangeError
-        MediumError
-        """
+        """Return several records, read together; errors as for `take`."""
         return Records(self.take(indices), {name: source.dtype for name, source in self._sources.items()})
 
     def take(self, rows: NDArray[Any] | Sequence[int]) -> dict[str, Any]:
         """Return rows as new arrays ``(len(rows), *shape)``; negative numbers count from the end.
 
-        Of arrays on "cuda" they are `DeviceArray`, which PyTorch takes without a copy.
+        Rows of arrays on "cuda" are `DeviceArray`, which PyTorch uses without a copy.
 
         Raises
         ------
         ArgumentError, IndexRangeError
         MediumError
         """
-        rows = rows_of(rows, self._rows, self.names[0])
-        begun = begin_all(self._sources, rows)  # all of them are read at once
-        return {name: result() for name, result in begun.items()}
+        return read_rows(self._sources, rows_of(rows, self._rows, self.names[0]))
 
     def close(self) -> None:
         """Close the files that this process has open (idempotent). A read opens them again."""
@@ -159,14 +147,12 @@ class Dataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what `warpwell.kv.DataLoader` asks of a store: keys are row numbers
+    # The interface of a store that `warpwell.kv.DataLoader` uses: keys are row numbers.
 
-    def ordered(self) -> range:
+    def keys_array(self) -> range:
         """Return the row numbers."""
         return range(self._rows)
 
-    keys_array = ordered
-
     def get_many(self, keys: Any) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-        """Return rows as arrays, and that all were found."""
+        """Return rows as arrays, and an array of True: every row exists."""
         return self.take(keys), np.ones(len(keys), np.bool_)

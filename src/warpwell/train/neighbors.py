@@ -1,13 +1,13 @@
-"""`Neighbors`: sampled neighbourhoods of batches of vertices, in a graph on storage.
+"""`Neighbors`: sampled neighborhoods of batches of vertices, in a graph on storage.
 
-Batch `number` is a function of the seed and of `number`, whoever computes it:
+Batch `number` is a function of the seed and of `number`, in any process:
 
-- vertices: positions ``batch * batch_size`` and on of the order of its epoch (`warpwell.kv.Permutation`);
-- draws: 64-bit words of Philox, keyed by seed and number. NumPy keeps its raw words the same from version to version,
+- vertices: positions ``batch * batch_size`` and following of the order of the epoch (`warpwell.kv.Permutation`);
+- draws: 64-bit words of Philox, keyed by seed and number. NumPy keeps the raw words of Philox the same in each version,
   which it does not promise of its distributions. Word w draws ``(w >> 32) * n >> 32`` of n.
 
-Neighbours are drawn without repetition, for all vertices of a hop at once (R. W. Floyd's algorithm): for j from d - k
-to d - 1, draw t of 0 to j; take t, or j where t was taken before.
+Neighbors are drawn without repetition, for all vertices of a hop at once (R. W. Floyd's algorithm): for j from d - k
+to d - 1, draw t of 0 to j; use t, or j if t was drawn before.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .. import errors
 from .._check import checked_flag, checked_integer
 from ..graph import Graph
 from ..kv import Permutation
-from .source import FileSource
+from .sources import source_of
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """The sampled neighbourhood of the vertices of a batch.
+    """The sampled neighborhood of the vertices of a batch.
 
     Attributes
     ----------
     number : int
-        Of the batch.
+        The number of the batch.
     nodes : ndarray of int64
-        Vertices, each once: those of the batch first, then those of each hop.
+        Distinct vertices: first the vertices of the batch, then the vertices of each hop.
     sources, targets : ndarray of int64
-        Sampled edges, hop by hop, as positions in `nodes`: a vertex's neighbour, and the vertex.
+        Sampled edges, hop by hop, as positions in `nodes`: a neighbor of a vertex, and the vertex.
     edges : ndarray of int64
-        The same edges as places in the graph's file of edges.
+        The same edges as positions in the graph's file of edges.
     node_counts : list of int
-        How many of `nodes` are of the batch, and of each hop.
+        The number of `nodes` in the batch and in each hop.
     edge_counts : list of int
-        How many edges are of each hop.
+        The number of edges in each hop.
     """
 
     number: int
@@ -60,31 +60,31 @@ class Neighborhood:
 
     @property
     def batch_size(self) -> int:
-        """How many vertices the batch has."""
+        """The number of vertices of the batch."""
         return self.node_counts[0]
 
 
 class Neighbors:
-    """Neighbourhoods by the number of the batch: ``neighbors[number]``.
+    """Neighborhoods by the number of the batch: ``neighbors[number]``.
 
-    Epoch e has the batches ``e * len(neighbors)`` to ``(e + 1) * len(neighbors) - 1``; there is no last epoch. Offsets
-    and edges are read from storage as they are needed.
+    Epoch e has the batches ``e * len(neighbors)`` to ``(e + 1) * len(neighbors) - 1``; the number of epochs is not
+    limited. Only the needed offsets and edges are read from storage.
 
     Parameters
     ----------
     graph : Graph or path
-        The neighbours of a vertex are those with an edge to it: a directed graph needs its in-edges.
+        The neighbors of a vertex are the vertices with an edge to it: a directed graph needs its in-edges.
     fanouts : sequence of int
-        How many neighbours of a vertex are drawn at each hop, at most; -1 for all.
+        Maximum number of neighbors to draw per vertex at each hop; -1 for all.
     batch_size : int
-        Vertices of a batch.
+        Vertices per batch.
     vertices : array of int, optional
-        The vertices whose neighbourhoods are wanted, such as those with a label. Default: all.
+        The vertices to sample neighborhoods of, such as those with a label. Default: all.
     seed : int
     shuffle : bool
-        If False, the vertices come in their order in each epoch.
+        If False, each epoch has the vertices in their order.
     drop_last : bool
-        Leave out an incomplete last batch of an epoch.
+        Skip an incomplete last batch of an epoch.
 
     Raises
     ------
@@ -107,8 +107,8 @@ class Neighbors:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)
         if not (self.graph.in_edges or self.graph.undirected):
             raise errors.FormatError(
-                f"{self.graph.path} is directed and has no in-edges, which neighbourhoods follow: convert it again, "
-                "with in_edges=True",
+                f"{self.graph.path} is directed and has no in-edges, which neighborhoods need: convert it again with "
+                "in_edges=True",
                 path=self.graph.path,
             )
         self.fanouts = [checked_integer(k, "fanouts", minimum=-1) for k in fanouts]
@@ -116,17 +116,17 @@ class Neighbors:
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
         self.drop_last = checked_flag(drop_last, "drop_last")
-        self._vertices = None if vertices is None else _vertices(vertices, self.graph.vertices)
+        self._vertices = None if vertices is None else _checked_vertices(vertices, self.graph.vertices)
         self._count = self.graph.vertices if self._vertices is None else len(self._vertices)
         if not len(self):
             raise errors.ArgumentError(f"{self._count} vertices make no batch of {batch_size}", name="batch_size")
-        self._offsets = FileSource(self.graph.in_offsets_path, {})
-        self._edges = FileSource(self.graph.in_edges_path, {})
+        self._offsets = source_of(self.graph.in_offsets_path, "offsets")
+        self._edges = source_of(self.graph.in_edges_path, "edges")
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
-        whole, rest = divmod(self._count, self.batch_size)
-        return whole + (rest > 0 and not self.drop_last)
+        """Return the number of batches per epoch."""
+        full_batches, remainder = divmod(self._count, self.batch_size)
+        return full_batches + (remainder > 0 and not self.drop_last)
 
     def __repr__(self) -> str:
         return (
@@ -139,31 +139,32 @@ class Neighbors:
         return (self[number] for number in range(len(self)))
 
     def __getitem__(self, number: int) -> Neighborhood:
-        """Return the neighbourhood of a batch; numbers count from 0 over all epochs."""
+        """Return the neighborhood of a batch; numbers count from 0 over all epochs."""
         number = checked_integer(number, "the number of a batch", minimum=0)
         nodes = self.batch(number)
         draws = _Draws(self.seed, number)
-        new = nodes
         sources: list[Numbers] = []
         targets: list[Numbers] = []
-        places: list[Numbers] = []
+        edges: list[Numbers] = []
         node_counts = [len(nodes)]
-        first = 0
+        hop_start = 0
         for fanout in self.fanouts:
-            edges, of = self._hop(new, fanout, draws)
-            found = self._edges.begin(edges)().astype(np.int64, copy=False)
-            if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.graph.vertices:
+            positions, targets_in_hop = self._sample(nodes[hop_start:], fanout, draws)
+            neighbors = self._edges.start_read(positions)().astype(np.int64, copy=False)
+            if len(neighbors) and not 0 <= int(neighbors.min()) <= int(neighbors.max()) < self.graph.vertices:
+                path = self.graph.in_edges_path
                 raise errors.FormatError(
-                    f"{self._edges.path}: an edge leads to no vertex: make the graph again", path=self._edges.path
+                    f"{path}: an edge leads to a vertex that does not exist: make the graph again", path=path
                 )
-            nodes, local = _joined(nodes, found)
-            sources.append(local)
-            targets.append(first + of)
-            places.append(edges)
-            first = sum(node_counts)
-            node_counts.append(len(nodes) - first)
-            new = nodes[first:]
-        return Neighborhood(number, nodes, _one(sources), _one(targets), _one(places), node_counts, [*map(len, places)])
+            targets.append(hop_start + targets_in_hop)
+            edges.append(positions)
+            hop_start = len(nodes)
+            nodes, sources_in_nodes = _append_new(nodes, neighbors)
+            sources.append(sources_in_nodes)
+            node_counts.append(len(nodes) - hop_start)
+        edge_counts = [len(positions) for positions in edges]
+        indices = [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (sources, targets, edges)]
+        return Neighborhood(number, nodes, indices[0], indices[1], indices[2], node_counts, edge_counts)
 
     def close(self) -> None:
         """Close the graph's files in this process (idempotent). A read opens them again."""
@@ -181,65 +182,69 @@ class Neighbors:
             rows = np.arange(first, end)
         return rows if self._vertices is None else self._vertices[rows]
 
-    def _hop(self, nodes: Numbers, fanout: int, draws: _Draws) -> tuple[Numbers, Numbers]:
-        """Return places of drawn edges, and the position in `nodes` of each's vertex."""
-        bounds = self._offsets.begin(np.concatenate([nodes, nodes + 1]))().reshape(2, -1)
+    def _sample(self, nodes: Numbers, fanout: int, draws: _Draws) -> tuple[Numbers, Numbers]:
+        """Return the positions of sampled edges in the file, and the positions of their vertices in `nodes`."""
+        bounds = self._offsets.start_read(np.concatenate([nodes, nodes + 1]))().reshape(2, -1)
         degrees = bounds[1] - bounds[0]
         if len(degrees) and (int(degrees.min()) < 0 or int(bounds.min()) < 0 or int(bounds.max()) > self.graph.edges):
-            raise errors.FormatError(
-                f"{self._offsets.path}: an offset is wrong: make the graph again", path=self._offsets.path
-            )
+            path = self.graph.in_offsets_path
+            raise errors.FormatError(f"{path}: an offset is wrong: make the graph again", path=path)
         counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
-        of = np.repeat(np.arange(len(nodes)), counts)
-        within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-        many = np.flatnonzero(degrees > counts)
-        if len(many) and fanout:
-            drawn = draws.distinct(degrees[many], fanout)
-            mine = np.isin(of, many)
-            within[mine] = drawn.ravel()
-        return bounds[0][of] + within, of
+        owners = np.repeat(np.arange(len(nodes)), counts)
+        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+        larger = degrees > counts
+        if larger.any() and fanout:
+            within[larger[owners]] = draws.distinct(degrees[larger], fanout).ravel()
+        return bounds[0][owners] + within, owners
 
 
 class _Draws:
     """Random numbers of a batch."""
 
     def __init__(self, seed: int, number: int) -> None:
+        # The text is part of the definition of a batch: other text would draw other neighbors.
         digest = hashlib.shake_256(f"warpwell neighbours {seed} {number}".encode()).digest(16)
-        self._words = np.random.Philox(key=int.from_bytes(digest, "little"))
+        self._philox = np.random.Philox(key=int.from_bytes(digest, "little"))
 
-    def distinct(self, below: Numbers, count: int) -> Numbers:
-        """Return `count` distinct numbers for each of `below`, which are larger: int64, shape (len(below), count)."""
-        taken = np.empty((len(below), count), np.int64)
+    def distinct(self, limits: Numbers, count: int) -> Numbers:
+        """Return `count` distinct numbers below each of `limits`, as int64 of shape (len(limits), count).
+
+        Each limit must be larger than `count`.
+        """
+        numbers = np.empty((len(limits), count), np.int64)
         for k in range(count):
-            last = below - count + k
-            words = self._words.random_raw(len(below)) >> np.uint64(32)
-            drawn = (words * (last + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
-            before = (taken[:, :k] == drawn[:, None]).any(axis=1)
-            taken[:, k] = np.where(before, last, drawn)
-        return taken
+            last = limits - count + k
+            high_halves = self._philox.random_raw(len(limits)) >> np.uint64(32)
+            drawn = (high_halves * (last + 1).astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+            is_repeated = (numbers[:, :k] == drawn[:, None]).any(axis=1)
+            numbers[:, k] = np.where(is_repeated, last, drawn)
+        return numbers
 
 
-def _joined(nodes: Numbers, found: Numbers) -> tuple[Numbers, Numbers]:
-    """Return `nodes` with those of `found` that are new, in the order of their first mention, and where `found` are."""
-    every = np.concatenate([nodes, found])
-    _, first, inverse = np.unique(every, return_index=True, return_inverse=True)
+def _append_new(nodes: Numbers, neighbors: Numbers) -> tuple[Numbers, Numbers]:
+    """Append the new vertices of `neighbors` to `nodes`, in order of first occurrence.
+
+    Returns
+    -------
+    tuple of ndarray
+        The nodes, and the position of each neighbor in them.
+    """
+    vertices = np.concatenate([nodes, neighbors])
+    _, first, inverse = np.unique(vertices, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return every[first[order]], rank[inverse[len(nodes) :]]
+    return vertices[first[order]], rank[inverse[len(nodes) :]]
 
 
-def _one(parts: list[Numbers]) -> Numbers:
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-def _vertices(given: Any, count: int) -> Numbers:
-    found = np.asarray(given)
-    if found.ndim != 1 or found.dtype.kind not in "iu" or not len(found):
+def _checked_vertices(vertices: Any, count: int) -> Numbers:
+    numbers = np.asarray(vertices)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not len(numbers):
         raise errors.ArgumentError("vertices: give a list or an array of vertices", name="vertices")
-    found = found.astype(np.int64)
-    if int(found.min()) < 0 or int(found.max()) >= count:
-        raise errors.ArgumentError(f"vertices {found.min()} to {found.max()} of a graph of {count}", name="vertices")
-    if len(np.unique(found)) != len(found):
-        raise errors.ArgumentError("vertices has some twice: give each once", name="vertices")
-    return found
+    minimum, maximum = int(numbers.min()), int(numbers.max())
+    if minimum < 0 or maximum >= count:
+        raise errors.ArgumentError(f"vertices {minimum} to {maximum} of a graph of {count}", name="vertices")
+    numbers = numbers.astype(np.int64)
+    if len(np.unique(numbers)) != len(numbers):
+        raise errors.ArgumentError("vertices must be distinct: give each once", name="vertices")
+    return numbers

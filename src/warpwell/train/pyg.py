@@ -1,4 +1,7 @@
-"""`FeatureStore` and `NeighborSampler`: features and graphs on storage for loaders of PyTorch Geometric."""
+"""`FeatureStore` and `NeighborSampler`: features and graphs on storage for loaders of PyTorch Geometric.
+
+Without PyTorch Geometric the classes exist, so that the module can be inspected, and creating an object raises.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +14,53 @@ from numpy.typing import NDArray
 from .. import errors
 from ..kv import rows_of
 from .neighbors import Neighbors
-from .source import Source, source_of
-from .tensors import needs, tensor_of
+from .sources import Source, source_of
+from .tensors import not_installed, tensor_of
 
-with needs("torch_geometric"):
+_import_error: BaseException | None = None
+try:
     import torch
     from torch_geometric.data import FeatureStore as _FeatureStore
     from torch_geometric.data import TensorAttr
     from torch_geometric.loader import NodeLoader
     from torch_geometric.sampler import BaseSampler, SamplerOutput
+except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch cannot be loaded.
+    _import_error = error
+    _FeatureStore = BaseSampler = object
 
 
-class FeatureStore(_FeatureStore):
-    """Features on storage, as PyTorch Geometric's loaders ask for them; it is read-only.
+def _require_pyg() -> None:
+    """Raise ArgumentError if PyTorch Geometric could not be imported."""
+    if _import_error is not None:
+        raise not_installed("torch_geometric") from _import_error
+
+
+class FeatureStore(_FeatureStore):  # type: ignore[misc, unused-ignore]
+    """Features on storage for PyTorch Geometric's loaders; read-only.
+
+    ``store[group, name, index]`` returns a tensor; `index` is a tensor, an array, a slice or a row number.
 
     Parameters
     ----------
     features : dict
-        Names, or (group, name) for graphs with several kinds of nodes; each with what a field of
-        `warpwell.train.Dataset` may be.
+        Keys are names, or (group, name) for graphs with several types of nodes. Values are as for a field of
+        `warpwell.train.Dataset`.
 
     Raises
     ------
-    ArgumentError, DTypeError, MissingFileError, FormatError
-        See `warpwell.train.Dataset`.
+    ArgumentError
+        PyTorch Geometric is not installed, or as for `warpwell.train.Dataset`.
+    DTypeError, MissingFileError, FormatError
+        As for `warpwell.train.Dataset`.
 
     Notes
     -----
-    ``store[group, name, index]`` takes a tensor, an array, a slice or a number, and returns a tensor. Row numbers are
-    checked; negative ones count from the end. It is pickled as paths, and opened again in each process.
+    Row numbers are checked; negative ones count from the end. A store is pickled as paths, and each process opens the
+    files again.
     """
 
     def __init__(self, features: Mapping[str | tuple[str, str], Any]) -> None:
+        _require_pyg()
         super().__init__()
         named = {key if isinstance(key, tuple) else (None, key): value for key, value in features.items()}
         self._sources = {key: source_of(value, str(key[1])) for key, value in named.items()}
@@ -57,29 +75,28 @@ class FeatureStore(_FeatureStore):
 
     def _source(self, attribute: Any) -> Source:
         key = attribute.group_name, attribute.attr_name
-        try:
-            found: Source = self._sources[key]
-        except KeyError:
-            known = ", ".join(map(repr, self._sources))
-            raise errors.ArgumentError(f"there is no feature {key!r}: there are {known}", name="attr_name") from None
-        return found
+        if key not in self._sources:
+            features = ", ".join(map(repr, self._sources))
+            raise errors.ArgumentError(f"unknown feature {key!r}: expected one of {features}", name="attr_name")
+        return self._sources[key]
+
+    def _start_read(self, attribute: Any) -> Callable[[], Any]:
+        source, index = self._source(attribute), attribute.index
+        is_number = isinstance(index, int | np.integer)
+        rows = _row_numbers([int(index)] if is_number else index, source.rows, attribute.attr_name)
+        result = source.start_read(rows)
+
+        def wait() -> Any:
+            tensor = tensor_of(result(), source.dtype)
+            return tensor[0] if is_number else tensor
+
+        return wait
 
     def _get_tensor(self, attribute: Any) -> Any:
-        source = self._source(attribute)
-        index = attribute.index
-        if isinstance(index, int | np.integer):
-            return self._read(source, rows_of([int(index)], source.rows, attribute.attr_name))()[0]
-        return self._read(source, _row_numbers(index, source.rows, attribute.attr_name))()
+        return self._start_read(attribute)()
 
     def _multi_get_tensor(self, attributes: list[Any]) -> list[Any]:
-        found = [(self._source(a), a) for a in attributes]
-        begun = [self._read(source, _row_numbers(a.index, source.rows, a.attr_name)) for source, a in found]
-        return [result() for result in begun]  # all of them are read at once
-
-    @staticmethod
-    def _read(source: Source, rows: NDArray[np.int64]) -> Callable[[], Any]:
-        result = source.begin(rows)
-        return lambda: tensor_of(result(), source.dtype)
+        return [wait() for wait in [self._start_read(attribute) for attribute in attributes]]
 
     def _get_tensor_size(self, attribute: Any) -> tuple[int, ...]:
         source = self._source(attribute)
@@ -90,86 +107,91 @@ class FeatureStore(_FeatureStore):
         return [TensorAttr(group, name) for group, name in self._sources]
 
     def _put_tensor(self, tensor: Any, attribute: Any) -> NoReturn:
-        raise errors.ReadOnlyError("features on storage are read-only here: write the file, and open the store again")
+        raise errors.ReadOnlyError("features on storage are read-only: write the file, and open the store again")
 
     def _remove_tensor(self, attribute: Any) -> NoReturn:
         self._put_tensor(None, attribute)
 
 
 def _row_numbers(index: Any, size: int, name: str) -> NDArray[np.int64]:
-    if index is None:
-        return np.arange(size)
-    if isinstance(index, slice):
-        return np.arange(size)[index]
-    given = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
-    if given.dtype == np.bool_:
-        if given.shape != (size,):
-            raise errors.ArgumentError(f"a mask of shape {given.shape} for {size} rows of {name!r}", name="index")
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+    if index is None or isinstance(index, slice):
+        return np.arange(size)[index or slice(None)]
+    numbers = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
+    if numbers.dtype == np.bool_:
+        if numbers.shape != (size,):
+            raise errors.ArgumentError(f"a mask of shape {numbers.shape} for {size} rows of {name!r}", name="index")
+        return np.flatnonzero(numbers)
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
         raise errors.ArgumentError(f"index of {name!r}: give row numbers, of one dimension", name="index")
-    return rows_of(given, size, name)
+    return rows_of(numbers, size, name)
 
 
-class NeighborSampler(BaseSampler):
-    """A sampler whose input is the number of a batch, which decides everything: see `Neighbors`.
+class NeighborSampler(BaseSampler):  # type: ignore[misc, unused-ignore]
+    """A sampler of PyTorch Geometric whose input is the number of a batch of `Neighbors`.
 
     ``sampler.loader(features, batches)`` returns a loader. Its items are numbers of batches and not vertices, so they
-    are the same with any number of workers, and a run that was stopped goes on with the next number.
+    are the same for any number of workers, and a run that was stopped resumes with the next number.
 
     Parameters
     ----------
     neighbors : Neighbors
+
+    Raises
+    ------
+    ArgumentError
+        PyTorch Geometric is not installed.
     """
 
     def __init__(self, neighbors: Neighbors) -> None:
+        _require_pyg()
         super().__init__()
         self.neighbors = neighbors
 
     def sample_from_nodes(self, index: Any, **_: Any) -> Any:
-        """Return the neighbourhood of the batch whose number the input has, as a `SamplerOutput`."""
+        """Return the neighborhood of the batch whose number is the only input, as a `SamplerOutput`."""
         numbers = index.node.tolist()
         if len(numbers) != 1:
             raise errors.ArgumentError(
-                f"a batch of {len(numbers)} inputs: an input is the number of a batch here, and not a vertex; make the "
-                "loader with sampler.loader(features, batches)",
+                f"expected the number of a batch as the only input, got {len(numbers)} inputs: create the loader with "
+                "sampler.loader(features, batches)",
                 name="batch_size",
             )
-        found = self.neighbors[numbers[0]]
-        nodes, sources, targets, edges = map(torch.from_numpy, (found.nodes, found.sources, found.targets, found.edges))
+        batch = self.neighbors[numbers[0]]
+        arrays = (batch.nodes, batch.sources, batch.targets, batch.edges)
+        nodes, sources, targets, edges = map(torch.from_numpy, arrays)
         return SamplerOutput(
             nodes,
             sources,
             targets,
             edges,
-            num_sampled_nodes=found.node_counts,
-            num_sampled_edges=found.edge_counts,
-            metadata=(nodes[: found.batch_size], None),
+            num_sampled_nodes=batch.node_counts,
+            num_sampled_edges=batch.edge_counts,
+            metadata=(nodes[: batch.batch_size], None),
         )
 
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> NoReturn:
-        """Raise: neighbourhoods are those of vertices."""
-        raise errors.ArgumentError("neighbourhoods of edges are not sampled: give vertices")
+        """Raise: only neighborhoods of vertices are sampled."""
+        raise errors.ArgumentError("neighborhoods of edges are not sampled: give vertices")
 
     def loader(self, features: FeatureStore, batches: Iterable[int] | None = None, **options: Any) -> Any:
-        """Return PyTorch Geometric's ``NodeLoader`` of some batches, in this order.
+        """Return PyTorch Geometric's ``NodeLoader`` of some batches, in the given order.
 
-        An item is a `Data` with the features of its nodes, ``edge_index``, ``n_id`` (vertices), ``e_id`` (places in the
-        file of edges), ``input_id`` (the batch's vertices) and ``batch_size``, how many they are.
+        An item is a `Data` with the features of its nodes, ``edge_index``, ``n_id`` (vertices), ``e_id`` (positions in
+        the file of edges), ``input_id`` (the vertices of the batch) and ``batch_size`` (their number).
 
         Parameters
         ----------
         features : FeatureStore
         batches : iterable of int, optional
-            Numbers of batches. Default: those of the first epoch.
+            Numbers of batches. Default: the first epoch.
         **options
-            Of PyTorch's ``DataLoader``, such as ``num_workers`` and ``persistent_workers``; not ``batch_size``,
-            ``shuffle``, ``sampler`` and others that choose what a batch is.
+            Options of PyTorch's ``DataLoader``, such as ``num_workers`` and ``persistent_workers``, but not those that
+            define a batch: ``batch_size``, ``shuffle``, ``sampler``, ``batch_sampler``, ``drop_last``.
         """
-        wrong = sorted({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "input_nodes"} & {*options})
-        if wrong:
+        refused = sorted({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "input_nodes"} & {*options})
+        if refused:
             raise errors.ArgumentError(
-                f"{wrong[0]}= is decided by Neighbors, and which batches come by batches=", name=wrong[0]
+                f"{refused[0]}= is decided by Neighbors: pass the numbers of batches as batches=", name=refused[0]
             )
         numbers = torch.tensor([*(range(len(self.neighbors)) if batches is None else batches)], dtype=torch.long)
         return NodeLoader((features, None), self, input_nodes=numbers, batch_size=1, **options)

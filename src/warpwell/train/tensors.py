@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from .dataset import Records
 
 
 def collate(batch: Any) -> dict[str, Any]:
-    """Return records as tensors, one a field, in the records' memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
+    """Return records as tensors that share their memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
 
     Parameters
     ----------
@@ -26,23 +24,26 @@ def collate(batch: Any) -> dict[str, Any]:
     Returns
     -------
     dict of torch.Tensor
+        A tensor per field.
 
     Raises
     ------
     ArgumentError
-        It is of another data set, or PyTorch is not installed.
+        The batch is not from `Dataset`, or PyTorch is not installed.
     """
     if not isinstance(batch, Records):
         raise errors.ArgumentError(
-            f"collate was given a {type(batch).__name__}: it is for warpwell.train.Dataset alone", name="collate_fn"
+            f"collate expects a batch of warpwell.train.Dataset, got a {type(batch).__name__}", name="collate_fn"
         )
     return {name: tensor_of(rows, batch.dtypes[name]) for name, rows in batch.fields.items()}
 
 
 def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
-    """Return a tensor over the memory of rows of an array of a dtype, bfloat16 too; in a GPU's memory if they are."""
-    with needs("torch"):
-        import torch  # slow, and an extra
+    """Return a tensor that shares the memory of rows, on their device; `dtype` is the dtype of the array on storage."""
+    try:
+        import torch  # slow
+    except (ImportError, OSError) as error:
+        raise not_installed("torch") from error
     if isinstance(rows, DeviceArray):
         return torch.from_dlpack(rows)
     if is_bits(dtype) or dtype.name == "bfloat16":
@@ -50,16 +51,6 @@ def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
     return torch.from_numpy(rows)
 
 
-@contextlib.contextmanager
-def needs(name: str) -> Iterator[None]:
-    """Return a context in which libraries are imported that training may need.
-
-    Raises
-    ------
-    ArgumentError
-        It is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise errors.ArgumentError(f"this needs {name}: install {extra('train')}") from error
+def not_installed(library: str) -> errors.ArgumentError:
+    """Return an error for a library that cannot be imported."""
+    return errors.ArgumentError(f"this needs {library}: install {extra('train')}")
