@@ -45,6 +45,11 @@ def test_no_violation(scenario: str, chunk: int) -> None:
     assert not violations, "\n".join(f"seed {o.seed}: {o.violation}" for o in violations)
 
 
+@pytest.mark.parametrize(("scenario", "seed"), [("workers", 2495)])
+def test_a_seed_that_found_a_defect_finds_none(scenario: str, seed: int) -> None:
+    assert interleave(scenario, seed).violation is None
+
+
 @pytest.mark.quick(*ONE_PER_SCENARIO)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault) -> None:

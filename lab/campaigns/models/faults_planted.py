@@ -1030,7 +1030,7 @@ FAULTS = (
                 "        yield\n        count = self.count()\n",
             ),
         ),
-        seed=377,
+        seed=375,
     ),
     Fault(
         "mark-of-a-failed-flush",
@@ -1174,6 +1174,13 @@ FAULTS = (
         "workers",
         "the host that told more workers to leave is overruled by a relief on its way",
         (Edit(_GPU, "CudaExecutor.relieve_when", "run.control + 8 * STOP", "run.control + 8 * FLOOR"),),
+        seed=8774,
+    ),
+    Fault(
+        "earlier-launch-forgotten",
+        "workers",
+        "a kernel whose last launch is withdrawn stops where it was before the launch that ended",
+        (Edit(_GPU, "CudaExecutor.preempt", "self.claimed(job) > run.done:", "False:"),),
         seed=2495,
     ),
 )

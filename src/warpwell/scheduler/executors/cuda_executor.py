@@ -327,16 +327,20 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.leave = True
         if run.phase is not Phase.RUNNING:
             return
-        if run.behind and self._withdraw(run):
-            if not run.rows:
-                run.line, run.phase = None, Phase.STOPPED
+        if run.behind and self._withdraw(run) and not run.rows:
+            run.line = None
+            if run.count:  # what waits for it to begin is let go
+                self._gpu.set_word(run.control + 8 * BEGUN, NEVER)
+            time = self._time()
+            if 0 < run.count < run.top - run.gone and self.claimed(job) > run.done:  # by workers of an earlier launch
+                run.phase = Phase.STOPPING
+                self._left(run, time)
+            else:
+                run.phase, run.gone = Phase.STOPPED, run.top
                 then = run.leaves_order()
-                if run.count:  # what waits for it to begin is let go
-                    self._gpu.set_word(run.control + 8 * BEGUN, NEVER)
-                time = self._time()
                 self._events.append(Stopped(job, time, run.done))
                 self._report_ended(then, time)
-                return
+            return
         if run.count:
             run.phase = Phase.STOPPING
             self._leave(run, run.top)
