@@ -6,6 +6,7 @@ registries. `Intrinsics` holds the hooks of one of them, so that everything abov
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable
@@ -84,10 +85,11 @@ class Intrinsics:
         """Give a stub its compiled body: a decorator for ``(typingctx, *types) -> (signature, codegen)``."""
 
         def wrap(definition: Callable[..., Any]) -> Callable[..., Any]:
-            if any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(definition).parameters.values()):
+            if _has_star(definition):
                 _name_parameters(definition, list(inspect.signature(stub).parameters))
+            checked = definition if _has_star(stub) else _check_call(stub, definition)
             template = self._templates.make_intrinsic_template(
-                stub, definition, stub.__name__, prefer_literal=True, kwargs={}
+                stub, checked, stub.__name__, prefer_literal=True, kwargs={}
             )
             self._extending.infer(template)
             self._templates.infer_global(stub, types.Function(template))
@@ -308,6 +310,7 @@ class Intrinsics:
         """Make calls of `stub` mean what a chooser returns for the kinds of the arguments (see `device.chosen`)."""
 
         def implementation(*args: Any) -> Any:
+            _bind(stub, args, {})
             try:
                 return choose(self.target, *map(kind_of, args))
             except errors.DTypeError as error:
@@ -421,6 +424,31 @@ def _drop_zero_fill(added: list[Any]) -> None:
         if isinstance(instruction, ir.StoreInstr) and id(instruction.operands[1]) in slots:
             instruction.parent.instructions.remove(instruction)
             slots.remove(id(instruction.operands[1]))
+
+
+def _check_call(stub: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a definition that refuses a call with other arguments than the stub has as an error of the user's code."""
+
+    @functools.wraps(definition)
+    def checked(typingctx: Any, *args: Any, **kwargs: Any) -> Any:
+        _bind(stub, args, kwargs)
+        return definition(typingctx, *args, **kwargs)
+
+    return checked
+
+
+def _has_star(function: Callable[..., Any]) -> bool:
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
+
+
+def _bind(stub: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise TypingError if a function does not take these arguments."""
+    signature = inspect.signature(stub)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        raise TypingError(f"{error} for a function with the parameters ({names})") from None
 
 
 def _name_parameters(definition: Callable[..., Any], names: list[str]) -> None:

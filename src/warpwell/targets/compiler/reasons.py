@@ -175,8 +175,9 @@ _WORDINGS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"Cannot unify (.*) and (.*) for '(\w+?)(?:\.\d+)?', defined at": r"variable '\3' is \1 or \2; "
     "a variable of a kernel has one type",
     r"Cannot resolve setattr: \((.*)\)\.(\w+) = ": r"a kernel cannot assign attribute '\2' of \1",
-    r"Cannot bind 'args=.*' to signature '(\(.*\))' due to \"TypeError: (.*)\"": r"\2 for a function with the "
-    r"parameters \1",
+    r"Cannot bind 'args=.*' to signature '(\(.*\)).*' due to \"TypeError: (.*)\"": lambda m: (
+        f"{m[2]} for a function with the parameters " + re.sub(": '.*?'", "", m[1])
+    ),
     r"Variable '(\w+?)(?:\.\d+)?' is not defined": r"variable '\1' is read before it has a value",
     rf"there is no ({'|'.join(_SYMBOLS)})\((.*)\)$": lambda m: f"{_SYMBOLS[m[1]]} does not take ({m[2]})",
     r"there is no setitem\((.*)\)$": r"an item cannot be stored: no assignment takes (array, index, value) of (\1)",
