@@ -17,6 +17,7 @@ Files, in the order in which a column meets them:
 - convert.py     `convert` and `append`: write a folder, whole or not at all
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - check.py       `check`: compare a table with its checksums
+- zones.py      zone maps and checksums of an Arrow file, in a file beside it
 - statistics.py  which blocks of rows their least and greatest values leave out
 - where.py       `Table.where`: filters as pyarrow has them, and `Matches`
 - key_sets.py    a filter as sets of keys
@@ -34,12 +35,12 @@ from .extent import Extent
 from .layout import is_valid
 from .reading import ColumnReads, Reads
 from .scan import scan
-from .table import Table
+from .table import Table, index
 from .table import open_table as open  # reads as table.open, like io.open
 from .take import Taken
 from .where import Matches
 
 __all__ = [
     "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Reads", "Table", "TableCheck", "Taken", "append",
-    "check", "convert", "is_valid", "open", "scan",
+    "check", "convert", "index", "is_valid", "open", "scan",
 ]  # fmt: skip

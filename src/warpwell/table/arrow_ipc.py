@@ -14,8 +14,9 @@ import numpy as np
 from ..errors import DTypeError, FormatError
 from .column import ColumnRun, checked_extent, in_place_error, line_of, validate
 from .extent import Extent, MappedFile
-from .layout import Layout, layout_of
+from .layout import Layout, layout_of, storage_of
 from .library import arrow
+from .zones import FILE_ID, PartZones, Zones, read_zones
 
 _BYTE = np.dtype(np.uint8)
 _BITS = Layout("bits", _BYTE)
@@ -41,6 +42,8 @@ class ArrowFile:
     ----------
     schema : pyarrow.Schema
     rows : int
+    id : bytes or None
+        `FILE_ID` of its footer.
 
     Raises
     ------
@@ -60,6 +63,8 @@ class ArrowFile:
         for batch in self._batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
         self.rows = self._starts[-1]
+        self._zones: Zones | None = None
+        self._zones_read = False
         self._dictionaries: dict[tuple[Any, ...], Any] = {}
         """Copies of dictionaries, which are checked, by addresses and lengths of theirs."""
 
@@ -77,6 +82,7 @@ class ArrowFile:
             reader = (pa.ipc.open_file if head.startswith(_FILE) else pa.ipc.open_stream)(
                 pa.BufferReader(self._file.buffer), options=pa.ipc.IpcReadOptions(use_threads=False)
             )
+            self.id = (getattr(reader, "metadata", None) or {}).get(FILE_ID)
             return reader.schema, [self._in_place(batch) for batch in self._each(reader)]
         except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
             self._file.require()
@@ -108,6 +114,14 @@ class ArrowFile:
                 if buffer is not None and buffer.size and self._file.offset_of(buffer) is None:
                     raise in_place_error(self._file.path)
         return batch
+
+    def zones(self, number: int) -> tuple[PartZones, ...]:
+        """Return the zone map of a column, with the rows that it covers."""
+        if not self._zones_read:
+            self._zones, self._zones_read = read_zones(self._file.path, self.id), True
+            if self._zones is not None and self._zones.rows != self.rows:
+                self._zones = None
+        return (PartZones(0, self.rows, None if self._zones is None else self._zones.column(number)),)
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
         """Return the runs of a column; raise FormatError or DTypeError."""
@@ -188,7 +202,10 @@ class ArrowFile:
                     f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write the file again",
                     path=self._file.path,
                 ) from None
-            self._dictionaries[place] = values.take(arrow().array(np.arange(len(values))))
+            buffers = [None if b is None else arrow().py_buffer(b.to_pybytes()) for b in values.buffers()]
+            self._dictionaries[place] = arrow().Array.from_buffers(
+                storage_of(values.type), len(values), buffers, offset=values.offset
+            )
         return self._dictionaries[place]
 
     def require(self) -> None:

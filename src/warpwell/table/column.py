@@ -12,6 +12,7 @@ from ..errors import ArgumentError, FormatError
 from .extent import Extent, MappedFile
 from .layout import Layout, storage_of
 from .library import arrow
+from .zones import PartZones
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +163,21 @@ class Column:
         Of the table.
     """
 
-    def __init__(self, home: _Home, name: str, kind: Any, rows: int, runs: Callable[[], tuple[ColumnRun, ...]]) -> None:
+    def __init__(
+        self,
+        home: _Home,
+        name: str,
+        kind: Any,
+        rows: int,
+        runs: Callable[[], tuple[ColumnRun, ...]],
+        zones: Callable[[], tuple[PartZones, ...]],
+    ) -> None:
         self.name = name
         self.type = kind
         self.rows = rows
         self._home = home
         self._read = runs
+        self._read_zones = zones
         self._runs: tuple[ColumnRun, ...] | None = None
 
     def __repr__(self) -> str:
@@ -188,6 +198,12 @@ class Column:
         if self._runs is None:
             self._runs = self._read()
         return self._runs
+
+    @property
+    def zones(self) -> tuple[PartZones, ...]:
+        """The zone maps of its parts (files), in order; see `ZoneMap`."""
+        self._home.require_open()
+        return self._read_zones()
 
     @property
     def nulls(self) -> int:

@@ -33,6 +33,7 @@ from .column_files import STATISTICS_ROWS, statistics_dtype
 from .extent import Extent, MappedFile
 from .layout import Layout, layout_of
 from .library import arrow
+from .zones import PartZones
 
 DESCRIPTION = "table.json"
 SCHEMA = "schema.arrow"
@@ -150,6 +151,10 @@ class TableFolder:
         self._parts = description["parts"]
         self._files: dict[str, MappedFile] = {}
         self._closed = False
+
+    def zones(self, number: int) -> tuple[PartZones, ...]:
+        """Return that no part has a zone map."""
+        return (PartZones(0, self.rows, None),)
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
         """Return the runs of a column, one a part with rows; raise FormatError."""

@@ -12,12 +12,14 @@ from typing import Any, Protocol
 from .._check import checked_integer, checked_path
 from ..array import Array
 from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError
+from ..replacing import storage_full
 from .arrow_ipc import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
 from .folder import TableFolder, is_table_folder
 from .library import arrow
 from .where import Matches, where
+from .zones import SUFFIX, PartZones, order_of, write_zones
 
 BATCH_ROWS = 1 << 16
 
@@ -30,6 +32,9 @@ class _Source(Protocol):
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
         """Return the runs of a column."""
+
+    def zones(self, number: int) -> tuple[PartZones, ...]:
+        """Return the zone maps of a column."""
 
     def require(self) -> None:
         """Raise MediumError if bytes could not be read."""
@@ -87,7 +92,15 @@ class Table:
         number = self._number(name)
         if number not in self._columns:
             field = self.schema.field(number)
-            self._columns[number] = Column(self, field.name, field.type, self.rows, lambda: self._source.runs(number))
+            source = self._source
+            self._columns[number] = Column(
+                self,
+                field.name,
+                field.type,
+                self.rows,
+                lambda: source.runs(number),
+                lambda: source.zones(number),
+            )
         return self._columns[number]
 
     def _number(self, name: str | int) -> int:
@@ -253,6 +266,47 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
             path=name,
         )
     return Table(name, TableFolder(name, direct), options, direct)
+
+
+def index(path: str | os.PathLike[str]) -> None:
+    """Write the zone maps and checksums of an Arrow file to ``<path>.zones``; replace an earlier index.
+
+    Queries skip blocks of rows by them, and `check` compares the file with its checksums. A file that changes later
+    needs another index: one that does not match is not used.
+
+    Parameters
+    ----------
+    path : path
+        An uncompressed Arrow IPC file or stream.
+
+    Raises
+    ------
+    MissingFileError, FormatError, MediumError, StorageFullError
+        Nothing is left.
+    """
+    name = checked_path(path)
+    if os.path.isdir(name):
+        raise FormatError(
+            f"{name} is a folder: the files of a table's folder have indexes; name an Arrow file", path=name
+        )
+    with storage_full(Path(name + SUFFIX)), open_table(name) as table:
+        assert isinstance(table._source, ArrowFile)
+        write_zones(name, table._source.id, *zone_columns(table))
+
+
+def zone_columns(table: Table) -> tuple[Any, Iterator[Any]]:
+    """Return a table's schema, and its batches, without values in columns that have no order."""
+    pa = arrow()
+    ordered = [order_of(field.type) is not None for field in table.schema]
+    schema = pa.schema([f if ok else pa.field(f.name, pa.null()) for f, ok in zip(table.schema, ordered, strict=True)])
+
+    def batches() -> Iterator[Any]:
+        for first in range(0, table.rows, BATCH_ROWS):
+            rows = min(BATCH_ROWS, table.rows - first)
+            columns = [table[k].arrow(first, rows) if ok else pa.nulls(rows) for k, ok in enumerate(ordered)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return schema, batches()
 
 
 def _again(path: str, options: dict[str, Any], direct: bool | None) -> Table:

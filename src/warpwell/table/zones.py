@@ -1,0 +1,267 @@
+"""Zone maps and checksums of an Arrow file, in another Arrow file: ``trips.arrow.zones`` for ``trips.arrow``.
+
+A block is 8,192 rows of the file. Of each block, the minimum, the maximum, the number of nulls, and whether there is a
+NaN let queries skip blocks that cannot match. The CRC-32C of each MiB lets `check` find damage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kv import crc32c
+from ..replacing import replacing
+from .layout import storage_of
+from .library import arrow
+
+BLOCK_ROWS = 8192
+"""Rows of a block."""
+CHECKED_BYTES = 1 << 20
+"""Bytes of one checksum."""
+SUFFIX = ".zones"
+FILE_ID = b"warpwell.id"
+"""Key of an Arrow file's footer: a random name, by which the zones of a file that was copied are known to be its."""
+
+_KEY = b"warpwell.zones"
+_VERSION = 1
+_log = logging.getLogger(__package__)
+
+
+@dataclass(frozen=True)
+class ZoneMap:
+    """The blocks of a column of one Arrow file, in order.
+
+    Attributes
+    ----------
+    minimum, maximum : pyarrow.Array
+        Of the column's type; of a dictionary column, of the type of its values; strings for string views. Null if a
+        block has no value but nulls and NaN. Zeros of both signs count as one value.
+    null_counts : ndarray of int64
+        Rows that are null, also by a null in a dictionary.
+    has_nan : ndarray of bool
+    """
+
+    minimum: Any
+    maximum: Any
+    null_counts: NDArray[np.int64]
+    has_nan: NDArray[np.bool_]
+
+
+class PartZones(NamedTuple):
+    """Rows of a table that are in one Arrow file, and the zone map of a column of it.
+
+    Blocks begin at row `first` of the table; `zones` is None without an index or an order.
+    """
+
+    first: int
+    rows: int
+    zones: ZoneMap | None
+
+
+class Zones:
+    """The zone maps and checksums of an Arrow file.
+
+    Attributes
+    ----------
+    rows : int
+        Of the Arrow file.
+    checksums : list of int
+        The CRC-32C of each MiB of the Arrow file.
+    """
+
+    def __init__(self, rows: int, checksums: list[int], batch: Any) -> None:
+        self.rows = rows
+        self.checksums = checksums
+        self.batch = batch
+
+    def column(self, number: int) -> ZoneMap | None:
+        """Return the zone map of a column; None for types that have no order, such as lists."""
+        index = self.batch.schema.get_field_index(str(number))
+        if index < 0:
+            return None
+        minimum, maximum, null_counts, has_nan = self.batch.column(index).flatten()
+        return ZoneMap(minimum, maximum, null_counts.to_numpy(), has_nan.to_numpy(zero_copy_only=False))
+
+
+def read_zones(path: str, file_id: bytes | None) -> Zones | None:
+    """Return the zones of an Arrow file; None, with a warning in the log, if they are damaged or of another file.
+
+    Parameters
+    ----------
+    path : str
+        The Arrow file.
+    file_id : bytes or None
+        `FILE_ID` of its footer.
+    """
+    pa = arrow()
+    try:
+        with pa.OSFile(path + SUFFIX) as file:
+            reader = pa.ipc.open_file(file)
+            batch = reader.get_batch(0)
+            batch.validate(full=True)
+            found = json.loads(reader.schema.metadata[_KEY])
+        state = os.stat(path)
+        same = found["bytes"] == state.st_size and (
+            found["id"] == _text(file_id) if file_id else found["mtime_ns"] == state.st_mtime_ns
+        )
+        if found["zones_crc32c"] != _checksum(batch):
+            raise ValueError("its checksum differs")
+        if found["version"] == _VERSION and same and batch.num_rows == -(-found["rows"] // BLOCK_ROWS):
+            return Zones(found["rows"], found["crc32c"], batch)
+        reason = "was made for another version of it"
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        reason = f"cannot be read ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__})"
+    _log.warning("queries of %s skip no blocks: %s%s %s; run ww.table.index again", path, path, SUFFIX, reason)
+    return None
+
+
+def write_zones(path: str, file_id: bytes | None, schema: Any, batches: Iterable[Any]) -> None:
+    """Write the zones of an Arrow file, atomically.
+
+    Parameters
+    ----------
+    path : str
+    file_id : bytes or None
+        `FILE_ID` of its footer. Without one, the file is known by its size and the time of its last change.
+    schema : pyarrow.Schema
+    batches : iterable of pyarrow.RecordBatch
+        Its rows, in order, of any lengths.
+    """
+    pa = arrow()
+    state = os.stat(path)
+    zones = compute_zones(path, schema, batches)
+    description = {
+        "version": _VERSION,
+        "rows": zones.rows,
+        "bytes": state.st_size,
+        "mtime_ns": state.st_mtime_ns,
+        "id": _text(file_id),
+        "crc32c": zones.checksums,
+    }
+    with pa.ipc.new_file(sink := pa.BufferOutputStream(), zones.batch.schema) as writer:
+        writer.write_batch(zones.batch)
+    batch = pa.ipc.open_file(sink.getvalue()).get_batch(0)  # with the buffers that are read from the file
+    description["zones_crc32c"] = _checksum(batch)
+    with replacing(path + SUFFIX) as part, open(part, "wb") as file:
+        metadata = {_KEY: json.dumps(description)}
+        with pa.ipc.new_file(file, batch.schema.with_metadata(metadata)) as writer:
+            writer.write_batch(batch)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def compute_zones(path: str, schema: Any, batches: Iterable[Any]) -> Zones:
+    """Return the zones of an Arrow file, of which nothing is written; see `write_zones`."""
+    pa = arrow()
+    types = [(number, order_of(field.type)) for number, field in enumerate(schema)]
+    orders = {number: order for number, order in types if order is not None}
+    blocks: dict[int, list[Any]] = {number: [] for number in orders}
+    rows = 0
+    for block in _blocks(schema, batches):
+        rows += block.num_rows
+        for number, parts in blocks.items():
+            parts.append(_zone(block.column(number), *orders[number]))
+    fields, columns = [], []
+    for number, parts in blocks.items():
+        value_type, order_type = orders[number]
+        ends = [pa.array([part[k] for part in parts], order_type).cast(value_type) for k in (0, 1)]
+        counts = [pa.array([part[2] for part in parts], pa.int64()), pa.array([part[3] for part in parts], pa.bool_())]
+        column = pa.StructArray.from_arrays([*ends, *counts], ["minimum", "maximum", "null_count", "has_nan"])
+        fields.append(pa.field(str(number), column.type))
+        columns.append(column)
+    if not columns:  # a batch without columns has no rows
+        fields, columns = [pa.field("", pa.null())], [pa.nulls(-(-rows // BLOCK_ROWS))]
+    return Zones(rows, file_checksums(path), pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)))
+
+
+def file_checksums(path: str) -> list[int]:
+    """Return the CRC-32C of each MiB of a file."""
+    found: list[int] = []
+    with open(path, "rb", buffering=0) as file:
+        buffer = np.empty(CHECKED_BYTES, np.uint8)
+        while True:
+            filled = 0
+            while count := file.readinto(buffer[filled:].data):
+                filled += count
+            if not filled:
+                return found
+            found.append(crc32c(buffer[:filled]))
+
+
+def _checksum(batch: Any) -> int:
+    """Return the CRC-32C of the types and buffers of a record batch."""
+    found = crc32c(" ".join(str(field.type) for field in batch.schema).encode())
+    for column in batch.columns:
+        for buffer in column.buffers():
+            found = found if buffer is None else crc32c(buffer, found)
+    return found
+
+
+def _text(file_id: bytes | None) -> str | None:
+    return None if file_id is None else file_id.decode("latin-1")
+
+
+def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield rows as tables of one block each."""
+    pa = arrow()
+    pending = schema.empty_table()
+    for batch in batches:
+        pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
+        complete_rows = pending.num_rows // BLOCK_ROWS * BLOCK_ROWS
+        for first in range(0, complete_rows, BLOCK_ROWS):
+            yield pending.slice(first, BLOCK_ROWS)
+        pending = pending.slice(complete_rows)
+    if pending.num_rows:
+        yield pending
+
+
+def order_of(kind: Any) -> tuple[Any, Any] | None:
+    """Return the type of a column's values, and the type by which pyarrow orders them; None if it has no order."""
+    pa = arrow()
+    types, kind = pa.types, storage_of(kind)
+    if types.is_dictionary(kind):
+        kind = storage_of(kind.value_type)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        plain = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
+        return plain, plain
+    if types.is_float16(kind):
+        return kind, pa.float32()
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return kind, pa.decimal128(kind.precision, kind.scale)
+    if types.is_duration(kind):
+        return kind, pa.int64()
+    is_ordered = types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
+    is_text = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind)
+    if (is_ordered and not types.is_interval(kind)) or is_text or types.is_large_binary(kind):
+        return kind, kind
+    return None
+
+
+def _zone(column: Any, value_type: Any, order_type: Any) -> tuple[Any, Any, int, bool]:
+    """Return the minimum, maximum, null count and has-NaN of a block of a column."""
+    pa = arrow()
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], storage_of(column.type))
+    if pa.types.is_dictionary(column.type):
+        if column.type.value_type != value_type:  # views, which pyarrow cannot look up by codes
+            column = column.cast(pa.dictionary(column.type.index_type, value_type))
+        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], value_type)
+    if column.type != order_type:
+        column = column.cast(order_type)
+    ends = pa.compute.min_max(column)
+    minimum, maximum = ends["min"], ends["max"]
+    has_nan = False
+    if pa.types.is_floating(order_type):
+        has_nan = bool(pa.compute.any(pa.compute.is_nan(column)).as_py())
+        if has_nan and np.isnan(minimum.as_py()):
+            minimum = maximum = pa.scalar(None, order_type)
+    return minimum, maximum, column.null_count, has_nan
