@@ -13,8 +13,7 @@ Files, in the order in which a column meets them:
 - arrow_ipc.py   Arrow IPC files, opened where they are
 - folder.py      folders of ``.npy`` files, one a buffer
 - table.py       `open`, and `Table`
-- sources.py     rows of Parquet, CSV and other files, and of frames in memory
-- convert.py     `convert` and `append`: write a folder, whole or not at all
+- convert.py     `convert` and `append`: write a folder, whole or not at all, from files and frames
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - check.py       `check`: compare a table with its checksums
 - zones.py      zone maps and checksums of an Arrow file, in a file beside it
