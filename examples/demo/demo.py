@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         _say(output, "checking both against SciPy ...")
         _check(graph, source, search.levels, components.labels)
         degree = _run_code(graph, arguments.cache, device)
-        if not np.array_equal(degree, np.bincount(destinations, minlength=graph.vertices)):
+        if not np.array_equal(graph.original(degree), np.bincount(destinations, minlength=graph.vertices)):
             raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
         _say(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
         path, columns = vertex_table.write(folder, graph, search.levels)

@@ -9,12 +9,11 @@ makes the graph, its kernels run on all cores as a peer, and levels, distances, 
 from __future__ import annotations
 
 import functools
-import json
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,23 +96,16 @@ def taken(wsg: Path, out: Path, kind: str, scale: int) -> wg.Graph:
         pairs = np.fromfile(file, np.int32, 2 * edges).reshape(edges, 2)
     if directed:
         raise SystemExit("GAP made a directed graph")
-    out.mkdir()
     destinations = np.ascontiguousarray(pairs[:, 0])
-    np.save(out / "offsets.npy", offsets)
-    np.save(out / "edges.npy", destinations)
-    np.save(out / "weights.npy", np.ascontiguousarray(pairs[:, 1]))
-    meta = {
-        "format": "warpwell graph",
-        "version": 2,
-        "vertices": vertices,
-        "edges": edges,
-        "undirected": True,
-        "source": f"GAP {kind} scale={scale}",
-        "destinations": "int32",
-        "weights": "int32",
-        "in_edges": True,
-    }
-    (out / "graph.json").write_text(json.dumps(meta))
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        for first in range(0, vertices, 1 << 16):
+            bounds = offsets[first : first + (1 << 16) + 1]
+            sources = np.repeat(np.arange(first, first + bounds.size - 1), np.diff(bounds))
+            yield sources, pairs[bounds[0] : bounds[-1], 0], pairs[bounds[0] : bounds[-1], 1]
+
+    source = f"GAP {kind} scale={scale}"
+    wg.build(chunks(), out, vertices=vertices, symmetric=True, order="degree", source=source, weights="int32")
     with wsg.with_suffix(".sg").open("wb") as file:
         file.write(b"\0")
         np.array([edges, vertices]).tofile(file)
@@ -264,7 +256,7 @@ def measure_graph(kind: str, setting: Setting, record: Record) -> None:
             graph = taken(gap.make(kind, scale, degree), folder / "graph.ww", kind, scale)
         else:
             graph = wg.generate(kind, scale, folder / "graph.ww", degree=degree, weights="int32")
-        degrees = np.diff(np.load(graph.offsets_path))
+        degrees = graph.degrees()
         count = setting.pick((4, 8), (8, 32), "sources")
         sources = [int(v) for v in np.random.default_rng(27).choice(np.flatnonzero(degrees > 2), count)]
         if gap is not None:

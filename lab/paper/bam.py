@@ -162,7 +162,7 @@ def _graph(kind: str, scale: int, folder: Path) -> wg.Graph:
 
 def _sources(graph: wg.Graph, count: int) -> list[int]:
     """Return vertices with more than two neighbours, as the document chooses its sources."""
-    degrees = np.diff(np.load(graph.offsets_path))
+    degrees = graph.degrees()
     return [int(v) for v in np.random.default_rng(27).choice(np.flatnonzero(degrees > 2), count)]
 
 

@@ -1,14 +1,21 @@
-"""Headers of ``.npy`` files: `read_header` and `npy_header`, for versions 1 to 3 of the format."""
+"""``.npy`` files: `read_header` and `npy_header`, for versions 1 to 3 of the format, and `npy_writer`."""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from .errors import ArgumentError, FormatError
+
+PAGE_BYTES = 4096
+"""Bytes in front of the data of files that `npy_writer` writes, so that aligned items are in one page, not in two."""
 
 
 def read_header(
@@ -101,3 +108,25 @@ def npy_header(descr: Any, shape: tuple[int, ...], nbytes: int = 0) -> bytes:
         )
     length = (total - start).to_bytes(start - 8, "little")
     return np.lib.format.magic(version, 0) + length + text.ljust(total - start - 1) + b"\n"
+
+
+@contextlib.contextmanager
+def npy_writer(path: Path, dtype: Any) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that appends the items of an array to a new one-dimensional file of a little-endian dtype.
+
+    The header is written at the end of the block, and the file is made durable. If the block raises, the file is not a
+    valid ``.npy`` file.
+    """
+    dtype = np.dtype(dtype).newbyteorder("<")
+    with open(path, "wb") as file:
+        file.seek(PAGE_BYTES)
+
+        def append(items: Any) -> None:
+            file.write(np.ascontiguousarray(items, dtype).reshape(-1).view(np.uint8).data)
+
+        yield append
+        length = (file.tell() - PAGE_BYTES) // dtype.itemsize
+        file.seek(0)
+        file.write(npy_header(np.lib.format.dtype_to_descr(dtype), (length,), PAGE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())

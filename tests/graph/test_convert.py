@@ -1,4 +1,4 @@
-"""Graphs on disk: what SciPy makes of the same edges, in bounded memory, whole or not at all."""
+"""Graphs on disk: equal to SciPy's from the same edges, in bounded memory, complete or not there."""
 
 import errno
 import json
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,13 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warpwell._npy import npy_writer
 from warpwell.cli import main
 from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError, StorageFullError
 from warpwell.graph import Graph, build, convert
 from warpwell.graph.build import default_memory_bytes
 from warpwell.graph.external import ExternalSort
-from warpwell.graph.npy import NpyWriter
+from warpwell.replacing import storage_full
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 SMALL = 1 << 16
@@ -59,15 +61,78 @@ def random_pairs(count: int, vertices: int, seed: int = 1) -> npt.NDArray[np.int
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=200),
     st.booleans(),
     st.integers(1, 50),
+    st.sampled_from(["given", "degree"]),
 )
 def test_any_edges_become_their_rows(
-    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, undirected: bool, size: int
+    tmp_path_factory: pytest.TempPathFactory, pairs: Pairs, undirected: bool, size: int, order: str
 ) -> None:
     out = tmp_path_factory.mktemp("any") / "graph.ww"
-    graph = build(chunks(pairs, size), out, undirected=undirected, memory_bytes=SMALL)
+    graph = build(chunks(pairs, size), out, undirected=undirected, order=order, memory_bytes=SMALL)
     assert rows_of(graph) == expected(pairs, undirected)
     assert graph.vertices == max(map(max, pairs)) + 1
     assert graph.undirected is undirected
+    if order == "degree":
+        degrees = np.bincount([source for source, _ in rows_of(graph)], minlength=graph.vertices)
+        by_degree = sorted(range(graph.vertices), key=lambda vertex: (-degrees[vertex], vertex))
+        assert graph.stored_order().tolist() == by_degree
+        assert graph.original(graph.stored_order()).tolist() == list(range(graph.vertices))
+
+
+@pytest.mark.parametrize("in_edges", [False, True])
+@pytest.mark.parametrize("undirected", [False, True])
+def test_heads_are_the_first_neighbours(tmp_path: Path, undirected: bool, in_edges: bool) -> None:
+    graph = build(
+        chunks(random_pairs(900, 300)),
+        tmp_path / "graph.ww",
+        vertices=310,
+        undirected=undirected,
+        in_edges=in_edges,
+        order="degree",
+    )
+    if not graph.in_edges:
+        assert not graph.heads_path.exists()
+        return
+    heads = np.load(graph.heads_path)
+    assert (heads.dtype, heads.shape) == (np.int32, (4 * 310,))
+    offsets, edges = graph.map(graph.in_offsets_path), graph.map(graph.in_edges_path)
+    for vertex in range(310):
+        first = edges[offsets[vertex] : offsets[vertex + 1]][:4].tolist()
+        assert heads[4 * vertex : 4 * vertex + 4].tolist() == first + [-1] * (4 - len(first))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", ">i4"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_vertices_and_weights_of_any_integer_type(tmp_path: Path, dtype: str, weighted: bool) -> None:
+    pairs = [(0, 7), (3, 1), (9, 0), (9, 8), (5, 5), (100, 127)]
+    sides = [np.array(side, dtype) for side in zip(*pairs, strict=True)]
+    graph = build(
+        [(*sides, sides[1])] if weighted else [tuple(sides)],
+        tmp_path / "graph.ww",
+        weights="int32" if weighted else None,
+    )
+    assert rows_of(graph) == sorted(pairs)
+    if weighted:
+        assert graph.map(graph.weights_path).tolist() == graph.load()[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sides", "problem"),
+    [
+        (([0.0], [1.0]), "arrays of integers, not float64"),
+        (([True], [False]), "arrays of integers, not bool"),
+        (([[0]], [[1]]), r"shape \(1, 1\)"),
+        (([0, 1], [1]), r"columns of \[2, 1\] items"),
+        (([0, 1], [1, 0], [3]), r"columns of \[2, 2, 1\] items"),
+        (([0], [-1]), "vertex -1 does not fit"),
+        ((np.array([1], np.int8), np.array([-128], np.int8)), "vertex -128 does not fit"),
+        (([0], [2**48]), "vertex 281474976710656 does not fit.*Renumber"),
+        ((np.array([1], np.uint64), np.array([2**64 - 1], np.uint64)), "vertex 18446744073709551615 does not fit"),
+    ],
+)
+def test_chunks_that_are_refused_leave_nothing(tmp_path: Path, sides: tuple[Any, ...], problem: str) -> None:
+    with pytest.raises((ArgumentError, FormatError), match=problem):
+        build([tuple(map(np.asarray, sides))], tmp_path / "graph.ww")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("undirected", [False, True])
@@ -145,11 +210,11 @@ def test_convert_reads_files_and_tells_its_progress(tmp_path: Path) -> None:
     assert rows_of(graph) == [(0, 2), (3, 0), (3, 1), (3, 1)]
     assert graph == Graph.open(tmp_path / "graph.ww")
     assert (graph.source, graph.undirected) == ("edges.txt", False)
-    assert calls == [("read", source.stat().st_size, source.stat().st_size), ("write", 4, 4)]
+    assert calls == [("read", source.stat().st_size, source.stat().st_size), *(("write", done, 8) for done in (4, 8))]
     meta = json.loads((graph.path / "graph.json").read_text())
     assert meta == {
         "format": "warpwell graph",
-        "version": 2,
+        "version": 3,
         "vertices": 4,
         "edges": 4,
         "undirected": False,
@@ -157,6 +222,7 @@ def test_convert_reads_files_and_tells_its_progress(tmp_path: Path) -> None:
         "destinations": "int32",
         "weights": None,
         "in_edges": False,
+        "order": "degree",
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "graph.ww"]
 
@@ -263,9 +329,10 @@ def test_nothing_stays_when_the_disk_is_full(tmp_path: Path, limit: int, memory:
 def test_a_full_medium(tmp_path: Path) -> None:
     with (
         pytest.raises(StorageFullError, match="/dev/full: no space left") as caught,
-        NpyWriter("/dev/full") as file,
+        storage_full(Path("/dev/full")),
+        npy_writer(Path("/dev/full"), np.int64) as write,
     ):
-        file.append(np.arange(10))
+        write(np.arange(10))
     assert caught.value.errno == errno.ENOSPC
 
 
@@ -339,9 +406,11 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
     for text, problem in (
         ("{", "JSON"),
         ("[]", "does not describe"),
-        ('{"format": "warpwell graph", "version": 3}', "version 3"),
-        ('{"format": "warpwell graph", "version": 1, "vertices": "3"}', "'vertices' is '3'"),
-        ('{"format": "warpwell graph", "version": 1, "vertices": 3, "edges": -1}', "'edges' is -1"),
+        ('{"format": "warpwell graph", "version": 4}', "version 4; this Warpwell reads version 3"),
+        ('{"format": "warpwell graph", "version": 2, "vertices": 3}', "version 2; .*Convert its edges again"),
+        ('{"format": "warpwell graph", "version": 1, "vertices": 3}', "version 1; .*Convert its edges again"),
+        ('{"format": "warpwell graph", "version": 3, "vertices": "3"}', "'vertices' is '3'"),
+        ('{"format": "warpwell graph", "version": 3, "vertices": 3, "edges": -1}', "'edges' is -1"),
     ):
         (fresh() / "graph.json").write_text(text)
         with pytest.raises(FormatError, match=problem):
@@ -350,7 +419,7 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
         (np.arange(3), r"shape \(3,\)"),
         (np.arange(2.0), "float64"),
         (np.arange(2), "int64"),
-        (np.array([None, None]), "Python objects"),
+        (np.array([None, None]), "object"),
     ):
         np.save(fresh() / "edges.npy", array)
         with pytest.raises(FormatError, match=problem):

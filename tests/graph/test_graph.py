@@ -1,7 +1,6 @@
 """Breadth-first search and connected components: equal to SciPy's, however small the cache."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -180,15 +179,6 @@ def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
     for run in (lambda: bfs(graph, 0, device="cpu"), lambda: connected_components(graph, device="cpu")):
         with pytest.raises(FormatError, match="outside of 0 to 20"):
             run()
-
-
-def test_a_graph_of_format_1(tmp_path: Path) -> None:
-    with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "graph-format-1.zip") as archive:
-        archive.extractall(tmp_path)
-    graph = Graph.open(tmp_path / "undirected.ww")
-    assert (graph.destinations, graph.weights, graph.in_edges) == ("int64", None, True)
-    assert bfs(graph, 1, device="cpu").levels.tolist() == [1, 0, 2, 1, -1, -1]
-    assert connected_components(graph, device="cpu").labels.tolist() == [0, 0, 0, 0, 4, 4]
 
 
 def test_offsets_that_fall(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csgraph, csr_array
+from tests.harness.graphs import given_rows
 
 from warpwell.errors import ArgumentError, FormatError
 from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, generate, pagerank, sssp, triangles
@@ -26,8 +27,8 @@ def matrix(graph: Graph, values: npt.NDArray[Any] | None = None) -> csr_array:
 
 def expected_distances(graph: Graph, source: int) -> npt.NDArray[Any]:
     """Bellman and Ford's distances in float64 or int64: SciPy drops edges of weight 0 of a sparse matrix."""
-    offsets, edges = graph.load()
-    weights = np.asarray(graph.map(graph.weights_path)).astype(np.float64 if graph.weights == "float32" else np.int64)
+    offsets, edges, weights = given_rows(graph)
+    weights = weights.astype(np.float64 if graph.weights == "float32" else np.int64)
     starts = np.repeat(np.arange(graph.vertices), np.diff(offsets))
     most: Any = np.inf if graph.weights == "float32" else np.iinfo(np.int64).max
     found = np.full(graph.vertices, most, weights.dtype)
@@ -132,7 +133,7 @@ def test_shortest_paths_with_the_smallest_caches(tmp_path: Path, cache: int | st
 
 def test_scipy_agrees(kron: Graph) -> None:
     source = 5
-    weights = np.asarray(kron.map(kron.weights_path)).astype(np.float64)
+    weights = given_rows(kron)[2].astype(np.float64)
     wanted = csgraph.dijkstra(matrix(kron, weights), indices=source)
     found = sssp(kron, source, device="cpu").distances
     found = np.where(found == np.iinfo(np.int64).max, np.inf, found) if kron.weights == "int32" else found
@@ -240,23 +241,23 @@ def test_progress(kron: Graph) -> None:
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[int, Edges, bool]:
+def graphs(draw: st.DrawFn) -> tuple[int, Edges, bool, str]:
     vertices = draw(st.integers(1, 40))
     vertex = st.integers(0, vertices - 1)
     edges = draw(st.lists(st.tuples(vertex, vertex, st.integers(0, 9)), max_size=120))
-    return vertices, edges, draw(st.booleans())
+    return vertices, edges, draw(st.booleans()), draw(st.sampled_from(["given", "degree"]))
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=graphs(), weights=st.sampled_from(["int32", "float32"]), storage=st.booleans())
 def test_random_graphs(
-    drawn: tuple[int, Edges, bool], weights: str, storage: bool, tmp_path_factory: pytest.TempPathFactory
+    drawn: tuple[int, Edges, bool, str], weights: str, storage: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Self-loops, repeated edges, vertices without edges, several components, weights of 0."""
-    vertices, edges, undirected = drawn
+    vertices, edges, undirected, order = drawn
     folder = tmp_path_factory.mktemp("random")
-    graph = made(folder, edges, weights, vertices=vertices, undirected=undirected, in_edges=True)
+    graph = made(folder, edges, weights, vertices=vertices, undirected=undirected, in_edges=True, order=order)
     options: dict[str, Any] = {"tier": "storage", "cache": 1024, "page_size": 512} if storage else {"tier": "host"}
     links = matrix(graph)
     with LoadedGraph(graph, device="cpu", **options) as loaded:

@@ -1,9 +1,8 @@
-"""Weights and in-edges of graphs on disk, from files and from chunks, in bounded memory; format 1 is read."""
+"""Weights and in-edges of graphs on disk, from files and from chunks, in bounded memory."""
 
 import gzip
 import json
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.graphs import given_rows
 
 from warpwell.cli import main
 from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError
@@ -26,10 +26,8 @@ Rows = list[tuple[int, int, float]]
 
 
 def rows_of(graph: Graph, part: str = "") -> Rows:
-    """All edges of a graph with their weights, in stored order; those of in-edges as they are stored."""
-    offsets, edges, weights = (
-        graph.map(getattr(graph, f"{part}{name}_path")) for name in ("offsets", "edges", "weights")
-    )
+    """All edges of a graph with their weights, in order; those of in-edges as they are stored."""
+    offsets, edges, weights = given_rows(graph, part)
     assert (offsets.dtype, edges.dtype, weights.dtype) == (np.int64, graph.destinations, graph.weights)
     sources = np.repeat(np.arange(graph.vertices), np.diff(offsets))
     return list(zip(sources.tolist(), edges.tolist(), weights.tolist(), strict=True))
@@ -108,7 +106,7 @@ def test_the_sort_keeps_to_its_memory(tmp_path: Path) -> None:
     memory = 4 * SMALL
     with ExternalSort(tmp_path, memory, weights="float32") as sort:
         for _ in range(count // 1000):
-            assert sum(part.nbytes for part in sort._buffer) <= memory // 2
+            assert sort._buffer.nbytes <= memory // 2
             sort.add(*random.integers(0, 1000, (2, 1000)), random.random(1000).astype(np.float32))
         blocks = list(sort.blocks())
     assert sort.spilled_bytes == 12 * count
@@ -128,10 +126,10 @@ def test_the_dtype_of_weights(tmp_path: Path) -> None:
     assert made([3], weights=False).weights is None
     assert rows_of(made([1 << 24 | 1], weights="float32")) == [(0, 1, 1 << 24)]
     for weights, options, problem in (
-        ([0.5], {"weights": "int32"}, "0.5 is no int32"),
-        ([2**31], {"weights": "int32"}, "2147483648 is no int32"),
-        ([float("nan")], {}, "nan is no float32"),
-        ([1e39], {}, "is no float32"),
+        ([0.5], {"weights": "int32"}, "0.5 does not fit int32"),
+        ([2**31], {"weights": "int32"}, "2147483648 does not fit int32"),
+        ([float("nan")], {}, "nan does not fit float32"),
+        ([1e39], {}, "does not fit float32"),
     ):
         with pytest.raises(FormatError, match=problem):
             made(weights, **options)
@@ -139,7 +137,7 @@ def test_the_dtype_of_weights(tmp_path: Path) -> None:
         made([1], weights="int64")
     with pytest.raises(ArgumentError, match="integers or floats, not complex"):
         made([1j])
-    with pytest.raises(ArgumentError, match="some chunks of edges have weights, others none"):
+    with pytest.raises(ArgumentError, match="some chunks of edges have weights and some do not"):
         one = np.array([1])
         build([(one, one, one), (one, one)], tmp_path / "h.ww")
     with pytest.raises(ArgumentError, match="has no weights: leave weights='int32' out"):
@@ -161,27 +159,23 @@ def test_data_begin_with_a_page(tmp_path: Path) -> None:
         assert path.stat().st_size == 4096 + np.load(path).nbytes
 
 
-def test_format_1_is_read(tmp_path: Path) -> None:
-    with zipfile.ZipFile(Path(__file__).parents[1] / "data" / "graph-format-1.zip") as archive:
-        archive.extractall(tmp_path)
-    directed, undirected, empty = (Graph.open(tmp_path / f"{name}.ww") for name in ("directed", "undirected", "empty"))
-    assert [part.tolist() for part in directed.load()] == [[0, 3, 3, 4, 5, 5, 6, 6], [1, 1, 2, 2, 1, 0]]
-    assert (directed.destinations, directed.weights, directed.in_edges) == ("int64", None, False)
-    assert directed.in_degrees().tolist() == [1, 3, 2, 0, 0, 0, 0]
-    assert undirected.in_edges and undirected.in_edges_path == undirected.edges_path
-    assert (empty.vertices, empty.edges, empty.load()[1].size) == (2, 0, 0)
-
-
 def test_what_the_description_promises_is_there(tmp_path: Path) -> None:
     def fresh() -> Graph:
         return generate("urand", 4, tmp_path / "g.ww", weights="int32", undirected=False, in_edges=True, overwrite=True)
 
-    for path in (fresh().weights_path, fresh().in_offsets_path, fresh().in_edges_path, fresh().in_weights_path):
+    names = ("weights", "in_offsets", "in_edges", "in_weights", "heads", "order")
+    for path in (tmp_path / "g.ww" / f"{name}.npy" for name in names):
         fresh()
         path.unlink()
         with pytest.raises(MissingFileError, match=f"{path.name} is missing"):
             Graph.open(tmp_path / "g.ww")
-    for key, value in (("weights", "int8"), ("destinations", "int16"), ("in_edges", 1), ("weights", 0)):
+    for key, value in (
+        ("weights", "int8"),
+        ("destinations", "int16"),
+        ("in_edges", 1),
+        ("weights", 0),
+        ("order", "any"),
+    ):
         meta = json.loads((fresh().path / "graph.json").read_text())
         (tmp_path / "g.ww" / "graph.json").write_text(json.dumps(meta | {key: value}))
         with pytest.raises(FormatError, match=f"{key!r} is {value!r}"):
@@ -287,7 +281,7 @@ def test_values_of_scipy(tmp_path: Path, kind: str) -> None:
     scipy.sparse.save_npz(tmp_path / "a.npz", matrix.asformat(kind))
     graph = convert(tmp_path / "a.npz", tmp_path / "a.ww")
     assert np.array_equal(graph.load()[1], matrix.indices)
-    assert np.array_equal(graph.map(graph.weights_path), matrix.data.astype(np.float32))
+    assert np.array_equal(given_rows(graph)[2], matrix.data.astype(np.float32))
     matrix.data[:] = 1
     scipy.sparse.save_npz(tmp_path / "a.npz", matrix.asformat(kind))
     assert convert(tmp_path / "a.npz", tmp_path / "b.ww").weights is None
@@ -322,7 +316,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text("b,a,c\n1,0,5\n2,1,6\n")
     said = answer("convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--in-edges")
     assert (said["weights"], said["in_edges"], said["destinations"]) == ("int32", True, "int32")
-    assert said["bytes_on_disk"] == 6 * 4096 + 2 * 4 * 8 + 4 * 2 * 4
+    assert said["bytes_on_disk"] == 8 * 4096 + 2 * 4 * 8 + 4 * 2 * 4 + 3 * 16 + 3 * 8
     assert rows_of(Graph.open(tmp_path / "a.ww")) == [(0, 1, 5), (1, 2, 6)]
     same = "convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--overwrite"
     said = answer(*same, "--weights", "none")

@@ -36,6 +36,21 @@ LONG = 1_000_000
 """Edges of graphs whose shortest paths with one page take minutes: edges and weights take it from one another."""
 
 
+def given_rows(graph: Graph, part: str = "") -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return offsets, destinations and weights, by default 1, in the given numbers; with "in_" of in-edges."""
+    part = "" if graph.undirected else part
+    stored = np.load(graph.path / f"{part}offsets.npy"), np.load(graph.path / f"{part}edges.npy")
+    weights = np.load(graph.path / f"{part}weights.npy") if graph.weights else np.ones(graph.edges, np.int8)
+    order = np.load(graph.path / "order.npy") if graph.order == "degree" else np.arange(graph.vertices)
+    rows = {int(vertex): slice(*stored[0][k : k + 2]) for k, vertex in enumerate(order)}
+    index = np.concatenate([np.arange(graph.edges)[rows[v]] for v in range(graph.vertices)] or [[]]).astype(np.int64)
+    sources = np.repeat(np.arange(graph.vertices), [rows[v].stop - rows[v].start for v in range(graph.vertices)])
+    destinations = order[stored[1][index]]
+    sort = np.lexsort((weights[index], destinations, sources))
+    offsets = np.searchsorted(sources, np.arange(graph.vertices + 1))
+    return offsets, destinations[sort].astype(stored[1].dtype), weights[index][sort]
+
+
 def weighted(graph: Graph, folder: Path, dtype: str) -> Graph:
     """Build a graph again with weights: integers from 1 to 255, or fractions; both directions have the same one."""
     offsets, edges = (np.asarray(part).astype(np.int64) for part in graph.load())

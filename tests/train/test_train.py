@@ -244,7 +244,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> ww.graph.Graph:
 
 def in_edges(graph: ww.graph.Graph, vertex: int) -> tuple[int, np.ndarray[Any, Any]]:
     offsets, edges = graph.map(graph.in_offsets_path), graph.map(graph.in_edges_path)
-    return int(offsets[vertex]), edges[offsets[vertex] : offsets[vertex + 1]]
+    stored = graph.places[vertex]
+    return int(offsets[stored]), graph.stored_order()[edges[offsets[stored] : offsets[stored + 1]]]
 
 
 def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
@@ -269,7 +270,12 @@ def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("fanouts", [[4, 3], [-1], [1], [0, 5], []])
-def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[int]) -> None:
+@pytest.mark.parametrize("order", ["given", "degree"])
+def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[int], order: str, tmp_path: Path) -> None:
+    if order == "degree":
+        offsets, edges = graph.load()
+        ends = np.repeat(np.arange(300), np.diff(offsets)), edges
+        graph = ww.graph.build([ends], tmp_path / "g.ww", vertices=300, in_edges=True, order=order)
     neighbors = ww.train.Neighbors(graph, fanouts, 64, seed=3)
     epoch = list(neighbors)
     assert len(epoch) == len(neighbors) == 5

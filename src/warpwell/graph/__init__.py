@@ -11,6 +11,7 @@ Files, in the order in which edges meet them:
 - generate.py       `generate`: the graphs of the GAP benchmark
 - build.py          `build`: write a graph on disk from chunks of edges
 - external.py       sort edges in bounded memory
+- order.py          the order of degree, and the first neighbours of each vertex
 - folder.py         create a folder atomically
 - npy.py            ``.npy`` files whose length is known only at the end
 - graph.py          `Graph`: a graph on disk, checked when it is opened

@@ -1,37 +1,37 @@
-"""Write a graph on disk from chunks of edges: ``build``."""
+"""Write a graph on disk from chunks of edges: `build`."""
 
 import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from warpwell._check import checked_nbytes
-from warpwell.errors import ArgumentError, FormatError
-from warpwell.graph.edge_list import VERTEX_LIMIT
-from warpwell.graph.external import ExternalSort
-from warpwell.graph.folder import new_folder
-from warpwell.graph.graph import FORMAT, FORMAT_VERSION, IN_PART, META, OUT_PART, SMALL, WEIGHTS, Graph, Progress
-from warpwell.graph.lines import Edges, WeightedEdges
-from warpwell.graph.npy import NpyWriter, storage_full
+from .._check import checked_integer, checked_nbytes
+from .._npy import npy_writer
+from ..errors import ArgumentError, FormatError
+from .external import VERTEX_LIMIT, Edges, ExternalSort, Vertices
+from .folder import new_folder
+from .graph import FORMAT, FORMAT_VERSION, IN_PART, META, ORDERS, OUT_PART, SMALL, WEIGHTS, Graph, Progress
+from .order import sort_by_degree, stored_edges, write_heads
 
-_LEAST_MEMORY = 1 << 16
-_Chunk = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any] | None]
+_MIN_MEMORY = 1 << 16
+_Chunk = tuple[Vertices, Vertices, npt.NDArray[Any] | None]
 
 
 def build(
-    edges: Iterable[Edges | WeightedEdges],
+    edges: Iterable[Edges],
     out: str | Path,
     *,
     vertices: int | None = None,
     undirected: bool = False,
     symmetric: bool = False,
     self_loops: bool = True,
+    order: str = "given",
     source: str = "",
     weights: str | bool | None = None,
     in_edges: bool = False,
@@ -47,19 +47,22 @@ def build(
     Parameters
     ----------
     edges : iterable of (sources, destinations) or (sources, destinations, weights)
-        Chunks of edges: two int64 arrays of one length, vertices in 0 to 2**48 - 1, and an array of as many weights,
-        integers or finite floats.
+        Chunks of edges: two arrays of integers of equal length, vertices in 0 to 2**48 - 1, and an array of as many
+        weights, integers or finite floats.
     out : path-like
         Folder of the graph, usually ``NAME.ww``.
     vertices : int, optional
         Number of vertices; default: the largest vertex of an edge plus one.
     undirected : bool, default False
-        Add the reverse of each edge, with the same weight, then keep each edge once, with the least of its weights.
+        Add the reverse of each edge, with the same weight, then keep each edge once, with the smallest of its weights.
         Otherwise all edges are kept, including repeated ones, which are in the order of their weights.
     symmetric : bool, default False
         The edges already contain both directions; this is only recorded.
     self_loops : bool, default True
         Keep edges from a vertex to itself.
+    order : {"given", "degree"}, default "given"
+        Order in which the vertices are stored. "degree" stores those with most neighbours first, so that traversals
+        read less from storage, and sorts the edges twice; algorithms return results in the given numbers anyway.
     source : str
         Origin of the edges, recorded in the graph.
     weights : {"int32", "float32"} or False, optional
@@ -70,10 +73,10 @@ def build(
         graph whose edges are stored in both directions has them already.
     memory_bytes : int or str, optional
         Memory for sorting, at least "64KiB"; default: half of the free memory. Offsets need 8 more bytes a
-        vertex.
+        vertex, and the order of degree 16 more.
     progress : callable, optional
         Called from time to time as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, as
-        it is not known, then ``"write"`` with edges.
+        it is not known, then ``"write"`` with edges, each as often as it is written.
     overwrite : bool, default False
         Replace an existing graph.
 
@@ -85,7 +88,7 @@ def build(
     Raises
     ------
     ArgumentError
-        `out` already exists, or an argument is out of range.
+        `out` already exists, an argument is out of range, or a chunk does not consist of arrays of integers.
     FormatError
         No edge and no `vertices`, a vertex that does not fit `vertices`, more vertices than memory can
         count, or a weight that is not finite or does not fit `weights`.
@@ -93,53 +96,67 @@ def build(
         No space is left; no file remains.
     """
     memory = _memory(memory_bytes)
-    if vertices is not None and not 0 <= vertices <= VERTEX_LIMIT:
-        raise ArgumentError(f"vertices is {vertices}. Give a number from 1 to {VERTEX_LIMIT} (2**48).")
+    if vertices is not None:
+        vertices = checked_integer(vertices, "vertices", minimum=0, maximum=VERTEX_LIMIT)
+    if order not in ORDERS:
+        raise ArgumentError(f"order is {order!r}. Known are {' and '.join(map(repr, ORDERS))}.", name="order")
     kind = None if weights is None or weights is False else checked_weights(weights)
     report = progress or (lambda stage, done, total: None)
-    chunks = _chunks(edges, kind, source, drop=weights is False, self_loops=self_loops)
+    chunks = _chunks(edges, kind, source, drop=weights is False, self_loops=self_loops, vertices=vertices)
     both = undirected or symmetric
-    graph = Graph(Path(out), vertices or 0, 0, both, source, kind, in_edges or both)
+    graph = Graph(Path(out), vertices or 0, 0, both, source, kind, in_edges or both, order=order)
     with new_folder(out, overwrite=overwrite) as folder:
-        _write(folder, graph, chunks, memory, vertices, undirected, report)
+        with _sorting(chunks, folder, memory, kind, undirected, report) as sort:
+            graph = _checked(graph, sort, vertices)
+            _write(folder, graph, sort, memory, report)
     return Graph.open(out)
 
 
-def _write(
-    folder: Path,
-    graph: Graph,
-    chunks: Iterable[_Chunk],
-    memory: int,
-    vertices: int | None,
-    undirected: bool,
-    report: Progress,
-) -> None:
-    """Write all files of a graph; `graph` says what is wanted."""
-    transpose = graph.in_edges and not graph.undirected
-    memory = memory // 2 if transpose else memory
-    with contextlib.ExitStack() as stack:
-        sort = stack.enter_context(_sorting(chunks, folder, memory, graph.weights, undirected, report))
-        if graph.weights is not None and sort.weights is None:
-            name = graph.source or "the input"
-            raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
-        count = _vertices(sort, vertices, graph.source)
-        weights = None if sort.weights is None else str(sort.weights)
-        small = "int32" if count <= SMALL else "int64"
-        graph = replace(graph, vertices=count, weights=weights, destinations=small)
-        back = stack.enter_context(ExternalSort(folder, memory, weights=sort.weights)) if transpose else None
-        graph = _write_rows(sort, folder, graph, report, back)
-        sort.close()
-        if back is not None:
-            _write_rows(back, folder, graph, report, None, into=IN_PART)
-        _write_meta(folder, graph)
+def _write(folder: Path, graph: Graph, sort: ExternalSort, memory: int, report: Progress) -> None:
+    """Write all files of a graph whose edges are in a sort."""
+    by_degree, transpose = graph.order == "degree", graph.in_edges and not graph.undirected
+    total, written = sort.added * (1 + by_degree + transpose), 0
+
+    def written_rows(rows: ExternalSort, part: tuple[str, str, str]) -> Graph:
+        nonlocal written
+        result = _write_rows(rows, folder, graph, part, lambda edges: report("write", written + edges, total))
+        written += result.edges
+        return result
+
+    graph = written_rows(sort, OUT_PART)
+    sort.close()
+    if by_degree:
+        with ExternalSort(folder, memory, weights=graph.weights) as sort:
+            sort_by_degree(folder, graph, sort)
+            for name in OUT_PART:
+                (folder / name).unlink(missing_ok=True)
+            written_rows(sort, OUT_PART)
+    if transpose:
+        with ExternalSort(folder, memory, weights=graph.weights) as sort:
+            for sources, destinations, *weights in stored_edges(folder, graph):
+                sort.add(destinations, sources, *weights)
+            written_rows(sort, IN_PART)
+    if graph.in_edges:
+        write_heads(folder, graph, IN_PART if transpose else OUT_PART)
+    with open(folder / META, "w", encoding="utf-8") as file:
+        description = {key: value for key, value in asdict(graph).items() if key != "path"}
+        json.dump({"format": FORMAT, "version": FORMAT_VERSION, **description}, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _chunks(
-    edges: Iterable[Edges | WeightedEdges], kind: str | None, source: str, *, drop: bool, self_loops: bool
+    edges: Iterable[Edges], kind: str | None, source: str, *, drop: bool, self_loops: bool, vertices: int | None
 ) -> Iterator[_Chunk]:
-    """Yield chunks of edges with their weights, of one dtype in a chunk, or None."""
+    """Yield chunks of edges as int64 with their weights, of one dtype in a chunk, or None."""
+    limit = VERTEX_LIMIT if vertices is None else vertices
     for sources, destinations, *rest in edges:
+        sources, destinations = (_vertices_of(side, limit, source) for side in (sources, destinations))
         weights = weights_of(rest[0], kind, source) if rest and not drop else None
+        if sources.size != destinations.size or (weights is not None and weights.shape != sources.shape):
+            sizes = [sources.size, destinations.size, *([] if weights is None else [weights.size])]
+            raise ArgumentError(f"a chunk of edges has columns of {sizes} items. Give equal numbers.", name="edges")
         if not self_loops:
             keep = sources != destinations
             sources, destinations = sources[keep], destinations[keep]
@@ -147,13 +164,24 @@ def _chunks(
         yield sources, destinations, weights
 
 
+def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
+    """Return vertices as int64, or raise unless they are integers from 0 to ``limit - 1``."""
+    given = np.asarray(values)
+    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+        raise ArgumentError(
+            f"vertices are one-dimensional arrays of integers, not {given.dtype} of shape {given.shape}. "
+            "Convert them first.",
+            name="edges",
+        )
+    if given.size and not 0 <= int(given.min()) <= int(given.max()) < limit:
+        bad = int(given.min()) if given.min() < 0 else int(given.max())
+        advice = "Raise vertices or leave it out." if 0 <= bad < VERTEX_LIMIT else "Renumber the vertices from 0."
+        raise FormatError(f"{source or 'the input'}: vertex {bad} does not fit {limit} vertices. {advice}")
+    return given.astype(np.int64, copy=False)
+
+
 def _sorting(
-    chunks: Iterable[_Chunk],
-    folder: Path,
-    memory: int,
-    kind: str | None,
-    undirected: bool,
-    report: Progress,
+    chunks: Iterable[_Chunk], folder: Path, memory: int, kind: str | None, undirected: bool, report: Progress
 ) -> ExternalSort:
     """Return a sort of all edges; of each edge and its reverse if `undirected`."""
     sort: ExternalSort | None = None
@@ -163,7 +191,10 @@ def _sorting(
                 kind = None if weights is None else str(weights.dtype)
                 sort = ExternalSort(folder, memory, unique=undirected, weights=kind)
             if (weights is None) != (sort.weights is None):
-                raise ArgumentError("some chunks of edges have weights, others none. Give all or none.", name="edges")
+                raise ArgumentError(
+                    "some chunks of edges have weights and some do not. Pass weights with every chunk or with none.",
+                    name="edges",
+                )
             if weights is not None and weights.dtype != sort.weights:
                 if weights.dtype.kind == "f":
                     sort.use_floats()
@@ -177,6 +208,26 @@ def _sorting(
             sort.close()
         raise
     return sort or ExternalSort(folder, memory, unique=undirected, weights=kind)
+
+
+def _checked(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
+    """Return the graph with what the edges in `sort` determine, or raise if they contradict what was requested."""
+    name = graph.source or "the input"
+    if graph.weights is not None and sort.weights is None:
+        raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
+    if vertices is None and sort.largest < 0:
+        raise FormatError(
+            f"{name} holds no edge. Check that the file is complete; for a graph without edges give vertices=N."
+        )
+    count = sort.largest + 1 if vertices is None else vertices
+    size = (24 if graph.order == "degree" else 8) * (count + 1)
+    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise FormatError(
+            f"the offsets of {count} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
+            "If most of the numbers are unused, renumber the vertices from 0."
+        )
+    weights = None if sort.weights is None else str(sort.weights)
+    return replace(graph, vertices=count, weights=weights, destinations="int32" if count <= SMALL else "int64")
 
 
 def checked_weights(weights: object) -> str:
@@ -197,54 +248,38 @@ def weights_of(given: npt.ArrayLike, wanted: str | None, source: str) -> npt.NDA
     values: npt.NDArray[Any] = np.asarray(given)
     if values.dtype.kind not in "biuf":
         raise ArgumentError(f"weights are integers or floats, not {values.dtype}. Convert them first.", name="weights")
+    low, high = -(2**31), 2**31 - 1
     whole = values.dtype.kind in "biu"
-    dtype = np.dtype(wanted or ("int32" if whole and _fits(values) else "float32"))
-    if values.dtype == dtype and dtype.kind == "i":
-        return values
+    fits = not values.size or (int(values.min()) >= low and int(values.max()) <= high) if whole else False
+    dtype = np.dtype(wanted or ("int32" if fits else "float32"))
     if dtype.kind == "i":
-        bad = values != np.clip(np.trunc(values), -(2**31), 2**31 - 1)
+        bad = np.zeros(values.shape, bool) if fits else ~((values >= low) & (values <= high))
+        if not whole:
+            bad |= values != np.trunc(values)
         advice = 'An int32 is a whole number of at most 2**31 - 1: use weights="float32".'
     else:
         with np.errstate(over="ignore"):
             bad = ~np.isfinite(values.astype(np.float32, copy=False))
         advice = "Remove such edges, or scale the weights."
     if bad.any():
-        raise FormatError(f"{source or 'the input'}: the weight {values[bad][0]} is no {dtype}. {advice}")
+        raise FormatError(f"{source or 'the input'}: the weight {values[bad][0]} does not fit {dtype}. {advice}")
     return values.astype(dtype, copy=False)
 
 
-def _fits(values: npt.NDArray[Any]) -> bool:
-    return not values.size or (int(values.min()) >= -(2**31) and int(values.max()) < 2**31)
-
-
-def _write_meta(folder: Path, graph: Graph) -> None:
-    """Write the description of a graph, `graph.json`."""
-    meta = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "vertices": graph.vertices,
-        "edges": graph.edges,
-        "undirected": graph.undirected,
-        "source": graph.source,
-        "destinations": graph.destinations,
-        "weights": graph.weights,
-        "in_edges": graph.in_edges,
-    }
-    with storage_full(folder), open(folder / META, "w", encoding="utf-8") as file:
-        json.dump(meta, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+def _memory(memory_bytes: int | str | None) -> int:
+    if memory_bytes is None:
+        return default_memory_bytes()
+    return checked_nbytes(memory_bytes, "memory_bytes", minimum=_MIN_MEMORY)
 
 
 def default_memory_bytes() -> int:
-    """Return half of the memory that is free now, in bytes, at least 256 MiB.
+    """Return half of the free memory in bytes, at least 256 MiB.
 
     The limit of a container (cgroup version 2) counts too.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        # Unlike free pages, this counts what the file system's cache would give back.
+        # Unlike free pages, this includes the reclaimable part of the page cache.
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     with contextlib.suppress(OSError, ValueError):
@@ -254,69 +289,24 @@ def default_memory_bytes() -> int:
     return max(free // 2, 1 << 28)
 
 
-def _memory(memory_bytes: int | str | None) -> int:
-    if memory_bytes is None:
-        return default_memory_bytes()
-    return checked_nbytes(memory_bytes, "memory_bytes", minimum=_LEAST_MEMORY)
-
-
-def _vertices(sort: ExternalSort, vertices: int | None, source: str) -> int:
-    if vertices is None:
-        if sort.largest < 0:
-            raise FormatError(
-                f"{source or 'the input'} holds no edge. Check that the file is complete; for a graph without "
-                "edges give vertices=N."
-            )
-        return sort.largest + 1
-    if sort.largest >= vertices:
-        raise FormatError(f"vertex {sort.largest} does not fit {vertices} vertices. Raise vertices or leave it out.")
-    return vertices
-
-
-def _write_rows(
-    sort: ExternalSort,
-    folder: Path,
-    graph: Graph,
-    report: Progress,
-    back: ExternalSort | None,
-    into: tuple[str, str, str] = OUT_PART,
-) -> Graph:
-    """Write offsets, edges and weights, add the reversed edges to `back`, and return the graph with its edges."""
-    offsets = _counters(graph.vertices)
-    done = 0 if into == OUT_PART else graph.edges
-    total = sort.added * (2 if graph.in_edges and not graph.undirected else 1)
+def _write_rows(sort: ExternalSort, folder: Path, graph: Graph, part: tuple[str, str, str], report: Any) -> Graph:
+    """Write offsets, edges and weights from a sort, and return the graph with the number of edges."""
+    offsets = np.zeros(graph.vertices + 1, np.int64)
+    edges = 0
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(NpyWriter(folder / into[1], graph.destinations))
-        values = None
-        if sort.weights is not None:
-            values = stack.enter_context(NpyWriter(folder / into[2], sort.weights))
+        write_edges = stack.enter_context(npy_writer(folder / part[1], graph.destinations))
+        if graph.weights is not None:
+            write_weights = stack.enter_context(npy_writer(folder / part[2], graph.weights))
         for sources, destinations, *weights in sort.blocks():
-            file.append(destinations)
-            if values is not None:
-                values.append(weights[0])
-            if back is not None:
-                back.add(destinations, sources, *weights)
-            starts = np.flatnonzero(sources[1:] != sources[:-1]) + 1
-            starts = np.concatenate(([0], starts))
-            # Each source stands once in `starts`; a row that goes on in the next block is counted on there.
+            write_edges(destinations)
+            if graph.weights is not None:
+                write_weights(weights[0])
+            starts = np.concatenate(([0], np.flatnonzero(sources[1:] != sources[:-1]) + 1))
+            # Each source is in `starts` once; the rest of a row is counted with the next block.
             offsets[sources[starts] + 1] += np.diff(starts, append=sources.size)
-            report("write", done + file.length, total)
-        edges = file.length
+            edges += sources.size
+            report(edges)
     np.cumsum(offsets, out=offsets)
-    with NpyWriter(folder / into[0]) as file:
-        file.append(offsets)
+    with npy_writer(folder / part[0], np.int64) as write:
+        write(offsets)
     return replace(graph, edges=edges)
-
-
-def _counters(vertices: int) -> npt.NDArray[np.int64]:
-    """Return a zero for each vertex and one more."""
-    size = 8 * (vertices + 1)
-    try:
-        if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-            raise MemoryError
-        return np.zeros(vertices + 1, np.int64)
-    except (MemoryError, ValueError):
-        raise FormatError(
-            f"the offsets of {vertices} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
-            "If most of the numbers are unused, renumber the vertices from 0."
-        ) from None

@@ -58,6 +58,7 @@ def convert(
     *,
     undirected: bool = False,
     vertices: int | None = None,
+    order: str = "degree",
     weights: str | bool | None = None,
     in_edges: bool = False,
     columns: Sequence[str] | None = None,
@@ -86,8 +87,8 @@ def convert(
     weights : {"int32", "float32"} or False, optional
         The dtype of the weights, or False to drop them. Default: those of the file, as int32 if all are integers that
         fit, else as float32. The values of an ``.npz`` file are weights by default unless all are 1.
-    in_edges, memory_bytes
-        As for `build`.
+    order, in_edges, memory_bytes
+        As for `build`; the default of `order` is "degree".
     columns : sequence of str, optional
         Names of source, destination and weight in the header of a ``.csv`` or ``.tsv`` file; default: such as
         ``src``, ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
@@ -133,6 +134,7 @@ def convert(
             vertices=reader.vertices,
             undirected=undirected,
             symmetric=reader.symmetric,
+            order=order,
             source=reader.path.name,
             weights=weights,
             in_edges=in_edges,

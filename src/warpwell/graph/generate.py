@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from warpwell.errors import ArgumentError
 from warpwell.graph.build import build, checked_weights
+from warpwell.graph.external import Edges
 from warpwell.graph.graph import Graph, Progress
-from warpwell.graph.lines import Edges, WeightedEdges
 
 #: Kinds of graphs: Kronecker (R-MAT) and uniformly random.
 KINDS = ("kron", "urand")
@@ -38,6 +38,7 @@ def generate(
     seed: int = 0,
     undirected: bool = True,
     self_loops: bool = False,
+    order: str = "degree",
     weights: str | None = None,
     in_edges: bool = False,
     memory_bytes: int | str | None = None,
@@ -78,6 +79,8 @@ def generate(
         repeated ones.
     self_loops : bool, default False
         Keep edges from a vertex to itself.
+    order : {"degree", "given"}, default "degree"
+        As for `build`. The numbers of the vertices are the same.
     weights : {"int32", "float32"}, optional
         Give each edge a random weight: an integer from 1 to 255, or a multiple of 2**-24 above 0, up to 1.
     in_edges, memory_bytes, progress, overwrite
@@ -108,6 +111,7 @@ def generate(
         vertices=1 << scale,
         undirected=undirected,
         self_loops=self_loops,
+        order=order,
         source=f"{kind} scale={scale} degree={degree} seed={seed}",
         weights=weights,
         in_edges=in_edges,
@@ -119,7 +123,7 @@ def generate(
 
 def random_edges(
     kind: str, scale: int, *, degree: int = 16, seed: int = 0, weights: str | None = None
-) -> Iterator[Edges | WeightedEdges]:
+) -> Iterator[Edges]:
     """Return the generated edges of a GAP graph, including repeated ones and self-loops.
 
     Parameters
@@ -154,11 +158,11 @@ Maker = Callable[[np.random.RandomState, int], Edges]
 Weigher = Callable[[np.random.RandomState, int], npt.NDArray[Any]]
 
 
-def _chunks(make: Maker, weigher: Weigher | None, edges: int, seed: int) -> Iterator[Edges | WeightedEdges]:
+def _chunks(make: Maker, weigher: Weigher | None, edges: int, seed: int) -> Iterator[Edges]:
     """Yield blocks of edges in order. Several threads generate them: NumPy releases the global interpreter lock."""
     first = _GAP_SEED + seed * _SPREAD
 
-    def block(index: int) -> Edges | WeightedEdges:
+    def block(index: int) -> Edges:
         # RandomState seeds as std::mt19937 does, and its streams are the same in all versions of NumPy.
         number, count = (first + index) % 2**32, min(_GAP_BLOCK, edges - index * _GAP_BLOCK)
         made = make(np.random.RandomState(number), count)
@@ -168,7 +172,7 @@ def _chunks(make: Maker, weigher: Weigher | None, edges: int, seed: int) -> Iter
     blocks = -(-edges // _GAP_BLOCK)
     threads = min(blocks, len(os.sched_getaffinity(0)), 16)
     with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[Edges | WeightedEdges]] = deque()
+        pending: deque[Future[Edges]] = deque()
         try:
             for index in range(blocks):
                 pending.append(pool.submit(block, index))

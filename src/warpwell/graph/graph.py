@@ -1,31 +1,37 @@
-"""A graph on disk: ``Graph``."""
+"""A graph on disk: `Graph`."""
 
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from warpwell._npy import read_header
-from warpwell.errors import FormatError, MissingFileError
+from .._npy import read_header
+from ..errors import FormatError, MissingFileError
 
 FORMAT = "warpwell graph"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 META = "graph.json"
-#: Files of the edges that leave the vertices, and of those that arrive: offsets, other ends, weights.
 OUT_PART = ("offsets.npy", "edges.npy", "weights.npy")
+"""Files of the edges that leave the vertices: offsets, other ends, weights."""
 IN_PART = ("in_offsets.npy", "in_edges.npy", "in_weights.npy")
-#: Dtypes of weights, and of destinations.
-WEIGHTS, DESTINATIONS = ("int32", "float32"), ("int32", "int64")
-#: Graphs with more vertices than this have 8-byte destinations.
+"""Files of the edges that end in the vertices, of a directed graph."""
+ORDER = "order.npy"
+HEADS = "heads.npy"
+HEAD = 4
+"""Neighbours of each vertex in `HEADS`."""
+WEIGHTS, DESTINATIONS, ORDERS = ("int32", "float32"), ("int32", "int64"), ("given", "degree")
+"""Dtypes of weights and of destinations, and orders of the vertices."""
 SMALL = 1 << 31
+"""Graphs with more vertices than this have 8-byte destinations."""
 _STEP = 1 << 24
-#: Called with a stage, how much of it is done and how much there is in all (0 where not known).
 Progress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done and how much there is in all (0 if unknown)."""
 AGAIN = "Make the graph again with `warpwell graph convert`."
 
 
@@ -33,9 +39,11 @@ AGAIN = "Make the graph again with `warpwell graph convert`."
 class Graph:
     """A graph on disk in compressed sparse rows; it is not loaded into memory.
 
-    The destinations of vertex v are ``edges[offsets[v]:offsets[v + 1]]``, in ascending order, in ``edges.npy`` and
-    ``offsets.npy``; ``weights.npy`` has the weights of the same edges. docs/graph-format.md describes the folder.
-    `convert`, `generate` and `build` make graphs, `Graph.open` opens them.
+    The destinations of the vertex that is stored as number v are ``edges[offsets[v]:offsets[v + 1]]``, in ascending
+    order, in ``edges.npy`` and ``offsets.npy``; ``weights.npy`` has the weights of the same edges. If `order` is
+    "given", vertices are stored under the numbers of the input; otherwise `original` returns values to these numbers,
+    which all results of algorithms have. docs/graph-format.md describes the folder. `convert`, `generate` and `build`
+    make graphs, `Graph.open` opens them.
 
     Attributes
     ----------
@@ -54,7 +62,9 @@ class Graph:
     in_edges : bool
         The edges that end in a vertex can be read, too; always so if the graph is undirected.
     destinations : {"int32", "int64"}
-        Dtype of the destinations. New graphs have int32 where all vertices fit, those of version 1 int64.
+        Dtype of the destinations: int32 if all vertices fit.
+    order : {"given", "degree"}
+        Order in which the vertices are stored: that of their numbers, or the vertices with most edges first.
     """
 
     path: Path
@@ -65,6 +75,7 @@ class Graph:
     weights: str | None = None
     in_edges: bool = False
     destinations: str = "int64"
+    order: str = "given"
 
     @property
     def offsets_path(self) -> Path:
@@ -97,17 +108,31 @@ class Graph:
         return self.path / self._in_part[2]
 
     @property
+    def heads_path(self) -> Path:
+        """The ``.npy`` file of the first 4 sources of each vertex's in-edges, padded with -1; it exists with them."""
+        return self.path / HEADS
+
+    @property
     def _in_part(self) -> tuple[str, str, str]:
         return OUT_PART if self.undirected else IN_PART
 
     @property
     def bytes_on_disk(self) -> int:
         """Bytes of the graph's arrays on disk."""
-        return sum(path.stat().st_size for path in self._files())
+        return sum((self.path / name).stat().st_size for name in self._files())
 
-    def _files(self) -> list[Path]:
-        parts = [OUT_PART, IN_PART] if self.in_edges and not self.undirected else [OUT_PART]
-        return [self.path / name for part in parts for name in part[: 2 if self.weights is None else 3]]
+    def _files(self) -> dict[str, tuple[str, int]]:
+        """Return dtype and length of each file."""
+        files: dict[str, tuple[str, int]] = {}
+        for part in dict.fromkeys((OUT_PART, self._in_part) if self.in_edges else (OUT_PART,)):
+            files |= {part[0]: ("int64", self.vertices + 1), part[1]: (self.destinations, self.edges)}
+            if self.weights is not None:
+                files[part[2]] = (self.weights, self.edges)
+        if self.in_edges:
+            files[HEADS] = (self.destinations, HEAD * self.vertices)
+        if self.order == "degree":
+            files[ORDER] = ("int64", self.vertices)
+        return files
 
     @classmethod
     def open(cls, path: str | Path) -> "Graph":
@@ -128,8 +153,8 @@ class Graph:
         MissingFileError
             No such folder, or one of its files is missing.
         FormatError
-            The folder is not a graph, its version is newer, or its files are inconsistent (types, lengths, first and
-            last offset).
+            The folder is not a graph, its version is another one, or its files are inconsistent (types, lengths, first
+            and last offset).
         """
         path = Path(path)
         if not path.exists():
@@ -143,40 +168,64 @@ class Graph:
                 path=path,
             )
         graph = cls(path, **_read_meta(path))
-        for file in graph._files():
-            if file.name in (OUT_PART[0], IN_PART[0]):
-                offsets = _check_file(file, "int64", graph.vertices + 1, (0, graph.vertices))
-                if offsets != [0, graph.edges]:
+        for name, (dtype, length) in graph._files().items():
+            _check_file(path / name, dtype, length)
+            if name in (OUT_PART[0], IN_PART[0]):
+                ends = graph.map(path / name)[[0, -1]].tolist()
+                if ends != [0, graph.edges]:
                     raise FormatError(
-                        f"{file}: first and last offset are {offsets[0]} and {offsets[1]}, not 0 "
+                        f"{path / name}: first and last offset are {ends[0]} and {ends[1]}, not 0 "
                         f"and {graph.edges}. {AGAIN}",
-                        path=file,
+                        path=path / name,
                     )
-            else:
-                weighted = file.name in (OUT_PART[2], IN_PART[2])
-                _check_file(file, graph.weights or "" if weighted else graph.destinations, graph.edges, ())
         return graph
 
+    @cached_property
+    def places(self) -> npt.NDArray[np.int64]:
+        """The number under which each vertex is stored: int64, shape ``(vertices,)``, in memory."""
+        if self.order == "given":
+            return np.arange(self.vertices)
+        order = self.stored_order()
+        places = np.full(self.vertices, -1)
+        if self.vertices and 0 <= order.min() <= order.max() < self.vertices:
+            places[order] = np.arange(self.vertices)
+        if (places < 0).any():
+            raise FormatError(f"{self.path / ORDER} does not have each vertex once. {AGAIN}", path=self.path / ORDER)
+        return places
+
+    def stored_order(self) -> npt.NDArray[np.int64]:
+        """Return the given number of each stored vertex, the inverse of `places`."""
+        return np.arange(self.vertices) if self.order == "given" else self.map(self.path / ORDER)
+
+    def original(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array with an item for each stored vertex in the order of the given numbers."""
+        return values if self.order == "given" else values[self.places]
+
     def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return offsets and destinations as read-only NumPy memory maps, for host code and comparisons."""
-        return self.map(self.offsets_path), self.map(self.edges_path)
+        """Return offsets and destinations in the given numbers, for host code and comparisons.
+
+        They are read-only NumPy memory maps if `order` is "given", and otherwise made in memory, with 32 bytes an edge
+        meanwhile; `map` returns the stored ones.
+        """
+        offsets, edges = self.map(self.offsets_path), self.map(self.edges_path)
+        if self.order == "given":
+            return offsets, edges
+        order, degrees = self.stored_order(), np.diff(offsets)
+        destinations = order[edges]
+        by_row = np.lexsort((destinations, np.repeat(order, degrees)))
+        return np.concatenate(([0], np.cumsum(self.original(degrees)))), destinations[by_row].astype(edges.dtype)
 
     def degrees(self) -> npt.NDArray[np.int64]:
         """Return the number of edges that leave each vertex: int64, shape ``(vertices,)``."""
-        return np.diff(self.map(self.offsets_path))
+        return self.original(np.diff(self.map(self.offsets_path)))
 
     def in_degrees(self) -> npt.NDArray[np.int64]:
         """Return the number of edges that end in each vertex: int64, shape ``(vertices,)``.
 
-        They are counted from the destinations if the graph has no in-edges.
-
-        Raises
-        ------
-        FormatError
-            A destination is no vertex.
+        Without in-edges, all destinations are read.
         """
         if self.in_edges:
-            return np.diff(self.map(self.in_offsets_path))
+            return self.original(np.diff(self.map(self.in_offsets_path)))
         counts = np.zeros(self.vertices, np.int64)
         edges = self.map(self.edges_path)
         step = max(_STEP, self.vertices)
@@ -188,13 +237,14 @@ class Graph:
                     path=self.edges_path,
                 )
             counts += np.bincount(part, minlength=self.vertices)
-        return counts
+        return self.original(counts)
 
     def map(self, path: Path) -> npt.NDArray[Any]:
-        """Return one of the graph's files as a read-only NumPy memory map."""
+        """Return one of the graph's files, as it is stored, as a read-only NumPy memory map."""
+        with open(path, "rb") as file:
+            shape, _ = read_header(file, str(path))
         # An empty file cannot be mapped.
-        mode: Any = "r" if self.edges or path in (self.offsets_path, self.in_offsets_path) else None
-        items: npt.NDArray[Any] = np.load(path, mmap_mode=mode)
+        items: npt.NDArray[Any] = np.load(path, mmap_mode="r" if 0 not in shape else None)
         return items
 
 
@@ -208,46 +258,35 @@ def _read_meta(path: Path) -> dict[str, Any]:
         raise FormatError(f"{file} is not valid JSON ({error}). {AGAIN}", path=file) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise FormatError(f"{file} does not describe a graph of Warpwell. {AGAIN}", path=file)
-    version = meta.get("version")
-    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+    if meta.get("version") != FORMAT_VERSION:
         raise FormatError(
-            f"{file}: version {version!r} of the format; 1 to {FORMAT_VERSION} is what this Warpwell "
-            "reads. Update Warpwell or make the graph again.",
+            f"{file} describes a graph of format version {meta.get('version')!r}; this Warpwell reads version "
+            f"{FORMAT_VERSION}. Convert its edges again with `warpwell graph convert`, or update Warpwell.",
             path=file,
         )
-    wanted: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str}
-    if version > 1:
-        wanted |= {"in_edges": bool, "destinations": str}
-        wanted["weights"] = type(None) if meta.get("weights", "") is None else str
-    for key, kind in wanted.items():
-        if type(meta.get(key)) is not kind or (kind is int and meta[key] < 0):
-            raise FormatError(f"{file}: {key!r} is {meta.get(key)!r}. {AGAIN}", path=file)
-    found = {"in_edges": meta["undirected"]} | {key: meta[key] for key in wanted}
-    for key, known in (("weights", (None, *WEIGHTS)), ("destinations", DESTINATIONS)):
-        if found.get(key, known[0]) not in known:
-            raise FormatError(f"{file}: {key!r} is {found[key]!r}, not {' or '.join(known[-2:])}. {AGAIN}", path=file)
-    return found
+    types: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str, "in_edges": bool}
+    known: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}
+    for key in (field.name for field in fields(Graph) if field.name != "path"):
+        value = meta.get(key, "missing")
+        valid = value in known[key] if key in known else type(value) is types[key]
+        if not valid or (types.get(key) is int and value < 0):
+            raise FormatError(f"{file}: {key!r} is {value!r}. {AGAIN}", path=file)
+    return {field.name: meta[field.name] for field in fields(Graph) if field.name != "path"}
 
 
-def _check_file(path: Path, name: str, length: int, indices: tuple[int, ...]) -> list[int]:
-    """Check type and length of a file of items of the dtype `name`, and return the integers at `indices`."""
-    wanted = np.dtype(name).newbyteorder("<")
+def _check_file(path: Path, dtype: str, length: int) -> None:
+    """Raise unless a file has `length` items of a dtype."""
+    wanted = np.dtype(dtype).newbyteorder("<")
     if not path.is_file():
         raise MissingFileError(f"{path} is missing. {AGAIN}", path=path)
     with open(path, "rb") as file:
-        shape, dtype = read_header(file, str(path))
-        if dtype.hasobject:
-            raise FormatError(f"{path} holds Python objects. {AGAIN}", path=path)
-        start = file.tell()
-        if dtype != wanted or shape != (length,):
+        shape, found = read_header(file, str(path))
+        if found != wanted or shape != (length,):
             raise FormatError(
-                f"{path} holds {dtype} of shape {shape}, not {name} of shape ({length},). {AGAIN}", path=path
+                f"{path} holds {found} of shape {shape}, not {dtype} of shape ({length},). {AGAIN}", path=path
             )
-        size = os.fstat(file.fileno()).st_size
-        if size != start + wanted.itemsize * length:
+        size, expected = os.fstat(file.fileno()).st_size, file.tell() + wanted.itemsize * length
+        if size != expected:
             raise FormatError(
-                f"{path} has {size} bytes, not {start + wanted.itemsize * length}: it was not copied whole. "
-                "Copy it again.",
-                path=path,
+                f"{path} has {size} bytes, not {expected}: it was not copied whole. Copy it again.", path=path
             )
-        return [int.from_bytes(os.pread(file.fileno(), 8, start + 8 * i), "little", signed=True) for i in indices]

@@ -142,6 +142,8 @@ class Neighbors:
         """Return the neighborhood of a batch; numbers count from 0 over all epochs."""
         number = checked_integer(number, "the number of a batch", minimum=0)
         nodes = self.batch(number)
+        if self.graph.order == "degree":
+            nodes = self.graph.places[nodes]
         draws = _Draws(self.seed, number)
         sources: list[Numbers] = []
         targets: list[Numbers] = []
@@ -162,6 +164,8 @@ class Neighbors:
             nodes, sources_in_nodes = _append_new(nodes, neighbors)
             sources.append(sources_in_nodes)
             node_counts.append(len(nodes) - hop_start)
+        if self.graph.order == "degree":
+            nodes = self.graph.stored_order()[nodes]
         edge_counts = [len(positions) for positions in edges]
         indices = [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (sources, targets, edges)]
         return Neighborhood(number, nodes, indices[0], indices[1], indices[2], node_counts, edge_counts)

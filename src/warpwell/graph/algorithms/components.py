@@ -303,10 +303,12 @@ def connected_components(
             report("link", 2, 2)
         seconds = time.perf_counter() - started
         loaded.require_destinations(state.counters)
-        labels = to_host(state.parents).astype(np.int64)
+        roots = to_host(state.parents).astype(np.int64)
+        smallest = np.full(vertices, vertices)
+        np.minimum.at(smallest, roots, loaded.graph.stored_order())
         return CCResult(
-            labels=labels,
-            components=int(np.count_nonzero(labels == np.arange(vertices))),
+            labels=loaded.graph.original(smallest[roots]),
+            components=int(np.count_nonzero(smallest < vertices)),
             seconds=seconds,
             stats=edges.stats - before,
         )

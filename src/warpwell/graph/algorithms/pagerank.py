@@ -197,7 +197,7 @@ def pagerank(
         seconds = time.perf_counter() - started
         loaded.require_destinations(work.counters)
         return PageRankResult(
-            ranks=to_host(work.ranks),
+            ranks=loaded.graph.original(to_host(work.ranks)),
             iterations=done,
             change=change,
             converged=change < tolerance,

@@ -492,20 +492,21 @@ def bfs(
     with borrowed(graph, options, lambda found: require_vertex(source, found.vertices)) as loaded:
         edges = loaded.edges
         offsets = loaded.graph.map(loaded.graph.offsets_path)
-        state = _state_of(loaded, source)
+        stored = int(loaded.graph.places[source])
+        state = _state_of(loaded, stored)
         report("compile", 0, 1)
         _compile(loaded, state)
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
         with Run(loaded, *loaded.arrays) as run:
-            _Search(run, state, int(offsets[source + 1] - offsets[source])).search(report)
+            _Search(run, state, int(offsets[stored + 1] - offsets[stored])).search(report)
         seconds = time.perf_counter() - started
         loaded.require_destinations(state.counters)
         found = to_host(state.levels).astype(np.int64)
         return BFSResult(
             source=int(source),
-            levels=found,
+            levels=loaded.graph.original(found),
             reached=int(np.count_nonzero(found >= 0)),
             depth=int(found.max()),
             seconds=seconds,

@@ -293,11 +293,12 @@ class _Search:
     def __init__(self, loaded: LoadedGraph, source: int, delta: float, dtype: np.dtype[Any]) -> None:
         self.loaded, self.source, self.delta, self.dtype = loaded, source, delta, dtype
         graph, where = loaded.graph, loaded.device
+        stored = int(graph.places[source])
         self.zero = np.float64(0) if dtype.kind == "f" else np.int64(0)
         self.most = np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
         """The distance of vertices without a path."""
-        self.distances = to_device(where, start_array(graph.vertices, source, self.most, 0, dtype))
-        bits = start_array(words_of(graph.vertices), source // WORD, 0, 1 << source % WORD, np.uint32)
+        self.distances = to_device(where, start_array(graph.vertices, stored, self.most, 0, dtype))
+        bits = start_array(words_of(graph.vertices), stored // WORD, 0, 1 << stored % WORD, np.uint32)
         self.waiting = to_device(where, bits)
         self.least = to_device(where, np.full(1, self.most, dtype))
         self.items = zeros(where, most_items(graph.vertices, graph.edges))
@@ -392,7 +393,7 @@ class _Search:
             found = np.where(reached, found.astype(np.int64), np.iinfo(np.int64).max)
         return SSSPResult(
             source=self.source,
-            distances=found,
+            distances=self.loaded.graph.original(found),
             reached=int(np.count_nonzero(reached)),
             delta=delta,
             rounds=self.rounds,
