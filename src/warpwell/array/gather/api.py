@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,10 +24,33 @@ from .page_batches import CachedRows
 from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Indices, Tensor, indices_on_gpu, on_a_gpu, row_indices, tensor_of
 
-Copier = MemoryRows | CachedRows
-"""Copies rows in ``chunks`` by ``run(chunk)``, which returns soon after ``stop()``; ``bytes_read`` are read ahead."""
 MIN_SHARED_CHUNKS = 3
 """Minimum number of chunks for the help of other threads."""
+
+
+class Copier(Protocol):
+    """A strategy: copies the rows of a gather, chunk by chunk.
+
+    Attributes
+    ----------
+    chunks : int
+        1 or more.
+    inline : bool
+        Whether the thread that calls `gather` copies, too, and all rows are copied when it returns.
+    """
+
+    chunks: int
+    inline: bool
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that were read ahead so far."""
+
+    def run(self, chunk: int) -> None:
+        """Copy the rows of a chunk."""
+
+    def stop(self) -> None:
+        """Let `run` return soon; takes no lock."""
 
 
 def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Future:
