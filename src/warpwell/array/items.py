@@ -153,6 +153,17 @@ def bfloat16_dtype() -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16)
 
 
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) -> bool:
+    """Return whether items `step` apart follow one another in C order with these strides."""
+    if 0 in shape:
+        return True
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent > 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
 def is_bits(dtype: np.dtype[Any]) -> bool:
     """Return whether a dtype is the marked uint16, which has the bits of a bfloat16."""
     return dtype.metadata is not None and dtype.metadata.get(_MARK) == BFLOAT16

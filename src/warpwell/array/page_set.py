@@ -13,6 +13,7 @@ from .. import errors
 from ..cache import Prefetch, latch_index
 from ..targets import DeviceStruct, LaunchFlag, device, struct_method
 from ..targets.primitives import DEVICE, fetch_or, i64, load_relaxed
+from .items import is_contiguous
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 
@@ -179,16 +180,13 @@ class PageSet:
 
 def _step(array: Any) -> int:
     """Return the bytes between items in C order."""
-    step = array._strides[-1] if array._strides else array.dtype.itemsize
-    inner = step
-    for extent, stride in zip(reversed(array.shape), reversed(array._strides), strict=True):
-        if stride != inner and extent > 1:
-            raise errors.ArgumentError(
-                f"items of array {array.name!r} do not follow one another at one distance: make the page set of the "
-                "array whose field it is"
-            )
-        inner *= extent
-    return int(step)
+    step = int(array._strides[-1] if array._strides else array.dtype.itemsize)
+    if not is_contiguous(array.shape, array._strides, step):
+        raise errors.ArgumentError(
+            f"items of array {array.name!r} do not follow one another at one distance: make the page set of the "
+            "array whose field it is"
+        )
+    return step
 
 
 def _unpacked(bitmap: NDArray[np.int64]) -> NDArray[np.int64]:

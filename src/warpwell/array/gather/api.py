@@ -16,7 +16,7 @@ from ..._os import interruptible
 from ...targets import LaunchFlag, LaunchStream, empty, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
-from ..items import on_host
+from ..items import is_contiguous, on_host
 from .gpu import copy_in_stream
 from .gpu_cached import GpuCachedRows
 from .host import CHUNK_BYTES, INLINE_BYTES, MemoryRows
@@ -183,14 +183,11 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
             "copy what result() returns",
             name="out",
         )
-    inner = array.dtype.itemsize
-    for extent, stride in zip(reversed(array.shape[1:]), reversed(array._strides[1:]), strict=True):
-        if extent > 1 and stride != inner and 0 not in array.shape:
-            raise errors.ArgumentError(
-                f"items of a row of {array.name!r} do not follow one another: gather the array whose field it is",
-                name="array",
-            )
-        inner *= extent
+    if array.shape[0] and not is_contiguous(array.shape[1:], array._strides[1:], array.dtype.itemsize):
+        raise errors.ArgumentError(
+            f"items of a row of {array.name!r} do not follow one another: gather the array whose field it is",
+            name="array",
+        )
 
 
 def _overlap(address: int, nbytes: int, out: int, out_bytes: int) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..device_array import DLPACK_BFLOAT, DLPACK_CODES, DeviceArray, Managed
-from ..items import BFLOAT16, code_of, on_host
+from ..items import BFLOAT16, code_of, is_contiguous, on_host
 
 HOST = (1, 3)
 """DLPack's device types of host memory: pageable, and pinned for CUDA."""
@@ -148,7 +148,7 @@ def tensor_of(array: Any, name: str, handle: int | None = None) -> Tensor:
         int(tensor.data or 0) + tensor.byte_offset,
         shape,
         (tensor.code, tensor.bits * tensor.lanes),
-        strides is None or _follows(shape, strides),
+        strides is None or is_contiguous(shape, strides),
         type(array).__module__.partition(".")[0] not in IMMUTABLE,
         where in HOST,
         (capsule, array),
@@ -161,7 +161,7 @@ def _of_interface(array: Any) -> Tensor:
     interface = array.__cuda_array_interface__
     (address, read_only), shape, strides = interface["data"], tuple(interface["shape"]), interface.get("strides")
     dtype = array.dtype if isinstance(array, DeviceArray) else np.dtype(interface["typestr"])
-    contiguous = strides is None or _follows(shape, strides, dtype.itemsize)
+    contiguous = strides is None or is_contiguous(shape, strides, dtype.itemsize)
     ordinal = array.__dlpack_device__()[1] if isinstance(array, DeviceArray) else 0
     return Tensor(
         int(address or 0), shape, dtype, contiguous, not read_only, False, array, ordinal, interface.get("stream")
@@ -172,17 +172,6 @@ def managed(capsule: Any) -> Managed:
     """Return the content of an unused DLPack capsule, which keeps it."""
     found: Managed = ctypes.cast(_pointer_of(capsule, b"dltensor"), ctypes.POINTER(Managed)).contents
     return found
-
-
-def _follows(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) -> bool:
-    """Return whether items `step` apart follow one another in C order with these strides."""
-    if 0 in shape:
-        return True
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent > 1 and stride != step:
-            return False
-        step *= extent
-    return True
 
 
 def on_a_gpu(array: Any) -> bool:
