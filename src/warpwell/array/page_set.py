@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..cache import Prefetch, latch_index
+from ..cache import latch_index
 from ..targets import DeviceStruct, LaunchFlag, device, struct_method
 from ..targets.primitives import DEVICE, fetch_or, i64, load_relaxed
 from .items import is_contiguous
@@ -114,27 +116,15 @@ class PageSet:
         self.clear()
         if not len(pages):
             return
-        parts = np.array_split(pages, -(-len(pages) // self._array.cache.wave_pages(self._array._nsid)))
-        prefetches = [self._read(parts[0], None, None)]
-        try:
-            for k, part in enumerate(parts):
-                if k + 1 < len(parts):
-                    # pages of the wave before make room for the next one: not all of them fit
-                    prefetches.append(self._read(parts[k + 1], prefetches[k], parts[k - 1] if k else None))
-                prefetches[k].exception()
-                yield (
-                    self._items_from(0 if k == 0 else int(part[0])),
-                    self._items_from(int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages),
-                )
-        finally:
-            prefetches[-1].cancel()
-
-    def _read(
-        self, pages: NDArray[np.int64], after: Prefetch | None, evict_first: NDArray[np.int64] | None
-    ) -> Prefetch:
         array = self._array
-        array._require_open()
-        return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, evict_first=evict_first)
+        parts = np.array_split(pages, -(-len(pages) // array.cache.wave_pages(array._nsid)))
+        edges = [0, *(int(part[0]) for part in parts[1:]), self._pages]
+        reads = array.cache.bulk.waves(array._nsid, zip(parts, parts, strict=True), once=array.read_once)
+        with contextlib.closing(reads):
+            for first, end in pairwise(edges):
+                array._require_open()
+                next(reads)
+                yield self._items_from(first), self._items_from(end)
 
     def _items_from(self, page: int) -> int:
         """Return the first item that starts in a page or after it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,7 +176,7 @@ class Bulk:
                 self._prepare()
                 space = cache.space(nsid)
                 prefetch.hand = int(self._read_words(space.pool.address + 8 * F_HAND, 1)[0])
-                if evict_first is not None:
+                if evict_first is not None and evict_first.size:
                     self._evict(space, evict_first)
                 limit = (after or prefetch).hand + 2 * space.pool.frames
                 self._read_ahead(space, prefetch, pages, limit, 0 if once else REF)
@@ -204,6 +204,35 @@ class Bulk:
         elif is_inline:
             prefetch.exception()  # another thread does the work
         return prefetch
+
+    def waves(
+        self, nsid: int, waves: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]], *, once: bool
+    ) -> Iterator[None]:
+        """Read pages in waves; yield after each wave was read, while the next one is being read.
+
+        A wave has the pages that the caller uses and the pages to read, both ascending. The pages of two waves fit into
+        the array's frames: those of the wave before are evicted for the next one. Close the iterator to cancel reads.
+        """
+        earlier: list[tuple[NDArray[np.int64], Prefetch]] = []
+        try:
+            for pages, to_read in waves:
+                prefetch = self.prefetch(
+                    nsid,
+                    to_read,
+                    once=once,
+                    after=earlier[-1][1] if earlier and earlier[-1][1].pages else None,
+                    evict_first=earlier[-2][0] if len(earlier) > 1 else None,
+                )
+                if earlier:
+                    earlier[-1][1].exception()
+                    yield
+                earlier = [*earlier[-1:], (pages, prefetch)]
+            for _, prefetch in earlier[-1:]:
+                prefetch.exception()
+                yield
+        finally:
+            for _, prefetch in earlier[-1:]:
+                prefetch.cancel()
 
     def _work(self, prefetch: Prefetch) -> None:
         """Do the work of a prefetch, then of those that wait for it."""

@@ -8,6 +8,8 @@ reports errors: a batch is a hint, and nothing depends on it.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +18,6 @@ from numpy.typing import NDArray
 
 from ...cache import (
     READABLE,
-    Prefetch,
     batches_of,
     copy_run,
     count_read,
@@ -186,48 +187,28 @@ class CachedRows:
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
         targets = order.astype(np.int64) if out_rows is None else out_rows[order]
-        reads_ahead = array.device != "interp" and array.tier == "storage"
         max_pages = array.cache.wave_pages(array._nsid)
-        prefetches: list[Prefetch] = []
-        batches: list[PageBatch] = []
         starts = array._origin + ascending * self._stride
-        try:
-            for batch in page_batches(starts, self._nbytes, array.cache.page_size, max_pages):
-                batches.append(batch)
-                prefetches.append(self._read(batches, prefetches, max_pages) if reads_ahead else Prefetch())
-                if len(batches) > 1:
-                    self._copy_batch(batches[-2], prefetches[-2], ascending, targets)
+        batches, ahead = itertools.tee(page_batches(starts, self._nbytes, array.cache.page_size, max_pages))
+        # A generator, so that missing pages are looked up when the batch before is about to be copied.
+        waves = ((batch.pages, self._pages_to_read(batch.pages, max_pages)) for batch in ahead)
+        with contextlib.closing(array.cache.bulk.waves(array._nsid, waves, once=array.read_once)) as reads:
+            for batch in batches:
+                next(reads)
                 if self._stopped:
                     return
-            self._copy_batch(batches[-1], prefetches[-1], ascending, targets)
-        finally:
-            if prefetches:
-                prefetches[-1].cancel()
+                self._launch(ascending[batch.low : batch.high], targets[batch.low : batch.high])
 
-    def _read(self, batches: list[PageBatch], prefetches: list[Prefetch], max_pages: int) -> Prefetch:
-        """Start to read the missing pages of the last batch."""
+    def _pages_to_read(self, pages: NDArray[np.int64], max_pages: int) -> NDArray[np.int64]:
+        """Return the missing pages of a batch, with short gaps; none if the kernel reads them."""
         array = self._array
-        missing = missing_pages(array, batches[-1].pages)
-        if len(missing) <= MAX_KERNEL_FAULTS:
-            return Prefetch()
+        missing = missing_pages(array, pages)
+        if array.device == "interp" or array.tier != "storage" or len(missing) <= MAX_KERNEL_FAULTS:
+            return pages[:0]
         merged = fill_gaps(missing, self._gap // array.cache.page_size)
         missing = merged if len(merged) <= max_pages else missing
         self._pages_read += len(missing)
-        prefetch: Prefetch = array.cache.bulk.prefetch(
-            array._nsid,
-            missing,
-            once=array.read_once,
-            after=prefetches[-1] if prefetches else None,
-            evict_first=batches[-3].pages if len(batches) > 2 and len(batches[-3].pages) else None,
-        )
-        return prefetch
-
-    def _copy_batch(
-        self, batch: PageBatch, prefetch: Prefetch, rows: NDArray[np.int64], out_rows: NDArray[np.int64]
-    ) -> None:
-        """Copy the rows of a batch after its pages were read."""
-        prefetch.exception()
-        self._launch(rows[batch.low : batch.high], out_rows[batch.low : batch.high])
+        return missing
 
     def _launch(self, rows: NDArray[np.int64], out_rows: NDArray[np.int64]) -> None:
         """Run the kernel that copies rows, and wait for it."""
