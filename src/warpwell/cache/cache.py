@@ -186,7 +186,7 @@ class Cache:
             self._require_idle("open another array on it")
             if any(self._count_pinned(k) for k in self._spaces):
                 raise errors.SharingError("arrays of this cache have pinned pages: unpin them, then open another on it")
-            self._flush()
+            self.flush(keep_errors=True)
             if not self._drain():
                 raise self._stall_error("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
@@ -228,7 +228,7 @@ class Cache:
             self.reap()
             written = False
             try:
-                self._flush(nsid)
+                self.flush(nsid, keep_errors=True)
                 written = True
             finally:
                 # while other arrays use the cache, or have pinned pages in it, its frames must not move
@@ -241,7 +241,7 @@ class Cache:
                 self._forget(nsid)
                 if self._spaces and settled and not held:
                     with contextlib.suppress(errors.KernelError, errors.DriveLostError):
-                        self._flush()
+                        self.flush(keep_errors=True)
                         self._lay_out()
 
     def _forget(self, nsid: int) -> None:
@@ -449,21 +449,16 @@ class Cache:
     # -- maintenance: each method runs kernels until the operation is complete or fails --------------------------
 
     @traced("flush")
-    def flush(self, nsid: int | None = None, *, is_clean: bool = False) -> None:
+    def flush(self, nsid: int | None = None, *, is_clean: bool = False, keep_errors: bool = False) -> None:
         """Write dirty pages back (of one array, or all) and make them durable; then raise if pages are suspect.
 
         With `is_clean` no page is dirty, and no kernel searches for dirty pages. Else the error of an earlier launch in
-        a stream is raised first.
+        a stream is raised first, unless `keep_errors` leaves it to a later call.
         """
         with self.lock:
             self.require_open()
-            if not is_clean:
+            if not (is_clean or keep_errors):
                 self.raise_pending_error(nsid)
-            self._flush(nsid, is_clean)
-
-    def _flush(self, nsid: int | None = None, is_clean: bool = False) -> None:
-        """Write dirty pages back, as `flush`, but leave errors of launches in streams to later calls."""
-        with self.lock:
             writable = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
             if writable:  # a read-only array has nothing to lose, and closes without an error
                 self._require_controller(nsid)
@@ -797,7 +792,7 @@ class Cache:
             try:
                 # each wait of a launch in a stream is bounded by the timeout
                 self.reap(2 * self.timeout)
-                self._flush()
+                self.flush(keep_errors=True)
             finally:
                 self.closed = True
                 self.layout_epoch += 1
