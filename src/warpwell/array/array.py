@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +21,7 @@ from ..cache import Statistics
 from ..targets import LaunchFlag, PlainFlag
 from ..targets.compiler import intrinsics_for
 from . import host_access
-from .attachment import Attachment, hand_over
+from .attachment import Attachment, CacheArgument, hand_over
 from .header import check_extents
 from .items import BFLOAT16, code_of, is_bits, require_bits
 from .operators import OnStorage, ReadOnUse
@@ -43,7 +43,7 @@ _UNCOUNTED = {
 _How = tuple[bool, bool, bool, int, bool]
 
 
-class Array(OnStorage):
+class Array(CacheArgument, OnStorage):
     """An n-dimensional array on storage; see `warpwell.open` and `warpwell.create`.
 
     Kernels receive it as an argument and subscript it (see `ArrayView`). The host reads ``a[3]``, ``a[3, 5]`` and
@@ -79,7 +79,7 @@ class Array(OnStorage):
         self._static: tuple[_How, ViewStatic] | None = None
         self._base: Array | None = None
         self._part = part
-        self._nsid = self._part.nsid
+        self._nsid = part.nsid
         self._finalizer = weakref.finalize(self, hand_over, self._part)
         self._finalizer.atexit = False  # arrays that are open then are closed at the end of the program
 
@@ -200,32 +200,6 @@ class Array(OnStorage):
 
                 on_exit.callback(synchronize, [SimpleNamespace(abort=abort)])
             yield view
-
-    def launch_begins(self, flag: LaunchFlag) -> None:
-        """Count a launch that begins; raise if the array is closed (`warpwell.targets.KernelArgument`)."""
-        with self._part.launch(self.writable):
-            self.cache.begin(flag, self._nsid)
-
-    def launch_ended(self, flag: LaunchFlag) -> None:
-        """Stop counting a launch; raise the latched error of its device code."""
-        self._part.launch_ended()
-        try:
-            self.cache.end(flag)
-        finally:
-            self._part.require_sound()  # first: zeros in the place of items may be what latched an error
-
-    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Count a launch that continues in a stream until `done` returns True."""
-        self._part.launch_continues(done)
-        self.cache.end(flag, done)
-
-    def abort(self, flag: LaunchFlag) -> None:
-        """Abort all waits of a launch's device code."""
-        self.cache.abort(flag)
-
-    def interp_services(self) -> list[Callable[[], int]]:
-        """Return the controller's steps for an interpreted launch."""
-        return self.cache.controller.services()
 
     # -- bulk -----------------------------------------------------------------------------------------------
 

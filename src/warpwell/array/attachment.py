@@ -15,7 +15,7 @@ from .._os import clock
 from .._ranges import ranges_of
 from ..cache import Cache
 from ..storage import FileMedium, Medium, RamMedium
-from ..targets import Block
+from ..targets import Block, LaunchFlag
 from .header import Header
 from .in_memory import InMemory
 from .mapping import Mapping
@@ -452,6 +452,41 @@ class Attachment:
         """Raise unless the host can read: a read-only mapping stays usable after a fork."""
         if self.closed or self._ending or self.mapping is None or self.writable:
             self.require_open()
+
+
+class CacheArgument:
+    """Base of kernel arguments that use an array's part of a cache (`warpwell.targets.KernelArgument`)."""
+
+    cache: Cache
+    writable: bool
+    _part: Attachment
+    _nsid: int
+
+    def launch_begins(self, flag: LaunchFlag) -> None:
+        """Count a launch that begins; raise if the array is closed."""
+        with self._part.launch(self.writable):
+            self.cache.begin(flag, self._nsid)
+
+    def launch_ended(self, flag: LaunchFlag) -> None:
+        """Stop counting a launch; raise the latched error of its device code."""
+        self._part.launch_ended()
+        try:
+            self.cache.end(flag)
+        finally:
+            self._part.require_sound()  # first: zeros in the place of items may be what latched an error
+
+    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
+        """Count a launch that continues in a stream until `done` returns True."""
+        self._part.launch_continues(done)
+        self.cache.end(flag, done)
+
+    def abort(self, flag: LaunchFlag) -> None:
+        """Abort all waits of a launch's device code."""
+        self.cache.abort(flag)
+
+    def interp_services(self) -> list[Callable[[], int]]:
+        """Return the controller's steps for an interpreted launch."""
+        return self.cache.controller.services()
 
 
 def hand_over(part: Attachment) -> None:

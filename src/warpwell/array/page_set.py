@@ -15,12 +15,13 @@ from .. import errors
 from ..cache import latch_index
 from ..targets import DeviceStruct, LaunchFlag, device, struct_method
 from ..targets.primitives import DEVICE, fetch_or, i64, load_relaxed
+from .attachment import CacheArgument
 from .items import is_contiguous
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 
 
-class PageSet:
+class PageSet(CacheArgument):
     """The pages of a set of items of an array, which kernels mark and the host has read; see `Array.page_set`.
 
     In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` the pages of items
@@ -48,6 +49,7 @@ class PageSet:
 
     def __init__(self, array: Any) -> None:
         self._array = array
+        self._part, self._nsid, self.cache, self.writable = array._part, array._nsid, array.cache, False
         self.device: str = array.device
         self._step = _step(array)
         cache = array.cache
@@ -145,27 +147,6 @@ class PageSet:
             "shift": array.cache.page_size.bit_length() - 1,
         }
         return PageSetView((self._bits is not None, array.dtype.itemsize), values)
-
-    def launch_begins(self, flag: LaunchFlag) -> None:
-        """Count a launch that begins, as its array does."""
-        with self._array._part.launch(False):
-            self._array.cache.begin(flag, self._array._nsid)
-
-    def launch_ended(self, flag: LaunchFlag) -> None:
-        """Stop counting a launch."""
-        self._array.launch_ended(flag)
-
-    def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Count a launch that continues in a stream."""
-        self._array.launch_continues(flag, done)
-
-    def abort(self, flag: LaunchFlag) -> None:
-        """Abort all waits of a launch's device code."""
-        self._array.abort(flag)
-
-    def interp_services(self) -> list[Callable[[], int]]:
-        """Return the controller's steps for an interpreted launch."""
-        return self._array.interp_services()
 
 
 def _step(array: Any) -> int:
