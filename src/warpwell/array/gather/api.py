@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -290,11 +291,13 @@ def _begin_in_stream(
         if part.cached:
             cache.reap()
 
-    with part.launch(False):
-        if part.cached:
-            cache.begin(flag, array._nsid, stores=False)
-    part.launch_continues(is_over)
-    try:
+    with contextlib.ExitStack() as on_failure:
+        with part.launch(False):
+            if part.cached:
+                cache.begin(flag, array._nsid, stores=False)
+                on_failure.callback(cache.end, flag)
+        part.launch_continues(is_over)
+        on_failure.callback(part.continued_over, is_over)
         view = cache.view_words(array._nsid, flag) if part.cached else {"data": part.data, "fully_resident": 1}
         if not view["fully_resident"]:
             return None
@@ -309,14 +312,10 @@ def _begin_in_stream(
             result=result,
             keep=keep,
         )
+        on_failure.pop_all()
         if part.cached:
             cache.end(flag, is_over)
-        return future
-    finally:
-        if future is None:
-            part.continued_over(is_over)
-            if part.cached:
-                cache.end(flag)
+    return future
 
 
 def _workers_of(array: Array) -> WorkerGroup | None:
