@@ -24,7 +24,7 @@ from warpwell.drives import Drive, Namespace
 from warpwell.drives.controller import DriveRings
 from warpwell.drives.doorbell_forwarder import DoorbellForwarder
 from warpwell.drives.superblock import DATA_AT, head_of
-from warpwell.storage import RamMedium
+from warpwell.storage import RamMedium, current_io_threads
 
 pytestmark = needs_qemu
 
@@ -288,7 +288,7 @@ def test_unflushed_changes_of_a_lost_drive_are_told(tmp_path) -> None:
             a.flush()
         with pytest.raises(errors.DriveLostError, match="unflushed"):
             a.close()
-        assert until(lambda: not [t for t in threading.enumerate() if t.name == "warpwell-doorbells"])
+        assert until(lambda: not current_io_threads().active_threads)
 
 
 def test_tiers_in_memory_and_the_interpreter_take_the_namespace_as_a_medium(tmp_path) -> None:
@@ -356,7 +356,6 @@ def test_a_failed_forwarder_fails_the_drive(tmp_path, monkeypatch: pytest.Monkey
             raise RuntimeError("planted")
 
         monkeypatch.setattr(drive.transport, "examine", broken)
-        monkeypatch.setattr(threading, "excepthook", lambda *_: None)
         with pytest.raises(errors.DriveLostError, match="doorbells"):
             for seed in range(10_000):
                 gathered(a, seed)
@@ -370,8 +369,7 @@ def test_nothing_is_left(tmp_path) -> None:
     with drive_with(image) as (_, drive):
 
         def state() -> tuple[int, int, int]:
-            threads = sum(t.name == "warpwell-doorbells" for t in threading.enumerate())
-            return len(os.listdir("/proc/self/fd")), threads, drive.spare_queues
+            return len(os.listdir("/proc/self/fd")), current_io_threads().active_threads, drive.spare_queues
 
         opened(drive).close()
         before = state()

@@ -30,7 +30,7 @@ SEEDS = {0: range(8)} | {k: range(8 + 50 * (k - 1), 8 + 50 * k) for k in range(1
 ONE_PER_SCENARIO = """
     recheck-removed fence-removed doorbell-relaxed run-not-acquired
     any-cid-believed old-entries-kept generation-kept completion-before-value
-    silence-starves parked-unseen version-ignored first-acquire-relaxed
+    silence-starves launch-begins-late version-ignored first-acquire-relaxed
     credit-too-many run-dirty-forgotten span-escapes row-without-a-second-look
     units-generation-ignored drive-answered-early kept-not-dirty generation-too-late
     claim-forgotten

@@ -84,6 +84,20 @@ _LAUNCHES_FIRST = """        launches = load_acquire(record + 8 * R_LAUNCHES, SY
         work = forward(record)
 """
 _WORDS_FIRST = "\n".join(reversed(_LAUNCHES_FIRST.splitlines())) + "\n"
+_LAUNCH_COUNTED = """        with self._lock:
+            self._record[R_LAUNCHES] += 1
+            self._launch_count += 1
+        try:
+            self._pool.submit(self._slots)
+        except BaseException:
+            self.end()
+            raise
+"""
+_LAUNCH_SUBMITTED = """        self._pool.submit(self._slots)
+        with self._lock:
+            self._record[R_LAUNCHES] += 1
+            self._launch_count += 1
+"""
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
@@ -595,28 +609,21 @@ FAULTS = (
     Fault(
         "parks-past-launch",
         "relay",
-        "the relay parks though a launch began and ended since it looked",
+        "the thread leaves though a launch began and ended since it looked",
         (
             Edit(
                 _RELAY,
-                "DoorbellForwarder._park",
-                "if self._launch_count != launch_count:",
-                "if self._record[R_LAUNCHES]:",
+                "DoorbellForwarder._serve",
+                "self._seen_launches = launch_count",
+                "self._seen_launches = self._launch_count",
             ),
         ),
     ),
     Fault(
-        "parked-unseen",
+        "launch-begins-late",
         "relay",
-        "the relay does not tell that it parks, so nobody wakes it",
-        (
-            Edit(
-                _RELAY,
-                "DoorbellForwarder._park",
-                "                self._running = False\n                self._changed.wait()",
-                "                self._changed.wait()",
-            ),
-        ),
+        "a launch is counted after the forwarder was submitted, so no thread serves it",
+        (Edit(_RELAY, "DoorbellForwarder.begin", _LAUNCH_COUNTED, _LAUNCH_SUBMITTED),),
     ),
     Fault(
         "sent-read-again",

@@ -1,7 +1,8 @@
-"""Relay scenario: launches store doorbell words, and a relay forwards them, parks and wakes, under one interleaving.
+"""Relay scenario: launches store doorbell words, and I/O threads forward them, leave and wake, in one interleaving.
 
-The relay's own code runs, on the locks and threads of the service scenario, which switch at every access of its native
-loop too. Launches end at once, or wait until what they stored is forwarded; some begin while the relay is parking.
+The code of the forwarder and of the I/O threads runs, on the locks and threads of the service scenario, which switch at
+every access of the forwarder's native loop too. Launches end at once, or wait until the words that they stored are
+forwarded; some begin while the thread is leaving.
 """
 
 from __future__ import annotations
@@ -19,14 +20,9 @@ from warpwell.targets import private_block
 from warpwell.targets.memory import view_of
 
 from .adversary import Violation
-from .service_model import Condition, Lock, Scheduler
+from .service_model import Lock, Scheduler, pool_of
 
 WORDS = 3
-
-
-class _Condition(Condition):
-    def wait(self, limit: float = 1e9) -> bool:
-        return super().wait(limit)
 
 
 class _Loop:
@@ -52,7 +48,6 @@ class RelayModel:
         self.block = private_block(8 * WORDS)
         self.users = self.random.randint(1, 3)
         self.waits = self.random.random()
-        self.ended = False
 
     def _user(self, relay: Any, words: np.ndarray, mine: int) -> None:
         pause, random = self.scheduler.pause, self.scheduler.random
@@ -79,33 +74,27 @@ class RelayModel:
             generation=0,
             fail=self._lost,
         )
-        with self._replaced():
+        with pool_of(self.scheduler, 2), self._replaced():
             bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
             relay = module.DoorbellForwarder(transport, bells, self._lost)  # type: ignore[arg-type]
             for k in range(self.users):
                 self.scheduler.spawn(lambda k=k: self._user(relay, words, k))  # type: ignore[misc]
-            self.scheduler.run(lambda: not self.users, lambda: relay.parked)
+            self.scheduler.run(lambda: not self.users, lambda: True)
             self.scheduler.now = 0
-            self.scheduler.run(lambda: relay.parked, lambda: False)
+            self.scheduler.run(lambda: relay.parked, lambda: True)
             if list(self.registers.values()) != words.tolist():
                 raise Violation(f"the relay parks with doorbells {self.registers}, and the words are {words.tolist()}")
             stopped: list[bool] = []
+            relay.begin()
             self.scheduler.now = 0
             self.scheduler.spawn(lambda: stopped.append(relay.stop()))
             self.scheduler.run(lambda: bool(stopped), lambda: False)
-            if stopped != [True] or not self.ended:
+            if stopped != [True] or relay._slots.occupied:
                 raise Violation("the relay goes on after it was stopped")
         return self.scheduler.steps
 
     def _lost(self, *_: object) -> None:
         raise Violation("the relay lost the drive")
-
-    def _start(self, target: Any) -> None:
-        def body() -> None:
-            target()
-            self.ended = True
-
-        self.scheduler.spawn(body)
 
     @contextlib.contextmanager
     def _replaced(self) -> Iterator[None]:
@@ -123,18 +112,9 @@ class RelayModel:
             self.registers[register] = value
             return 0
 
-        def thread(target: Any, **_: Any) -> Any:
-            return SimpleNamespace(
-                start=lambda: self._start(target),
-                is_alive=lambda: not self.ended,
-                join=lambda _: scheduler.pause(lambda: self.ended),
-            )
-
         load = lambda address, _: int(word(address)[0])  # noqa: E731
         fakes: dict[str, Any] = {
-            "threading": SimpleNamespace(
-                Condition=lambda: _Condition(scheduler, Lock(scheduler)), Thread=thread, current_thread=object
-            ),
+            "threading": SimpleNamespace(Lock=lambda: Lock(scheduler)),
             "SPIN_ROUNDS": self.random.choice((0, 1, 3)),
             "load_acquire": load,
             "load_relaxed": load,

@@ -207,8 +207,7 @@ class ServiceModel:
 
     def check(self) -> int:
         """Run the interleaving; return its steps. Raises `Violation`."""
-        with self._replaced():
-            self.pool = io_threads._pool = io_threads.IOThreadPool()
+        with pool_of(self.scheduler, self.most) as self.pool:
             for controller, rounds, close in zip(self.controllers, self.rounds, self.closed, strict=True):
                 self.users += 1
                 self.scheduler.spawn(lambda c=controller, r=rounds, x=close: self._user(c, r, x))  # type: ignore[misc]
@@ -221,21 +220,24 @@ class ServiceModel:
     def _unserved(self) -> bool:
         return any(c.announced and not c.stopped and not c.silent for c in self.controllers)
 
-    @contextlib.contextmanager
-    def _replaced(self) -> Iterator[None]:
-        scheduler = self.scheduler
-        thread = lambda target, **_: SimpleNamespace(start=lambda: scheduler.spawn(target))  # noqa: E731
-        fakes: dict[str, Any] = {
-            "threading": SimpleNamespace(
-                Lock=lambda: Lock(scheduler), Condition=lambda lock: Condition(scheduler, lock), Thread=thread
-            ),
-            "MAX_THREADS": self.most,
-        }
-        kept = {name: getattr(io_threads, name) for name in (*fakes, "_pool")}
-        try:
-            for name, fake in fakes.items():
-                setattr(io_threads, name, fake)
-            yield
-        finally:
-            for name, old in kept.items():
-                setattr(io_threads, name, old)
+
+@contextlib.contextmanager
+def pool_of(scheduler: Scheduler, max_threads: int) -> Iterator[io_threads.IOThreadPool]:
+    """Make a pool of the scheduler's threads that of the process for the block."""
+    fakes: dict[str, Any] = {
+        "threading": SimpleNamespace(
+            Lock=lambda: Lock(scheduler),
+            Condition=lambda lock: Condition(scheduler, lock),
+            Thread=lambda target, **_: SimpleNamespace(start=lambda: scheduler.spawn(target)),
+        ),
+        "MAX_THREADS": max_threads,
+    }
+    originals = {name: getattr(io_threads, name) for name in (*fakes, "_pool")}
+    try:
+        for name, fake in fakes.items():
+            setattr(io_threads, name, fake)
+        io_threads._pool = io_threads.IOThreadPool()
+        yield io_threads._pool
+    finally:
+        for name, original in originals.items():
+            setattr(io_threads, name, original)

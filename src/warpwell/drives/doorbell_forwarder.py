@@ -2,20 +2,20 @@
 
 The doorbells of a ring are 64-bit words in memory, far apart, which many threads store. The doorbells of a controller
 are adjacent registers of 32 bits; a 64-bit store to one would clear the next. So device code stores its words as for
-Warpwell's own controller, and one thread without the interpreter lock copies each changed word to its register. The
-forwarder also serves a GPU, with words in pinned memory.
+Warpwell's own controller, and one I/O thread (`warpwell.storage.io_threads`) copies each changed word to its register,
+without the interpreter lock. The forwarder also serves a GPU, with words in pinned memory.
 
 - A word is loaded with acquire order, and `Transport.native_store` orders its store after earlier loads: the controller
   finds the entries that the word announces. The thread records the value that it stored; the next round finds a later
   one.
-- Words change only within launches. The thread looks for launches *before* it looks at the words. If it then finds no
-  launch and no change, no word is left to forward, and it parks. `begin` counts a launch and wakes it, under
-  the lock under which it parks. If a launch has begun since before that look, even if it has ended, the thread looks
-  again.
-- Every `WATCH_SECONDS` it returns to Python to check the controller. Unless `stop` was called, its end fails the
-  controller, so that launches end instead of waiting for doorbells.
-- `stop` returns when the thread forwards nothing more. Only then may the controller be reset: a mapped register
-  vanishes with its device, and an access raises SIGBUS.
+- Words change only within launches. The loop looks for launches *before* it looks at the words. If it then finds no
+  launch and no change, no word is left to forward, and the thread leaves. `begin` counts a launch before it submits the
+  forwarder to the I/O threads. A launch that the loop did not see, even if it has ended, keeps the forwarder in need of
+  a thread.
+- Every `WATCH_SECONDS` it returns to Python to check the controller. An error there fails the controller, so that
+  launches end instead of waiting for doorbells.
+- `stop` returns when no thread forwards any more. Only then may the controller be reset: a mapped register vanishes
+  with its device, and an access raises SIGBUS.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from typing import Any
 
 from .. import errors
 from .._os import clock
+from ..storage import WorkerSlots, current_io_threads
 from ..targets import Block, device, native, private_block
 from ..targets.primitives import SYSTEM, backoff, call_native, clock_ns, load_acquire, load_relaxed, store_relaxed
 from .transport import WATCH_SECONDS, Transport
 
 SPIN_ROUNDS = 64
-"""Rounds without a change after which the thread parks if no launch runs: another launch often follows soon."""
+"""Rounds without a change after which the thread leaves if no launch runs: another launch often follows soon."""
 _STOP_SECONDS = 5.0
 
 # -- record of a forwarder --------------------------------------------------------------------------------------------
@@ -63,7 +64,7 @@ STOPPED, PARK, LOOK, STORE_FAILED = 0, 1, 2, 3
 
 
 class DoorbellForwarder:
-    """Forwards doorbell words while launches run.
+    """Forwards doorbell words while launches run, on one I/O thread at a time.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ class DoorbellForwarder:
     doorbells : sequence of (int, int)
         Address of each word, and the offset of its register. The words are 0, like the controller's doorbells.
     on_failure : callable
-        Called once, in the forwarder's thread, if the thread ends without `stop`.
+        Called once, in an I/O thread, after an error has failed the controller.
 
     Raises
     ------
@@ -88,11 +89,11 @@ class DoorbellForwarder:
         self._on_failure = on_failure
         self._block = doorbell_record(transport, doorbells)
         self._record = self._block.words
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._running = False
-        self._launch_count = 0
-        """Number of launches so far."""
+        self._lock = threading.Lock()
+        self._launch_count = self._seen_launches = 0
+        """Number of launches so far, and how many of them the loop had seen when it left last."""
+        self._pool = current_io_threads()
+        self._slots = WorkerSlots(self._needed_threads, self._serve, lambda: None)
 
     @property
     def forwarded(self) -> int:
@@ -101,11 +102,11 @@ class DoorbellForwarder:
 
     @property
     def parked(self) -> bool:
-        """Whether the thread waits for a launch."""
-        return not self._running
+        """Whether no launch runs, and the doorbells of earlier ones are forwarded."""
+        return not self._slots.occupied and not self._needed_threads()
 
     def begin(self) -> None:
-        """Count a launch that begins, and start or wake the thread.
+        """Count a launch that begins, and let an I/O thread forward its doorbells.
 
         Raises
         ------
@@ -113,73 +114,51 @@ class DoorbellForwarder:
             The system cannot start a thread; nothing is counted.
         """
         _serve_loop.load()  # The launching thread compiles or loads it, so that doorbells do not wait for that.
-        with self._changed:
-            if self._thread is None:
-                thread = threading.Thread(target=self._work, name="warpwell-doorbells", daemon=True)
-                self._running = True
-                try:
-                    thread.start()
-                except BaseException:
-                    self._running = False
-                    raise
-                self._thread = thread
+        with self._lock:
             self._record[R_LAUNCHES] += 1
             self._launch_count += 1
-            if not self._running:
-                self._running = True
-                self._changed.notify_all()
+        try:
+            self._pool.submit(self._slots)
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """Count a launch that has ended, after its last store to a word."""
-        with self._changed:
+        with self._lock:
             self._record[R_LAUNCHES] -= 1
 
     def stop(self) -> bool:
-        """End the thread; return whether it ended within five seconds and forwards nothing more (idempotent)."""
-        with self._changed:
-            self._record[R_STOP] = 1
-            self._changed.notify_all()
-            thread = self._thread
-        if thread is None or thread is threading.current_thread():
-            return True
-        thread.join(_STOP_SECONDS)
-        if thread.is_alive():
+        """Stop forwarding for good; return False if a thread still forwards after five seconds (idempotent)."""
+        self._record[R_STOP] = 1
+        is_stopped = self._pool.remove(self._slots, _STOP_SECONDS)
+        if not is_stopped:
             _leaked.append(self)
-            return False
-        return True
+        return is_stopped
 
-    def _work(self) -> None:
+    def _needed_threads(self) -> int:
+        is_needed = self._record[R_LAUNCHES] or self._launch_count != self._seen_launches
+        return int(bool(is_needed and not self._record[R_STOP]))
+
+    def _serve(self, slot: int) -> None:
         try:
             while True:
                 launch_count = self._launch_count
-                why = _serve_loop(self._block.address, watch_time_ns())
-                if why == STOPPED or (why == PARK and not self._park(launch_count)):
+                reason = _serve_loop(self._block.address, watch_time_ns())
+                if reason == PARK:
+                    self._seen_launches = launch_count
+                if reason in (PARK, STOPPED):
                     return
-                if why in (LOOK, STORE_FAILED):
-                    self._transport.examine()
-                if why == STORE_FAILED:
-                    self._transport.fail("a doorbell could not be rung", self._generation)
-                    return
-        except errors.WarpwellError as error:
+                self._transport.examine()
+                if reason == STORE_FAILED:
+                    raise errors.DriveError("a register cannot be written")
+        except Exception as error:
             if not self._record[R_STOP]:
-                self._transport.fail(f"its status cannot be read: {error}", self._generation)
-        finally:
-            with self._changed:
-                self._running = False
-                is_stopped = bool(self._record[R_STOP])
-            if not is_stopped:
-                self._transport.fail("the thread that rings its doorbells ended", self._generation)
+                self._record[R_STOP] = 1
+                self._transport.fail(f"its doorbells cannot be rung: {error}", self._generation)
                 self._on_failure()
-
-    def _park(self, launch_count: int) -> bool:
-        """Wait for a launch after the launch number `launch_count`; return False if the forwarder was stopped."""
-        with self._changed:
-            while not self._record[R_STOP]:
-                if self._launch_count != launch_count:
-                    return True
-                self._running = False
-                self._changed.wait()
-            return False
+            if not isinstance(error, errors.WarpwellError):
+                raise
 
 
 def doorbell_record(transport: Transport, doorbells: Sequence[tuple[int, int]], head_mask: int = -1) -> Block:
