@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,10 +38,10 @@ def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("0 1\n1 two\n", "line 2"),
-        ("0 1\n\n3 -1\n", "line 3"),
-        ("0\n", "line 1"),
-        ("1.5 2\n", "line 1"),
+        ("0 1\n1 two\n", "row 2"),
+        ("0 1\n\n3 -1\n", "row 2"),
+        ("0\n", "row 1"),
+        ("1.5 2\n", "row 1"),
         ("", "no edge"),
     ],
 )
@@ -92,6 +93,8 @@ def test_files_of_a_graph_that_do_not_fit(tmp_path: Path, capsys: pytest.Capture
     [
         (["--source", 3], "0 to 2"),
         (["--source", -1], "0 to 2"),
+        (["--source", "x"], "no vertex 'x'"),
+        (["--source", "1.5"], "no vertex '1.5'"),
         (["--source", 0, "--page-size", 1000], "power of two"),
         (["--source", 0, "--page-size", 256], "512 to 1,048,576 bytes"),
         (["--source", 0, "--cache", 100], "smaller than one page"),
@@ -108,7 +111,7 @@ def test_options_that_cannot_be(
     assert says in failing(capsys, "graph", "bfs", graph.path, "--device", "cpu", *options)
 
 
-@pytest.mark.parametrize("options", [["--source", "x"], ["--source", "1.5"], ["--device", "tpu"], []])
+@pytest.mark.parametrize("options", [["--device", "tpu"], []])
 def test_options_that_do_not_parse(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["graph", "bfs", "g.ww", *options])
@@ -122,6 +125,16 @@ def test_components_of_a_directed_graph(tmp_path: Path, capsys: pytest.CaptureFi
     assert "--undirected" in failing(capsys, "graph", "triangles", graph.path)
     assert "--in-edges" in failing(capsys, "graph", "pagerank", graph.path)
     assert "no weights" in failing(capsys, "graph", "sssp", graph.path, "--source", 0)
+
+
+def test_weights_of_a_list_that_are_not_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "w.txt").write_text("0 1 5\n1 2 6\n")
+    command = ["graph", "convert", str(tmp_path / "w.txt"), str(tmp_path / "w.ww")]
+    assert "read the third field with weights=" in failing(capsys, *command)
+    assert main([*command, "--weights", "int32"]) == 0
+    assert "int32" in capsys.readouterr().out
+    assert main([*command, "--weights", "none", "--overwrite"]) == 0
+    assert re.search(r"weights\W+none", capsys.readouterr().out)
 
 
 def test_no_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,28 @@ def test_paths_ranks_and_triangles(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "damping" in capsys.readouterr().err
 
 
+def test_vertices_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("from,to\nalice,bob\nbob,carol\ncarol,alice\ndave,alice\n")
+    graph, out = tmp_path / "a.ww", tmp_path / "ranks.csv"
+    values = answer(capsys, "graph", "convert", tmp_path / "a.csv", graph, "--names", "--in-edges")
+    assert (values["vertices"], values["names"], values["order"]) == (4, "string", "degree")
+    options = ("--device", "cpu", "--tolerance", "1e-9")
+    values = answer(capsys, "graph", "pagerank", graph, *options, "--out", out)
+    assert [row["vertex"] for row in values["top"]] == ["alice", "bob", "carol", "dave"]
+    header, *rows = out.read_text().splitlines()
+    assert header == "vertex,rank"
+    ranks = {name: float(rank) for name, rank in (row.split(",") for row in rows)}
+    assert ranks == {row["vertex"]: row["rank"] for row in values["top"]}
+    assert main(["graph", "pagerank", str(graph), *options]) == 0
+    text = capsys.readouterr().out
+    assert "largest ranks" in text and "alice" in text and "0.000" not in text
+    values = answer(capsys, "graph", "bfs", graph, "--device", "cpu", "--source", "dave", "--out", out)
+    assert (values["source"], values["reached"]) == ("dave", 4)
+    assert out.read_text().split() == ["vertex,level", "alice,1", "bob,2", "carol,3", "dave,0"]
+    assert main(["graph", "bfs", str(graph), "--source", "zoe"]) == 2
+    assert "no vertex 'zoe'; expected one of its names" in capsys.readouterr().err
+
+
 TIERS = ["mapped", *(pytest.param(tier, marks=pytest.mark.slow) for tier in ("host-cached", "host", "device"))]
 
 

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell._npy import npy_writer
-from warpwell.cli import main
 from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError, StorageFullError
 from warpwell.graph import Graph, build, convert
 from warpwell.graph.build import default_memory_bytes
@@ -271,7 +270,7 @@ def test_a_replaced_graph_survives_a_failure(tmp_path: Path) -> None:
     build(chunks([(0, 1)]), out)
     source = tmp_path / "edges.txt"
     source.write_text("0 2\n1 x\n")
-    with pytest.raises(EdgeListError, match="line 2"):
+    with pytest.raises(EdgeListError, match="row 2"):
         convert(source, out, overwrite=True)
     assert rows_of(Graph.open(out)) == [(0, 1)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "graph.ww"]
@@ -449,9 +448,63 @@ def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:
     assert np.array_equal(edges, matrix.indices)
 
 
-def test_the_command_tells_of_values_that_are_no_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.mtx").write_text("%%MatrixMarket matrix coordinate complex general\n3 3 1\n1 2 5 1\n")
-    assert main(["graph", "convert", str(tmp_path / "a.mtx"), str(tmp_path / "a.ww")]) == 0
-    said = capsys.readouterr()
-    assert "note: a.mtx has complex values, which weights cannot be" in said.err
-    assert Graph.open(tmp_path / "a.ww").weights is None
+@pytest.mark.parametrize("options", [{}, {"undirected": True}, {"order": "given"}, {"in_edges": True}])
+def test_vertices_have_names(tmp_path: Path, options: dict[str, Any]) -> None:
+    edges = [("alice", "bob"), ("bob", "carol"), ("carol", "alice"), ("dave", "alice"), ("erin", "alice")]
+    (tmp_path / "a.csv").write_text("from,to\n" + "".join(f"{source},{target}\n" for source, target in edges))
+    graph = convert(tmp_path / "a.csv", tmp_path / "a.ww", names=True, **options)
+    names = graph.names.to_pylist()
+    assert names == ["alice", "bob", "carol", "dave", "erin"]
+    assert [graph.vertex(name) for name in names] == list(range(5))
+    wanted = {*edges, *((target, source) for source, target in edges)} if "undirected" in options else set(edges)
+    assert {(names[source], names[target]) for source, target in rows_of(graph)} == wanted
+    assert graph.top(graph.in_degrees(), 2) == [
+        ("alice", 4 if "undirected" in options else 3),
+        ("bob", 2 if "undirected" in options else 1),
+    ]
+    with pytest.raises(ArgumentError, match=r"a\.ww has no vertex 'zoe'; expected one of its names"):
+        graph.vertex("zoe")
+
+
+def test_integers_are_renumbered(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(f"{2**63 - 1} -5\n-5 7\n7 7\n")
+    graph = convert(tmp_path / "a.txt", tmp_path / "a.ww", renumber=True)
+    assert (graph.vertices, rows_of(graph), graph.names.to_pylist()) == (
+        3,
+        [(0, 1), (1, 2), (2, 2)],
+        [2**63 - 1, -5, 7],
+    )
+    assert graph.vertex(-5) == graph.vertex("-5") == 1
+    plain = build(chunks([(0, 1)]), tmp_path / "b.ww")
+    assert plain.names is None and plain.vertex("1") == 1 and plain.top(np.array([1.0, 2.0])) == [(1, 2.0), (0, 1.0)]
+    for each, name in ((graph, "x"), (graph, 8), (plain, "2"), (plain, "-1"), (plain, "x")):
+        with pytest.raises(ArgumentError, match="has no vertex"):
+            each.vertex(name)
+    for options in ({"names": True, "renumber": True}, {"names": True, "vertices": 3}):
+        with pytest.raises(ArgumentError, match="only one of"):
+            convert(tmp_path / "a.txt", tmp_path / "c.ww", **options)
+
+
+def test_names_that_do_not_fit(tmp_path: Path) -> None:
+    for names in (["a"], ["a", "b", "c"], ["a", "a"], ["a", 1], [1, "a"], [1, 2**63], ["a", None]):
+        with pytest.raises(ArgumentError, match="names"):
+            build(chunks([(0, 1)]), tmp_path / "a.ww", names=names)
+    assert not list(tmp_path.iterdir())
+    graph = build(chunks([(0, 1)]), tmp_path / "a.ww", names=["a", "b"])
+    data = (graph.path / "names.arrow").read_bytes()
+    for damaged in (b"", data[:200], data.replace(b"name", b"NAME")):
+        (graph.path / "names.arrow").write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"names\.arrow is damaged"):
+            print(Graph.open(graph.path).names)
+    other = build(chunks([(0, 2)]), tmp_path / "b.ww")
+    (other.path / "names.arrow").write_bytes(data)
+    with pytest.raises(FormatError, match="has 2 names of type string for 3 vertices"):
+        print(other.names)
+
+
+def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:
+    for name, text in (("a.csv", "src,dst\n0,1\n1,x\n"), ("a.wel", "0 1 2\n0 1 nan\n"), ("a.mtx", "%%MatrixMarket")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(FormatError):
+            convert(tmp_path / name, tmp_path / "a.ww")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.mtx", "a.wel"]

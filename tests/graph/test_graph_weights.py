@@ -22,6 +22,7 @@ from warpwell.graph.external import ExternalSort
 from warpwell.graph.generate import random_edges
 
 SMALL = 1 << 16
+HEAD = "%%MatrixMarket matrix coordinate "
 Rows = list[tuple[int, int, float]]
 
 
@@ -208,14 +209,15 @@ def converted(folder: Path, text: str, name: str, **options: Any) -> Rows:
         ("a.wel", "0 1 5\n1 2 .25\n2 0 1e3\n", [(0, 1, 5), (1, 2, 0.25), (2, 0, 1000)]),
         (
             "a.mtx",
-            "%%MatrixMarket matrix coordinate real symmetric\n3 3 2\n2 1 5\n3 3 .5\n",
+            HEAD + "real symmetric\n3 3 2\n2 1 5\n3 3 .5\n",
             [(0, 1, 5), (1, 0, 5), (2, 2, 0.5)],
         ),
-        ("a.mtx", "%%MatrixMarket matrix coordinate integer skew-symmetric\n3 3 1\n2 1 5\n", [(0, 1, -5), (1, 0, 5)]),
+        ("a.mtx", HEAD + "integer skew-symmetric\n3 3 1\n2 1 5\n", [(0, 1, -5), (1, 0, 5)]),
         ("a.csv", "src,dst\n0,1\n3,2\n", [(0, 1, 0), (3, 2, 0)]),
         ("a.csv", 'Weight,name,Target,source\n1.5,"x, y",1,0\n2,b,2,"1"\n', [(0, 1, 1.5), (1, 2, 2)]),
         ("a.csv", 'w,to,"from"\n1,"1",0\n2,"2","1"\n\n3,0,0', [(0, 0, 3), (0, 1, 1), (1, 2, 2)]),
-        ("a.csv", "\ufeffsrc, dst\r\n0, 1\r\n# a comment\r\n1 ,2\r\n", [(0, 1, 0), (1, 2, 0)]),
+        ("a.csv", "tag,src,dst\n#art,0,1\n#music,1,2\nnews,2,3\n", [(0, 1, 0), (1, 2, 0), (2, 3, 0)]),
+        ("a.mtx", HEAD + "unsigned-integer general\n3 3 2\n1 2 5\n2 3 4000000000\n", [(0, 1, 5), (1, 2, 4e9)]),
         ("a.tsv.gz", "# c\nfrom\tto\tw\n0\t1\t9\n1\t0\t-8\n", [(0, 1, 9), (1, 0, -8)]),
         ("a.txt", "source\ttarget\n0\t1\n", [(0, 1, 0)]),
     ],
@@ -225,54 +227,24 @@ def test_files_with_weights_or_named_columns(tmp_path: Path, name: str, text: st
     assert converted(tmp_path, text, name, weights=False) == [(*row[:2], 0) for row in rows]
 
 
-def test_columns_may_be_named(tmp_path: Path) -> None:
-    assert converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=("c", "a")) == [(9, 0, 0)]
-    assert converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=("a", "b", "c")) == [(0, 1, 9)]
-    for columns, problem in ((("a", "d"), r"no column for the destination \(d\)"), (("a",), "Give two names")):
-        with pytest.raises((EdgeListError, ArgumentError), match=problem):
-            converted(tmp_path, "a,b,c\n0,1,9\n", "a.csv", columns=columns)
-    with pytest.raises(ArgumentError, match="no header that names columns"):
-        converted(tmp_path, "0 1 2\n", "a.wel", columns=("a", "b"))
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
-        ("a.wel", "0 1 5\n1 2 nan\n", "line 2: the weight nan does not fit"),
-        ("a.wel", "0 1 5\n1 2 1e39\n", "line 2: the weight 1e39 does not fit"),
-        ("a.wel", "0 1 5\n1 2 x\n", "line 2: the weight 'x' is not a number"),
-        ("a.wel", "0 1 5\n1 2 1_000\n", "line 2: the weight '1_000' is not a number"),
-        ("a.wel", "0 1 .5\n1 2 1_0.5\n", "line 2: the weight '1_0.5' is not a number"),
-        ("a.csv", "0,1\n1,2\n", "line 1: no column for the source"),
-        ("a.csv", "", "line 1: no column for the source"),
-        ("a.csv", "src,dst\n0,1\n1,\n", "line 3: the destination '' is not an integer"),
-        ("a.csv", "src,dst\n0,1\n1,2,3\n", "line 3: expected 2 fields, 'src,dst'"),
-        ("a.csv", 'src,dst\n0,1\n"1,2\n', "line 3: a quoted field that does not end"),
-        ("a.csv", 'src,dst,w\n0,1,4\n"1,2",3\n', "line 3: expected 3 fields"),
-        ("a.csv", "src,dst,w\n0,1,4\n1 2,3\n", "line 3: expected 3 fields"),
-        ("a.tsv", "src\tdst\tw\n0\t1\t4\n1 2\t3\n", "line 3: expected 3 fields"),
-        ("a.csv", "# c\n\nsrc,dst,w\n0,1,4\n1,-2,3\n", "line 5: the destination -2 is negative"),
-    ],
-)
-def test_the_line_that_does_not_fit_is_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
-    with pytest.raises(EdgeListError, match=problem):
-        converted(tmp_path, text, name)
-
-
-@pytest.mark.parametrize("more", ["", "2 3 +0\n", "2 3 0003000000000\n", "# slowly, line by line\n"])
-def test_signs_make_no_float_of_an_integer(tmp_path: Path, more: str) -> None:
-    (tmp_path / "a.wel").write_text("0 1 +5\n1 2 -7\n" + more)
-    graph = convert(tmp_path / "a.wel", tmp_path / "out.ww")
-    assert graph.weights == ("float32" if "3000000000" in more else "int32")
-    assert rows_of(graph)[:2] == [(0, 1, 5), (1, 2, -7)]
-
-
-def test_weights_must_be_what_was_asked_for(tmp_path: Path) -> None:
-    for weight in ("0.25", "3000000000"):
-        with pytest.raises(EdgeListError, match=rf"line 2: the weight {weight} does not fit. A weight is a whole"):
-            converted(tmp_path, f"0 1 5\n1 2 {weight}\n", "a.wel", weights="int32")
-    with pytest.raises(ArgumentError, match="has no weights"):
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    for weight, options in (
+        ("0.25", {"weights": "int32"}),
+        ("3000000000", {"weights": "int32"}),
+        ("nan", {}),
+        ("1e39", {}),
+    ):
+        with pytest.raises(
+            FormatError, match=rf"a.wel: the weight \S+ does not fit {options.get('weights', 'float32')}"
+        ):
+            converted(tmp_path, f"0 1 5\n1 2 {weight}\n", "a.wel", **options)
+    with pytest.raises(EdgeListError, match="expected 'source target weight'"):
         converted(tmp_path, "0 1\n", "a.el", weights="int32")
+    with pytest.raises(ArgumentError, match="has no weights"):
+        converted(tmp_path, HEAD + "pattern general\n2 2 1\n1 2\n", "a.mtx", weights="int32")
+    with pytest.raises(ArgumentError, match="is a matrix; leave columns"):
+        converted(tmp_path, HEAD + "pattern general\n2 2 1\n1 2\n", "a.mtx", columns=("a", "b"))
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".ww"] == []
 
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo"])

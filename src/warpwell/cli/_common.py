@@ -342,7 +342,7 @@ def readable(key: str, value: Any) -> str:
     if isinstance(value, int) and not parts & _IDENTIFIERS:
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.3f}"
+        return f"{value:.3f}" if value == 0 or abs(value) >= 0.1 else f"{value:.3g}"
     return str(value)
 
 

@@ -11,7 +11,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── DTypeError (TypeError)                  a dtype that is not supported
     │   └── SchemaError                         fields that do not match the schema of a store
     ├── FormatError (ValueError)                a file whose content contradicts its name or header
-    │   ├── EdgeListError                       a line of an edge list that cannot be parsed
+    │   ├── EdgeListError                       a row of an edge list that cannot be parsed
     │   ├── CorruptionError                     a store whose bytes differ from those written
     │   └── StoreVersionError                   a store in a newer format
     ├── MissingFileError (FileNotFoundError)    a path that does not exist
@@ -147,17 +147,17 @@ class FormatError(WarpwellError, ValueError):
 
 
 class EdgeListError(FormatError):
-    """A line of an edge list cannot be parsed, or names a vertex that is not allowed.
+    """A row of an edge list cannot be parsed, or names a vertex that is not allowed.
 
     Attributes
     ----------
     path : str or os.PathLike
         The file.
-    line : int
-        Line number, from 1.
+    row : int
+        Number of the row, from 1. Blank lines and comments between rows are not counted.
     """
 
-    line: int | None = None
+    row: int | None = None
 
 
 class CorruptionError(FormatError):

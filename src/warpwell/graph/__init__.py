@@ -2,12 +2,9 @@
 
 Files, in the order in which edges meet them:
 
-- convert.py        `convert`: pick a reader for a file of edges, and build a graph of it
-- compressed.py     plain bytes of files that may be compressed
-- lines.py          parse lines of numbers into pairs of vertices
-- edge_list.py      edge lists of SNAP and GAP
-- matrix_market.py  MatrixMarket files
-- sparse_npz.py     sparse matrices that SciPy saved
+- convert.py        `convert`: build a graph from a file of edges
+- read.py           read edge lists, tables and matrices of other programs
+- names.py          names of vertices
 - generate.py       `generate`: the graphs of the GAP benchmark
 - build.py          `build`: write a graph on disk from chunks of edges
 - external.py       sort edges in bounded memory

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..errors import ArgumentError, FormatError
 from .external import VERTEX_LIMIT, Edges, ExternalSort, Vertices
 from .folder import new_folder
 from .graph import FORMAT, FORMAT_VERSION, IN_PART, META, ORDERS, OUT_PART, SMALL, WEIGHTS, Graph, Progress
+from .names import write_names
 from .order import sort_by_degree, stored_edges, write_heads
 
 _MIN_MEMORY = 1 << 16
@@ -35,14 +36,14 @@ def build(
     source: str = "",
     weights: str | bool | None = None,
     in_edges: bool = False,
+    names: Collection[str] | Collection[int] | None = None,
     memory_bytes: int | str | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:
     """Write a graph in compressed sparse rows from edges in any order.
 
-    The edges may exceed the memory: they are sorted externally. `out` is created atomically. The format is described
-    in docs/graph-format.md.
+    The edges may exceed the memory: they are sorted externally. `out` is created atomically (docs/graph-format.md).
 
     Parameters
     ----------
@@ -71,12 +72,14 @@ def build(
     in_edges : bool, default False
         Also store for each vertex the sources of the edges that end in it, as a second part of about the same size. A
         graph whose edges are stored in both directions has them already.
+    names : collection of str or of int, optional
+        Names of the vertices by number, for `Graph.names`. It is read after the last edge, so it may grow until then.
     memory_bytes : int or str, optional
         Memory for sorting, at least "64KiB"; default: half of the free memory. Offsets need 8 more bytes a
         vertex, and the order of degree 16 more.
     progress : callable, optional
-        Called from time to time as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, as
-        it is not known, then ``"write"`` with edges, each as often as it is written.
+        Called as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, which is not known, then
+        ``"write"`` with edges, each as often as it is written.
     overwrite : bool, default False
         Replace an existing graph.
 
@@ -109,6 +112,7 @@ def build(
         with _sorting(chunks, folder, memory, kind, undirected, report) as sort:
             graph = _checked(graph, sort, vertices)
             _write(folder, graph, sort, memory, report)
+            write_names(folder, names, graph.vertices)
     return Graph.open(out)
 
 

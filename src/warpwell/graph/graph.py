@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._npy import read_header
-from ..errors import FormatError, MissingFileError
+from ..errors import ArgumentError, FormatError, MissingFileError
+from .names import open_names
 
 FORMAT = "warpwell graph"
 FORMAT_VERSION = 3
@@ -246,6 +247,46 @@ class Graph:
         # An empty file cannot be mapped.
         items: npt.NDArray[Any] = np.load(path, mmap_mode="r" if 0 not in shape else None)
         return items
+
+    @cached_property
+    def names(self) -> Any:
+        """Names of the vertices: a pyarrow column of strings or int64, item v of vertex v; None without names."""
+        return open_names(self.path, self.vertices)
+
+    def vertex(self, name: str | int) -> int:
+        """Return the number of the vertex with a name; if vertices have no names, of the vertex with a number.
+
+        Raises
+        ------
+        ArgumentError
+            The graph has no such vertex.
+        """
+        names = self.names
+        try:
+            if names is None:
+                number = int(name)
+            else:
+                number = names.index(name if names.type == "string" else int(name)).as_py()
+        except ValueError:
+            number = -1
+        if not 0 <= number < self.vertices:
+            expected = f"a number from 0 to {self.vertices - 1}" if names is None else "one of its names (Graph.names)"
+            raise ArgumentError(f"{self.path} has no vertex {name!r}; expected {expected}", name="source")
+        return number
+
+    def top(self, values: npt.NDArray[Any], count: int = 10) -> list[tuple[Any, Any]]:
+        """Return the vertices with the largest values, by name if they have names, and their values.
+
+        Parameters
+        ----------
+        values : ndarray, shape (vertices,)
+            An item for each vertex, such as ranks.
+        count : int, default 10
+            Vertices to return. Equal values are in the order of the vertices.
+        """
+        vertices = np.argsort(-values, kind="stable")[:count].tolist()
+        labels = vertices if self.names is None else self.names.take(vertices).to_pylist()
+        return list(zip(labels, values[vertices].tolist(), strict=True))
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

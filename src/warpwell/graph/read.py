@@ -1,0 +1,434 @@
+"""Read the edges in files of other programs: `EdgeReader`."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._npy import read_header
+from ..errors import ArgumentError, EdgeListError, FormatError, MissingFileError, WarpwellError
+from .build import default_memory_bytes
+from .external import VERTEX_LIMIT, Edges, Vertices
+from .names import VertexNumbers, library
+
+#: Names of columns that are recognized, in lower case.
+SOURCES = ("src", "source", "from", "u", "fromnodeid", "source_id", "id1", "id_1", "node1", "node_1")
+TARGETS = ("dst", "destination", "dest", "target", "to", "v", "tonodeid", "target_id", "id2", "id_2", "node2", "node_2")
+WEIGHT_NAMES = ("weight", "w", "value", "cost", "distance")
+
+_ROLES = ["source", "target", "weight"]
+_CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
+_SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
+# Bytes that pyarrow parses at a time. No row may be longer.
+_BLOCK = 1 << 20
+# Edges of a matrix in a batch.
+_BATCH = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
+_BANNER = re.compile(rb"\s*%{1,2}matrixmarket", re.IGNORECASE)
+_ARROW_ERROR = re.compile(
+    r"(?:In CSV column #\d+: )?(?:CSV parse error: )?(?:Row #(\d+): )?(?:CSV conversion error to \w+: )?(.*)", re.DOTALL
+)
+
+Batches = Iterator[Edges]
+
+
+class EdgeReader:
+    """The edges in a file, which are read once: text in bounded memory, SciPy's ``.npz`` files in memory.
+
+    Parameters
+    ----------
+    path : path-like
+        A SNAP edge list, GAP ``.el`` or ``.wel``, a ``.csv`` or ``.tsv`` file with a header, MatrixMarket ``.mtx``,
+        each also compressed with gzip, bzip2, zstd or lz4; or a sparse matrix that SciPy saved as ``.npz``.
+    vertices : int, optional
+        Number of vertices; a larger vertex is an error. Required for a matrix that is not square.
+    weights : {"int32", "float32"} or False, optional
+        The third field of an edge list is a weight, and so are the values in an ``.npz`` file, even if all are 1. False
+        skips all weights.
+    columns : sequence of str, optional
+        Names of the columns of source, target and weight in a header. Default: those in `SOURCES`, `TARGETS` and
+        `WEIGHT_NAMES`, in upper or lower case.
+    numbers : VertexNumbers, optional
+        Numbers for the vertices of a list or table; the ids in the file are then names.
+
+    Attributes
+    ----------
+    batches : iterator of (sources, targets) or (sources, targets, weights)
+        The edges in the order of the file.
+    vertices : int or None
+        Number of vertices, if the file or the caller states it.
+    symmetric : bool
+        The file is a symmetric matrix; each edge is yielded in both directions.
+    size : int
+        Bytes of the file on disk.
+
+    Raises
+    ------
+    MissingFileError
+        No such file.
+    FormatError
+        The file has an unknown format, is damaged, or holds no graph (also while iterating).
+    EdgeListError
+        A malformed row, or a vertex that is not in range (also while iterating).
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        vertices: int | None = None,
+        weights: str | bool | None = None,
+        columns: Sequence[str] | None = None,
+        numbers: VertexNumbers | None = None,
+    ) -> None:
+        self.path, self.vertices, self._weights, self._numbers = Path(path), vertices, weights, numbers
+        self.symmetric = False
+        _require_file(self.path)
+        self._arrow = library("pyarrow")
+        self.size = self.path.stat().st_size
+        with self._translated("copy it again"):
+            head = self._stream().read(_BLOCK).removeprefix(_BOM)
+        self.batches = self._choose_format(head, columns)
+
+    def position(self) -> int:
+        """Return how many of the `size` bytes have been read."""
+        return self.size if self._file.closed else int(self._file.tell())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _choose_format(self, head: bytes, columns: Sequence[str] | None) -> Batches:
+        name = self.path.name.lower()
+        for suffix in _SUFFIXES:
+            name = name.removesuffix(suffix)
+        if name.endswith(".tar") or head[257:262] == b"ustar":
+            raise self._format_error(f"is an archive; unpack it (tar xf {self.path}) and give the file of edges inside")
+        is_npz = head.startswith(b"PK\x03\x04")
+        if not (is_npz or name.endswith(".mtx") or _BANNER.match(head)):
+            return self._text(head, columns, name)
+        if columns is not None or self._numbers is not None:
+            raise ArgumentError(f"{self.path} is a matrix; leave columns, names and renumber out", name="columns")
+        return self._npz() if is_npz else self._matrix_market(head)
+
+    def _stream(self) -> Any:
+        """Return the file from its start, decompressed."""
+        self._file = self._arrow.OSFile(str(self.path))
+        magic = self._file.read(6)
+        self._file.seek(0)
+        if magic == b"\xfd7zXZ\x00":
+            raise self._format_error(f"is compressed with xz; unpack it first: xz -dk {self.path}")
+        codec = next((codec for start, codec in _CODECS.items() if magic.startswith(start)), None)
+        return self._file if codec is None else self._arrow.CompressedInputStream(self._file, codec)
+
+    @contextlib.contextmanager
+    def _translated(self, advice: str) -> Iterator[None]:
+        """Turn errors of pyarrow, SciPy and NumPy into Warpwell's; `advice` ends their messages."""
+        try:
+            yield
+        except (WarpwellError, MemoryError):
+            raise
+        except self._arrow.ArrowInvalid as error:
+            row, problem = _ARROW_ERROR.fullmatch(str(error)).groups()  # type: ignore[union-attr]
+            if "straddling object" in problem:
+                problem = f"a row is longer than {_BLOCK:,} bytes"
+            raise self._row_error(int(row) if row else None, f"{problem[:1].lower()}{problem[1:]}; {advice}") from error
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise self._format_error(f"cannot be read ({error}); {advice}") from error
+
+    def _format_error(self, problem: str) -> FormatError:
+        return FormatError(f"{self.path} {problem}", path=self.path)
+
+    def _row_error(self, row: int | None, problem: str) -> EdgeListError:
+        where = "" if row is None else f", row {row}"
+        return EdgeListError(f"{self.path}{where}: {problem}", path=self.path, row=row)
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def _text(self, head: bytes, columns: Sequence[str] | None, name: str) -> Batches:
+        """Return the edges of a table with a header, or of a list."""
+        if columns is not None and len(columns) not in (2, 3):
+            raise ArgumentError(
+                f"columns is {tuple(columns)}; expected the names of source, target and perhaps weight", name="columns"
+            )
+        rows = [(number, row.decode("utf-8", "replace")) for number, row in enumerate(head.splitlines())]
+        skip, header = next(((number, row) for number, row in rows if not re.match(r"\s*(#|$)", row)), (len(rows), ""))
+        delimiter = max("\t,;", key=header.count)
+        fields = next(csv.reader([header[: csv.field_size_limit()]], delimiter=delimiter), [])
+        if columns is None and not name.endswith((".csv", ".tsv")) and not _names_ends(fields):
+            return self._list(head, is_weighted=name.endswith(".wel") or isinstance(self._weights, str))
+        chosen = self._choose_columns(fields, columns, skip + 1)
+        return self._rows(self._stream(), None, chosen, skip, delimiter)
+
+    def _list(self, head: bytes, is_weighted: bool) -> Batches:
+        """Return the edges of rows of two or three fields, with or without a header."""
+        rows = self._without_comments(b"#%")(head + b"\n")
+        fields = rows.partition(b"\n")[0].decode("utf-8", "replace").split()
+        if not fields:
+            return iter(())
+        stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"#%"))
+        if _names_ends(fields):
+            return self._rows(stream, fields, self._choose_columns(fields, None, 1), 1)
+        width = 3 if is_weighted or (self._weights is False and len(fields) == 3) else 2
+        names = _ROLES[:width]
+        if len(fields) != width:
+            advice = "a .csv file needs a header such as 'src,dst'"
+            if len(fields) == 3:
+                advice = "read the third field with weights='float32' or 'int32' or skip it with False (--weights)"
+            raise self._row_error(1, f"expected {' '.join(names)!r}, got {' '.join(fields)[:60]!r}; {advice}")
+        return self._rows(stream, names, names[: 2 if self._weights is False else width], 0)
+
+    def _choose_columns(self, fields: list[str], columns: Sequence[str] | None, row: int) -> list[str]:
+        """Return the fields of a header that name the source, the target and, if it is to be read, the weight."""
+        names = [field.strip() for field in fields]
+        name_sets: Any = [(name,) for name in columns or ()] or [SOURCES, TARGETS, WEIGHT_NAMES]
+        if columns is None:
+            names = [name.lower() for name in names]
+        chosen = []
+        for role, candidates in zip(_ROLES[: 2 if self._weights is False else 3], name_sets, strict=False):
+            matches = [field for field, name in zip(fields, names, strict=True) if name in candidates]
+            if len(matches) == 1:
+                chosen.append(matches[0])
+            elif matches or columns is not None or role != "weight":
+                header = ", ".join(fields)[:80]
+                raise self._row_error(
+                    row,
+                    f"expected one column for the {role} ({', '.join(candidates[:5])}) in the header {header!r}, got "
+                    f"{len(matches)}; name the columns: columns=('a', 'b') (--columns a,b), or put a header in front",
+                )
+        return chosen
+
+    def _rows(
+        self,
+        stream: Any,
+        names: list[str] | None,
+        chosen: list[str],
+        skip: int,
+        delimiter: str = " ",
+        ranges: Any = None,
+    ) -> Batches:
+        """Yield the chosen columns of rows, with vertices in `ranges`. Without `names`, there is a header."""
+        limit = VERTEX_LIMIT if self.vertices is None else self.vertices
+        text, numbers = self._arrow.string(), self._numbers
+        id_type = text if numbers is not None and numbers.kind == "string" else self._arrow.int64()
+        types = dict(zip(chosen, (id_type, id_type, text), strict=False))
+        advice = f"a row is {delimiter.join(names)!r}" if names else f"columns {', '.join(chosen)} are read"
+        if id_type is not text:
+            advice += ", and vertices are integers"
+        if numbers is None and ranges is None:
+            advice += f" below {limit}; number other ids with names=True or renumber=True (--names, --renumber)"
+        parser, row, quote = library("pyarrow.csv"), skip + (names is None), False if delimiter == " " else '"'
+        options = (
+            # One thread: errors name the row.
+            parser.ReadOptions(use_threads=False, block_size=_BLOCK, skip_rows=skip, column_names=names),
+            parser.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
+            parser.ConvertOptions(include_columns=chosen, column_types=types, null_values=[]),
+        )
+        with self._translated(advice):
+            try:
+                reader = parser.open_csv(stream, *options)
+            except self._arrow.ArrowInvalid as error:
+                if "Empty CSV file" in str(error):
+                    return
+                raise
+            for batch in reader:
+                if batch.num_rows:
+                    ends = self._vertices(batch, row, ranges or (range(limit), range(limit)), advice)
+                    weights = (self._parse_weights(batch.column(2), row),) if len(chosen) == 3 else ()
+                    row += batch.num_rows
+                    yield *ends, *weights
+
+    def _vertices(self, batch: Any, row: int, ranges: tuple[range, range], advice: str) -> tuple[Vertices, Vertices]:
+        """Return the sources and targets of rows that follow `row`, numbered if they are names."""
+        ends, numbers = [], self._numbers
+        for role, ids, allowed in zip(_ROLES, batch.columns, ranges, strict=False):
+            if numbers is None:
+                ids = ids.to_numpy()
+                if ids.min() < allowed.start or ids.max() >= allowed.stop:
+                    bad = int(np.argmax((ids < allowed.start) | (ids >= allowed.stop)))
+                    problem = f"the {role} {ids[bad]} is not in {allowed.start} to {allowed.stop - 1}; {advice}"
+                    raise self._row_error(row + bad + 1, problem)
+            elif numbers.kind == "string":
+                ids = library("pyarrow.compute").utf8_trim_whitespace(ids)
+                empty = ids.index("").as_py()
+                if empty >= 0:
+                    raise self._row_error(row + empty + 1, f"the {role} has no name; correct or remove the row")
+            ends.append(ids)
+        return (ends[0], ends[1]) if numbers is None else numbers.number(ends[0], ends[1])
+
+    def _parse_weights(self, texts: Any, row: int) -> Any:
+        """Return weights as int64 if all are integers, else as float64."""
+        compute, invalid = library("pyarrow.compute"), self._arrow.ArrowInvalid
+        texts = compute.utf8_trim_whitespace(texts)
+        with contextlib.suppress(invalid):
+            return compute.cast(texts, self._arrow.int64()).to_numpy()
+        try:
+            return compute.cast(texts, self._arrow.float64()).to_numpy()
+        except invalid as error:
+            value = str(error).partition("'")[2].rpartition("'")[0]
+            row += 1 + int(texts.index(value).as_py())
+            raise self._row_error(row, f"the weight {value[:60]!r} is not a number; correct or remove it") from None
+
+    def _without_comments(self, marks: bytes) -> Callable[[bytes], bytes]:
+        """Return a function of consecutive pieces of a text that removes comment lines and surplus spaces.
+
+        A comment begins with one of `marks`; if vertices have names, a space follows.
+        """
+        unfinished, end = b"", b"" if self._numbers is None else b"(?![^ \n])"
+        comment = re.compile(rb"(?m)^(?:\xef\xbb\xbf)?[%b]+%b.*\n?" % (marks, end))
+        unclear = re.compile(rb"(?m)^[%b].{,60}" % marks)
+
+        def normalize(piece: bytes) -> bytes:
+            nonlocal unfinished
+            text = (unfinished + (bytes(piece) or b"\n")).translate(_BLANKS)  # an empty piece is the end of the file
+            text, newline, unfinished = text.rpartition(b"\n")
+            text += newline
+            if len(unfinished) > _BLOCK:
+                raise self._row_error(None, f"a row is longer than {_BLOCK:,} bytes; is this a text file?")
+            for pair in (b"  ", b"\n ", b" \n", b"\n\n"):
+                while pair in text:
+                    text = text.replace(pair, b"\n" if b"\n" in pair else b" ")
+            text = text.lstrip(b" \n")
+            if any(mark in text for mark in marks):
+                text = comment.sub(b"", text)
+                if match := unclear.search(text):
+                    row = match[0].decode("utf-8", "replace")
+                    advice = f"put a space after the {row[0]} of comments, or write a .csv file with a header"
+                    raise self._row_error(None, f"{row!r} is a comment or an edge; {advice}")
+            return text
+
+        return normalize
+
+    # -- matrices ------------------------------------------------------------------------------------------------------
+
+    def _matrix_market(self, head: bytes) -> Batches:
+        """Return the entries of a matrix: SciPy reads the header, and the rest is read like a list."""
+        head = _BANNER.sub(b"%%MatrixMarket", head, count=1)
+        with self._translated("a MatrixMarket file begins with '%%MatrixMarket matrix coordinate pattern general'"):
+            shape_and_kind = library("scipy.io").mminfo(io.BytesIO(head))
+        rows, columns, entries, layout, values, symmetry = shape_and_kind
+        if layout != "coordinate":
+            raise self._format_error(
+                f"stores every element ({layout!r}); write the matrix as a sparse one ('coordinate')"
+            )
+        if (values == "complex" or symmetry == "hermitian") and self._weights is not False:
+            raise self._format_error(
+                f"is {values} and {symmetry}, and weights are real numbers; keep only the edges with weights=False "
+                "(--weights none)"
+            )
+        self.symmetric = symmetry != "general"
+        if self.symmetric and rows != columns:
+            raise self._format_error(f"is {symmetry}, but has {rows} rows and {columns} columns; correct its header")
+        self._set_vertices(rows, columns)
+        width = 2 + {"pattern": 0, "complex": 2}.get(values, 1)
+        names = ["row", "column", "value", "imaginary"][:width]
+        chosen = names[: 2 if self._weights is False else 3]
+
+        def entries_of_file() -> Batches:
+            count = 0
+            ranges = range(1, rows + 1), range(1, columns + 1)
+            stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"%"))
+            weights: Any
+            for sources, targets, *weights in self._rows(stream, names, chosen, 1, ranges=ranges):
+                count += sources.size
+                if values in ("real", "double"):
+                    weights = [weight.astype(np.float64) for weight in weights]
+                yield sources - 1, targets - 1, *weights
+                if self.symmetric:
+                    off = sources != targets
+                    sign = -1 if symmetry == "skew-symmetric" else 1
+                    yield targets[off] - 1, sources[off] - 1, *[sign * weight[off] for weight in weights]
+            if count != entries:
+                raise self._row_error(
+                    None, f"the header announces {entries} entries, and {count} follow; copy it again"
+                )
+
+        return entries_of_file()
+
+    def _npz(self) -> Batches:
+        """Return the entries of a matrix, which is read into memory."""
+        with (
+            self._translated("write it with scipy.sparse.save_npz"),
+            open(self.path, "rb") as raw,
+            np.load(raw) as archive,
+        ):
+            nbytes, types = 0, {}
+            for member in archive.zip.infolist():
+                with archive.zip.open(member) as file:
+                    types[member.filename.removesuffix(".npy")] = read_header(file, f"{self.path}: {member.filename}")[
+                        1
+                    ]
+                nbytes += 3 * member.file_size
+            layout, shape = archive["format"].item(), archive["shape"]
+        layout = layout.decode() if isinstance(layout, bytes) else layout
+        if layout not in ("csr", "csc", "coo"):
+            raise self._format_error(f"holds a matrix in the format {layout!r}; save matrix.tocsr()")
+        indices = [types.get(name) for name in (("row", "col") if layout == "coo" else ("indices", "indptr"))]
+        if shape.shape != (2,) or any(kind is None or kind.kind not in "iu" for kind in indices):
+            raise self._format_error("is damaged: its arrays do not fit together; save the matrix again")
+        if types["data"].kind not in "biuf" and self._weights is not False:
+            raise self._format_error(
+                f"has values of {types['data']}, and weights are real numbers; keep only the edges with weights=False "
+                "(--weights none)"
+            )
+        if nbytes > default_memory_bytes():
+            raise self._format_error(
+                f"needs about {nbytes / 2**30:,.1f} GiB, more than half of the free memory; write a .mtx file, "
+                "which is read in parts"
+            )
+        self._set_vertices(*map(int, shape))
+
+        def entries_of_matrix() -> Batches:
+            with self._translated("save the matrix again"):
+                matrix = library("scipy.sparse").load_npz(self.path)
+                if layout != "coo":
+                    matrix.check_format(full_check=True)
+                matrix = matrix.tocoo(copy=False)
+            columns = [matrix.row, matrix.col]
+            if self._weights or (self._weights is None and (matrix.data != 1).any()):
+                columns.append(matrix.data)
+            for start in range(0, matrix.nnz, _BATCH):
+                sources, targets, *weights = (column[start : start + _BATCH] for column in columns)
+                yield sources.astype(np.int64), targets.astype(np.int64), *weights
+
+        return entries_of_matrix()
+
+    def _set_vertices(self, rows: int, columns: int) -> None:
+        """Set the number of vertices to the side of a matrix, or check the number that the caller gave."""
+        side = max(rows, columns)
+        if self.vertices is None:
+            if rows != columns:
+                raise self._format_error(
+                    f"has {rows} rows and {columns} columns, and a graph needs a square matrix; if both are the same "
+                    f"vertices, give their number: vertices={side} (--vertices {side})"
+                )
+            self.vertices = side
+        if not side <= self.vertices <= VERTEX_LIMIT:
+            raise self._format_error(
+                f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**48, got {self.vertices}"
+            )
+
+
+def _require_file(path: Path) -> None:
+    if not path.exists():
+        raise MissingFileError(f"{path}: no such file; the working folder is {Path.cwd()}", path=path)
+    if (path / "graph.json").exists():
+        raise FormatError(f"{path} is already a graph; open it with Graph.open", path=path)
+    if path.is_dir():
+        raise FormatError(f"{path} is a folder; give the file that holds the edges", path=path)
+
+
+def _names_ends(fields: Sequence[str]) -> bool:
+    """Return True if the fields name the columns of an edge list."""
+    names = {field.strip().lower() for field in fields}
+    return not (names.isdisjoint(SOURCES) or names.isdisjoint(TARGETS))
