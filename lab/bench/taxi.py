@@ -211,7 +211,7 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
     import torch
 
     import warpwell as ww
-    from warpwell.table import key_sets, selecting, where
+    from warpwell.table import predicate, selecting, where
 
     with ww.table.open(path, device="cuda", **options) as table:
         column = table[NUMBERS[0]]
@@ -220,7 +220,7 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
         arrays, tails = where._arrays(table, run)
         mask = torch.zeros(-(-rows // 64), dtype=torch.int64, device="cuda")
         nothing = torch.zeros(1, dtype=torch.int64, device="cuda")
-        items, runs = where._rows_of(table, run), rows // RUN
+        items, runs = where.rows_of(table, run), rows // RUN
         seconds = kernel_seconds(
             span_kernel(),
             runs * 32,
@@ -232,10 +232,10 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
             arrays=[items],
         )
         for share in (3e-4, 0.5):
-            flips = key_sets.set_of(NUMBERS[0], column.type, ">=", 1 - share)
-            units, *tables = where._tables(column, [(run, 0)], flips, {})
+            values = predicate.compare(NUMBERS[0], column.type, ">=", 1 - share)
+            units, *tables = where._tables([(run, 0)], values, selecting.NUMBERS)
             near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
-            given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask, 0)
+            given = (*arrays[:2], *near[:2], *where._form(run)[1:], 0, near[2], nothing, mask, 0)
             args = (selecting.select_whole, units * 32, *given)
             times = kernel_times(*args, device="cuda", arrays=[arrays[0]])
             limit = ("span", 8 * rows / seconds)
@@ -253,7 +253,7 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
     chosen = np.flatnonzero(columns[0] >= least)
     expected = [one[chosen].mean() for one in columns[1:]]
     with ww.table.open(path, device="cuda", **options) as table:
-        arrays = [where._rows_of(table, table[name].runs[0]) for name in NUMBERS]
+        arrays = [where.rows_of(table, table[name].runs[0]) for name in NUMBERS]
 
         def demanded():
             rows = table.where([(NUMBERS[0], ">=", least)])

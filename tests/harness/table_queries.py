@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import decimal
 import functools
-import importlib
 import operator
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+
+import warpwell as ww
+from warpwell.table import predicate, zones
 
 BATCHES = (1, 63, 0, 64, 65, 700, 1100)
 """Rows of record batches: around the words of a mask."""
@@ -84,12 +86,25 @@ def columns(seed: int) -> dict[str, pa.Array]:
 def write(path: Path, seed: int) -> pa.Table:
     """Write such a table as an Arrow file of several batches; return it."""
     table = pa.table(columns(seed))
+    _write_batches(path, table)
+    return table
+
+
+def _write_batches(path: Path, table: pa.Table) -> None:
     with pa.ipc.new_file(path, table.schema) as writer:
         start = 0
         for rows in BATCHES:
-            parts = [one.chunk(0).slice(start, rows) for one in table.columns]
+            parts = [one.combine_chunks().slice(start, rows) for one in table.columns]
             writer.write_batch(pa.RecordBatch.from_arrays(parts, schema=table.schema))
             start += rows
+
+
+def write_indexed(path: Path, seed: int) -> pa.Table:
+    """Write such a table, sorted by `clustered`, with zone maps of small blocks; to be read in `small_blocks`."""
+    table = clustered(pa.table(columns(seed)))
+    _write_batches(path, table)
+    with small_blocks():
+        ww.table.index(path)
     return table
 
 
@@ -98,9 +113,17 @@ def clustered(table: pa.Table) -> pa.Table:
     columns = []
     for column in table.columns:
         kind = column.type
-        if any(one(kind) for one in (pa.types.is_floating, pa.types.is_integer, pa.types.is_date, pa.types.is_string)):
+        tests = (
+            pa.types.is_floating,
+            pa.types.is_integer,
+            pa.types.is_date,
+            pa.types.is_string,
+            pa.types.is_dictionary,
+        )
+        if any(test(kind) for test in tests):
             values = column.combine_chunks()
-            order = pc.sort_indices(values.cast(pa.float32()) if pa.types.is_float16(kind) else values)
+            plain = values.cast(kind.value_type) if pa.types.is_dictionary(kind) else values
+            order = pc.sort_indices(plain.cast(pa.float32()) if pa.types.is_float16(kind) else plain)
             turned = np.roll(order.to_numpy(), len(order) // 3)  # the least is in the middle, and NaN beside it
             column = pa.chunked_array([values.take(pa.array(turned))])
         columns.append(column)
@@ -109,17 +132,19 @@ def clustered(table: pa.Table) -> pa.Table:
 
 @contextlib.contextmanager
 def small_blocks(rows: int = 64) -> Iterator[None]:
-    """Have tables that are written and read meanwhile keep least and greatest of so few rows."""
+    """Let the zone maps of tables that are indexed and read in this context have blocks of few rows."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("column_files", "folder", "statistics", "where"):
-            patch.setattr(importlib.import_module(f"warpwell.table.{module}"), "STATISTICS_ROWS", rows)
+        for module in (predicate, zones):
+            patch.setattr(module, "BLOCK_ROWS", rows)
         yield
 
 
-def clause(table: pa.Table, random: np.random.Generator) -> tuple[str, str, Any]:
+def clause(table: pa.Table, random: np.random.Generator) -> tuple[Any, ...]:
     """Return a random clause; its literals are values of the column, or near them."""
     name = str(random.choice(table.column_names))
-    op = str(random.choice(["=", "==", "!=", "<", ">", "<=", ">=", "in", "not in"]))
+    op = str(random.choice(["=", "==", "!=", "<", ">", "<=", ">=", "in", "not in", "is null", "IS NOT NULL"]))
+    if op.lower().startswith("is"):
+        return name, op
     count = int(random.integers(0, 5)) if op.endswith("in") else 1
     values = [_literal(table.column(name), random) for _ in range(count)]
     return name, op, values if op.endswith("in") else values[0]
@@ -153,12 +178,14 @@ def filters(table: pa.Table, random: np.random.Generator) -> list[Any]:
 def reference(table: pa.Table, given: list[Any]) -> np.ndarray[Any, Any]:
     """Return the rows that match, by pyarrow: nulls match nothing, and lists compare as ``==`` does."""
     lists = given if isinstance(given[0], list) else [given]
-    masks = [functools.reduce(operator.and_, (_mask(table.column(c[0]), c[1], c[2]) for c in one)) for one in lists]
+    masks = [functools.reduce(operator.and_, (_mask(table.column(c[0]), *c[1:]) for c in one)) for one in lists]
     return np.flatnonzero(functools.reduce(operator.or_, masks))
 
 
-def _mask(column: pa.ChunkedArray, op: str, literal: Any) -> np.ndarray[Any, Any]:
+def _mask(column: pa.ChunkedArray, op: str, literal: Any = None) -> np.ndarray[Any, Any]:
     kind = column.type
+    if op.lower().startswith("is"):
+        return np.asarray((column.is_null() if op == "is null" else column.is_valid()).to_numpy())
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         column = column.cast(kind)

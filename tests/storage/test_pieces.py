@@ -95,7 +95,7 @@ def test_what_is_read_is_counted(written, file, monkeypatch):
     starts = np.arange(5, NBYTES - 8, 16_000)
     one = file.pieces(starts, 8)
     fetch.fetch([one], plan_only=True)
-    unit = 512 if file.direct and fetch._reads_directly(one) else 4096
+    unit = (file.direct and fetch._direct_unit(one)) or 4096
     assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "20KiB")
     fetch.fetch([one], plan_only=True)

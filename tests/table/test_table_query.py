@@ -56,10 +56,13 @@ def query(path, capsys, *arguments):
         ("at <= 2024-01-02T00:00:00+00:00", [0, 1]),
         ("id = ff", [1]),
         ("count = 255", [4]),
+        ("place is null", [3]),
+        ("place IS NULL", [3]),
+        ("distance is_not null", [0, 1, 3, 4]),
     ],
 )
 def test_a_comparison(path, capsys, where, rows):
-    found = query(path, capsys, "--where", *where.split(" ", 2))
+    found = query(path, capsys, "--where", *(word.replace("_", " ") for word in where.split(" ", 2)))
     assert found["rows"] == rows and found["matches"] == len(rows)
     assert found["columns"]["count"] == TABLE["count"].take(rows).to_pylist()
 
@@ -83,6 +86,7 @@ def test_several_comparisons_columns_and_a_limit(path, capsys):
     )
     assert found["matches"] == 3 and found["rows"] == [0, 2]
     assert found["columns"] == {"day": ["2024-01-01", "2024-01-03"], "count": [0, 2]}
+    assert query(path, capsys, "--filters", '[["place", "is null"]]')["rows"] == [3]
     either = '[[["count", "=", 1]], [["place", "=", "Soho"], ["distance", "<", 0.5]]]'
     assert query(path, capsys, "--filters", either)["rows"] == [1, 4]
 
@@ -119,7 +123,7 @@ def test_rows_are_written(path, capsys, tmp_path, ending):
         (["--where", "count", "=", "256"], "0 to 255"),
         (["--where", "at", "=", "2024-01-01"], "zone"),
         (["--filters", "count > 3"], "not JSON"),
-        (["--filters", "3"], "filters is 3"),
+        (["--filters", "3"], "invalid filters 3"),
         (["--filters", '[["a"]]'], "filters"),
         (["--where", "count", "=", "1", "--out", "none/x.csv"], "does not exist"),
         (["--where", "count", "=", "1", "--out", "x.txt"], "must end in .csv or"),

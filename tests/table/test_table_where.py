@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
+import functools
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
-from tests.harness import table_queries
+from tests.harness import table_frames, table_queries
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.table import key_sets, statistics, where
+from warpwell.table import predicate, where
+
+DAY = datetime.date(2024, 2, 29)
 
 
 @pytest.fixture(scope="module")
@@ -22,62 +27,52 @@ def written(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def folder(written, tmp_path_factory):
-    """The same in a folder of two parts, some columns with codes, in which many blocks cannot match."""
-    path, table = tmp_path_factory.mktemp("table") / "all.ww", table_queries.clustered(written[1])
+def indexed(tmp_path_factory):
+    """Sorted columns, in which many blocks cannot match, with zone maps."""
+    path = tmp_path_factory.mktemp("table") / "all.arrow"
+    table = table_queries.write_indexed(path, 1)
     with table_queries.small_blocks():
-        ww.table.convert(table[:1000], path, codes=["i32", "f32", "date32", "text", "at us", "u64"]).close()
-        ww.table.append(path, table[1000:])
-        with ww.table.open(path, device="cpu") as found:
-            table = found.arrow()
         yield path, table
 
 
-def test_filters_over_a_folder(folder):
-    path, table = folder
+def test_filters_over_zone_maps(indexed):
+    path, table = indexed
     with ww.table.open(path, device="cpu") as opened:
-        assert {run.layout.kind for name in ("i32", "f32", "u64") for run in opened[name].runs} == {"codes"}
         assert table_queries.first_difference(opened, table, 3, 100) is None
 
 
-def test_blocks_that_cannot_match_are_not_read(folder):
-    path, table = folder
+def test_blocks_that_cannot_match_are_not_read(indexed):
+    path, table = indexed
     with ww.table.open(path, device="cpu") as opened:
-        blocks = -(-1000 // 64) + -(-(len(table) - 1000) // 64)
-        for name, literal in (("i32", 7), ("f64", 30.0), ("u16", 7), ("f32", 2.25)):
-            flips = key_sets.set_of(name, opened[name].type, "==", literal)
-            kept = where._kept(opened[name], flips, {}, ww.table.Reads())
-            with_nan = sum(1 for run in opened[name].runs for one in run.statistics.numpy() if one["flags"] & 2)
-            assert len(kept) == blocks and 0 < kept.sum() <= with_nan + blocks // 4, name
+        for name, literal in (("i32", 7), ("f64", 30.0), ("u16", 7), ("text", "ab"), ("coded", "ab"), ("date32", DAY)):
+            condition = predicate.Condition.from_filters([(name, "==", literal)], lambda name: opened[name].type)
+            ranges = condition.candidate_rows({name: opened[name]})
+            candidates = sum(end - start for start, end in ranges)
+            matches = table_queries.reference(table, [(name, "==", literal)])
+            assert len(matches) <= candidates <= len(matches) + 3 * 64, name
 
 
+def _with_zone(**changes):
+    """Return the function that decides by zone maps, over other zone maps."""
+    return lambda values, zone: _BLOCKS_OF(
+        values, dataclasses.replace(zone, **{k: f(zone) for k, f in changes.items()})
+    )
+
+
+_BLOCKS_OF = predicate._blocks_of
 BLOCK_FAULTS = {
-    "NaN is left out": (statistics, "HAS_NAN", 0),
-    "blocks are those of the run before": (statistics, "by_keys", lambda r, flips: np.roll(_BY_KEYS(r, flips), 1)),
-    "only the least counts": (statistics, "by_keys", lambda r, flips: _BY_KEYS(_narrowed(r, "least"), flips)),
-    "only the greatest counts": (statistics, "by_keys", lambda r, flips: _BY_KEYS(_narrowed(r, "greatest"), flips)),
-    "unsigned integers begin at 0": (statistics, "_keys", lambda items: _keys_of_signed(items)),
+    "NaN is left out": _with_zone(has_nan=lambda zone: zone.has_nan & False),
+    "null is left out": _with_zone(null_counts=lambda zone: 0 * zone.null_counts),
+    "blocks are those before": lambda values, zone: np.roll(_BLOCKS_OF(values, zone), 1),
+    "only the minimum counts": _with_zone(maximum=lambda zone: zone.minimum),
+    "only the maximum counts": _with_zone(minimum=lambda zone: zone.maximum),
 }
-_BY_KEYS, _KEYS = statistics.by_keys, statistics._keys
-
-
-def _keys_of_signed(items):
-    return _KEYS(items.view(f"<i{items.itemsize}") if items.dtype.kind == "u" else items)
-
-
-def _narrowed(records, end):
-    found = records.copy()
-    found["least"] = found["greatest"] = records[end]
-    return found
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS)
-def test_a_block_left_out_wrongly_is_found(folder, monkeypatch, fault):
-    path, table = folder
-    module, name, value = BLOCK_FAULTS[fault]
-    monkeypatch.setattr(module, name, value)
-    if hasattr(where, name):
-        monkeypatch.setattr(where, name, value)
+def test_a_block_left_out_wrongly_is_found(indexed, monkeypatch, fault):
+    path, table = indexed
+    monkeypatch.setattr(predicate, "_blocks_of", BLOCK_FAULTS[fault])
     with ww.table.open(path, device="cpu") as opened:
         assert table_queries.first_difference(opened, table, 3, 100) is not None
 
@@ -96,36 +91,28 @@ def test_two_thousand_filters(written):
         assert table_queries.first_difference(opened, table, 2, 2000) is None
 
 
-def _no_order(column, run):
-    kind, shift, pattern, _ = _FORM(column, run)
+def _no_order(run):
+    kind, shift, pattern, _ = _FORM(run)
     return kind, shift, pattern, 0
 
 
-def _no_pattern(column, run):
-    kind, shift, _, order = _FORM(column, run)
+def _no_pattern(run):
+    kind, shift, _, order = _FORM(run)
     return kind, shift, 0, order
 
 
-def _one_zero(bits):
-    keys = _FLOATS(bits)
-    return key_sets.Keys(keys.least, keys.floor, keys.ceiling, lambda v: keys.of(v) and (keys.of(v)[1],) * 2)
-
-
-def _nan_is_greatest(bits):
-    keys = _FLOATS(bits)
-    return key_sets.Keys(keys.least, keys.floor, 1 << (bits - 1), keys.of)
-
-
-_FORM, _FLOATS = where._form, key_sets._floats
+_FORM, _EQUAL_TO = where._form, predicate._equal_to
 FAULTS = {
     "negative floats descend": (where, "_form", _no_order),
     "unsigned integers are signed": (where, "_form", _no_pattern),
-    "negative zero is less": (key_sets, "_floats", _one_zero),
-    "NaN is the greatest": (key_sets, "_floats", _nan_is_greatest),
-    "a complement forgets the least": (key_sets, "complement", lambda flips, least: flips[1:] or [least]),
-    "only the last clause of a column counts": (where, "intersection", lambda a, b: b),
+    "negative zero is less": (predicate, "_equal_to", lambda keys, _: _EQUAL_TO(keys, predicate.EVERYTHING)),
+    "NaN is the greatest": (predicate, "compare", functools.partial(predicate.compare, nan_is_greatest=True)),
+    "a complement is the set": (predicate.IntervalSet, "__invert__", lambda values: values),
+    "only the last clause of a column counts": (predicate.IntervalSet, "__and__", lambda a, b: b),
     "nulls match": (where, "_buffers", lambda run: (*_BUFFERS(run)[:1], None, _BUFFERS(run)[2])),
+    "null is a value": (where, "_bitmap_of_validity", lambda runs, nulls: _VALIDITY(runs, nulls=not nulls)),
 }
+_VALIDITY = where._bitmap_of_validity
 _BUFFERS = where._buffers
 
 
@@ -155,7 +142,7 @@ def test_taken_rows_are_those_of_pyarrow(written):
         filters = [("i8", ">=", pa.scalar(0)), ("i8", "in", pa.array(range(128), pa.int8()))]
         assert np.array_equal(opened.where(filters).numpy(), rows.numpy())  # what `take` and Arrow return is a literal
         for number in range(8):  # one column twice, of one row: its bytes have several sizes
-            one = where.Matches(opened, np.array([number]), []).take(["text", "i8", "text"]).arrow()
+            one = where.Selection(opened, np.array([number])).take(["text", "i8", "text"]).arrow()
             expected = table["text"][number : number + 1].to_pylist()
             assert one.column(0).to_pylist() == one.column(2).to_pylist() == expected
         none = opened.where([("i8", "in", [])])
@@ -175,26 +162,33 @@ def test_gathered_columns_are_those_that_are_taken(written):
 
 
 REFUSED = [
-    (("u8", "==", 300), "values from 0 to 255"),
-    (("i8", "==", 1.5), "give an integer"),
-    (("i8", "==", True), "give an integer"),
-    (("i8", "==", "1"), "give an integer"),
+    (("u8", "==", 300), "0 to 255"),
+    (("u64", "==", 1 << 64), "too large"),
+    (("i64", "==", 1 << 63), "not in range"),
+    (("i8", "==", 1.5), "expected an integer"),
+    (("i8", "==", float("nan")), "integer"),
+    (("i8", "==", True), "expected an integer"),
+    (("i8", "==", "1"), "expected an integer"),
     (("f32", ">", 0.1), "numpy.float32"),
+    (("f16", ">", 1e300), "nearest"),
     (("f64", ">", 2**53 + 1), "nearest"),
     (("bool", "==", 1), "True or False"),
-    (("d128", "==", decimal.Decimal("0.001")), "2 digits"),
+    (("d128", "==", decimal.Decimal("0.001")), "would cause data loss"),
     (("d128", "==", 0.5), "decimal.Decimal"),
-    (("text", "==", b"a"), "give a string"),
-    (("coded", "==", 1), "give a string"),
+    (("text", "==", b"a"), "expected a string"),
+    (("coded", "==", 1), "expected a string"),
     (("date32", "==", datetime.datetime(2024, 1, 1)), "datetime.date"),
-    (("at s", "==", datetime.datetime(2024, 1, 1, microsecond=1)), "no such instant"),
-    (("at s", "==", datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)), "no zone"),
-    (("zoned s", "==", datetime.datetime(2024, 1, 1)), "with a zone"),
+    (("date32", "==", np.datetime64("2024-01-01T03")), "datetime.date"),
+    (("at s", "==", datetime.datetime(2024, 1, 1, microsecond=1)), "would lose data"),
+    (("at s", "==", datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)), "without a time zone"),
+    (("zoned s", "==", datetime.datetime(2024, 1, 1)), "with a time zone"),
+    (("time", "==", datetime.time(3, tzinfo=datetime.UTC)), "without a time zone"),
     (("i8", "==", None), "null matches nothing"),
     (("date32", "==", pa.scalar(None)), "null matches nothing"),
-    (("i8", "in", 3), "give a list"),
-    (("text", "in", "abc"), "give a list"),
-    (("i8", "~", 3), "no operator"),
+    (("i8", "in", 3), "expected a list"),
+    (("text", "in", "abc"), "expected a list"),
+    (("i8", "~", 3), "unknown operator"),
+    (("i8", "is", None), "unknown operator"),
     (("none", "==", 3), "no column"),
 ]
 
@@ -205,7 +199,36 @@ def test_a_literal_that_does_not_fit_is_refused(written, given, reason):
         opened.where([given])
 
 
-@pytest.mark.parametrize("given", [None, [], [[]], "a > 3", [("a", ">")], [3], ("i8", ">", 3), [[("i8", ">", 3)], 3]])
+LITERALS = [
+    ("u64", 2**64 - 2, 2**64 - 2),
+    ("f64", 2**53, float(2**53)),
+    ("i8", 7.0, 7),
+    ("i8", decimal.Decimal(7), 7),
+    ("f32", decimal.Decimal("1.5"), 1.5),
+    ("d32", 3, decimal.Decimal(3)),
+    ("f16", np.float16(2.25), 2.25),
+    ("date64", np.datetime64("2024-02-29"), DAY),
+    ("date32", np.datetime64("2024-02"), datetime.date(2024, 2, 1)),
+    ("at ms", np.datetime64("2024-02-29T12"), datetime.datetime(2024, 2, 29, 12)),
+    ("duration", np.timedelta64(1, "D"), datetime.timedelta(1)),
+    ("three", b"ab\xff", b"ab\xff"),
+    ("coded", pa.scalar("ab", pa.large_string()), "ab"),
+]
+
+
+@pytest.mark.parametrize(("name", "literal", "plain"), LITERALS)
+def test_a_literal_of_another_type(written, name, literal, plain):
+    path, table = written
+    with ww.table.open(path, device="cpu") as opened:
+        for op in ("==", "<", ">="):
+            expected = table_queries.reference(table, [(name, op, plain)])
+            assert np.array_equal(opened.where([(name, op, literal)]).numpy(), expected), op
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, [], [[]], "a > 3", [("a", ">")], [("a", "is null", 3, 4)], [3], ("i8", ">", 3), [[("i8", ">", 3)], 3]],
+)
 def test_filters_of_another_form_are_refused(written, given):
     with ww.table.open(written[0], device="cpu") as opened, pytest.raises(errors.ArgumentError, match="filters"):
         opened.where(given)
@@ -227,6 +250,48 @@ def test_types_that_are_not_compared_are_named(tmp_path):
             with pytest.raises(errors.DTypeError, match=f"{name}.*ww.table.scan"):
                 opened.where([(name, "==", value)])
         assert opened.where([("i", "==", 1)]).take().arrow().equals(table)
+        for name, rows in (("views", 0), ("list", 0), ("nothing", 1)):
+            assert (
+                len(opened.where([(name, "is null")])) == rows
+                and len(opened.where([(name, "is not null")])) == 1 - rows
+            )
+
+
+def test_nulls_of_a_dictionary_are_null(tmp_path):
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 1]), pa.array(["a", None, "b"]))
+    table = pa.table({"d": values})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with ww.table.open(tmp_path / "t.arrow", device="cpu") as opened:
+        assert opened.where([("d", "is null")]).numpy().tolist() == [1, 2, 4]
+        assert opened.where([("d", "is not null")]).numpy().tolist() == [0, 3]
+        assert opened.where([("d", "!=", "a")]).numpy().tolist() == [3]
+
+
+def test_expressions_of_polars_select_what_polars_selects(written):
+    path, table = written
+    frame, random = pl.from_arrow(table), np.random.default_rng(1)
+    with ww.table.open(path, device="cpu") as opened:
+        for number in range(100):
+            expression = table_frames.predicate(frame, random)
+            expected = np.flatnonzero(predicate.mask_of(frame, expression).to_numpy())
+            assert np.array_equal(opened.where(expression).numpy(), expected), (number, expression)
+
+
+REFUSED_EXPRESSIONS = [
+    (pl.col("i8") > pl.col("i8").mean(), "row by row"),
+    (pl.col("i8").shift(1) > 2, "row by row"),
+    (pl.col("none") > 2, "no column 'none'"),
+    (pl.col("i8") == "a", "Polars"),
+    (pl.col("text").str.to_integer(strict=True) > 1, "Polars"),
+    (pl.col("i8") + 1, "Polars"),
+]
+
+
+@pytest.mark.parametrize(("expression", "reason"), REFUSED_EXPRESSIONS)
+def test_an_expression_that_is_refused(written, expression, reason):
+    with ww.table.open(written[0], device="cpu") as opened, pytest.raises(errors.ArgumentError, match=reason):
+        opened.where(expression)
 
 
 def test_offsets_that_lead_outside_are_an_error(tmp_path):
@@ -240,8 +305,8 @@ def test_offsets_that_lead_outside_are_an_error(tmp_path):
     raw[at + 400 : at + 404] = np.int32(1 << 30).tobytes()
     path.write_bytes(raw)
     with ww.table.open(path, device="cpu") as opened:
-        with pytest.raises(errors.FormatError, match="row 99: its offsets lead outside"):
+        with pytest.raises(errors.FormatError, match=r"row (99|100): its offsets lead outside"):
             opened.where([("s", "==", "00500")])
         rows = np.arange(98, 101)
         with pytest.raises(errors.FormatError, match="row 99"):
-            where.Matches(opened, rows, []).take("s")
+            where.Selection(opened, rows).take("s")

@@ -30,7 +30,7 @@ from ._common import (
 )
 
 if TYPE_CHECKING:
-    from ..table import ColumnReads, Matches, Table, Taken
+    from ..table import ColumnBatch, ColumnReads, Selection, Table
 
 _SHOWN_ROWS = 20
 """Default number of rows of ``query``."""
@@ -64,7 +64,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         nargs=3,
         action="append",
         metavar=("COLUMN", "OP", "VALUE"),
-        help="a comparison: = != < > <= >= in, not in; rows must match all. Lists: A,B or JSON",
+        help="a comparison: = != < > <= >= in, not in, is (null), is not; rows must match all. Lists: A,B or JSON",
     )
     text = """filters as in pyarrow: '[["a", ">", 3], ["b", "in", [1, 2]]]', or a list of such lists"""
     parser.add_argument("--filters", metavar="JSON", help=text)
@@ -219,7 +219,7 @@ def query(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _show(output: Output, values: dict[str, Any], rows: Matches, taken: Taken) -> None:
+def _show(output: Output, values: dict[str, Any], rows: Selection, taken: ColumnBatch) -> None:
     numbers = rows.numpy().tolist()
     columns = {name: _to_list(taken[name]) for name in taken.names}
     as_json = {name: list(map(_json_value, column)) for name, column in columns.items()}
@@ -316,7 +316,7 @@ def _filters(opened: Table, arguments: argparse.Namespace) -> list[Any]:
     if (arguments.where is None) == (arguments.filters is None):
         raise ArgumentError("give --where COLUMN OP VALUE, once or several times, or --filters JSON")
     if arguments.where is not None:
-        return [(name, op, _filter_value(opened, name, op, text)) for name, op, text in arguments.where]
+        return [_clause(opened, *clause) for clause in arguments.where]
     try:
         parsed = json.loads(arguments.filters, parse_float=decimal.Decimal)
     except ValueError as error:
@@ -324,11 +324,18 @@ def _filters(opened: Table, arguments: argparse.Namespace) -> list[Any]:
 
     def typed(part: Any) -> Any:
         if isinstance(part, list) and len(part) == 3 and isinstance(part[0], str) and isinstance(part[1], str):
-            return part[0], part[1], _filter_value(opened, *part)
+            return _clause(opened, *part)
         return list(map(typed, part)) if isinstance(part, list) else part
 
     filters: list[Any] = typed(parsed)
     return filters
+
+
+def _clause(opened: Table, name: str, op: str, value: Any) -> tuple[Any, ...]:
+    """Return a clause of filters with a value of the column's type; ``is`` and ``is not`` take null only."""
+    if op.lower() in ("is", "is not") and (value is None or str(value).lower() == "null"):
+        return name, f"{op} null"
+    return name, op, _filter_value(opened, name, op, value)
 
 
 def _filter_value(opened: Table, name: str, op: str, value: Any) -> Any:

@@ -16,15 +16,13 @@ Files, in the order in which a column meets them:
 - convert.py     `convert` and `append`: write a folder, whole or not at all, from files and frames
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - check.py       `check`: compare a table with its checksums
-- zones.py      zone maps and checksums of an Arrow file, in a file beside it
-- statistics.py  which blocks of rows their least and greatest values leave out
-- where.py       `Table.where`: filters as pyarrow has them, and `Matches`
-- key_sets.py    a filter as sets of keys
+- zones.py       zone maps and checksums of an Arrow file, in a file beside it
+- predicate.py   `Condition`: pyarrow's filters and Polars' expressions as intervals of values
+- where.py       `Table.where`, and `Selection`
 - selecting.py   the kernel that finds the rows whose keys are in a set
-- take.py        `Taken`: columns of rows that are known
-- predicates.py  the same for predicates of Polars
+- take.py        `ColumnBatch`: columns of rows by their numbers
 - scan.py        `scan`: a table as a LazyFrame of Polars
-- reading.py     `Reads`: which pages a query reads, and how the system is asked for them
+- reading.py     `IoCounters`: the bytes that a query reads
 """
 
 from .check import TableCheck, check
@@ -32,14 +30,14 @@ from .column import Column, ColumnRun
 from .convert import append, convert
 from .extent import Extent
 from .layout import is_valid
-from .reading import ColumnReads, Reads
+from .reading import ColumnReads, IoCounters
 from .scan import scan
 from .table import Table, index
 from .table import open_table as open  # reads as table.open, like io.open
-from .take import Taken
-from .where import Matches
+from .take import ColumnBatch
+from .where import Selection
 
 __all__ = [
-    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Reads", "Table", "TableCheck", "Taken", "append",
-    "check", "convert", "index", "is_valid", "open", "scan",
+    "Column", "ColumnBatch", "ColumnReads", "ColumnRun", "Extent", "IoCounters", "Selection", "Table", "TableCheck",
+    "append", "check", "convert", "index", "is_valid", "open", "scan",
 ]  # fmt: skip

@@ -28,8 +28,7 @@ class MappedFile:
     path : str
         A regular file.
     direct : bool, optional
-        Whether pieces of it are read past the page cache, where that is possible; default: if it has more than half of
-        the machine's memory.
+        Whether pieces of it are read past the page cache, where that is possible; default: if they are sparse.
 
     Attributes
     ----------
@@ -38,7 +37,7 @@ class MappedFile:
     nbytes : int
     buffer : pyarrow.Buffer
         All of its bytes.
-    direct : bool
+    direct : bool or None
 
     Raises
     ------
@@ -58,7 +57,7 @@ class MappedFile:
             self._medium.close()
             raise
         self.nbytes = self._medium.nbytes
-        self.direct = 2 * self.nbytes > _memory() if direct is None else direct
+        self.direct = direct
         self.buffer = arrow().foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
 
     def require(self) -> None:
@@ -101,11 +100,6 @@ class MappedFile:
     def close(self) -> None:
         """Close the file (idempotent)."""
         self._medium.close()
-
-
-def _memory() -> int:
-    """Return the bytes of the machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, eq=False)

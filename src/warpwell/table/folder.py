@@ -29,11 +29,11 @@ from ..errors import ClosedError, FormatError, StoreVersionError
 from ..json_file import read_json
 from ..kv import crc32c
 from .column import ColumnRun, validate
-from .column_files import STATISTICS_ROWS, statistics_dtype
+from .column_files import HAS_NAN, HAS_NULL, STATISTICS_ROWS, statistics_dtype
 from .extent import Extent, MappedFile
-from .layout import Layout, layout_of
+from .layout import Layout, layout_of, storage_of
 from .library import arrow
-from .zones import PartZones
+from .zones import PartZones, ZoneMap
 
 DESCRIPTION = "table.json"
 SCHEMA = "schema.arrow"
@@ -153,8 +153,8 @@ class TableFolder:
         self._closed = False
 
     def zones(self, number: int) -> tuple[PartZones, ...]:
-        """Return that no part has a zone map."""
-        return (PartZones(0, self.rows, None),)
+        """Return the zone maps of a column, one for each part with rows."""
+        return tuple(PartZones(run.first, run.rows, _zone_map(run)) for run in self.runs(number))
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
         """Return the runs of a column, one a part with rows; raise FormatError."""
@@ -284,3 +284,22 @@ class TableFolder:
             self._closed = True
             os.close(self._folder)
             self._close_files()
+
+
+def _zone_map(run: ColumnRun) -> ZoneMap | None:
+    extent = run.statistics
+    if extent is None:
+        return None
+    records = extent.numpy().copy()
+    extent.file.require()  # zeros of a file that was truncated would skip rows
+    pa, absent = arrow(), records["least"] > records["greatest"]
+    ends = []
+    for end in ("least", "greatest"):
+        items = np.ascontiguousarray(records[end])
+        if run.codes is None:
+            buffers = [pa.py_buffer(np.packbits(~absent, bitorder="little")), pa.py_buffer(items)]
+            ends.append(pa.Array.from_buffers(storage_of(run.type), len(items), buffers))
+        else:
+            ends.append(run.dictionary.take(pa.array(items.astype(np.int64), mask=absent)))
+    flags = records["flags"]
+    return ZoneMap(ends[0], ends[1], (flags & HAS_NULL != 0).astype(np.int64), flags & HAS_NAN != 0)

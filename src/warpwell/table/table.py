@@ -18,7 +18,7 @@ from .column import Column, ColumnRun, bounds
 from .extent import Extent
 from .folder import TableFolder, is_table_folder
 from .library import arrow
-from .where import Matches, where
+from .where import Selection, where
 from .zones import SUFFIX, PartZones, order_of, write_zones
 
 BATCH_ROWS = 1 << 16
@@ -129,25 +129,27 @@ class Table:
         for first in range(0, self.rows, rows):
             yield from self.arrow(first, min(rows, self.rows - first), columns).to_batches()
 
-    def where(self, filters: Any) -> Matches:
+    def where(self, filters: Any) -> Selection:
         """Return the rows that match; only the columns that decide are read, and nothing is compiled for a query.
 
-        The first column of a conjunction is read whole, the others where rows are left.
+        The first column of a conjunction is read in all blocks that may match, the others where rows are left.
 
         Parameters
         ----------
-        filters : list
-            As of pyarrow: ``[("a", ">", 3), ("b", "in", [1, 2])]``, all of which have to match, or a list of such
-            lists, of which one has to. Operators: = == != < > <= >= in, not in.
+        filters : list or polars.Expr
+            As of pyarrow: ``[("a", ">", 3), ("b", "in", [1, 2])]``, all of which must match, or a list of such lists,
+            of which one must match. Operators: = == != < > <= >= in, not in, and without a value is null, is not null.
+            Or an expression that Polars computes row by row; Polars evaluates what is not a comparison of a column with
+            values, on the rows that are left.
 
         Returns
         -------
-        Matches
+        Selection
 
         Raises
         ------
         ArgumentError
-            No such column or operator, or a value that the column's type does not have exactly.
+            No such column or operator, or a value that the column's type cannot represent exactly.
         DTypeError
             Columns of this type are not compared.
         FormatError, MediumError
@@ -155,10 +157,11 @@ class Table:
 
         Notes
         -----
-        A null matches nothing, ``!=`` and ``not in`` included (pyarrow's ``not in`` takes it). Floats compare as in
-        IEEE 754: NaN is equal to nothing, not even in a list, and zeros of both signs are equal. A float32 has no 0.1:
-        give ``numpy.float32(0.1)``. Timestamps with a zone take a `datetime.datetime` with one, decimals a
-        `decimal.Decimal`, and columns with codes what the codes stand for. Strings compare by code points.
+        In filters, a null matches no comparison, ``!=`` and ``not in`` included (pyarrow's ``not in`` takes it). Floats
+        compare as in IEEE 754: NaN is equal to nothing, not even in a list, and zeros of both signs are equal. A
+        float32 cannot represent 0.1: give ``numpy.float32(0.1)``. Timestamps with a time zone take a
+        `datetime.datetime` with one, decimals a `decimal.Decimal`, and dictionary columns their values. Strings compare
+        by code points. Expressions compare as Polars does: NaN is equal to itself and greater than all numbers.
         """
         self.require_open()
         return where(self, filters)
@@ -233,9 +236,9 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
         An uncompressed Arrow IPC file or stream (Feather; ``.arrow`` files of Hugging Face's data sets), which is read
         in place, or a folder that `convert` wrote.
     direct : bool, optional
-        Whether rows of `Table.where` and `scan` are taken past the system's page cache, in runs of 512 bytes: less is
-        read, and nothing of it is there for the next query. Otherwise runs have 4 KiB, as they have on file systems
-        and drives that allow nothing shorter. Default: for files of more than half of the machine's memory.
+        Whether rows of `Table.where` and `scan` are read past the page cache, in units of the drive's block, 512 bytes
+        or 4 KiB: fewer bytes are read, and the next query does not find them in the page cache. Default: if the rows
+        of a column take less than a quarter of the 4 KiB pages that contain them.
     **options
         Of `Column.values` and `Column.valid`: ``device``, ``tier``, ``cache`` and others of `warpwell.open`.
 

@@ -1,28 +1,28 @@
-"""`Taken`: the rows of a selection, of which only the bytes near which they lie are read."""
+"""`take`: rows of columns by their numbers, as a `ColumnBatch`; only the bytes around them are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather import Pieces, fetch_pieces
+from ..array.gather import Pieces, fetch_pieces, read_ahead
 from ..errors import ArgumentError, FormatError
 from .column import Column, ColumnRun, validate
-from .extent import Extent, MappedFile
 from .layout import storage_of
 from .library import arrow, polars
-from .reading import Reads
+from .reading import IoCounters
 
 
-class Taken:
+class ColumnBatch:
     """Some rows of some columns, in memory.
 
-    ``taken["name"]`` is a `pyarrow.ChunkedArray`. What takes an Arrow stream (``__arrow_c_stream__``) takes it without
-    a copy: Polars, pandas, DuckDB.
+    ``batch["name"]`` is a `pyarrow.ChunkedArray`. Polars, pandas, DuckDB, and other readers of Arrow streams
+    (``__arrow_c_stream__``) take the batch without a copy.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Taken:
         return int(self._table.num_rows)
 
     def __repr__(self) -> str:
-        return f"<warpwell.table.Taken of {len(self):,} rows of {', '.join(self.names)}>"
+        return f"<warpwell.table.ColumnBatch of {len(self):,} rows of {', '.join(self.names)}>"
 
     def __getitem__(self, name: str) -> Any:
         return self._table.column(name)
@@ -74,282 +74,245 @@ class Taken:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-MOST_BYTES = 128 << 20
-"""Most bytes that a take reads at a time."""
-ROW_BYTES = 16 << 10
-"""Bytes that a row of a column is expected to take of that, with pages and gaps: no more rows are read at a time."""
+MAX_READ_BYTES = 128 << 20
+"""Maximum bytes that a take reads at a time."""
+ROW_READ_BYTES = 16 << 10
+"""Bytes of that which a row of a column is expected to take, with pages and gaps. It limits the rows of a read."""
 
 
-def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> Any:
-    """Return rows of columns, ascending by number, as a `pyarrow.Table`; count in `reads` what that reads.
+def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> Any:
+    """Return rows of columns, ascending by number, as a `pyarrow.Table`, and count the reads.
 
     Raises
     ------
     FormatError
-        Offsets or codes of a row lead outside, or its bytes are no UTF-8.
+        Offsets or codes of a row point outside, or its bytes are not UTF-8.
     MediumError
-        A file was cut, or cannot be read.
+        A file was truncated, or cannot be read.
     """
     pa = arrow()
     chunks: list[list[Any]] = [[] for _ in columns]
     for some in _slices(columns, numbers):
-        plans = [(column, list(pieces(column.runs, some))) for column in columns]
-        taken = _fetched(plans, reads)
-        for (column, parts), found in zip(plans, chunks, strict=True):
-            found += [_taken(column.name, run, rows, taken) for run, rows in parts]
-    arrays = [
-        pa.chunked_array(found, type=found[0].type if found else column.type)
-        for column, found in zip(columns, chunks, strict=True)
-    ]
+        for segment, number in _read(columns, some, counters, fetch_pieces):
+            chunks[number].append(segment.arrow())
+    arrays = []
+    for column, found in zip(columns, chunks, strict=True):
+        kind = max((array.type for array in found), key=lambda kind: "large" in str(kind), default=column.type)
+        found = [array if array.type == kind else array.cast(kind) for array in found]
+        arrays.append(pa.chunked_array(found, type=kind))
     fields = [pa.field(column.name, array.type) for column, array in zip(columns, arrays, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
 
 
+def plan_take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> None:
+    """Count what `take` would read. Of strings the offsets are read."""
+    for some in _slices(columns, numbers):
+        _read(columns, some, counters, partial(fetch_pieces, plan_only=True))
+
+
+def readahead_rows(column: Column, numbers: NDArray[np.int64], counters: IoCounters) -> None:
+    """Have the system read what rows of a column need into its page cache."""
+    for some in _slices([column], numbers):
+        _read([column], some, counters, read_ahead, direct=False)
+
+
 def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield rows so that what is read of fixed size for some of them at a time is bounded."""
-    widths = [
-        sum(one.nbytes for one in column.runs[0].extents) // max(1, column.runs[0].rows)
-        for column in columns
-        if column.runs
-    ]
-    span = MOST_BYTES // (sum(widths) + 1)
-    each = max(1, MOST_BYTES // ((len(columns) + 1) * ROW_BYTES))
+    """Yield rows in slices, so that the bytes of items of fixed size that are read for each of them are bounded."""
+    runs = [column.runs[0] for column in columns if column.runs]
+    width = 1 + sum(sum(extent.nbytes for extent in run.extents) // max(1, run.rows) for run in runs)
+    min_rows = max(1, MAX_READ_BYTES // ((len(columns) + 1) * ROW_READ_BYTES))
     start = 0
     while start < len(numbers):
-        end = max(start + each, int(np.searchsorted(numbers, numbers[start] + span)))
+        end = max(start + min_rows, int(np.searchsorted(numbers, numbers[start] + MAX_READ_BYTES // width)))
         yield numbers[start:end]
         start = end
 
 
-Plan = tuple[Column, list[tuple[ColumnRun, NDArray[np.int64]]]]
-_ITEMS = ("values", "codes", "views", "offsets")
-
-
-def pieces(runs: Sequence[ColumnRun], numbers: NDArray[np.int64]) -> Iterator[tuple[ColumnRun, NDArray[np.int64]]]:
-    """Yield the runs in which rows lie, and these, counted from the run's first."""
-    ends = np.searchsorted(numbers, [run.first + run.rows for run in runs]).tolist()
-    start = 0
-    for run, end in zip(runs, ends, strict=True):
-        if end > start:
-            yield run, numbers[start:end] - run.first
-        start = end
-
-
-class _Together:
-    """Pieces of one size of some runs of a column in one file, which are fetched and copied together."""
-
-    def __init__(self, name: str, file: MappedFile, size: Any) -> None:
-        self.name, self.file, self.size = name, file, size
-        self.starts: list[NDArray[np.int64]] = []
-        self.edges = [0]
-        self._items: NDArray[np.uint8] | None = None
-
-    def follows(self, starts: NDArray[np.int64]) -> bool:
-        """Return whether pieces come after those that are here."""
-        return not (self.starts and len(starts)) or bool(self.starts[-1][-1] <= starts[0])
-
-    def add(self, starts: NDArray[np.int64]) -> _Part:
-        """Add pieces of a run, from these bytes of the file on."""
-        if len(starts):
-            self.starts.append(starts)
-            self.edges.append(self.edges[-1] + len(starts))
-        return _Part(self, self.edges[-1] - len(starts), self.edges[-1])
-
-    def planned(self, direct: bool) -> Pieces:
-        """Return all of them, to be fetched."""
-        starts = self.starts[0] if len(self.starts) == 1 else np.concatenate([np.zeros(0, np.int64), *self.starts])
-        self.pieces = self.file.pieces(starts, self.size, self.edges[:-1])
-        self.pieces.direct &= direct
-        return self.pieces
-
-    def items(self) -> NDArray[np.uint8]:
-        """Return a copy of what was fetched, the same each time."""
-        if self._items is None:
-            self._items = self.pieces.items()
-        return self._items
-
-
-@dataclass
-class _Part:
-    """The pieces [first, end) of some, those of one run."""
-
-    together: _Together
-    first: int
-    end: int
-
-    def items(self) -> NDArray[np.uint8]:
-        """Return a copy of them, one after another; shape (pieces, size) if they have one size."""
-        every = self.together.items()
-        return every[self.first : self.end] if isinstance(self.together.size, int) else every
-
-
-Taking = dict[tuple[int, str], _Part]
-"""The pieces of a run, by its id and what they are."""
-
-
-def explain(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> None:
-    """Count what `take` would read."""
-    _fetched([(column, list(pieces(column.runs, numbers))) for column in columns], reads, dry=True)
-
-
-def bring(column: Column, numbers: NDArray[np.int64], reads: Reads) -> None:
-    """Have the system's page cache get what rows of a column need."""
-    for some in _slices([column], numbers):
-        _fetched([(column, list(pieces(column.runs, some)))], reads, cached=True)
-
-
-def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: bool = False) -> Taking:
-    """Fetch everything that rows need: what they lie in, and then the bytes that offsets lead to."""
-    found: Taking = {}
-    latest: dict[tuple[str, str, int, Any], _Together] = {}
-    asked: list[_Together] = []
-
-    def add(name: str, run: ColumnRun, what: str, extent: Extent | None, starts: NDArray[np.int64], sizes: Any) -> None:
-        if extent is not None and extent.nbytes:
-            key = name, what, id(extent.file), sizes
-            starts = starts + extent.offset
-            some = latest.get(key) if isinstance(sizes, int) else None  # of several sizes: each run alone
-            if some is None or not some.follows(starts):
-                some = _Together(name, extent.file, sizes)
-                asked.append(some)
-                if isinstance(sizes, int):
-                    latest[key] = some
-            found[id(run), what] = some.add(starts)
-
-    for column, parts in plans:
-        for run, rows in parts:
-            add(column.name, run, "valid", run.valid, rows >> 3, 1)
-            if run.layout.kind == "bits":
-                add(column.name, run, "values", run.values, rows >> 3, 1)
-            for what in ("codes", "views", "offsets") if run.layout.kind == "bits" else _ITEMS:
-                extent = getattr(run, what)
-                if extent is not None and extent.nbytes:
-                    width = extent.nbytes // extent.shape[0]
-                    add(column.name, run, what, extent, rows * width, width * (2 if what == "offsets" else 1))
-    fetch_pieces([one.planned(not cached) for one in asked], plan_only=dry)
-    first = len(asked)
-    for column, parts in plans:
-        for run, rows in parts:
-            if run.offsets is not None and run.bytes is not None:
-                starts, ends = _offsets(column.name, run, rows, found if not dry else None)
-                used = np.flatnonzero(ends > starts)
-                used = used[np.argsort(starts[used], kind="stable")]  # as they are, but in a damaged file
-                add(column.name, run, "bytes", run.bytes, starts[used], (ends - starts)[used])
-    fetch_pieces([one.planned(not cached) for one in asked[first:]], plan_only=dry)
-    for one in asked:
-        reads.pieces(one.name, one.pieces)
+def _read(
+    columns: Sequence[Column],
+    numbers: NDArray[np.int64],
+    counters: IoCounters,
+    read: Callable[[Sequence[Pieces]], None],
+    *,
+    direct: bool | None = None,
+) -> list[tuple[_Segment, int]]:
+    """Read everything that rows need, by a function of pieces, but offsets always; return segments and columns."""
+    found = [(one, number) for number, column in enumerate(columns) for one in _segments(column, numbers, direct)]
+    fetch_pieces([pieces for segment, _ in found if segment.has_offsets for pieces in segment.pieces.values()])
+    rest = []
+    for segment, _ in found:
+        if segment.has_offsets:
+            segment.add_bytes()
+            rest += [segment.pieces[what] for what in segment.pieces if what == "bytes"]
+        else:
+            rest += segment.pieces.values()
+    read(rest)
+    for segment, _ in found:
+        counters.add(segment.column.name, segment.pieces.values())
     return found
 
 
-def _offsets(
-    name: str, run: ColumnRun, rows: NDArray[np.int64], found: Taking | None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the bytes of rows begin and end, checked; null rows have none; mapped without `found`."""
-    assert run.offsets is not None
-    if found is None:
-        offsets = run.offsets.numpy()
-        starts, ends = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
-        bits = None if run.valid is None else run.valid.numpy().reshape(-1)[rows >> 3]
-    else:
-        both = found[id(run), "offsets"].items().view(run.offsets.dtype).astype(np.int64)
-        starts, ends = both[:, 0], both[:, 1]
-        bits = _byte(run, rows, found, "valid")
-    if bits is not None:
-        valid = _bit(bits, rows)
-        starts, ends = np.where(valid, starts, 0), np.where(valid, ends, 0)
-    size = 0 if run.bytes is None else run.bytes.nbytes
-    wrong = np.flatnonzero((starts < 0) | (ends < starts) | (ends > size))
-    if len(wrong):
-        raise damaged(run.offsets.file, name, int(run.first + rows[wrong[0]]))
-    return starts, ends
+def split_by_run(
+    runs: Sequence[ColumnRun], numbers: NDArray[np.int64]
+) -> Iterator[tuple[ColumnRun, NDArray[np.int64]]]:
+    """Yield the runs that contain rows, and their rows, counted from the run's first."""
+    ends = np.searchsorted(numbers, [run.first + run.rows for run in runs]).tolist()
+    for run, start, end in zip(runs, [0, *ends], ends, strict=False):
+        if end > start:
+            yield run, numbers[start:end] - run.first
 
 
-def damaged(file: Any, name: str, row: int) -> FormatError:
-    """Return the error for a row whose offsets lead outside."""
+def _segments(column: Column, numbers: NDArray[np.int64], direct: bool | None) -> Iterator[_Segment]:
+    """Yield rows in segments: of consecutive runs in one file, which share a dictionary and have no views."""
+
+    def key(part: tuple[ColumnRun, Any]) -> tuple[Any, ...]:
+        run = part[0]
+        return {id(one.file) for one in run.extents}, id(run.dictionary), run.layout, run.views and id(run)
+
+    for _, parts in groupby(split_by_run(column.runs, numbers), key):
+        yield _Segment(column, list(parts), direct)
+
+
+class _Segment:
+    """Rows of one column that are read and assembled together.
+
+    Attributes
+    ----------
+    column : Column
+    pieces : dict of str to Pieces
+        What is read, by attribute of `ColumnRun`.
+    has_offsets : bool
+    """
+
+    def __init__(
+        self, column: Column, parts: Sequence[tuple[ColumnRun, NDArray[np.int64]]], direct: bool | None
+    ) -> None:
+        self.column, self._direct = column, direct
+        self._runs = [run for run, _ in parts]
+        self._rows = np.concatenate([rows for _, rows in parts])
+        self._run_of = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
+        self.has_offsets = self._runs[0].layout.kind == "text"
+        self.pieces: dict[str, Pieces] = {}
+        self._add("valid", self._rows >> 3, 1)
+        for what in ("values", "codes", "views", "offsets"):
+            extent = getattr(self._runs[0], what)
+            if extent is not None and extent.nbytes:
+                is_bits = self._runs[0].layout.kind == "bits"
+                width = 1 if is_bits else extent.nbytes // extent.shape[0]
+                rows = self._rows >> 3 if is_bits else self._rows
+                self._add(what, rows * width, 2 * width if what == "offsets" else width)
+
+    def _extents(self, what: str) -> tuple[Any, NDArray[np.int64]]:
+        """Return a file, and where in it the extent of each row's run begins; -1 if the run has none."""
+        extents = [getattr(run, what) for run in self._runs]
+        offsets = np.array([-1 if one is None or not one.nbytes else one.offset for one in extents])
+        return next((one.file for one in extents if one is not None), None), offsets[self._run_of]
+
+    def _add(self, what: str, starts: NDArray[np.int64], sizes: Any) -> None:
+        """Add bytes that are counted from the beginning of each row's extent; rows without an extent have none."""
+        file, offsets = self._extents(what)
+        if file is None:
+            return
+        used = np.flatnonzero((offsets >= 0) & (np.asarray(sizes) > 0))
+        runs = self._run_of[used]
+        firsts = np.flatnonzero(np.diff(runs, prepend=-1))
+        pieces = file.pieces((offsets + starts)[used], sizes if isinstance(sizes, int) else sizes[used], firsts)
+        pieces.direct = pieces.direct if self._direct is None else self._direct
+        self.pieces[what] = pieces
+
+    def add_bytes(self) -> None:
+        """Add the bytes of strings, whose offsets were fetched."""
+        starts, ends = self._string_bounds
+        self._add("bytes", starts, ends - starts)
+
+    @cached_property
+    def _string_bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the bytes of rows begin and end, checked; null rows have none."""
+        offsets = self._runs[0].offsets
+        assert offsets is not None
+        starts, ends = self._items("offsets").view(offsets.dtype).astype(np.int64).T
+        is_valid = self._bits("valid")
+        if is_valid is not None:
+            starts, ends = np.where(is_valid, starts, 0), np.where(is_valid, ends, 0)
+        sizes = np.array([0 if run.bytes is None else run.bytes.nbytes for run in self._runs])[self._run_of]
+        wrong = np.flatnonzero((starts < 0) | (ends < starts) | (ends > sizes))
+        if len(wrong):
+            run = self._runs[self._run_of[wrong[0]]]
+            raise corrupt_offsets(offsets.file, self.column.name, int(run.first + self._rows[wrong[0]]))
+        return starts, ends
+
+    def _items(self, what: str) -> NDArray[np.uint8]:
+        return self.pieces[what].items() if what in self.pieces else np.zeros(0, np.uint8)
+
+    def _bits(self, what: str) -> NDArray[np.bool_] | None:
+        """Return the bit of each row; set if its run has no bits."""
+        if what not in self.pieces:
+            return None
+        found = np.full(len(self._rows), 255, np.uint8)
+        found[self._extents(what)[1] >= 0] = self._items(what).reshape(-1)
+        return np.asarray((found >> (self._rows & 7).astype(np.uint8)) & 1, np.bool_)
+
+    def _packed(self, what: str) -> Any:
+        bits = self._bits(what)
+        return None if bits is None else arrow().py_buffer(np.packbits(bits, bitorder="little"))
+
+    def arrow(self) -> Any:
+        """Return the rows as a `pyarrow.Array`."""
+        pa, run, count = arrow(), self._runs[0], len(self._rows)
+        kind, layout, valid = storage_of(run.type), run.layout, self._packed("valid")
+        if layout.kind == "null":
+            found = pa.nulls(count)
+        elif layout.kind == "fixed":
+            found = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self._items("values"))])
+        elif layout.kind == "bits":
+            found = pa.Array.from_buffers(kind, count, [valid, self._packed("values")])
+        elif layout.kind == "list":
+            items = [None, pa.py_buffer(self._items("values"))]
+            values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], items)
+            found = pa.Array.from_buffers(kind, count, [valid], children=[values])
+        elif layout.kind == "codes":
+            indices = [valid, pa.py_buffer(self._items("codes"))]
+            codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, indices)
+            ordered = pa.types.is_dictionary(kind) and kind.ordered
+            found = self._checked(pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=ordered, safe=False))
+            if not pa.types.is_dictionary(kind):
+                found = found.dictionary_decode()
+        elif layout.kind == "views":
+            data = [one.buffer for one in run.data]
+            found = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self._items("views")), *data])
+            found = self._checked(found)
+        else:
+            starts, ends = self._string_bounds
+            offsets = np.concatenate(([0], np.cumsum(ends - starts)))
+            if offsets[-1] >= 1 << 31:
+                kind = pa.large_binary() if "binary" in str(kind) else pa.large_string()
+            width = np.int64 if str(kind).startswith("large") else np.int32
+            buffers = [valid, pa.py_buffer(offsets.astype(width)), pa.py_buffer(self._items("bytes"))]
+            found = self._checked(pa.Array.from_buffers(kind, count, buffers))
+        for file in {extent.file for run in self._runs for extent in run.extents}:
+            file.require()
+        is_extension = isinstance(run.type, pa.BaseExtensionType)
+        return pa.ExtensionArray.from_storage(run.type, found) if is_extension else found
+
+    def _checked(self, found: Any) -> Any:
+        try:
+            validate(found)
+        except arrow().ArrowException as error:
+            file = self._runs[0].extents[0].file
+            file.require()
+            raise FormatError(
+                f"{file.path}: column {self.column.name!r}, rows from {self._runs[0].first}: {error}: the file is "
+                "corrupt, write it again",
+                path=file.path,
+            ) from None
+        return found
+
+
+def corrupt_offsets(file: Any, name: str, row: int) -> FormatError:
+    """Return the error for a row whose offsets point outside of its bytes."""
     file.require()
     return FormatError(
-        f"{file.path}: column {name!r}, row {row}: its offsets lead outside of its bytes: the file is damaged, write "
+        f"{file.path}: column {name!r}, row {row}: its offsets lead outside of its bytes: the file is corrupt, write "
         "it again",
         path=file.path,
     )
-
-
-def _byte(run: ColumnRun, rows: NDArray[np.int64], found: Taking, what: str) -> NDArray[np.uint8] | None:
-    """Return the byte in which the bit of each row is."""
-    one = found.get((id(run), what))
-    return None if one is None else one.items().reshape(-1)
-
-
-def _bit(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.asarray((bits >> (rows & 7).astype(np.uint8)) & 1, np.bool_)
-
-
-def _packed(bits: NDArray[np.uint8] | None, rows: NDArray[np.int64]) -> Any:
-    return None if bits is None else arrow().py_buffer(np.packbits(_bit(bits, rows), bitorder="little"))
-
-
-def _taken(name: str, run: ColumnRun, rows: NDArray[np.int64], taking: Taking) -> Any:
-    """Return rows of a run as a `pyarrow.Array`."""
-    pa = arrow()
-    kind, layout, count = storage_of(run.type), run.layout, len(rows)
-    bits = _packed(_byte(run, rows, taking, "valid"), rows)
-    what = {"codes": "codes", "views": "views"}.get(layout.kind, "values")
-    one = taking.get((id(run), what))
-    items = pa.py_buffer(b"" if one is None or layout.kind == "bits" else one.items())
-    if layout.kind == "null":
-        found = pa.nulls(count)
-    elif layout.kind == "fixed":
-        found = pa.Array.from_buffers(kind, count, [bits, items])
-    elif layout.kind == "bits":
-        found = pa.Array.from_buffers(kind, count, [bits, _packed(_byte(run, rows, taking, "values"), rows)])
-    elif layout.kind == "list":
-        values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], [None, items])
-        found = pa.Array.from_buffers(kind, count, [bits], children=[values])
-    elif layout.kind == "codes":
-        codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, [bits, items])
-        ordered = pa.types.is_dictionary(kind) and kind.ordered
-        found = _sound(name, run, pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=ordered, safe=False))
-        if not pa.types.is_dictionary(kind):
-            found = found.dictionary_decode()
-    elif layout.kind == "views":
-        found = _sound(name, run, pa.Array.from_buffers(kind, count, [bits, items, *(x.buffer for x in run.data)]))
-    else:
-        starts, ends = _offsets(name, run, rows, taking)
-        offsets = np.concatenate(([0], np.cumsum(ends - starts)))
-        if offsets[-1] >= 1 << 31:
-            binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-            kind = pa.large_binary() if binary else pa.large_string()
-        small = not (pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
-        one = taking.get((id(run), "bytes"))
-        data = b"" if one is None else _in_order(one.items(), starts, ends)
-        buffers = [bits, pa.py_buffer(offsets.astype(np.int32 if small else np.int64)), pa.py_buffer(data)]
-        found = _sound(name, run, pa.Array.from_buffers(kind, count, buffers))
-    for file in {extent.file for extent in run.extents}:
-        file.require()
-    return found if not isinstance(run.type, pa.BaseExtensionType) else pa.ExtensionArray.from_storage(run.type, found)
-
-
-def _in_order(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the bytes of rows in the order of rows; they were fetched in the order in which they lie."""
-    used = np.flatnonzero(ends > starts)
-    order = np.argsort(starts[used], kind="stable")
-    if (order[1:] > order[:-1]).all():
-        return data
-    sizes = (ends - starts)[used]
-    at = np.empty(len(used), np.int64)
-    at[order] = np.cumsum(sizes[order]) - sizes[order]
-    before = np.cumsum(sizes) - sizes
-    return np.asarray(data[np.arange(int(sizes.sum())) + np.repeat(at - before, sizes)])
-
-
-def _sound(name: str, run: ColumnRun, found: Any) -> Any:
-    try:
-        validate(found)
-    except arrow().ArrowException as error:
-        file = run.extents[0].file
-        file.require()
-        raise FormatError(
-            f"{file.path}: column {name!r}, rows from {run.first}: {error}: the file is damaged, write it again",
-            path=file.path,
-        ) from None
-    return found

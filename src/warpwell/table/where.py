@@ -1,9 +1,9 @@
-"""`where`: the rows of a table that match pyarrow's ``filters=`` lists; `Matches`, which takes them from columns."""
+"""`where`: the rows of a table that match filters or a Polars expression; `Selection`, which takes their columns."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,25 +11,26 @@ from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather import begin, by_stream, indices_of, new_result
+from ..array.gather import begin, by_stream, fetch_pieces, indices_of, new_result, read_ahead
 from ..errors import ArgumentError
 from ..targets import empty, stream_of, to_device, to_host, zeros
 from . import selecting
 from .column import Column, ColumnRun
-from .column_files import STATISTICS_ROWS
 from .extent import Extent
-from .key_sets import Flips, codes_of, encoded, intersection, set_of
 from .layout import layout_of
-from .reading import ColumnReads, Reads, together
-from .statistics import Blocks, blocks_of, by_keys, spans
-from .take import Taken, bring, damaged, explain, pieces, take
+from .library import arrow, polars
+from .predicate import Condition, IntervalSet, mask_of, order_keys, pushed_down
+from .reading import ColumnReads, IoCounters, Ranges, span_pieces, split_ranges
+from .take import ColumnBatch, corrupt_offsets, plan_take, readahead_rows, split_by_run, take
 
 _KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
 _WARP = 32
+MAX_FILTER_ROWS = 1 << 20
+"""Rows on which Polars evaluates an expression at a time."""
 
 
-class Home(Protocol):
-    """The table that is asked."""
+class QueriedTable(Protocol):
+    """The parts of a table that a query uses."""
 
     path: str
     rows: int
@@ -45,25 +46,22 @@ class Home(Protocol):
         """Open an extent for kernels."""
 
 
-class Matches:
-    """Rows that match: their numbers, ascending. `take` reads columns of them; see `Table.where`.
+class Selection:
+    """The rows that match, by their numbers, ascending. `take` reads columns of them; see `Table.where`.
 
-    ``len(rows)`` is how many there are; they are an array of int64 for NumPy and by DLPack.
+    ``len(rows)`` is their count. The numbers are an array of int64 for NumPy and by DLPack.
     """
 
-    def __init__(self, table: Home, numbers: NDArray[np.int64], reads: Sequence[Reads]) -> None:
+    def __init__(self, table: QueriedTable, numbers: NDArray[np.int64], counters: IoCounters | None = None) -> None:
         self._table = table
         self._numbers = numbers
-        self._reads = list(reads)
+        self._counters = IoCounters() if counters is None else counters
 
     def __repr__(self) -> str:
-        return f"<warpwell.table.Matches: {len(self):,} of {self._table.rows:,} rows of {self._table.path!r}>"
+        return f"<warpwell.table.Selection: {len(self):,} of {self._table.rows:,} rows of {self._table.path!r}>"
 
     def __len__(self) -> int:
         return len(self._numbers)
-
-    def __bool__(self) -> bool:
-        return len(self) > 0
 
     def numpy(self) -> NDArray[np.int64]:
         """Return the numbers of the rows, ascending."""
@@ -78,12 +76,12 @@ class Matches:
     def __dlpack__(self, **options: Any) -> Any:
         return self._numbers.__dlpack__(**options)
 
-    def head(self, count: int) -> Matches:
-        """Return the first rows of them."""
-        return Matches(self._table, self._numbers[:count], self._reads)
+    def head(self, count: int) -> Selection:
+        """Return the first rows."""
+        return Selection(self._table, self._numbers[:count], self._counters)
 
-    def take(self, columns: Sequence[str | int] | str | None = None) -> Taken:
-        """Read columns of these rows: only the pages in which they lie.
+    def take(self, columns: Sequence[str | int] | str | None = None) -> ColumnBatch:
+        """Read columns of these rows, and only the bytes around them.
 
         Parameters
         ----------
@@ -92,23 +90,20 @@ class Matches:
 
         Returns
         -------
-        Taken
+        ColumnBatch
             In the order of `columns`.
 
         Raises
         ------
         FormatError, MediumError
-            The file is damaged, was cut, or cannot be read.
+            The file is corrupt, was truncated, or cannot be read.
         """
-        reads = Reads()
-        found = take(self._columns(columns), self._numbers, reads)
-        self._reads.append(reads)
-        return Taken(found)
+        return ColumnBatch(take(self._columns(columns), self._numbers, self._counters))
 
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
 
-        On "cuda" nothing passes through host memory but what storage puts there.
+        On "cuda" only what storage puts into host memory passes through it.
 
         Parameters
         ----------
@@ -124,58 +119,47 @@ class Matches:
         Raises
         ------
         ArgumentError
-            Values of a column have several sizes, or codes, or some are null: `take` returns these.
+            Values of a column have several sizes, or a dictionary, or some are null: `take` returns these.
         MediumError
         """
-        reads, wanted = Reads(), self._columns(columns)
+        wanted = self._columns(columns)
         if len({one.name for one in wanted}) != len({id(one) for one in wanted}):
             raise ArgumentError("two columns have one name: gather them one after another, by their numbers")
-        found = {one.name: gathered(self._table, one, self._numbers, reads) for one in wanted}
-        self._reads.append(reads)
+        found = {one.name: _begin_gather(self._table, one, self._numbers, self._counters) for one in wanted}
         return {name: result() for name, result in found.items()}
 
     def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
         """Return what was read so far; with `columns`, what `take` of them would read.
 
-        Of strings the offsets are read to know where their bytes lie.
+        Of strings the offsets are read to find their bytes.
         """
         if columns is None:
-            return together(self._reads)
-        reads = Reads(dry=True)
-        explain(self._columns(columns), self._numbers, reads)
-        return reads.listed()
+            return self._counters.listed()
+        planned = IoCounters()
+        plan_take(self._columns(columns), self._numbers, planned)
+        return planned.listed()
 
     def _columns(self, columns: Sequence[str | int] | str | None) -> list[Column]:
-        names = self._table.names if columns is None else [columns] if isinstance(columns, str) else columns
-        return [self._table[name] for name in (range(len(names)) if columns is None else names)]
+        names = range(len(self._table.names)) if columns is None else [columns] if isinstance(columns, str) else columns
+        return [self._table[name] for name in names]
 
 
-@traced("where")
-def where(table: Home, filters: Any) -> Matches:
-    """Return the rows that match; see `Table.where`."""
-    conjunctions = list(_normal(table, filters))
-    reads, chosen = Reads(mapped=not conjunctions or _mapped(table, next(iter(conjunctions[0])))), None
-    for sets in conjunctions:
-        mask = _conjunction(table, sets, reads)
-        chosen = mask if chosen is None else to_host(chosen) | to_host(mask)
-    runs = table[0].runs if table.names else ()
-    return Matches(table, _rows(runs, chosen), [reads])
-
-
-def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Reads) -> Callable[[], Any]:
-    """Begin to gather rows of a column on the table's device; return what waits for them, and returns them."""
-    parts = list(pieces(column.runs, numbers)) or [(run, numbers) for run in column.runs if run.rows][:1]
+def _begin_gather(
+    table: QueriedTable, column: Column, numbers: NDArray[np.int64], counters: IoCounters
+) -> Callable[[], Any]:
+    """Begin to gather rows of a column on the table's device; return a function that waits for them."""
     layout = layout_of(column.type, column.name)
     for run in column.runs:
-        why = "nulls" if column.nulls else "codes" if run.codes is not None else f"values of {column.type}"
+        why = "nulls" if column.nulls else "a dictionary" if run.codes is not None else f"values of {column.type}"
         if layout.kind not in ("fixed", "list") or run.codes is not None or column.nulls:
             raise ArgumentError(f"column {column.name!r} has {why}, and gather copies rows of numbers: use take")
+    parts = list(split_by_run(column.runs, numbers)) or [(run, numbers) for run in column.runs if run.rows][:1]
     if not parts:
         return lambda: np.empty((0, *layout.inner), layout.dtype)
     futures, at, read = [], 0, list[int]()
     result: Any = None
     for run, rows in parts:
-        array = _rows_of(table, run)
+        array = rows_of(table, run)
         if result is None:
             result, address = new_result(array, (len(numbers), *array.shape[1:]))
         nbytes = array._strides[0]
@@ -187,178 +171,216 @@ def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Rea
     def wait() -> Any:
         for future in futures:
             future.result()
-        reads.gathered(column.name, at, sum(read))
+        counters.add_reads(ColumnReads(column.name, at, sum(read), from_storage=sum(read)))
         return result
 
     return wait
 
 
-def _rows_of(table: Home, run: ColumnRun) -> Array:
+def rows_of(table: QueriedTable, run: ColumnRun) -> Array:
     """Return the values of a run as rows of the array of words that filters read, whose cache they share."""
     assert run.values is not None
-    words, _ = _array(table, run.values)
-    place = _place(run.values)
-    assert words is not None and place is not None
-    return words.over(run.values.offset - place[1], run.values.shape, run.values.dtype)
+    words, begin_byte, _ = _words_of(table, run.values)
+    return words.over(run.values.offset - begin_byte, run.values.shape, run.values.dtype)
 
 
-# -- filters ----------------------------------------------------------------------------------------------------
-
-_Sets = dict[str, Flips]
+# -- conditions -------------------------------------------------------------------------------------------------------
 
 
-def _normal(table: Home, filters: Any) -> Iterator[_Sets]:
-    """Return the sets of keys, by column, of each conjunction that can match; all literals are checked first."""
-    example = 'give [("a", ">", 3), ("b", "in", [1, 2])], or a list of such lists, of which one has to match'
-    given = list(filters) if isinstance(filters, list | tuple) else None
-    if not given:
-        raise ArgumentError(f"filters is {filters!r:.60}: {example}", name="filters")
-    if all(isinstance(one, tuple | list) and len(one) == 3 and isinstance(one[0], str) for one in given):
-        given = [given]
-    found = []
-    for clauses in given:
-        if not isinstance(clauses, list | tuple) or not clauses:
-            raise ArgumentError(f"filters has {clauses!r:.60}: {example}", name="filters")
-        sets: _Sets = {}
-        for clause in clauses:
-            if not isinstance(clause, list | tuple) or len(clause) != 3 or not isinstance(clause[0], str):
-                raise ArgumentError(f"filters has {clause!r:.60}: {example}", name="filters")
-            name, op, literal = clause
-            column = table[name]
-            flips = set_of(name, column.type, op, literal)
-            sets[name] = intersection(sets[name], flips) if name in sets else flips
-        found.append(sets)
-    return (sets for sets in found if all(sets.values()))
+@traced("where")
+def where(table: QueriedTable, filters: Any) -> Selection:
+    """Return the rows that match; see `Table.where`."""
+    counters = IoCounters()
+    if not hasattr(filters, "meta"):
+        condition = Condition.from_filters(filters, lambda name: table[name].type)
+    else:
+        names = list(dict.fromkeys(filters.meta.root_names()))
+        fields = [arrow().field(name, table[name].type) for name in names]
+        schema = polars().from_arrow(arrow().schema(fields).empty_table()).schema
+        condition = pushed_down(filters, schema, lambda name: table[name].type)
+    rows = _rows_of_condition(table, condition, counters)
+    if not condition.is_exact:
+        parts = [rows[:0]]
+        for start in range(0, len(rows), MAX_FILTER_ROWS):
+            some = rows[start : start + MAX_FILTER_ROWS]
+            frame = polars().from_arrow(take([table[name] for name in names], some, counters))
+            try:
+                parts.append(some[mask_of(frame, filters).to_numpy()])
+            except polars().exceptions.PolarsError as error:
+                raise ArgumentError(f"Polars cannot evaluate the expression: {error!s:.300}", name="filters") from None
+        rows = np.concatenate(parts)
+    return Selection(table, rows, counters)
 
 
-# -- the mask: a bit for each row, where each run begins a new word of 64 ----------------------------------------
+def _rows_of_condition(table: QueriedTable, condition: Condition, counters: IoCounters) -> NDArray[np.int64]:
+    """Return the rows that match one of the conjunctions."""
+    found: Any = None
+    runs = table[0].runs if table.names else ()
+    for sets in condition.conjunctions:
+        left = _remaining_sets(table, sets)
+        if left is not None:
+            bitmap = _evaluate_sets(table, left, runs, counters)
+            found = bitmap if found is None else to_host(found) | to_host(bitmap)
+    return _rows_in_bitmap(runs, found)
 
 
-def _words(runs: Sequence[ColumnRun]) -> list[int]:
-    """Return where the rows of runs begin in the mask, and where it ends."""
-    starts = [0]
-    for run in runs:
-        starts.append(starts[-1] + (run.rows + 63) // 64)
-    return starts
+def _remaining_sets(table: QueriedTable, sets: Mapping[str, IntervalSet]) -> dict[str, IntervalSet] | None:
+    """Return the sets that not all rows match; None if no row can match one of them."""
+    left = {}
+    for name, values in sets.items():
+        runs = table[name].runs
+        nulls = sum(run.nulls for run in runs)
+        has_nulls = nulls or any(run.dictionary is not None and run.dictionary.null_count for run in runs)
+        if not (has_nulls if values.nulls else nulls < table.rows):
+            return None
+        if not (nulls == table.rows if values.nulls else values.has_all_keys and not has_nulls):
+            left[name] = values
+    return left
 
 
-def _rows(runs: Sequence[ColumnRun], mask: Any) -> NDArray[np.int64]:
+# -- selection bitmaps: a bit for each row, in which each run begins a new word of 64 ---------------------------------
+
+
+def _first_words(runs: Sequence[ColumnRun]) -> list[int]:
+    """Return the word in which each run begins, and the end."""
+    return [0, *np.cumsum([(run.rows + 63) // 64 for run in runs]).tolist()]
+
+
+def _rows_in_bitmap(runs: Sequence[ColumnRun], bitmap: Any) -> NDArray[np.int64]:
     """Return the numbers of the rows whose bits are set."""
-    if mask is None:
+    if bitmap is None or not len(bitmap):
         return np.zeros(0, np.int64)
-    starts = np.array(_words(runs))
-    firsts = np.array([one.first for one in runs], np.int64)
-    if not isinstance(mask, np.ndarray):
-        places = _set_bits(mask)
-        run = np.searchsorted(starts * 64, places, "right") - 1
-        return np.asarray(places + (firsts - starts[:-1] * 64)[run])
-    full = np.flatnonzero(mask)
-    bits = np.unpackbits(mask[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-    which, bit = np.nonzero(bits)
-    run = np.searchsorted(starts, full, "right") - 1
-    return np.asarray((firsts[run] + (full - starts[run]) * 64)[which] + bit)
+    if isinstance(bitmap, np.ndarray):
+        full = np.flatnonzero(bitmap)
+        bits = np.unpackbits(bitmap[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+        which, bit = np.nonzero(bits)
+        positions = full[which] * 64 + bit
+    else:
+        positions = _set_bits(bitmap)
+    starts = np.array(_first_words(runs)) * 64
+    firsts = np.array([run.first for run in runs], np.int64)
+    run = np.searchsorted(starts, positions, "right") - 1
+    return np.asarray(positions + (firsts - starts[:-1])[run])
 
 
-def _set_bits(mask: Any, device: str = "cuda") -> NDArray[np.int64]:
-    """Return which bits of a mask in memory of a device are set, ascending; the device lists them."""
+def _set_bits(bitmap: Any, device: str = "cuda") -> NDArray[np.int64]:
+    """Return which bits of a bitmap in memory of a device are set, ascending; the device lists them."""
     count = zeros(device, 1)
-    selecting.count_bits[len(mask)](mask, count, device=device)
+    selecting.count_bits[len(bitmap)](bitmap, count, device=device)
     n = int(to_host(count)[0])
     if not n:
         return np.zeros(0, np.int64)
     found, count = empty(device, n), zeros(device, 1)
-    selecting.list_bits[len(mask)](mask, found, count, device=device)
+    selecting.list_bits[len(bitmap)](bitmap, found, count, device=device)
     return np.sort(to_host(found))
 
 
-def _conjunction(table: Home, sets: _Sets, reads: Reads) -> Any:
-    """Return the mask of the rows that match all sets; the first column is read in all blocks that may match."""
-    blocks = Blocks(table[next(iter(sets))].runs)
-    codes: _Codes = {}
-    for name, flips in sets.items():
-        blocks.kept &= _kept(table[name], flips, codes, reads)
-    mask = None if blocks.all else _mask_of(blocks, table[next(iter(sets))].runs)
-    for number, (name, flips) in enumerate(sets.items()):
-        column = table[name]
-        if number == 0:
-            for place, run in enumerate(column.runs):
-                reads.spans(name, run, [(first, min(end, run.rows)) for first, end in spans(blocks.of_run(place))])
-        else:
-            assert mask is not None
-            rows = _rows(column.runs, mask)
+def _bitmap_of_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> NDArray[np.int64]:
+    """Return the bitmap of ranges of rows, rounded to words: it may have more rows of the same runs."""
+    starts = _first_words(runs)
+    found = np.zeros(starts[-1], np.int64)
+    for number, first, end in split_ranges(runs, ranges):
+        found[starts[number] + first // 64 : starts[number] + -(-end // 64)] = -1
+    return _without_tails(runs, found)
+
+
+def _without_tails(runs: Sequence[ColumnRun], bitmap: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a bitmap without the bits behind the last row of each run."""
+    for run, end in zip(runs, _first_words(runs)[1:], strict=True):
+        if run.rows % 64:
+            bitmap[end - 1] &= (1 << run.rows % 64) - 1
+    return bitmap
+
+
+def _bitmap_of_validity(runs: Sequence[ColumnRun], *, nulls: bool) -> NDArray[np.int64]:
+    """Return the bitmap of the rows that are null, or of those that are not."""
+    starts = _first_words(runs)
+    found = np.zeros(starts[-1], np.int64)
+    for run, start, end in zip(runs, starts, starts[1:], strict=False):
+        words = found[start:end]
+        if run.valid is not None:
+            words.view(np.uint8)[: run.valid.nbytes] = run.valid.numpy().reshape(-1)
+            run.valid.file.require()
+        elif run.layout.kind != "null":
+            words[:] = -1
+        if nulls:
+            np.invert(words, out=words)
+    return _without_tails(runs, found)
+
+
+# -- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def _evaluate_sets(
+    table: QueriedTable, sets: Mapping[str, IntervalSet], runs: Sequence[ColumnRun], counters: IoCounters
+) -> Any:
+    """Return the bitmap of the rows that match all sets; the first column is read in all blocks that may match."""
+    columns = {name: table[name] for name in sets} or {"": table[0]}
+    ranges = Condition([sets]).candidate_rows(columns)
+    bitmap: Any = None
+    if not sets or ranges != [(0, table.rows)]:
+        bitmap = _bitmap_of_ranges(runs, ranges)
+    for number, (name, values) in enumerate(sets.items()):
+        column = columns[name]
+        if number:
+            rows = _rows_in_bitmap(runs, bitmap)
             if not len(rows):
-                return mask
-            bring(column, rows, reads)
-        mask = _evaluate(table, column, flips, codes, mask, whole=number == 0)
-    assert mask is not None
-    return mask
+                return bitmap
+            readahead_rows(column, rows, counters)
+        has_keys = values.edges or any(run.dictionary is not None and run.dictionary.null_count for run in column.runs)
+        parts = []
+        if has_keys:
+            parts.append(_select(table, column, values, bitmap, ranges if number == 0 else None, counters))
+        if values.nulls or not has_keys:
+            there = _bitmap_of_validity(column.runs, nulls=values.nulls)
+            valid = [one for run in column.runs if run.valid for one in span_pieces(run, [(0, run.rows)])[:1]]
+            fetch_pieces(valid, plan_only=True)
+            counters.add(name, valid)
+            parts.append(there if bitmap is None else there & to_host(bitmap))
+        bitmap = parts[0] if len(parts) == 1 else to_host(parts[0]) | to_host(parts[1])
+    return bitmap
 
 
-_Codes = dict[tuple[str, int], Flips]
-"""The set of codes of a column and a dictionary."""
+def _select(
+    table: QueriedTable,
+    column: Column,
+    values: IntervalSet,
+    before: Any,
+    ranges: Ranges | None,
+    counters: IoCounters,
+) -> Any:
+    """Return the bitmap of rows whose keys are in a set, in memory of the device.
 
-
-def _kept(column: Column, flips: Flips, codes: _Codes, reads: Reads) -> NDArray[np.bool_]:
-    """Return which blocks of a column may have keys of a set."""
-
-    def kept(run: ColumnRun, records: NDArray[Any]) -> NDArray[np.bool_]:
-        return by_keys(records, flips if run.layout.kind != "codes" else _set_of_codes(column, run, flips, codes))
-
-    return blocks_of(column, kept, reads)
-
-
-def _set_of_codes(column: Column, run: ColumnRun, flips: Flips, codes: _Codes) -> Flips:
-    """Return the set of the codes whose values are in a set; looked for once for each dictionary."""
-    key = column.name, id(run.dictionary)
-    if key not in codes:
-        codes[key] = codes_of(column.name, run.type, run.dictionary, flips, _least_code(run))
-    return codes[key]
-
-
-def _mask_of(blocks: Blocks, runs: Sequence[ColumnRun]) -> NDArray[np.int64]:
-    """Return the mask of all rows of the blocks that are kept; bits behind a run's rows may be set, too."""
-    starts = _words(runs)
-    parts = [
-        np.repeat(-blocks.of_run(number).astype(np.int64), STATISTICS_ROWS // 64)[: starts[number + 1] - starts[number]]
-        for number in range(len(runs))
-    ]
-    return np.concatenate(parts)
-
-
-def _least_code(run: ColumnRun) -> int:
-    """Return the key of code 0."""
-    dtype = run.layout.dtype
-    return 0 if dtype is None or dtype.kind == "i" else -(1 << (8 * dtype.itemsize - 1))
-
-
-def _mapped(table: Home, name: str) -> bool:
-    """Return whether kernels read a column where its file is mapped."""
-    extents = (one for run in table[name].runs for one in _buffers(run))
-    array, _ = _array(table, next((one for one in extents if one is not None), None))
-    return array is None or array.tier == "mapped"
-
-
-def _evaluate(table: Home, column: Column, flips: Flips, codes: _Codes, before: Any, *, whole: bool) -> Any:
-    """Return the mask of rows whose keys are in a set, of those of the mask before; `whole`: nearly all rows are.
-
-    It is in memory of the device.
+    Rows are those of the bitmap `before`. `ranges` are the rows that are read ahead if nearly all rows are looked at.
     """
-    runs = column.runs
-    starts = _words(runs)
-    mask: Any = None
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, run in enumerate(runs):
-        if run.layout.kind != "null":
-            groups.setdefault(tuple(_place(one) for one in _buffers(run)), []).append(number)
-    for numbers in groups.values():
-        some = [(runs[k], starts[k]) for k in numbers]
-        arrays, tails = _arrays(table, some[0][0])
-        if mask is None:
-            mask = zeros(arrays[0].device, starts[-1])
+    starts = _first_words(column.runs)
+    groups: dict[tuple[Any, ...], list[tuple[ColumnRun, int]]] = {}
+    for run, start in zip(column.runs, starts, strict=False):
+        if run.rows:
+            groups.setdefault(tuple(_begin_byte(one) for one in _buffers(run)), []).append((run, start))
+    bitmap: Any = None
+    for group in groups.values():
+        arrays, tails = _arrays(table, group[0][0])
+        if bitmap is None:
+            bitmap = zeros(arrays[0].device, starts[-1])
             if arrays[0].device == "cuda" and isinstance(before, np.ndarray):
                 before = to_device("cuda", before)
-        _launch(column, some, arrays, tails, flips, codes, before, mask, whole=whole)
-    return np.zeros(starts[-1], np.int64) if mask is None else mask
+            if ranges is not None:
+                _read_ranges(column, ranges, counters, is_mapped=arrays[0].tier == "mapped")
+        _launch(column, group, arrays, tails, values, before, bitmap, is_whole=ranges is not None)
+    return np.zeros(starts[-1], np.int64) if bitmap is None else bitmap
+
+
+def _read_ranges(column: Column, ranges: Ranges, counters: IoCounters, *, is_mapped: bool) -> None:
+    """Read ranges of rows ahead if kernels read the column from the mapped file, and count the reads."""
+    for run in column.runs:
+        own = [(first, end) for _, first, end in split_ranges([run], ranges)]
+        pieces = span_pieces(run, own) if own else []
+        if is_mapped:
+            read_ahead(pieces)
+        else:
+            fetch_pieces(pieces, plan_only=True)
+        counters.add(column.name, pieces, is_mapped=is_mapped)
 
 
 def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | None]:
@@ -369,11 +391,11 @@ def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | Non
     return values, run.valid, run.bytes
 
 
-def _place(extent: Extent | None) -> tuple[str, int] | None:
-    """Return the file of an extent, and the byte of it where an array of words begins in which the extent does.
+def _begin_byte(extent: Extent | None) -> tuple[str, int] | None:
+    """Return the file of an extent, and the byte of it at which an array of words begins that contains the extent.
 
-    Not at byte 0 where it can be helped: a .npy file that is opened there is read as such. At a multiple of 16, which
-    spans want, if the extent begins at one of 8.
+    It is not byte 0 if possible, because a .npy file that is opened there is read as such. It is a multiple of 16,
+    which spans need, if the extent begins at a multiple of 8.
     """
     if extent is None:
         return None
@@ -381,22 +403,29 @@ def _place(extent: Extent | None) -> tuple[str, int] | None:
     return extent.path, rest + min(16, extent.offset - rest)
 
 
-def _word(extent: Extent | None) -> int:
-    """Return the word of its array where an extent begins; -1 if there is none."""
-    place = _place(extent)
-    return -1 if extent is None or place is None else (extent.offset - place[1]) // 8
+def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int, int]:
+    """Return the words of the file of an extent, as an array for kernels; its first byte; its last bytes as a word."""
+    place = _begin_byte(extent)
+    assert place is not None
+    file, begin_byte = extent.file, place[1]
+    count = (file.nbytes - begin_byte) // 8
+    end = begin_byte + 8 * count
+    rest = file.buffer.slice(end, file.nbytes - end).to_pybytes()
+    words = Extent(file, begin_byte, np.dtype("<i8"), (count,))
+    return table.array_of(words), begin_byte, int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
 
 
-def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
-    """Return the words of the file of an extent, as an array for kernels, and its last bytes as a word."""
-    place = _place(extent)
-    if extent is None or place is None:
-        return None, 0
-    file, begin = extent.file, place[1]
-    count = (file.nbytes - begin) // 8
-    rest = file.buffer.slice(begin + 8 * count, file.nbytes - begin - 8 * count).to_pybytes()
-    words = Extent(file, begin, np.dtype("<i8"), (count,))
-    return table.array_of(words), int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
+def _first_word(extent: Extent | None, missing: int) -> int:
+    """Return the word of its array at which an extent begins."""
+    place = _begin_byte(extent)
+    return missing if extent is None or place is None else (extent.offset - place[1]) // 8
+
+
+def _arrays(table: QueriedTable, run: ColumnRun) -> tuple[list[Array], list[int]]:
+    """Return the arrays of a run's buffers and their last words; another of them in place of one that it has not."""
+    opened = [None if one is None else _words_of(table, one) for one in _buffers(run)]
+    known = next(one for one in opened if one is not None)
+    return [(one or known)[0] for one in opened], [0 if one is None else one[2] for one in opened]
 
 
 def _launch(
@@ -404,52 +433,54 @@ def _launch(
     runs: Sequence[tuple[ColumnRun, int]],
     arrays: Sequence[Array],
     tails: Sequence[int],
-    flips: Flips,
-    codes: _Codes,
+    values: IntervalSet,
     before: Any,
-    mask: Any,
+    bitmap: Any,
     *,
-    whole: bool,
+    is_whole: bool,
 ) -> None:
-    """Launch a kernel over runs whose buffers lie in the same arrays."""
-    kind = _form(column, runs[0][0])[0]
-    units, records, tables, pool = _tables(column, runs, flips, codes)
+    """Launch a kernel over runs whose buffers are in the same arrays."""
+    kind, *form = _form(runs[0][0])
+    units, records, edges, pool = _tables(runs, values, kind)
     lanes = _WARP if arrays[0].device == "cuda" else 1
-    rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
-    form = (*_form(column, runs[0][0])[1:], int(before is not None))
-    if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
-        # to the device once for all launches; what is there already stays as it is
+    form.append(int(before is not None))
+    inputs: list[Any] = [np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before]
+    if (
+        is_whole and kind == selecting.NUMBERS and arrays[0].device != "cpu"
+    ):  # a plain loop over mapped files is as fast
         near = [
             to_device(arrays[0].device, one) if isinstance(one, np.ndarray) else one
-            for one in (records, tables, *rest[:2])
+            for one in (records, edges, *inputs)
         ]
-        given = *arrays[:2], *near[:2], *form, *near[2:], mask
-        for first, end in _ahead(arrays[0], runs, units) if before is None else [(0, units)]:
+        given = *arrays[:2], *near[:2], *form, *near[2:], bitmap
+        for first, end in _units_read_ahead(arrays[0], runs, units) if before is None else [(0, units)]:
             selecting.select_whole[(end - first) * lanes](*given, first)
         return
-    bad = np.zeros(1, np.int64)
-    selecting.select[units * lanes](*arrays, records, tables, pool, kind, *form, *rest, bad)
-    if bad[0]:
-        raise _damaged_text(column, runs)
+    corrupt = np.zeros(1, np.int64)
+    selecting.select[units * lanes](*arrays, records, edges, pool, kind, *form, *inputs, bitmap, corrupt)
+    if corrupt[0]:
+        run, start = next(one for one in reversed(runs) if 64 * one[1] < corrupt[0])
+        file = (run.offsets or run.extents[0]).file
+        raise corrupt_offsets(file, column.name, int(run.first + corrupt[0] - 1 - 64 * start))
 
 
-MOST_RUNS = 16
-"""Most runs that are read ahead of a filter."""
+MAX_AHEAD_RUNS = 16
+"""Maximum runs of a column that is read ahead of a filter through a cache."""
 
 
-def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
+def _units_read_ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
     """Yield units [first, end) whose words are in the cache, while those of the next are read in large commands."""
-    if words.tier != "storage" or len(runs) > MOST_RUNS:
+    if words.tier != "storage" or len(runs) > MAX_AHEAD_RUNS:
         yield 0, units
         return
-    room = words.cache.space(words._nsid).pool.frames * words.cache.page_size // 4
-    room += room // 8  # of which three are used at a time; so half of all frames are two parts, and no rest
+    part_bytes = words.cache.space(words._nsid).pool.frames * words.cache.page_size // 4
+    part_bytes += part_bytes // 8  # three parts are used at a time; half of all frames are two parts without a rest
     parts, unit = [], 0
     for run, _ in runs:
         items = run.codes or run.values
         assert items is not None
-        base, count, nbytes = _word(items), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
-        each = max(1, -(-count // -(-nbytes // max(room, 1)))) if nbytes else 1
+        base, count, nbytes = _first_word(items, 0), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
+        each = max(1, -(-count // -(-nbytes // max(part_bytes, 1)))) if nbytes else 1
         for first in range(0, count, each):
             end = min(first + each, count)
             low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
@@ -464,43 +495,62 @@ def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> I
                 prefetches.append(words.prefetch(*parts[k + 2][2:]))
 
 
-def _arrays(table: Home, run: ColumnRun) -> tuple[list[Array], list[int]]:
-    """Return the arrays of a run's buffers, some of them for those that it has not, and their last words."""
-    opened = [_array(table, one) for one in _buffers(run)]
-    some = next(array for array, _ in opened if array is not None)
-    return [some if array is None else array for array, _ in opened], [tail for _, tail in opened]
-
-
 def _tables(
-    column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, codes: _Codes
+    runs: Sequence[tuple[ColumnRun, int]], values: IntervalSet, kind: int
 ) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the number of units, the records of runs, and the flips and their bytes, for the kernels."""
-    kind = _form(column, runs[0][0])[0]
+    """Return the number of units, the records of runs, and the edges and their bytes, for the kernels."""
     records = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
-    words, pool = encoded(flips, kind == selecting.WIDE)
     step = 2 if kind in (selecting.WIDE, selecting.TEXT, selecting.BYTES) else 1
-    tables, at, unit = [words], 0, 0
+    tables: list[NDArray[np.int64]] = []
     known: dict[int, tuple[int, int]] = {}
+    end = unit = 0
     for record, (run, start) in zip(records, runs, strict=True):
-        first, count = 0, len(words) // step
-        if run.layout.kind == "codes":
-            first, count = known.get(id(run.dictionary), (-1, 0))
-            if first < 0:
-                places, _ = encoded(_set_of_codes(column, run, flips, codes), False)
-                tables.append(places)
-                first, count = len(words) + at, len(places)
-                known[id(run.dictionary)] = first, count
-                at += count
+        key = id(run.dictionary)
+        if key not in known:
+            words, pool = _encode(values if run.codes is None else _indices_of(run, values), kind)
+            tables.append(words)
+            known[key] = end, len(words) // step
+            end += len(words)
         buffers = _buffers(run)
-        values, valid, data = map(_word, buffers)
         nbytes = 0 if buffers[2] is None else buffers[2].nbytes
-        record[:] = unit, start, run.rows, max(values, 0), valid, max(data, 0), nbytes, first, count
+        places = [_first_word(one, missing) for one, missing in zip(buffers, (0, -1, 0), strict=True)]
+        record[:] = unit, start, run.rows, *places, nbytes, *known[key]
         unit += -(-run.rows // (64 * selecting.UNIT))
-    every = np.concatenate([*tables, [0]]).astype(np.int64)
-    return unit, records.reshape(-1), every, np.append(pool, np.uint8(0))
+    return unit, records.reshape(-1), np.concatenate([*tables, np.zeros(1, np.int64)]), np.append(pool, np.uint8(0))
 
 
-def _form(column: Column, run: ColumnRun) -> tuple[int, int, int, int]:
+def _indices_of(run: ColumnRun, values: IntervalSet) -> IntervalSet:
+    """Return the keys of the dictionary indices of a run whose values are in a set."""
+    dictionary = run.dictionary
+    valid = dictionary.is_valid().to_numpy(zero_copy_only=False)
+    inside = np.where(valid, values.contains(order_keys(dictionary)), values.nulls)
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], inside.astype(np.int8), [0]))))
+    dtype = run.layout.dtype
+    assert dtype is not None
+    least = -(1 << (8 * dtype.itemsize - 1)) if dtype.kind == "u" else 0
+    return IntervalSet(tuple((edges + least).tolist()))
+
+
+def _encode(values: IntervalSet, kind: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return edges as words for the kernel, and the bytes that they point into.
+
+    Integers are one word each, or two for `WIDE`: high, and low with the order of signed words. Bytes are a start and
+    an end. A set from the start begins at the least word. Edges above the greatest word are left out.
+    """
+    if kind in (selecting.TEXT, selecting.BYTES):
+        texts = [b""] * values.from_start + list(values.edges)
+        ends = np.cumsum([len(one) for one in texts], dtype=np.int64)
+        starts = ends - np.array([len(one) for one in texts], np.int64)
+        return np.stack([starts, ends], axis=1).reshape(-1), np.frombuffer(b"".join(texts), np.uint8)
+    bits = 127 if kind == selecting.WIDE else 63
+    edges = [-(1 << bits)] * values.from_start + [int(edge) for edge in values.edges if edge < 1 << bits]
+    edges = edges[2:] if edges[1:2] == [-(1 << bits)] else edges  # no key is below the least
+    if kind == selecting.WIDE:
+        edges = [word for edge in edges for word in (edge >> 64, (edge & ((1 << 64) - 1)) - (1 << 63))]
+    return np.array(edges, np.int64), np.zeros(0, np.uint8)
+
+
+def _form(run: ColumnRun) -> tuple[int, int, int, int]:
     """Return kind, shift, pattern and order of a column's items, for the kernel."""
     layout = run.layout
     kind = _KINDS[layout.kind]
@@ -510,21 +560,7 @@ def _form(column: Column, run: ColumnRun) -> tuple[int, int, int, int]:
         return (selecting.WIDE, 0, 0, 0) if dtype.kind == "i" else (selecting.BYTES, layout.inner[0], 0, 0)
     pattern = order = 0
     if kind == selecting.NUMBERS and dtype.kind == "u":
-        pattern = sum(1 << (bits * k - 1) for k in range(1, 64 // bits + 1))
-        pattern -= 1 << 64  # as a signed word
+        pattern = sum(1 << (bits * k - 1) for k in range(1, 64 // bits + 1)) - (1 << 64)  # as a signed word
     elif kind == selecting.NUMBERS and dtype.kind == "f":
         order = (1 << (bits - 1)) - 1
     return kind, bits.bit_length() - 1, pattern, order
-
-
-def _damaged_text(column: Column, runs: Sequence[tuple[ColumnRun, int]]) -> Exception:
-    """Return the error for offsets that lead outside: which row has them is looked for."""
-    for run, _ in runs:
-        if run.offsets is None:
-            continue
-        offsets = run.offsets.numpy().astype(np.int64)
-        size = 0 if run.bytes is None else run.bytes.nbytes
-        wrong = np.flatnonzero((offsets[:-1] < 0) | (offsets[1:] < offsets[:-1]) | (offsets[1:] > size))
-        if len(wrong):
-            return damaged(run.offsets.file, column.name, run.first + int(wrong[0]))
-    return damaged(runs[0][0].extents[0].file, column.name, runs[0][0].first)

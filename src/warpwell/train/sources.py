@@ -126,7 +126,7 @@ class ColumnSource:
             raise errors.ArgumentError(f"{name!r} is a column of a table without rows", name=name)
         import pyarrow  # slow
 
-        row = _numpy_columns(table.Taken(pyarrow.table({name: column.arrow(0, 1)})))[name]
+        row = _numpy_columns(table.ColumnBatch(pyarrow.table({name: column.arrow(0, 1)})))[name]
         if row.dtype.kind not in "biuf" or str(column.type).startswith("fixed_size_binary"):
             raise errors.DTypeError(
                 f"{name!r} is a column of {column.type}: expected numbers or lists of numbers of one length; convert "
@@ -143,7 +143,7 @@ class ColumnSource:
         """Return rows of several columns of one table, which are read at once."""
         unique_rows, positions = np.unique(rows, return_inverse=True)
         names = list(dict.fromkeys(source._column for source in sources))
-        columns = _numpy_columns(table.Matches(sources[0]._table.get(), unique_rows, []).take(names))
+        columns = _numpy_columns(table.Selection(sources[0]._table.get(), unique_rows).take(names))
         return [columns[source._column][positions] for source in sources]
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class ColumnSource:
         self._table.close()
 
 
-def _numpy_columns(rows: table.Taken) -> dict[str, NDArray[Any]]:
+def _numpy_columns(rows: table.ColumnBatch) -> dict[str, NDArray[Any]]:
     columns = rows.numpy()
     return {name: items.view(np.int64) if items.dtype.kind in "mM" else items for name, items in columns.items()}
 

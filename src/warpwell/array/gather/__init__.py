@@ -17,7 +17,7 @@ Strategies:
 
 from .api import begin, by_stream, gather, indices_of, new_result
 from .batches import RowBatches, rows
-from .fetch import Pieces
+from .fetch import Pieces, read_ahead
 from .fetch import fetch as fetch_pieces
 from .tasks import ChunkedTask, WorkerGroup
 from .tensors import tensor_of

@@ -2,9 +2,9 @@
 
 The address of a piece whose pages are in the page cache is in the mapping of the file. The other pieces are merged to
 runs over gaps that are cheaper to read than another command (`read_gap`), and `THREADS` threads read the runs to
-private memory, each one command at a time. A run is a multiple of 512 bytes if the file is read directly, past the page
-cache, and of 4 KiB otherwise: then the next fetch finds its pages there. Files are read through descriptors of this
-module, so that closing a file, or a fork, disturbs no fetch.
+private memory, each one command at a time. Sparse pieces are read directly, past the page cache, in multiples of the
+drive's block, 512 bytes or 4 KiB; other pieces in pages of 4 KiB through the page cache, where the next fetch finds
+them. Files are read through descriptors of this module, so that closing a file, or a fork, disturbs no fetch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from .tasks import ChunkedTask, worker_group
 
 THREADS = 32
 DIRECT, PAGE = 512, mmap.PAGESIZE
+SPARSE_FRACTION = 4
+"""Pieces are sparse if they take less than one part in this many of the pages that they touch."""
 STALL_SECONDS = 60.0
 """Time without the end of a command after which a drive is given up."""
 
@@ -57,12 +59,12 @@ class Pieces:
     nbytes : int
         Size of the file.
     starts : ndarray of int64
-        Ascending.
     sizes : int or ndarray of int64
-    direct : bool
-        Whether the file is read past the page cache, if that is possible in units of 512 bytes.
+        Not 0.
+    direct : bool or None
+        Whether the file is read past the page cache, if that is possible; None: if the pieces are sparse.
     parts : sequence of int
-        First pieces of parts of the file. The pages between parts are not looked up in the page cache.
+        First pieces of parts of the file, if starts ascend. Pages between parts are not looked up in the page cache.
     addresses : ndarray of int64
         Addresses of the pieces after `fetch`, as long as this object lives.
     read, commands : int
@@ -77,7 +79,7 @@ class Pieces:
     nbytes: int
     starts: NDArray[np.int64]
     sizes: Any
-    direct: bool = False
+    direct: bool | None = False
     parts: Sequence[int] = (0,)
     addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     read: int = 0
@@ -115,13 +117,13 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
     at = -(-int(room.ctypes.data) // PAGE) * PAGE
     rows, opened = [], dict[int, str]()
     try:
-        for pieces, absent, unit, run_of, begins, lengths in plans:
+        for pieces, absent, is_direct, run_of, begins, lengths in plans:
             if not len(absent):
                 continue
             buffers = at + np.cumsum(lengths) - lengths
             pieces.addresses[absent] = buffers[run_of] + pieces.starts[absent] - begins[run_of]
             pieces.keep = room
-            descriptor = _descriptor(pieces, unit)
+            descriptor = _descriptor(pieces, is_direct)
             opened[descriptor] = pieces.path
             rows.append(_rows(descriptor, pieces.nbytes, begins, lengths, buffers))
             at += int(lengths.sum())
@@ -136,21 +138,44 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
         raise errors.MediumError(f"{path}: reading byte {offset} failed: {reason}", lba=offset // 512)
 
 
+def read_ahead(requests: Sequence[Pieces]) -> None:
+    """Have the system begin to read pieces into its page cache."""
+    for pieces in requests:
+        pieces.direct = False
+        if len(pieces.starts):
+            _, _, _, begins, lengths = _plan(pieces)
+            _, offsets, sizes = commands_of(begins, lengths)
+            descriptor = pieces.fileno()
+            for offset, nbytes in zip(offsets.tolist(), sizes.tolist(), strict=True):
+                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+
 def _plan(pieces: Pieces) -> tuple[Any, ...]:
-    """Return the pieces that are not in memory; the unit of reads; the run of each; starts of runs; their bytes."""
+    """Return the pieces that are not in memory; whether they are read directly; their runs; starts, bytes of runs."""
     pieces.addresses = pieces.mapping.address + pieces.starts
-    ends = pieces.starts + pieces.sizes
-    unit = DIRECT if pieces.direct and _reads_directly(pieces) else PAGE
-    absent = np.flatnonzero(_absent(pieces, ends))
-    gap = read_gap(direct=unit == DIRECT)
-    run_of, begins, lengths = runs_of(pieces.starts, ends, unit, gap)
+    starts, ends, order = pieces.starts, pieces.starts + pieces.sizes, None
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts, kind="stable")
+        starts, ends, pieces.parts = starts[order], ends[order], (0,)
+    direct_unit = 0
+    if pieces.direct or (pieces.direct is None and _are_sparse(starts, ends)):
+        direct_unit = _direct_unit(pieces)
+    unit, gap = direct_unit or PAGE, read_gap(direct=direct_unit > 0)
+    absent = np.flatnonzero(_absent(pieces, starts, ends))
+    run_of, begins, lengths = runs_of(starts, ends, unit, gap)
     pieces.read, pieces.commands = _bytes_of(pieces, begins, lengths), int((-(-lengths // MAX_COMMAND_BYTES)).sum())
     if not len(absent):
-        return absent, unit, absent, absent, absent
+        return absent, direct_unit > 0, absent, absent, absent
     if len(absent) < len(ends):
-        run_of, begins, lengths = runs_of(pieces.starts[absent], ends[absent], unit, gap)
+        run_of, begins, lengths = runs_of(starts[absent], ends[absent], unit, gap)
     pieces.from_storage = _bytes_of(pieces, begins, lengths)
-    return absent, unit, run_of, begins, lengths
+    return absent if order is None else order[absent], direct_unit > 0, run_of, begins, lengths
+
+
+def _are_sparse(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    """Return True if pieces take a small part of the pages of the page cache that they touch."""
+    _, _, lengths = runs_of(starts, ends, PAGE, 0)
+    return bool(SPARSE_FRACTION * (ends - starts).sum() < lengths.sum())
 
 
 def _bytes_of(pieces: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
@@ -170,12 +195,12 @@ def _rows(
     return rows
 
 
-def _absent(pieces: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _absent(pieces: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces have a page that is not in the page cache."""
     if not pieces.mapping.tells:
         return np.ones(len(ends), np.bool_)
     edges = [*pieces.parts, len(ends)]
-    found = [_absent_part(pieces, pieces.starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
+    found = [_absent_part(pieces, starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
@@ -194,40 +219,43 @@ def _absent_part(pieces: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int
 
 # -- how a file is read -------------------------------------------------------------------------------------------
 
-_direct: dict[int, bool] = {}
+_direct_units: dict[int, int] = {}
 
 
-def _reads_directly(pieces: Pieces) -> bool:
-    """Return whether the file system reads 512 bytes past the page cache: tried once."""
+def _direct_unit(pieces: Pieces) -> int:
+    """Return the shortest read past the page cache on the file's device, 512 bytes or 4 KiB, or 0; tried once."""
     device_number = os.fstat(pieces.fileno()).st_dev
-    if device_number not in _direct:
-        if pieces.nbytes < 2 * DIRECT:
-            return False
-        try:
-            descriptor = os.open(f"/proc/self/fd/{pieces.fileno()}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-        except OSError:
-            _direct[device_number] = False
-            return False
-        try:
-            with mmap.mmap(-1, PAGE) as room, memoryview(room) as view, view[DIRECT : 2 * DIRECT] as part:
-                _direct[device_number] = os.preadv(descriptor, [part], DIRECT) == DIRECT
-        except OSError:
-            _direct[device_number] = False
-        finally:
-            os.close(descriptor)
-    return _direct[device_number]
+    if device_number not in _direct_units:
+        if pieces.nbytes < 2 * PAGE:
+            return 0
+        _direct_units[device_number] = next((unit for unit in (DIRECT, PAGE) if _reads_directly(pieces, unit)), 0)
+    return _direct_units[device_number]
 
 
-def _descriptor(pieces: Pieces, unit: int) -> int:
+def _reads_directly(pieces: Pieces, unit: int) -> bool:
+    try:
+        descriptor = _descriptor(pieces, is_direct=True)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, 2 * PAGE) as room, memoryview(room) as view, view[unit : 2 * unit] as part:
+            return os.preadv(descriptor, [part], unit) == unit
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _descriptor(pieces: Pieces, is_direct: bool) -> int:
     """Return a new descriptor of the file, so that no other code closes it, and advice is for it alone."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if unit == DIRECT else 0)
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if is_direct else 0)
     try:
         descriptor = os.open(f"/proc/self/fd/{pieces.fileno()}", flags)
     except OSError:  # no /proc
-        if unit == DIRECT:
+        if is_direct:
             raise
         return os.dup(pieces.fileno())
-    if unit != DIRECT:
+    if not is_direct:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     return descriptor
 

@@ -1,0 +1,559 @@
+"""`Condition`: the rows that a query selects, as intervals of column values.
+
+Each value has an *order key*: an integer, or bytes for strings and binary, that compares as the values do. Keys of
+floats are their bits in the order of IEEE 754: the two zeros are neighbors, and NaN is outside the infinities. A
+condition is a disjunction of conjunctions, each with one `IntervalSet` of keys per column. It is made from the lists
+that pyarrow calls ``filters=``, or from the serialized form of a Polars expression. Unknown parts of an expression may
+match any row.
+"""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import io
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ArgumentError, DTypeError
+from .column import Column
+from .layout import layout_of, storage_of
+from .library import arrow, polars
+from .reading import Ranges
+from .zones import BLOCK_ROWS, ZoneMap
+
+Key = Any
+"""An int or bytes."""
+TypeOf = Callable[[str], Any]
+"""Returns the Arrow type of a column by its name, or raises ArgumentError."""
+
+OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "is null", "is not null")
+MAX_CONJUNCTIONS = 64
+"""Conjunctions of a Polars expression beyond which a part of it is not used to skip blocks."""
+_EXPECTED = {
+    "bool": "True or False",
+    "integer": "an integer",
+    "float": "a number",
+    "decimal": "an int or a decimal.Decimal",
+    "string": "a string",
+    "binary": "bytes",
+    "date": "a datetime.date",
+    "timestamp": "a datetime.datetime without a time zone",
+    "zoned": "a datetime.datetime with a time zone",
+    "duration": "a datetime.timedelta",
+    "time": "a datetime.time without a time zone",
+}
+_NUMBERS = ("integer", "float", "decimal")
+
+
+# -- sets of keys -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IntervalSet:
+    """A set of order keys, and whether null belongs to it.
+
+    Attributes
+    ----------
+    edges : tuple of int or bytes
+        Ascending keys; at each of them, intervals begin or end.
+    from_start : bool
+        Whether keys below the first edge are in the set.
+    nulls : bool
+        Whether null is in the set.
+    """
+
+    edges: tuple[Key, ...] = ()
+    from_start: bool = False
+    nulls: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if the set has no key and not null."""
+        return not (self.edges or self.from_start or self.nulls)
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Return True if the set has all keys."""
+        return self.from_start and not self.edges
+
+    def __invert__(self) -> IntervalSet:
+        """Return the keys that are not in the set; null is in neither."""
+        return IntervalSet(self.edges, not self.from_start)
+
+    def __and__(self, right: IntervalSet) -> IntervalSet:
+        start = inside = self.from_start and right.from_start
+        edges = []
+        for edge in sorted({*self.edges, *right.edges}):
+            if (self._contains_key(edge) and right._contains_key(edge)) != inside:
+                edges.append(edge)
+                inside = not inside
+        return IntervalSet(tuple(edges), start, self.nulls and right.nulls)
+
+    def _contains_key(self, key: Key) -> bool:
+        return (bisect_right(self.edges, key) + self.from_start) % 2 == 1
+
+    def contains(self, keys: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which keys are in the set."""
+        return np.asarray((np.searchsorted(self._edges_like(keys), keys, "right") + self.from_start) % 2 == 1)
+
+    def overlaps(self, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return for which ranges ``[low[k], high[k]]`` a key is in the set."""
+        below = np.searchsorted(self._edges_like(low), low, "right")
+        has_edge = np.searchsorted(self._edges_like(high), high, "right") > below
+        return np.asarray(((below + self.from_start) % 2 == 1) | has_edge)
+
+    def _edges_like(self, keys: NDArray[Any]) -> NDArray[Any]:
+        edges = self.edges if keys.dtype == object else [edge for edge in self.edges if edge < 1 << 63]
+        return np.array(edges, keys.dtype)
+
+
+NOTHING, EVERYTHING = IntervalSet(), IntervalSet((), True)
+ONLY_NULL = IntervalSet(nulls=True)
+
+
+def order_keys(values: Any) -> NDArray[Any]:
+    """Return the keys of a `pyarrow.Array`, int64 or objects; a null has any key."""
+    types, kind = arrow().types, storage_of(values.type)
+    values = values.storage if isinstance(values, arrow().ExtensionArray) else values
+    if types.is_dictionary(kind):
+        return order_keys(values.dictionary_decode())
+    if types.is_boolean(kind):
+        return order_keys(values.cast(arrow().int8()))
+    family = family_of(kind)
+    if family in ("string", "binary"):
+        keys = np.empty(len(values), object)
+        keys[:] = [b"" if value is None else value for value in values.cast(arrow().large_binary()).to_pylist()]
+        return keys
+    layout = layout_of(kind, "")
+    assert layout.dtype is not None
+    data, width = values.buffers()[1], max(1, *layout.inner, 1)
+    items = np.zeros(len(values) * width, layout.dtype)
+    if data is not None and len(values):
+        items = np.frombuffer(data, layout.dtype, len(items), values.offset * width * layout.dtype.itemsize)
+    if width == 2:  # 128 bits, the low word first
+        pairs = items.reshape(-1, 2).astype(object)
+        return np.asarray(pairs[:, 1] * (1 << 64) + pairs[:, 0] % (1 << 64), object)
+    bits = 8 * layout.dtype.itemsize
+    if layout.dtype.kind == "u":
+        return items.view(np.int64) ^ np.int64(-(1 << 63)) if bits == 64 else items.astype(np.int64) - (1 << bits - 1)
+    raw = items.view(f"<i{layout.dtype.itemsize}").astype(np.int64)
+    return np.where(raw < 0, raw ^ ((1 << bits - 1) - 1), raw) if layout.dtype.kind == "f" else raw
+
+
+def family_of(kind: Any) -> str:
+    """Return a key of `_EXPECTED`, or "" for a type whose values are not compared."""
+    types, kind = arrow().types, storage_of(kind)
+    tests: dict[str, Any] = {
+        "bool": types.is_boolean,
+        "integer": types.is_integer,
+        "float": types.is_floating,
+        "decimal": lambda kind: types.is_decimal(kind) and kind.bit_width <= 128,
+        "string": lambda kind: types.is_string(kind) or types.is_large_string(kind),
+        "binary": lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind),
+        "date": types.is_date,
+        "timestamp": lambda kind: types.is_timestamp(kind) and kind.tz is None,
+        "zoned": types.is_timestamp,
+        "duration": types.is_duration,
+        "time": types.is_time,
+    }
+    return next((name for name, test in tests.items() if test(kind)), "")
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def compare(name: str, kind: Any, op: str, value: Any, *, nan_is_greatest: bool = False) -> IntervalSet:
+    """Return the keys of a column's values for which a comparison is true.
+
+    Parameters
+    ----------
+    name : str
+        The column's, for messages.
+    kind : pyarrow.DataType
+        Of the values; of the values of its dictionary, if it has one.
+    op : str
+        One of `OPERATORS`.
+    value : object
+        A list, tuple, set or array of values for "in" and "not in"; not used for "is null" and "is not null".
+    nan_is_greatest : bool
+        Whether NaN is equal to itself and greater than all numbers, as in Polars; otherwise as in IEEE 754.
+
+    Raises
+    ------
+    ArgumentError
+        The operator is unknown, or the column's type cannot represent the value exactly.
+    DTypeError
+        Columns of this type are not compared.
+    """
+    if op not in OPERATORS:
+        raise ArgumentError(f"unknown operator {op!r}; expected one of {', '.join(OPERATORS)}", name="filters")
+    if op.startswith("is"):
+        return ONLY_NULL if op == "is null" else EVERYTHING
+    kind = storage_of(kind)
+    kind = storage_of(kind.value_type) if arrow().types.is_dictionary(kind) else kind
+    if not family_of(kind):
+        hint = " (ww.table.convert stores it as string or binary)" if "view" in str(kind) else ""
+        raise DTypeError(
+            f"column {name!r} is {kind}, which filters cannot compare{hint}: filter by another column, or with Polars, "
+            "by ww.table.scan"
+        )
+    numbers = EVERYTHING
+    if arrow().types.is_floating(kind):
+        low, high = order_keys(arrow().array(np.array([-np.inf, np.inf], f"f{kind.bit_width // 8}"))).tolist()
+        numbers = IntervalSet((low, high + 1))
+    if op in ("in", "not in") and (isinstance(value, str | bytes) or not isinstance(value, Iterable)):
+        raise ArgumentError(f"column {name!r} {op} {value!r:.60}: expected a list of values", name="filters")
+    literals = [_literal(name, kind, item) for item in (value if op in ("in", "not in") else [value])]
+    key_type = arrow().large_binary() if family_of(kind) == "binary" else kind
+    keys = order_keys(arrow().array([literal for literal in literals if literal is not None], key_type)).tolist()
+    has_nan = nan_is_greatest and None in literals
+    if op in ("=", "==", "in", "!=", "not in"):
+        found = _equal_to(keys, numbers)
+        found = ~(~found & numbers) if has_nan else found
+        return ~found if op in ("!=", "not in") else found
+    if not keys:  # compared with NaN
+        below, up_to = (numbers, EVERYTHING) if nan_is_greatest else (NOTHING, NOTHING)
+    else:
+        equal = _equal_to(keys, numbers).edges
+        below, up_to = IntervalSet(equal[:1], True) & numbers, IntervalSet(equal[1:], True) & numbers
+    if op in ("<", "<="):
+        return below if op == "<" else up_to
+    return ~(up_to if op == ">" else below) & (EVERYTHING if nan_is_greatest else numbers if keys else NOTHING)
+
+
+def _equal_to(keys: Iterable[Key], numbers: IntervalSet) -> IntervalSet:
+    """Return the keys that are equal to one of some keys; zeros of floats have two."""
+    edges: list[Key] = []
+    is_float = numbers is not EVERYTHING
+    for key in sorted({-1 if is_float and key == 0 else key for key in keys}):
+        end = key + b"\0" if isinstance(key, bytes) else 1 if is_float and key == -1 else key + 1
+        if edges and edges[-1] == key:
+            edges[-1] = end
+        else:
+            edges += [key, end]
+    return IntervalSet(tuple(edges))
+
+
+def _literal(name: str, kind: Any, value: Any) -> Any:
+    """Return a value as a `pyarrow.Scalar` of a column's type, or None for NaN; raise ArgumentError if impossible."""
+    pa, family = arrow(), family_of(kind)
+    try:
+        scalar = value
+        if isinstance(scalar, np.datetime64 | np.timedelta64):
+            unit = np.datetime_data(scalar.dtype)[0]
+            scalar = scalar if unit in ("s", "ms", "us", "ns") else scalar.astype(f"{scalar.dtype.kind}8[s]")
+            if family == "date" and scalar == scalar.astype("M8[D]"):
+                scalar = scalar.astype("M8[D]").item()
+        scalar = scalar if isinstance(scalar, pa.Scalar) else _scalar(scalar)
+        if pa.types.is_dictionary(scalar.type):
+            scalar = scalar.value
+        if not scalar.is_valid:
+            raise ValueError('null matches nothing: leave it out, or compare by "is null"')
+        found = family_of(scalar.type)
+        numeric = family in _NUMBERS and found in _NUMBERS and (family, found) != ("decimal", "float")
+        if (found != family and not numeric) or (family == "time" and getattr(value, "tzinfo", None)):
+            raise TypeError(f"expected {_EXPECTED[family]}")
+        if family == "binary":
+            return scalar.cast(pa.large_binary())
+        if not numeric:
+            return scalar.cast(kind)
+        number = scalar.as_py()
+        if family == "float" and number != number:
+            return None
+        if family == "integer" and number != int(number):
+            raise ValueError("expected an integer")
+        plain = {"integer": int, "float": float, "decimal": decimal.Decimal}[family](number)
+        cast = _scalar(plain).cast(kind)
+        if cast.as_py() != number:
+            raise ValueError(f"the nearest value is {cast.as_py()!r}: give numpy.float{kind.bit_width}(...) to take it")
+        return cast
+    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
+        reason = str(error).split("\n")[0]
+    raise ArgumentError(f"cannot compare column {name!r} of {kind} with {value!r:.60}: {reason}", name="filters")
+
+
+def _scalar(value: Any) -> Any:
+    return arrow().scalar(value, arrow().uint64() if type(value) is int and value >= 1 << 63 else None)
+
+
+# -- conditions -------------------------------------------------------------------------------------------------------
+
+Conjunction = Mapping[str, IntervalSet]
+"""Sets of keys by column name; a row matches if each column's value is in its set."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A disjunction of conjunctions.
+
+    Attributes
+    ----------
+    conjunctions : list of dict of str to IntervalSet
+        None of the sets is empty.
+    is_exact : bool
+        Whether each row that matches a conjunction is selected; otherwise it may be selected.
+    """
+
+    conjunctions: Sequence[Conjunction]
+    is_exact: bool = True
+
+    @classmethod
+    def from_filters(cls, filters: Any, type_of: TypeOf) -> Condition:
+        """Return the condition of pyarrow's ``filters=``.
+
+        Raises
+        ------
+        ArgumentError, DTypeError
+            See `compare`.
+        """
+        clauses_or_lists = list(filters) if isinstance(filters, list | tuple) else []
+        example = 'expected [("a", ">", 3), ("b", "is null")], or a list of such lists, of which one must match'
+        alternatives = (
+            [clauses_or_lists] if clauses_or_lists and all(map(_is_clause, clauses_or_lists)) else clauses_or_lists
+        )
+        for clauses in alternatives or [None]:
+            if not isinstance(clauses, list | tuple) or not clauses or not all(map(_is_clause, clauses)):
+                raise ArgumentError(f"invalid filters {filters!r:.60}; {example}", name="filters")
+        found = cls([])
+        for clauses in alternatives:
+            part = cls([{}])
+            for name, op, *value in clauses:
+                shown = op.lower() if isinstance(op, str) else repr(op)
+                if not value and not shown.startswith("is"):
+                    raise ArgumentError(f"filters: column {name!r} {op} needs a value; {example}", name="filters")
+                part = _conjoin(part, cls.of_column(name, compare(name, type_of(name), shown, *(value or [None]))))
+            found = _disjoin(found, part)
+        return found
+
+    @classmethod
+    def from_polars(cls, expression: Any, type_of: TypeOf) -> Condition:
+        """Return the condition of an expression of Polars, in which NaN is the greatest number."""
+        try:
+            tree = json.loads(expression.meta.serialize(format="json"))
+        except (polars().exceptions.PolarsError, ValueError):
+            return MAY_MATCH
+        return _condition_of(tree, type_of, negated=False)
+
+    @classmethod
+    def of_column(cls, name: str, values: IntervalSet) -> Condition:
+        """Return the condition that a column's value is in a set."""
+        return cls([] if values.is_empty else [{name: values}])
+
+    def candidate_rows(self, columns: Mapping[str, Column]) -> Ranges:
+        """Return the rows of the blocks that may have a matching row; `columns` are the condition's."""
+        found: Ranges = []
+        for parts in zip(*(column.zones for column in columns.values()), strict=True):
+            first, rows, _ = parts[0]
+            zones = {name: part.zones for name, part in zip(columns, parts, strict=True) if part.zones is not None}
+            blocks = self.candidate_blocks(zones, -(-rows // BLOCK_ROWS))
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], blocks.astype(np.int8), [0])))) * BLOCK_ROWS
+            for start, end in edges.reshape(-1, 2).tolist():
+                start, end = first + start, first + min(end, rows)
+                if found and found[-1][1] == start:
+                    start, _ = found.pop()
+                found.append((start, end))
+        return found
+
+    def candidate_blocks(self, zones: Mapping[str, ZoneMap], blocks: int) -> NDArray[np.bool_]:
+        """Return which blocks of rows may have a row that matches.
+
+        Parameters
+        ----------
+        zones : dict of str to ZoneMap
+            Zone maps of the columns that have one.
+        blocks : int
+        """
+        found = np.zeros(blocks, np.bool_)
+        for sets in self.conjunctions:
+            candidates = np.ones(blocks, np.bool_)
+            for name in sets.keys() & zones.keys():
+                candidates &= _blocks_of(sets[name], zones[name])
+            found |= candidates
+        return found
+
+
+MAY_MATCH = Condition([{}], is_exact=False)
+
+
+def _is_clause(clause: Any) -> bool:
+    return isinstance(clause, list | tuple) and len(clause) in (2, 3) and all(isinstance(x, str) for x in clause[:2])
+
+
+def _conjoin(a: Condition, b: Condition) -> Condition:
+    """Return the rows that match two conditions."""
+    if len(a.conjunctions) * len(b.conjunctions) > MAX_CONJUNCTIONS:
+        return Condition(a.conjunctions, is_exact=False)
+    merged = [
+        {**x, **y, **{name: x[name] & y[name] for name in x.keys() & y.keys()}}
+        for x in a.conjunctions
+        for y in b.conjunctions
+    ]
+    found = [sets for sets in merged if not any(values.is_empty for values in sets.values())]
+    return Condition(found, a.is_exact and b.is_exact)
+
+
+def _disjoin(a: Condition, b: Condition) -> Condition:
+    """Return the rows that match one of two conditions."""
+    return Condition([*a.conjunctions, *b.conjunctions], a.is_exact and b.is_exact)
+
+
+def _blocks_of(values: IntervalSet, zone: ZoneMap) -> NDArray[np.bool_]:
+    """Return which blocks of a column may have a value that is in a set."""
+    low, high = order_keys(zone.minimum), order_keys(zone.maximum)
+    valid = zone.minimum.is_valid().to_numpy(zero_copy_only=False)
+    found = values.overlaps(low, high) & valid
+    if values.nulls:
+        found |= zone.null_counts > 0
+    if low.dtype != object:  # NaN is below and above all numbers
+        limit = np.iinfo(np.int64)
+        found |= zone.has_nan & values.contains(np.array([limit.min, limit.max])).any()
+    return np.asarray(found)
+
+
+# -- expressions of Polars --------------------------------------------------------------------------------------------
+
+_OPERATORS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">=", "IsIn": "in"}
+_MIRRORED = {"Lt": "Gt", "Gt": "Lt", "LtEq": "GtEq", "GtEq": "LtEq"}
+_CLOSED = {"Both": (">=", "<="), "Left": (">=", "<"), "Right": (">", "<="), "None": (">", "<")}
+_UNORDERED = {"Eq", "NotEq", "EqValidity", "NotEqValidity", "IsIn", "IsNull", "IsNotNull"}
+
+
+def _condition_of(node: Any, type_of: TypeOf, *, negated: bool) -> Condition:
+    """Return the condition of a node of a serialized expression, or of its negation."""
+    match node:
+        case {"Literal": {"Scalar": {"Boolean": bool(value)}}}:
+            return Condition([{}] if value != negated else [])
+    try:
+        op, inputs, options = _operation_of(node)
+        if op == "Not":
+            return _condition_of(inputs[0], type_of, negated=not negated)
+        if op in ("And", "LogicalAnd", "Or", "LogicalOr"):
+            a, b = (_condition_of(one, type_of, negated=negated) for one in inputs)
+            return _conjoin(a, b) if ("And" in op) != negated else _disjoin(a, b)
+        if "Literal" in inputs[0]:
+            op, inputs = _MIRRORED.get(op, op), inputs[::-1]
+        name = inputs[0]["Column"]
+        values, others = _values_of(name, type_of(name), op, inputs[1:], options)
+    except (ArgumentError, DTypeError, LookupError, TypeError, ValueError, NotImplementedError):
+        return MAY_MATCH
+    return functools.reduce(_disjoin, [Condition.of_column(name, one) for one in (others if negated else values)])
+
+
+def _operation_of(node: Any) -> tuple[str, list[Any], dict[str, Any]]:
+    """Return what a node computes, of which nodes, and its options."""
+    match node:
+        case {"Alias": [inner, _]}:
+            return _operation_of(inner)
+        case {"Column": _}:
+            return "Eq", [node, {"Literal": {"Scalar": {"Boolean": True}}}], {}
+        case {"BinaryExpr": {"left": left, "op": str(op), "right": right}}:
+            return op, [left, right], {}
+        case {"Function": {"input": inputs, "function": {"Boolean": str(op)}}}:
+            return op, inputs, {}
+        case {"Function": {"input": inputs, "function": {"Boolean": dict(function)}}}:
+            [(op, options)] = function.items()
+            return op, inputs, options
+    raise NotImplementedError
+
+
+def _values_of(
+    name: str, kind: Any, op: str, inputs: Sequence[Any], options: dict[str, Any]
+) -> tuple[Sequence[IntervalSet], Sequence[IntervalSet]]:
+    """Return for which values of a column a comparison is true, and for which its negation is."""
+    compare_values = functools.partial(compare, name, kind, nan_is_greatest=True)
+    if arrow().types.is_dictionary(storage_of(kind)) and op not in _UNORDERED:  # Polars may order categories otherwise
+        raise NotImplementedError
+    if op in ("IsNull", "IsNotNull"):
+        return ([ONLY_NULL], [EVERYTHING]) if op == "IsNull" else ([EVERYTHING], [ONLY_NULL])
+    if op in ("IsNan", "IsNotNan"):
+        found = compare_values("==" if op == "IsNan" else "!=", np.nan)
+    elif op == "IsBetween":
+        low, high = map(_value_of, inputs)
+        ops = _CLOSED[options["closed"]]
+        found = compare_values(ops[0], low) & compare_values(ops[1], high)
+    elif op in ("EqValidity", "NotEqValidity"):
+        found = compare_values("==", _value_of(inputs[0]))
+        sets = [found], [~found, ONLY_NULL]
+        return sets if op == "EqValidity" else sets[::-1]
+    elif options.get("nulls_equal"):
+        raise NotImplementedError
+    else:
+        found = compare_values(_OPERATORS[op], _value_of(inputs[0]))
+    return [found], [~found]
+
+
+def _value_of(node: Any) -> Any:
+    """Return the value of a literal, or the list of its values, exactly. JSON cannot represent NaN and infinities."""
+    match node["Literal"]:
+        case {"Scalar": {"Float64": value}}:
+            return float(value)
+        case {"Scalar": {"Float32": value}}:
+            return np.float32(float(value))
+        case {"Scalar": _} | {"Series": _}:
+            pl = polars()
+            series = pl.select(pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json")).to_series()
+            values = list((series.explode() if series.dtype == pl.List else series).to_arrow())
+            values = [value.as_py() if "view" in str(value.type) else value for value in values]
+            return values if series.dtype == pl.List or "Series" in node["Literal"] else values[0]
+    raise NotImplementedError
+
+
+def pushed_down(expression: Any, schema: Any, type_of: TypeOf) -> Condition:
+    """Return the condition of an expression in the form that Polars hands to a source: typed, constants folded.
+
+    Parameters
+    ----------
+    expression : polars.Expr
+    schema : polars.Schema
+        Of the columns that it names.
+    type_of : callable
+        See `Condition.from_polars`.
+
+    Raises
+    ------
+    ArgumentError
+        Polars refuses the expression, or does not compute it row by row.
+    """
+    pl = polars()
+    handed: list[Any] = []
+
+    def source(names: list[str] | None, predicate: Any, *_: Any) -> Iterator[Any]:
+        handed.append(predicate)
+        yield pl.DataFrame(schema=schema if names is None else {name: schema[name] for name in names})
+
+    from polars.io.plugins import register_io_source  # Polars is loaded on first use
+
+    try:
+        if not _is_row_by_row(expression):
+            raise ArgumentError(f"{expression!s:.200} is not computed row by row; use ww.table.scan", name="filters")
+        if not len(schema):
+            return Condition([{}] if pl.select(expression).item() is True else [])
+        lazy = register_io_source(source, schema=schema, is_pure=True).filter(expression)
+        plan = lazy.explain()
+        lazy.collect()
+    except pl.exceptions.PolarsError as error:
+        raise ArgumentError(f"Polars refuses the expression: {error!s:.300}", name="filters") from None
+    if len(handed) != 1 or handed[0] is None:
+        return MAY_MATCH
+    found = Condition.from_polars(handed[0], type_of)
+    return Condition(found.conjunctions, found.is_exact and "FILTER" not in plan)  # Polars keeps parts that may fail
+
+
+def _is_row_by_row(expression: Any) -> bool:
+    meta = expression.meta
+    keeps_rows = meta.is_row_separable() and (meta.is_length_preserving() or not meta.root_names())
+    return keeps_rows and all(map(_is_row_by_row, meta.pop()))
+
+
+def mask_of(frame: Any, predicate: Any) -> Any:
+    """Return for which rows of a frame a predicate is true, as a `polars.Series` without nulls."""
+    name = "predicate" + "_" * (1 + max(map(len, frame.columns), default=0))
+    mask = frame.select(predicate.alias(name).fill_null(False)).get_column(name)
+    return mask if len(mask) == len(frame) else frame.with_columns(mask).get_column(name)  # of constants alone
