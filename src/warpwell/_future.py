@@ -7,11 +7,15 @@ import math
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures._base import FINISHED
 from typing import Any
 
 from . import errors
 from ._check import checked_timeout
-from ._os import clock
+from ._os import clock, interruptible
+
+SIGNAL_CHECK_SECONDS = 0.05
+"""Longest uninterrupted wait, because a signal that comes as the thread falls asleep does not wake it."""
 
 
 def require_same_process(process: int) -> None:
@@ -51,16 +55,16 @@ class Future(concurrent.futures.Future[Any]):
         """Return True if `result` returns, or raises, at once."""
         if self._process != os.getpid():
             return True
-        if self._polled and not super().done():
+        if self._polled and self._state != FINISHED:
             with self._polling:
                 poll, self._poll = self._poll, None
                 try:
                     if poll is not None:
                         poll(self)
                 finally:
-                    if not super().done():
+                    if self._state != FINISHED:
                         self._poll = poll
-        return super().done()
+        return self._state == FINISHED  # without a lock, which Ctrl-C could leave locked
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the work and return its result; may be called again.
@@ -103,12 +107,23 @@ class Future(concurrent.futures.Future[Any]):
         try:
             if self._polled:
                 self._poll_until_done(timeout)
-            else:
-                super().exception(timeout)
+            elif self._state != FINISHED:
+                self._wait_for_thread(timeout)
         except TimeoutError:
             raise TimeoutError(
                 f"the {self._work} is not done after {timeout:g} s: wait longer, or cancel() it"
             ) from None
+
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        deadline = math.inf if timeout is None else clock.monotonic() + timeout
+        with interruptible(lambda: None) as interrupts:  # raised in the wait, Ctrl-C may leave its condition locked
+            while not (interrupts.raised and interrupts.outermost):
+                try:
+                    super().exception(clock.at_most(max(0.0, min(SIGNAL_CHECK_SECONDS, deadline - clock.monotonic()))))
+                    return
+                except TimeoutError:
+                    if clock.monotonic() >= deadline:
+                        raise
 
     def _poll_until_done(self, timeout: float | None) -> None:
         deadline = math.inf if timeout is None else clock.monotonic() + timeout

@@ -729,13 +729,16 @@ print("end", flush=True)
 INTERRUPTED = """
 import faulthandler, os, signal, threading, time, numpy as np, warpwell as ww
 from warpwell import storage
-faulthandler.dump_traceback_later(80)
+faulthandler.dump_traceback_later(180)
 class Slow(storage.medium.PythonMedium):
     def read(self, offset, nbytes):
         go.wait(30)
         return np.full(nbytes, 7, np.uint8)
 go = threading.Event()
 with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=512) as a:
+    go.set()
+    ww.gather(a, np.arange(1000, 1 << 20, 9000)).result()  # compiles
+    go.clear()
     begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
@@ -750,7 +753,7 @@ with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=5
 @pytest.mark.parametrize(("program", "said"), [(ENDING, "end\n"), (INTERRUPTED, "interrupted False\n7 True\n")])
 def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, program: str, said: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
 
@@ -842,6 +845,21 @@ def test_an_interrupt_at_any_point_loses_no_chunk(tier: str, step: int, tmp_path
     rows = np.arange(ROWS)[::-1]
     with ww.open(saved(tmp_path, model), device="cpu", **TIERS[tier]) as a:
         assert (rows_of(a, rows) == model[rows]).all()
-        for place in turns.interruptions(lambda: ww.gather(a, rows).result(110), "warpwell/array/gather/", step):
+        for place in turns.interruptions(lambda: ww.gather(a, rows).result(110), "warpwell/array/gather/", step=step):
             assert until(lambda: not tasks._running), place
         assert (rows_of(a, rows) == model[rows]).all()
+
+
+def test_an_interrupt_of_a_cancellation_loses_no_chunk() -> None:
+    workers, begun, go = tasks.WorkerGroup(1), [], threading.Event()
+
+    def begin_and_cancel() -> None:
+        go.clear()
+        for _ in range(3):
+            begun.append(tasks.ChunkedTask(9, lambda chunk: go.wait(60), workers))
+            begun[-1].cancel()
+
+    for place in turns.interruptions(begin_and_cancel, "array/gather/tasks.py", "storage/io_threads.py"):
+        go.set()
+        assert until(lambda: not tasks._running), place
+        assert all(isinstance(task.exception(60), errors.ClosedError | None) for task in begun), place

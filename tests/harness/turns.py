@@ -11,7 +11,7 @@ import itertools
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +126,20 @@ def waiting(name: str, tenant: str = "waiter") -> bool:
 
 
 class Interrupt:
-    """Send SIGINT at one place in a folder where Python looks for signals; `came` says whether there was one.
+    """Send SIGINT at one place in some files where Python looks for signals; `came` says whether there was one.
 
-    It looks when a function begins, after calls, and when a loop goes back.
+    It looks when a function begins, after calls, and when a loop goes back. `paths` are parts of the files' paths.
     """
 
-    def __init__(self, at: int, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, at: int, paths: Sequence[str]) -> None:
+        self._paths = paths
         self._left, self.came, self.where = at, False, ""
         self._called: set[Any] = set()
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if self._folder not in code.co_filename or code.co_name == "__del__" or self.came:
+        inside = any(path in code.co_filename for path in self._paths)
+        if not inside or code.co_name == "__del__" or self.came:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         looks = event == "call" or frame in self._called
@@ -157,11 +158,11 @@ class Interrupt:
         return self
 
 
-def interruptions(one: Callable[[], object], folder: str = "warpwell/turns/", step: int = 1) -> Iterator[str]:
+def interruptions(one: Callable[[], object], *paths: str, step: int = 1) -> Iterator[str]:
     """Interrupt a function at every `step`-th of its points, one at a time; yield the point after each time."""
     before = sys.gettrace()
     for at in itertools.count(0, step):
-        interrupt = Interrupt(at, folder)
+        interrupt = Interrupt(at, paths or ("warpwell/turns/",))
         sys.settrace(interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             try:

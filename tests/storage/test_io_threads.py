@@ -1,13 +1,16 @@
 """One pool of service threads for all controllers of a process."""
 
+import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 from tests.harness.clock import time_passes
+from tests.harness.turns import interruptions
 from tests.harness.until import until
 
 import warpwell as ww
@@ -217,3 +220,43 @@ def test_a_client_is_served_again_after_an_exception(caplog: pytest.LogCaptureFi
     io_threads.current().submit(slots)
     assert served.wait(60) and until(lambda: not slots.occupied)
     assert "an I/O thread failed" in caplog.text and "on purpose" in caplog.text
+
+
+def test_an_interrupt_of_a_caller_leaves_the_pool_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(io_threads, "IDLE_TIMEOUT", 0.01)
+    served: list[int] = []
+
+    def needs_two() -> io_threads.WorkerSlots:
+        left = [1, 1]
+        return io_threads.WorkerSlots(lambda: len(left), lambda slot: served.append(left.pop()), lambda: None)
+
+    def submit() -> None:
+        pools.append(io_threads.IOThreadPool())
+        with contextlib.suppress(RuntimeError):  # `threading` may find the lock of a new thread's event released
+            pools[-1].submit(needs_two())
+            pools[-1].submit(needs_two())
+
+    pools: list[io_threads.IOThreadPool] = []
+    for place in interruptions(submit, "storage/io_threads.py", "/threading.py"):
+        pool = pools.pop() if pools else io_threads.IOThreadPool()
+        served.clear()
+        thread = threading.Thread(target=pool.submit, args=[needs_two()], daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), place
+        assert until(lambda: len(served) >= 2), place
+
+
+def test_an_interrupt_as_an_array_becomes_active_counts_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = opened()
+    begin = a.cache.begin
+
+    def interrupted(*arguments: object) -> None:
+        begin(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(a.cache, "begin", interrupted)
+    with pytest.raises(KeyboardInterrupt), a.active():
+        pass
+    monkeypatch.undo()
+    a.close()  # which raises while a launch uses the array

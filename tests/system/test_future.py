@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
+import signal
 import threading
+import time
 from typing import Any
 
 import pytest
+from tests.harness.turns import interruptions
 
-from warpwell import errors
+from warpwell import _future, errors
 from warpwell._future import Future
 
 
@@ -109,3 +113,36 @@ def test_a_forked_child_is_refused_and_waits_for_nothing() -> None:
     assert os.read(reader, 20) == b"refused"
     os.close(reader)
     os.close(writer)
+
+
+def test_ctrl_c_ends_a_wait_that_the_signal_does_not_wake() -> None:
+    future = Future("read")
+
+    def interrupt() -> None:  # as if the main thread was about to sleep when the signal came
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    threading.Timer(0.2, interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        future.result(60)
+    assert time.monotonic() - began < 50
+    future.set_result(7)
+    assert future.result() == 7
+
+
+def test_ctrl_c_in_a_wait_leaves_a_future_that_another_thread_can_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_future, "SIGNAL_CHECK_SECONDS", 1e-4)
+    futures: list[Future] = []
+
+    def wait() -> None:
+        futures.append(Future("read"))
+        with contextlib.suppress(TimeoutError):
+            futures[-1].result(5e-4)
+
+    for place in interruptions(wait, "warpwell/_future.py", "/_base.py", "/threading.py"):
+        while futures:
+            future = futures.pop()
+            thread = threading.Thread(target=future.set_result, args=[7], daemon=True)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive() and future.result(60) == 7, place

@@ -44,6 +44,8 @@ class Interrupts:
         self.leaves = True
         """Whether the block may return after a second interrupt, and leave what it waits for running."""
         self.caught = False
+        self.outermost = False
+        """Whether the block raises an interrupt at its end; else the block around it does."""
         self._stop = stop
 
     def came(self, error: BaseException) -> None:
@@ -68,6 +70,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
     """
     found = Interrupts(stop)
     previous = _signal.getsignal(_SIGINT)
+    found.outermost = not hasattr(previous, "within")
     handled = threading.current_thread() is threading.main_thread() and callable(previous)
 
     def handle(number: int, frame: FrameType | None) -> BaseException | None:
@@ -90,5 +93,5 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
     finally:
         if handled and _signal.getsignal(_SIGINT) is handle:  # else the program's handler installed another
             _signal.signal(_SIGINT, previous)
-        if found.raised and (found.caught or not hasattr(previous, "within")):
+        if found.raised and (found.caught or found.outermost):
             raise found.raised[0].with_traceback(None)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer
 from .._future import Future
+from .._os import interruptible
 from .._ranges import join_ranges
 from ..cache import Statistics
 from ..targets import LaunchFlag, PlainFlag
@@ -191,9 +192,10 @@ class Array(CacheArgument, OnStorage):
             flag.interrupt()
             self.abort(flag)
 
-        self.launch_begins(flag)
         with contextlib.ExitStack() as on_exit:
-            on_exit.callback(self.launch_ended, flag)  # also after an error: else the array could not be closed
+            with interruptible(lambda: None):  # a launch that begins is ended, or the array could not be closed
+                self.launch_begins(flag)
+                on_exit.callback(self.launch_ended, flag)
             view = self._plain_view(flag)
             if self.device == "cuda":
                 from ..targets.compiler import synchronize

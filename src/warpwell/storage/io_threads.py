@@ -60,8 +60,10 @@ class IOThreadPool:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._slot_freed = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        # Ctrl-C may leave a `Condition` locked that a `with` statement enters, but not a `Lock`
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._slot_freed = threading.Condition(self._lock)
         self._submitted: list[WorkerSlots] = []
         self._parked = 0
         self._woken = 0
@@ -71,7 +73,7 @@ class IOThreadPool:
     @property
     def active_threads(self) -> int:
         """Number of threads that serve a controller."""
-        with self._changed:
+        with self._lock:
             return self.threads - self._parked
 
     def submit(self, slots: WorkerSlots) -> None:
@@ -82,7 +84,7 @@ class IOThreadPool:
         RuntimeError
             The system starts no thread, and none serves the controller.
         """
-        with self._changed:
+        with self._lock:
             if slots not in self._submitted:
                 self._submitted.append(slots)
             missing = slots.count_needed() - len(slots.occupied)
@@ -122,7 +124,7 @@ class IOThreadPool:
         if self is not current():
             return True  # the threads are the parent's
         deadline = clock.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             if slots in self._submitted:
                 self._submitted.remove(slots)
             while slots.occupied and clock.monotonic() < deadline:
@@ -139,7 +141,7 @@ class IOThreadPool:
         slots: WorkerSlots | None = None
         slot = 0
         while True:
-            with self._changed:
+            with self._lock:
                 if slots is not None:
                     slots.occupied.discard(slot)
                     self._slot_freed.notify_all()

@@ -10,6 +10,7 @@ them. Files are read through descriptors of this module, so that closing a file,
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import mmap
 import os
@@ -275,8 +276,10 @@ def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] |
     task = ChunkedTask(min(THREADS, len(rows)), run, worker_group(Pieces, THREADS))
     done = -1
     try:
-        while concurrent.futures.wait([task], STALL_SECONDS).not_done:
-            if done == state[W_DONE]:
+        while not task.done():
+            with contextlib.suppress(TimeoutError):
+                task.exception(STALL_SECONDS)
+            if not task.done() and done == state[W_DONE]:
                 raise errors.StallError(f"a drive completed no read for {STALL_SECONDS:g} s: check the system log")
             done = int(state[W_DONE])
     except BaseException:

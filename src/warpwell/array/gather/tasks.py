@@ -179,12 +179,13 @@ class ChunkedTask(Future):
     def cancel(self) -> bool:
         if self._process != os.getpid() or self.done():
             return False
-        with self._lock:
-            if not self._left:
-                return False
-            self._cancelled = True
-        self._skip(None)
-        self._stop()
+        with interruptible(lambda: None):  # Ctrl-C must not lose the chunks that are skipped
+            with self._lock:
+                if not self._left:
+                    return False
+                self._cancelled = True
+            self._skip(None)
+            self._stop()
         return True
 
     def _skip(self, error: BaseException | None) -> None:
