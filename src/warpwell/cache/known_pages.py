@@ -17,15 +17,12 @@ from warpwell.targets import device, kernel
 from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
-    activemask,
     call_cold,
     compare_exchange,
     div,
     fetch_add,
     fetch_or,
-    ffs,
     grid,
-    lane_id,
     load_acquire,
     load_relaxed,
     rem,
@@ -37,7 +34,7 @@ from warpwell.targets.primitives import (
 
 from . import layout as at
 from .frames import try_alloc_frame
-from .lookup import word_address
+from .lookup import converged_group, word_address
 from .paging import evict_page, pin_page, unpin
 from .stash import free_frame
 from .transfer import fill, publish
@@ -135,9 +132,7 @@ def look_rows(core, table, page_words, n, max_pages, compares, absent):
 @kernel
 def publish_rows(core, space, table, page_words, first, n, max_pages, unit, source, limit, mark, counters):
     """Publish the pages of rows [first, first + n) from their positions in `source`; a warp takes `unit` of a row."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     groups = div(max_pages + unit - 1, unit)
     warp = div(grid(1), warp_size())
     if warp < n * groups:
@@ -159,9 +154,7 @@ def publish_rows(core, space, table, page_words, first, n, max_pages, unit, sour
 @kernel
 def touch_rows(core, space, table, n, max_pages, counters):
     """Read the pages of rows on demand, one per warp: if rows are short, many warps are faster than the host."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     warp = div(grid(1), warp_size())
     row = div(warp, max_pages)
     j = rem(warp, max_pages)
@@ -185,9 +178,7 @@ def touch_rows(core, space, table, n, max_pages, counters):
 @kernel
 def evict_rows(core, space, table, n):
     """Evict pages of rows that are clean and not pinned; a warp processes a row."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     row = div(grid(1), warp_size())
     if row < n:
         page = row_word(table, row, T_PAGE)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from warpwell.queues import field
 from warpwell.queues.layout import I8, Q_WORDS
 from warpwell.targets import device
-from warpwell.targets.primitives import DEVICE, fetch_add_as, rem, store_relaxed
+from warpwell.targets.primitives import DEVICE, activemask, fetch_add_as, ffs, lane_id, rem, store_relaxed
 
 from . import layout as at
+
+
+@device
+def converged_group():
+    """Return the mask of the converged lanes, the number of the calling lane, and of the leader, the first lane."""
+    mask = activemask()
+    return mask, lane_id(), ffs(mask) - 1
 
 
 @device

@@ -26,7 +26,7 @@ from warpwell.targets.primitives import (
 
 from . import layout as at
 from .frames import clean, fixed_frame
-from .lookup import word_address
+from .lookup import converged_group, word_address
 from .paging import evict_page
 from .pins import pin_page_long, return_credit, unpin_page_long
 from .stash import clear_frame
@@ -38,9 +38,7 @@ from .word import INVALID, VALID, evicted, frame_of, pins_of, state_of
 def flush_frames(core, space, first_page, end_page, pinned_too, left):
     """Write back dirty pages in [first_page, end_page); add pages that could not be written to ``[left]``."""
     frame = div(grid(1), warp_size())
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     owner = load_acquire(field(core, at.C_OWNERS) + 8 * frame, DEVICE)
     page = -1
     if owner != at.FREE_FRAME and owner != at.HELD_FRAME:
@@ -56,9 +54,7 @@ def flush_frames(core, space, first_page, end_page, pinned_too, left):
 def settle_queues(core, space):
     """Serve every queue until no completion is ready (bounded)."""
     index = div(grid(1), warp_size())
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     if index < field(core, at.C_N_QUEUES):
         queue = field(core, at.C_QUEUES) + index * (8 * Q_WORDS)
         for _ in range(16):
@@ -68,9 +64,7 @@ def settle_queues(core, space):
 @kernel
 def pin_pages(core, space, first_page, done):
     """Read one page a warp into the cache, wait for it and pin it for the host. Counts in ``[done]``."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     page = first_page + div(grid(1), warp_size())
     if pin_page_long(core, space, page, at.HOST_PIN, mask, lane, leader) and lane == leader:
         fetch_add(done, 1, DEVICE)
@@ -117,9 +111,7 @@ def drop_frames(core, space, first_page, end_page, left):
 @kernel
 def evict_pages(core, space, first_page, left):
     """Write back and evict one page a warp; pages that stay are added to ``[left]``."""
-    mask = activemask()
-    lane = lane_id()
-    leader = ffs(mask) - 1
+    mask, lane, leader = converged_group()
     page = first_page + div(grid(1), warp_size())
     is_evicted = clean(core, space, page, False, mask, lane, leader)
     if is_evicted:
