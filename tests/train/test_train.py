@@ -86,13 +86,13 @@ def test_columns_of_one_table_are_read_together(folder: Path, monkeypatch: pytes
     with ww.table.open(folder / "t.arrow", device="cpu") as table:
         dataset = ww.train.Dataset({"y": table["y"], "z": Y, "x": table["x"], "again": table["y"]})
     reads: list[list[str]] = []
-    take = ww.table.Matches.take
+    take = ww.table.Selection.take
 
-    def recorded_take(matches: Any, names: list[str]) -> Any:
+    def recorded_take(selection: Any, names: list[str]) -> Any:
         reads.append(names)
-        return take(matches, names)
+        return take(selection, names)
 
-    monkeypatch.setattr(ww.table.Matches, "take", recorded_take)
+    monkeypatch.setattr(ww.table.Selection, "take", recorded_take)
     with dataset:
         fields = dataset.take(np.array(ROW_NUMBERS))
     assert reads == [["y", "x"]] and list(fields) == ["y", "z", "x", "again"]
@@ -277,7 +277,9 @@ def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[in
         ends = np.repeat(np.arange(300), np.diff(offsets)), edges
         graph = ww.graph.build([ends], tmp_path / "g.ww", vertices=300, in_edges=True, order=order)
     neighbors = ww.train.Neighbors(graph, fanouts, 64, seed=3)
+    nbytes = len(pickle.dumps(neighbors))
     epoch = list(neighbors)
+    assert len(pickle.dumps(neighbors)) == nbytes, "nothing that was read is sent to other processes"
     assert len(epoch) == len(neighbors) == 5
     assert sorted(np.concatenate([one.nodes[: one.batch_size] for one in epoch])) == list(range(300))
     for one in epoch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,10 @@ class Neighbors:
         edge_counts = [len(positions) for positions in edges]
         indices = [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in (sources, targets, edges)]
         return Neighborhood(number, nodes, indices[0], indices[1], indices[2], node_counts, edge_counts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without `Graph.places`, which has 8 bytes a vertex: each process reads it again.
+        return {**self.__dict__, "graph": replace(self.graph)}
 
     def close(self) -> None:
         """Close the graph's files in this process (idempotent). A read opens them again."""
