@@ -1051,7 +1051,7 @@ FAULTS = (
                 "        self._marks[nsid] = count\n        yield\n",
             ),
         ),
-        seed=217,
+        seed=296,
     ),
     Fault(
         "kept-not-dirty",
@@ -1091,7 +1091,7 @@ FAULTS = (
                 "            if transport",
             ),
         ),
-        seed=542,
+        seed=1055,
     ),
     Fault(
         "queue-of-another-deleted",
