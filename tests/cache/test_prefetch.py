@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -363,3 +364,24 @@ def test_staging_that_a_medium_may_write_to_is_kept(monkeypatch: pytest.MonkeyPa
     assert len(kept) == 1
     medium.resume()
     a.close()
+
+
+def test_an_interrupted_prefetch_does_the_work_of_those_that_wait_for_it() -> None:
+    class Interrupting(storage.PythonMedium):
+        def read(self, offset: int, nbytes: int) -> Any:
+            if not others:
+                others.append(
+                    threading.Thread(target=lambda: counts.append(a.prefetch(300, 310).result(60)), daemon=True)
+                )
+                others[0].start()
+                assert until(lambda: len(a.cache.bulk._unfinished) == 2)
+                signal.raise_signal(signal.SIGINT)
+            return np.arange(offset // 8, (offset + nbytes) // 8).view(np.uint8)
+
+    others: list[threading.Thread] = []
+    counts: list[PrefetchCounts] = []
+    with ww.open(Interrupting(8 * N), dtype="i8", device="interp", cache=100 * (PAGE + 8), page_size=PAGE) as a:
+        with pytest.raises(KeyboardInterrupt):
+            a.prefetch(0, 10)
+        others[0].join(60)
+        assert counts and counts[0].skipped == 0

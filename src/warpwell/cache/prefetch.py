@@ -200,7 +200,8 @@ class Bulk:
                 except RuntimeError:  # the interpreter exits and starts no thread
                     prefetch.stopped = is_inline = True
         if is_inline and is_first:
-            self._work(prefetch)
+            with interruptible(prefetch.cancel):  # other threads wait for the work of their prefetches here
+                self._work(prefetch)
         elif is_inline:
             prefetch.exception()  # another thread does the work
         return prefetch
