@@ -525,8 +525,6 @@ def moved_by(state: int, word0: int, word5: int, word6: int, result: int) -> int
     """Return the bytes that a command moved; at least 1 for a command on keys, so that each counts."""
     opcode = word0_opc(word0)
     if word(state, COMMAND_SET) == BLOCKS:
-        if opcode == FLUSH:
-            return 0
         return (word6_nlb(word6) + 1) * UNIT
     if opcode == KV_STORE:
         return max(1, word5_value_size(word5))

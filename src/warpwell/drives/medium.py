@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer, checked_seconds
 from .._os import clock
-from ..nvme import FLUSH, PAGE, READ, WRITE, command_word0, command_word6
+from ..nvme import PAGE, READ, WRITE, command_word0, command_word6
 from ..nvme.status import (
     ABORTED_BY_HOST,
     CAPACITY_EXCEEDED,
@@ -448,22 +448,18 @@ def carry_out_by_host(state: int, command: int, tag: int) -> int:
 def drive_start(state: int, command: int, tag: int) -> int:
     """Submit a command to one of the queues and return PENDING, or return the status of a refused command."""
     op, offset, nbytes, buffer = decode_command(command)
-    if op != READ and op != WRITE and op != FLUSH:
+    if op != READ and op != WRITE:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
         return LBA_OUT_OF_RANGE
-    inside = 0
-    if op != FLUSH:
-        if (offset | nbytes) & ((1 << word(state, M_SHIFT)) - 1) != 0:
-            return INVALID_FIELD
-        inside = bytes_inside(state, offset, nbytes)
-    if op != READ and word(state, M_WRITABLE) == 0:
-        if op == FLUSH:
-            return 0
+    if (offset | nbytes) & ((1 << word(state, M_SHIFT)) - 1) != 0:
+        return INVALID_FIELD
+    if op == WRITE and word(state, M_WRITABLE) == 0:
         return NAMESPACE_WRITE_PROTECTED
+    inside = bytes_inside(state, offset, nbytes)
     if op == READ:
         zero_fill(buffer + inside, nbytes - inside)
-    if op != FLUSH and inside == 0:
+    if inside == 0:
         return 0
     fetch_add(state + 8 * M_INSIDE, 1, SYSTEM)
     status = start_or_wait(state, command, tag)
@@ -556,21 +552,15 @@ def submit_part(state: int, queue: int, cid: int) -> None:
     """Submit the next part of an id's command as use `cid` of the id. If the drive has failed, it is aborted later."""
     record = id_record(queue, cid)
     op = word(record, ID_OPCODE)
-    first = 0
-    second = 0
-    block = 0
-    count = 0
-    if op != FLUSH:
-        nbytes = min(word(state, M_PART), word(record, I_NBYTES))
-        first = staging_of(queue, cid)
-        second = prp2_of(queue, cid, nbytes)
-        block = word(record, I_OFFSET) >> word(state, M_SHIFT)
-        count = command_word6((nbytes >> word(state, M_SHIFT)) - 1, 0)
-        if op == WRITE:
-            copy_bytes(first, word(record, I_BUFFER), nbytes)
+    nbytes = min(word(state, M_PART), word(record, I_NBYTES))
+    first = staging_of(queue, cid)
+    block = word(record, I_OFFSET) >> word(state, M_SHIFT)
+    count = command_word6((nbytes >> word(state, M_SHIFT)) - 1, 0)
+    if op == WRITE:
+        copy_bytes(first, word(record, I_BUFFER), nbytes)
     set_word(record, I_SINCE, clock_ns())
     orphan(queue, cid, ASYNC)
-    submit(queue, command_word0(op, cid, word(state, M_NSID)), first, second, block, count)
+    submit(queue, command_word0(op, cid, word(state, M_NSID)), first, prp2_of(queue, cid, nbytes), block, count)
 
 
 @native(interpreted=complete_nothing)
@@ -626,7 +616,6 @@ def finish_part(state: int, queue: int, cid: int, answer: int) -> bool:
     """Move the data of a completed part. Submit it again or the next one, or answer the command and return True."""
     record = id_record(queue, cid)
     status = word(record, ID_STATUS)
-    op = word(record, ID_OPCODE)
     left = 0
     tries = 0
     if status != 0:
@@ -634,10 +623,10 @@ def finish_part(state: int, queue: int, cid: int, answer: int) -> bool:
         if tries <= RETRIES and status_dnr(status) == 0:
             fetch_add(state + 8 * M_RETRIED, 1, SYSTEM)
             left = 1
-    elif op != FLUSH:
+    else:
         nbytes = min(word(state, M_PART), word(record, I_NBYTES))
         buffer = word(record, I_BUFFER)
-        if op == READ:
+        if word(record, ID_OPCODE) == READ:
             copy_bytes(buffer, staging_of(queue, cid), nbytes)
         left = word(record, I_NBYTES) - nbytes
         set_word(record, I_OFFSET, word(record, I_OFFSET) + nbytes)

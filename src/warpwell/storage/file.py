@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import FLUSH, READ, WRITE
+from ..nvme import READ, WRITE
 from ..nvme.status import (
     CAPACITY_EXCEEDED,
     DATA_TRANSFER_ERROR,
@@ -27,7 +27,7 @@ from ..nvme.status import (
     WRITE_FAULT,
 )
 from ..targets import bus_error, device, memory_for, native
-from ..targets.primitives import SYSTEM, call_native, copy_bytes, load_acquire, load_relaxed_as, pread, pwrite
+from ..targets.primitives import SYSTEM, copy_bytes, load_acquire, pread, pwrite
 from .commands import (
     ANSWER_WORDS,
     PENDING,
@@ -58,23 +58,20 @@ NBYTES = 3
 WRITABLE = 4
 LAST_ERRNO = 5
 """0 none, `SHORT` for a file that ended too early."""
-FDATASYNC = 6
-ERRNO_LOCATION = 7
-PROBE = 8
+PROBE = 6
 """A byte to read into when only the length of the file is of interest."""
-RING = 9
+RING = 7
 """Address of the ring (`uring`), or 0."""
-MAPPED = 10
+MAPPED = 8
 """Address of the file's bytes in memory, or 0."""
-CUT = 11
+CUT = 9
 """Address of a word that is not 0 once the mapping has failed."""
-LOOKUP = 12
+LOOKUP = 10
 """From here on: the words of `page_cache`."""
 
 SYSTEM_PAGE = 4096
 """Bytes of a page of the system's cache."""
 SHORT = -1
-I4 = np.dtype(np.int32)
 
 
 class FileMedium(Medium):
@@ -180,12 +177,9 @@ class FileMedium(Medium):
         except BaseException:
             self.close()
             raise
-        libc = ctypes.CDLL(None)
         words = self._state.words
         words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
-        words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
-        words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
         # of a sparse file, reading a mapping would allocate what is not there
         is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
         is_read_by_default = direct is None and not writable
@@ -524,14 +518,6 @@ def choose_path(state: int, op: int, offset: int, nbytes: int) -> int:
 @device
 def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int, direct: int) -> int:
     """Transfer all bytes of a command in the calling thread; return the status."""
-    if op == FLUSH:
-        if word(state, WRITABLE) == 0:
-            return 0
-        # a C int: the upper half of the register means nothing
-        if call_native(word(state, FDATASYNC), word(state, FD), 0, 0, 0, 0, 0) & 0xFFFFFFFF == 0:
-            return 0
-        code = int(load_relaxed_as(call_native(word(state, ERRNO_LOCATION), 0, 0, 0, 0, 0, 0), I4))
-        return file_failed(state, WRITE, code if code > 0 else 5)
     if op != READ and op != WRITE:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
@@ -568,8 +554,6 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
     """Return whether the ring can carry a command."""
     if word(state, RING) == 0 or word(word(state, RING), G_FAILED) != 0:
         return False
-    if op == FLUSH:
-        return word(state, WRITABLE) != 0
     if op != READ and (op != WRITE or word(state, WRITABLE) == 0):
         return False
     aligned = (offset | inside) & extent_mask(state, op) == 0 and buffer & (word(state, ALIGNMENT) - 1) == 0
@@ -613,12 +597,7 @@ def settle(state: int, slot: int, result: int, answer: int) -> bool:
     release_slot(table, slot)
     status = 0
     again = result == -4 or result == -11 or result == -22 or result == -125  # EINTR, EAGAIN, EINVAL, ECANCELED
-    if op == FLUSH:
-        if again:
-            status = run_command(state, op, 0, 0, 0, -1)
-        elif result < 0:
-            status = file_failed(state, WRITE, -result)
-    elif result < 0 and not again:
+    if result < 0 and not again:
         status = file_failed(state, op, -result)
     elif result == 0:
         status = file_failed(state, op, SHORT)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import FLUSH, READ, WRITE, word0_opc, word6_nlb
+from ..nvme import READ, WRITE, word0_opc, word6_nlb
 from ..nvme.status import CAPACITY_EXCEEDED, INVALID_OPCODE, UNRECOVERED_READ_ERROR, WRITE_FAULT
 from ..targets import native, private_block, view_of
 from ..targets.primitives import SYSTEM, load_relaxed, store_relaxed
@@ -26,10 +26,11 @@ from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES
 class NativeMedium:
     """The native functions of a medium, for service threads that hold no interpreter lock.
 
-    ``start(state, command, tag)`` starts a command. `command` is the address of the eight words of an NVMe command,
-    which are valid until `start` returns; words 2 and 4 are undefined. Its range is a multiple of the medium's block,
-    and a read may reach past the end (`commands.decode_command`). `tag` is not negative and has at most 56 bits. The
-    function returns ``status | result << 16``, an NVMe status (0: success) and dw0 of the completion, or `PENDING`.
+    ``start(state, command, tag)`` starts a command: a read or a write; `Medium.sync` flushes. `command` is the address
+    of the eight words of an NVMe command, which are valid until `start` returns; words 2 and 4 are undefined. Its range
+    is a multiple of the medium's block, and a read may reach past the end (`commands.decode_command`). `tag` is not
+    negative and has at most 56 bits. The function returns ``status | result << 16``, an NVMe status (0: success) and
+    dw0 of the completion, or `PENDING`.
     After that ``complete(state, answer)`` returns True once for the command, with three words at `answer`: tag, status
     and result. It returns False while no completion is due. Several threads call both functions concurrently.
 
@@ -280,8 +281,6 @@ def carry_out(medium: Medium, opcode: int, offset: int, data: NDArray[np.uint8])
             data[:] = medium.read(offset, data.size)
         elif opcode == WRITE:
             medium.write(offset, data[: max(0, medium.nbytes - offset)])
-        elif opcode == FLUSH:
-            medium.sync()
         else:
             return INVALID_OPCODE
         return 0

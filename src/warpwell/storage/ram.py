@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import FLUSH, READ, WRITE
+from ..nvme import READ, WRITE
 from ..nvme.status import INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED
 from ..targets import memory_for, native, private_block
 from ..targets.primitives import copy_bytes
@@ -102,8 +102,6 @@ class RamMedium(Medium):
 def ram_start(state: int, command: int, tag: int) -> int:
     """Copy the bytes before returning (never pending)."""
     op, offset, nbytes, buffer = decode_command(command)
-    if op == FLUSH:
-        return 0
     if op != READ and op != WRITE:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:

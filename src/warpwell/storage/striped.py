@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme import FLUSH, READ, WRITE
+from ..nvme import READ, WRITE
 from ..nvme.status import COMMAND_INTERRUPTED, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED
 from ..targets import device, native, private_block
 from ..targets.primitives import SYSTEM, compare_exchange, div, fetch_add, fetch_or, rem, scratch, seat
@@ -286,7 +286,7 @@ def group_start(state: int, command: int, tag: int) -> int:
     """Start all parts; return PENDING if one is pending."""
     op, offset, nbytes, buffer = decode_command(command)
     part = scratch(COMMAND_BYTES)
-    if op != READ and op != WRITE and op != FLUSH:
+    if op != READ and op != WRITE:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
         return LBA_OUT_OF_RANGE
@@ -295,7 +295,7 @@ def group_start(state: int, command: int, tag: int) -> int:
     table = word(state, TABLE)
     slot = -1
     record = 0
-    if word(state, KIND) == STRIPED and op != FLUSH:
+    if word(state, KIND) == STRIPED:
         stripe = word(state, STRIPE)
         index = div(offset, stripe)
         inside = rem(offset, stripe)
@@ -338,7 +338,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
     count = word(state, COUNT)
     pending = 0
     status = 0
-    if op == FLUSH or word(state, KIND) == REPLICATED:
+    if word(state, KIND) == REPLICATED:
         encode_command(part, op, offset, nbytes, buffer)
         for k in range(count):
             got = start_part(state, k, part, part_tag(slot, k))

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from .._os import clock, probe
-from ..nvme import FLUSH, READ
+from ..nvme import READ
 from ..targets import device, private_block
 from ..targets.primitives import (
     SYSTEM,
@@ -53,8 +53,7 @@ BATCH = 16
 
 SETUP, ENTER = 425, 426
 """System calls, on every processor."""
-OP_FSYNC, OP_READ, OP_WRITE = 3, 22, 23
-DATASYNC = 1
+OP_READ, OP_WRITE = 22, 23
 CLAMP = 1 << 4
 SINGLE_MMAP, NO_DROP = 1, 2
 AT_ENTRIES = 0x10000000
@@ -215,23 +214,16 @@ def queued(ring: int) -> int:
 def queue(ring: int, fd: int, slot: int) -> None:
     """Queue the command of a slot. There is an entry for each slot, so the queue is never full."""
     record = record_of(word(ring, G_SLOTS), slot)
-    op = word(record, R_OP)
+    code = OP_WRITE
+    if word(record, R_OP) == READ:
+        code = OP_READ
     lock(ring + 8 * G_QUEUE_LOCK)
     tail = at_index(word(ring, G_SQ_TAIL))
     entry = word(ring, G_ENTRIES) + 64 * (tail & word(ring, G_SQ_MASK))
-    if op == FLUSH:
-        store_relaxed(entry, OP_FSYNC | (fd << 32), SYSTEM)
-        store_relaxed(entry + 8, 0, SYSTEM)
-        store_relaxed(entry + 16, 0, SYSTEM)
-        store_relaxed(entry + 24, DATASYNC << 32, SYSTEM)
-    else:
-        code = OP_WRITE
-        if op == READ:
-            code = OP_READ
-        store_relaxed(entry, code | (fd << 32), SYSTEM)
-        store_relaxed(entry + 8, word(record, R_OFFSET), SYSTEM)
-        store_relaxed(entry + 16, word(record, R_BUFFER), SYSTEM)
-        store_relaxed(entry + 24, word(record, R_NBYTES), SYSTEM)
+    store_relaxed(entry, code | (fd << 32), SYSTEM)
+    store_relaxed(entry + 8, word(record, R_OFFSET), SYSTEM)
+    store_relaxed(entry + 16, word(record, R_BUFFER), SYSTEM)
+    store_relaxed(entry + 24, word(record, R_NBYTES), SYSTEM)
     store_relaxed(entry + 32, slot, SYSTEM)
     store_relaxed(entry + 40, 0, SYSTEM)
     store_relaxed(entry + 48, 0, SYSTEM)

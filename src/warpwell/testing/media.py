@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from .._os import clock
-from ..nvme import FLUSH, READ, WRITE, command_word0, command_word6
+from ..nvme import READ, WRITE, command_word0, command_word6
 from ..storage import Medium, python_functions
 from ..storage.commands import PENDING, word
 from ..targets import Block, device, memory_for, native
@@ -151,10 +151,9 @@ class MediumConformance:
         statuses = self.run(medium, (0x7F, 0, block, buffer.address), (READ, -block, block, buffer.address))
         assert all(0 < s < 0x8000 for s in statuses)
 
-    def test_flush_and_sync(self, medium: Medium) -> None:
+    def test_sync(self, medium: Medium) -> None:
         data = HostBytes(self.BLOCK, seed=2)
         assert self.run(medium, (WRITE, self.BLOCK, self.BLOCK, data.address)) == [0]
-        assert self.run(medium, (FLUSH, 0, 0, 0)) == [0]
         medium.sync()
 
     def test_threads_at_the_same_time(self, medium: Medium, content: NDArray[np.uint8]) -> None:
