@@ -14,6 +14,7 @@ from tests.harness import table_frames, table_queries
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.array.gather import fetch
 from warpwell.table import predicate
 
 module = importlib.import_module("warpwell.table.scan")
@@ -141,6 +142,22 @@ def test_a_block_left_out_wrongly_is_found(written, monkeypatch, fault):
 def test_blocks_that_cannot_match_are_left_out(written):
     known, unknown = (len(one) for one in (_KNOWN, _UNKNOWN))
     assert list(_blocks(*written)) == [(True, False)] * known + [(True, True)] * unknown
+
+
+@pytest.mark.parametrize(("unit", "limits"), [(512, {5e-4: 1.3, 1e-2: 4.5}), (4096, {5e-4: 2.4, 1e-2: 5.7})])
+def test_sparse_rows_are_read_in_blocks_of_the_drive(tmp_path, monkeypatch, unit, limits):
+    random, path = np.random.default_rng(3), tmp_path / "t.arrow"
+    table = pa.table({name: random.random(1 << 20) for name in "abcdef"})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    monkeypatch.setitem(fetch._direct_units, path.stat().st_dev, unit)
+    with ww.table.open(path, device="cpu") as opened:
+        for share, limit in limits.items():
+            rows = opened.where([("a", "<", share)])
+            reads = [*rows.explain(), *rows.explain(list("bcdef"))]
+            assert sum(one.read for one in reads) <= limit * sum(one.wanted for one in reads), share
+        reads = opened.where([("a", "<", 0.9)]).explain(["b"])  # dense: through the page cache
+        assert reads[0].read == table["b"].nbytes // 4096 * 4096 + 4096 and reads[0].commands == 65
 
 
 def test_only_the_pages_of_matching_rows_are_read(tmp_path, monkeypatch):

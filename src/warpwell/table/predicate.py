@@ -156,7 +156,11 @@ def family_of(kind: Any) -> str:
         "float": types.is_floating,
         "decimal": lambda kind: types.is_decimal(kind) and kind.bit_width <= 128,
         "string": lambda kind: types.is_string(kind) or types.is_large_string(kind),
-        "binary": lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind),
+        "binary": lambda kind: (
+            types.is_binary(kind)
+            or types.is_large_binary(kind)
+            or (types.is_fixed_size_binary(kind) and kind.byte_width > 0)
+        ),
         "date": types.is_date,
         "timestamp": lambda kind: types.is_timestamp(kind) and kind.tz is None,
         "zoned": types.is_timestamp,

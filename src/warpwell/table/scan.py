@@ -32,6 +32,8 @@ CHUNK_ROWS = 1 << 20
 """Rows on which a predicate is evaluated at a time."""
 MAX_CHUNKS_AHEAD = 4
 """Chunks that are evaluated before the one that is used."""
+GROUP_ROWS = 1 << 12
+"""Matching rows of several chunks that are taken together."""
 DENSE_FRACTION = 8
 """If more than one row in this many matches, whole columns are read and filtered."""
 
@@ -146,16 +148,36 @@ def _matching_rows(
     end: int,
     counters: IoCounters,
 ) -> Generator[Any, None, None]:
-    """Return the rows of [0, end) for which a predicate is true, a frame for each chunk."""
+    """Yield the rows of [0, end) for which a predicate is true."""
     condition = Condition.from_polars(predicate, lambda name: columns[name].type)
     ranges = condition.candidate_rows({name: columns[name] for name in roots})
     wanted = [(start, min(stop, end)) for start, stop in ranges if start < end]
     is_long = sum(stop - start for start, stop in wanted) > CHUNK_ROWS
     workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
     chunks = _announced(columns, roots, _chunks(wanted, CHUNK_ROWS), counters)
-    return _in_order(
-        (partial(_matching_rows_of, columns, names, roots, predicate, chunk, counters) for chunk in chunks), workers
-    )
+    evaluate = partial(_evaluate, columns, names, roots, predicate, counters)
+    with contextlib.closing(_in_order((partial(evaluate, chunk) for chunk in chunks), workers)) as matches:
+        groups = (partial(_take_columns, columns, names, counters, group) for group in _groups(matches))
+        with contextlib.closing(_in_order(groups, workers)) as found:
+            yield from found
+
+
+_Matches = tuple["NDArray[np.int64] | None", Any]
+"""The rows of a chunk that match, and the columns that decide of them; or None, and all columns."""
+
+
+def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
+    """Yield what is found in chunks, of several chunks together if few rows match, so that more is read at once."""
+    group: list[_Matches] = []
+    count = 0
+    for found in matches:
+        group.append(found)
+        count += len(found[1])
+        if found[0] is None or count >= GROUP_ROWS:
+            yield group
+            group, count = [], 0
+    if count:
+        yield group
 
 
 def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -> Generator[Any, None, None]:
@@ -219,30 +241,43 @@ def _read_ahead(columns: Mapping[str, Column], names: Sequence[str], chunk: Rang
             counters.add(name, pieces)
 
 
-def _matching_rows_of(
+def _evaluate(
     columns: Mapping[str, Column],
     names: Sequence[str],
     roots: Sequence[str],
     predicate: Any,
-    chunk: Ranges,
     counters: IoCounters,
-) -> Any:
+    chunk: Ranges,
+) -> _Matches:
     """Return the rows of a chunk for which a predicate is true."""
     frame = _whole_columns(columns, roots, chunk)
     mask = mask_of(frame, predicate)
     count = mask.sum()
-    rest = [name for name in names if name not in roots]
     if count * DENSE_FRACTION > len(mask):
-        _read_ahead(columns, rest, chunk, counters)
+        _read_ahead(columns, [name for name in names if name not in roots], chunk, counters)
         whole = _whole_columns(columns, names, chunk)
-        return whole if count == len(mask) else whole.filter(mask)
-    positions = np.flatnonzero(mask.to_numpy())
-    parts = dict.fromkeys(names)
-    parts |= {series.name: series for series in frame[positions] if series.name in parts}
-    if rest:
-        taken = take([columns[name] for name in rest], _row_numbers(chunk, positions), counters)
-        parts |= {series.name: series for series in _frame(rest, taken.columns)}
-    return polars().DataFrame([parts[name] for name in names]) if names else polars().DataFrame(height=count)
+        return None, whole if count == len(mask) else whole.filter(mask)
+    positions = mask.arg_true()
+    return _row_numbers(chunk, positions.to_numpy().astype(np.int64)), frame[positions]
+
+
+def _take_columns(
+    columns: Mapping[str, Column], names: Sequence[str], counters: IoCounters, group: Sequence[_Matches]
+) -> Any:
+    """Return the rows of some chunks as a frame."""
+    frames = [frame for numbers, frame in group if numbers is None]
+    sparse = [(numbers, frame) for numbers, frame in group if numbers is not None]
+    if sparse:
+        decided = polars().concat([frame for _, frame in sparse], rechunk=False)
+        parts = {series.name: series for series in decided}
+        if rest := [name for name in names if name not in parts]:
+            taken = take([columns[name] for name in rest], np.concatenate([numbers for numbers, _ in sparse]), counters)
+            parts |= {series.name: series for series in _frame(rest, taken.columns)}
+        found = (
+            polars().DataFrame([parts[name] for name in names]) if names else polars().DataFrame(height=len(decided))
+        )
+        frames.insert(0, found)
+    return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)
 
 
 def _row_numbers(chunk: Ranges, positions: NDArray[np.int64]) -> NDArray[np.int64]:
