@@ -87,7 +87,7 @@ def _negated(node, type_of, *, negated):
 
 
 BLOCK_FAULTS = {
-    "NaN is not the greatest": (predicate, "compare", lambda *given, nan_is_greatest: _COMPARE(*given)),
+    "NaN is not the greatest": (predicate, "compare", lambda *arguments, nan_is_greatest: _COMPARE(*arguments)),
     "null is a value": (predicate, "ONLY_NULL", predicate.EVERYTHING),
     "either part is both": (predicate, "_disjoin", lambda a, b: predicate._conjoin(a, b)),
     "less is greater": (predicate, "_OPERATORS", {**predicate._OPERATORS, "Lt": ">", "Gt": "<"}),
@@ -155,7 +155,7 @@ def test_sparse_rows_are_read_in_blocks_of_the_drive(tmp_path, monkeypatch, unit
         for share, limit in limits.items():
             rows = opened.where([("a", "<", share)])
             reads = [*rows.explain(), *rows.explain(list("bcdef"))]
-            assert sum(one.read for one in reads) <= limit * sum(one.wanted for one in reads), share
+            assert sum(each.read for each in reads) <= limit * sum(each.wanted for each in reads), share
         reads = opened.where([("a", "<", 0.9)]).explain(["b"])  # dense: through the page cache
         assert reads[0].read == table["b"].nbytes // 4096 * 4096 + 4096 and reads[0].commands == 65
 
