@@ -15,14 +15,3 @@ from .argument import (
     participants,
 )
 from .columns import viewed
-
-__all__ = [
-    "KernelArgument",
-    "begin",
-    "default_device",
-    "device_of",
-    "finish",
-    "is_argument",
-    "participants",
-    "viewed",
-]

@@ -32,23 +32,7 @@ if TYPE_CHECKING:
     from .compiling import compilation_logger
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
 
-__all__ = [
-    "Series",
-    "cache_folder",
-    "cache_key",
-    "cloudpickle",
-    "compilation_logger",
-    "compile_for_words",
-    "dispatcher",
-    "intrinsics_for",
-    "keep",
-    "max_registers",
-    "names_of",
-    "numba_cuda",
-    "reads_launch_flag",
-    "start",
-    "synchronize",
-]
+__all__ = ["intrinsics_for"]
 
 # Numba is imported on first use.
 _FROM = {
