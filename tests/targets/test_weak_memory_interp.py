@@ -8,7 +8,18 @@ import pytest
 from lab.campaigns.models.adversary import native_handle
 from warpwell.targets.interp.interpreter import Interpreter, current, i64, launch
 from warpwell.targets.interp.threads import InterpStallError
-from warpwell.targets.primitives import ffs, popc
+from warpwell.targets.primitives import (
+    activemask,
+    any_sync,
+    ballot,
+    ffs,
+    lane_id,
+    match_any,
+    popc,
+    shfl,
+    syncwarp,
+    warp_size,
+)
 
 SYSTEM = 2
 SEEDS = 400
@@ -634,7 +645,15 @@ def test_scopes_and_warps() -> None:
     run.spawn(run.fence, 3)
     with pytest.raises(ValueError, match="scope"):
         run.run()
-    assert (run.lane_id(), run.warp_size(), run.activemask(), run.shfl(1, 7, 0)) == (0, 1, 1, 7)
-    assert run.ballot(1, True) == 1 and run.ballot(1, False) == 0 and run.any_sync(1, True)
+
+    def use_warp() -> None:
+        assert (lane_id(), warp_size(), activemask(), shfl(1, 7, 0), match_any(1, 7)) == (0, 1, 1, 7, 1)
+        assert ballot(1, True) == 1 and ballot(1, False) == 0 and any_sync(1, True) and not any_sync(1, False)
+        syncwarp(1)
+
+    run.spawn(use_warp)
+    run.run()
+    with pytest.raises(RuntimeError, match="outside of a launch"):
+        lane_id()
     assert popc(-1) == 64 and ffs(0) == 0 and ffs(-(2**63)) == 64
     assert i64(2**63) == -(2**63) and i64(2**64 + 5) == 5

@@ -392,7 +392,7 @@ class WorkersModel:
         new = {
             "barrier": lambda: None,
             "thread_index": lambda: 0,
-            "add_relaxed": self.add,
+            "fetch_add_as": lambda address, value, dtype: self.add(address, value),
             "load_pair": self.load_pair,
             "store_relaxed": self.store,
             "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),

@@ -40,6 +40,7 @@ import numpy as np
 from .device import device
 from .interp.checked_numpy import out_of_range
 from .interp.interpreter import current
+from .interp.interpreter import i64 as i64
 
 BLOCK = 0
 """Scope: the threads of one block."""
@@ -235,12 +236,14 @@ def copy_wide(dst: int, src: int, stride: int, count: int) -> None:
 
 def lane_id() -> int:
     """Return the position of the calling thread in its warp, from 0."""
-    return current().lane_id()
+    current()  # raises outside of a launch
+    return 0
 
 
 def warp_size() -> int:
     """Return the number of lanes of a warp: 32 on `cuda`, 1 elsewhere."""
-    return current().warp_size()
+    current()
+    return 1
 
 
 def activemask() -> int:
@@ -249,17 +252,19 @@ def activemask() -> int:
     Who needs all lanes of a warp asks first of all in its kernel, or takes ``ballot(mask, True)`` of lanes that are
     known to come: lanes that came apart may stay so, also behind `syncwarp`.
     """
-    return current().activemask()
+    current()
+    return 1
 
 
 def ballot(mask: int, predicate: bool) -> int:
     """Return the lanes of `mask` whose `predicate` holds, as a bit mask. All lanes of mask call it. Orders nothing."""
-    return current().ballot(mask, predicate)
+    current()
+    return int(bool(mask & 1 and predicate))
 
 
 def any_sync(mask: int, predicate: bool) -> bool:
     """Return True if `predicate` holds in any lane of `mask`. All lanes of mask call it. Orders nothing."""
-    return current().any_sync(mask, predicate)
+    return ballot(mask, predicate) != 0
 
 
 def shfl(mask: int, value: int, lane: int) -> int:
@@ -267,7 +272,8 @@ def shfl(mask: int, value: int, lane: int) -> int:
 
     All lanes of mask call it, and `lane` must be one of them.
     """
-    return current().shfl(mask, value, lane)
+    current()
+    return value
 
 
 def shfl_as(mask: int, value: Any, lane: int) -> Any:
@@ -280,7 +286,7 @@ def shfl_as(mask: int, value: Any, lane: int) -> Any:
 
 def match_any(mask: int, value: int) -> int:
     """Return the lanes of `mask` that passed the same `value`. All lanes of mask call it. Orders nothing."""
-    return current().activemask()
+    return activemask()
 
 
 def syncwarp(mask: int) -> None:
@@ -289,7 +295,7 @@ def syncwarp(mask: int) -> None:
     Accesses of these lanes before it are ordered before accesses of all of them after it. On a GPU, lanes that came
     apart before it run on as they came: they are joined for this instruction only.
     """
-    current().syncwarp(mask)
+    current()
 
 
 @device
@@ -383,12 +389,6 @@ def rem(a: int, b: int) -> int:
 def div(a: int, b: int) -> int:
     """Return ``a // b``. `a` must not be negative and `b` must be positive: neither is checked."""
     return a // b
-
-
-def i64(value: int) -> int:
-    """Wrap an integer to signed 64 bits, as compiled code does by itself."""
-    value = int(value) & 0xFFFFFFFFFFFFFFFF
-    return value - 0x10000000000000000 if value >> 63 else value
 
 
 # -- native host code only: service threads, never a GPU. Accesses are weak. ----------------------------------
@@ -498,7 +498,7 @@ def block_index() -> int:
 
 def thread_index() -> int:
     """Return the index of the calling thread in its block."""
-    current()  # raises outside of a launch
+    current()
     return 0
 
 
@@ -587,11 +587,6 @@ def div_short(a: int, b: int) -> int:
     raise RuntimeError("div_short is compiled launch code")
 
 
-def own_block() -> int:
-    """Return the hardware's index of the block."""
-    raise RuntimeError("own_block is compiled launch code")
-
-
 def put_claim(value: int) -> None:
     """Leave a word for the block. One thread calls it, and a barrier must follow."""
     raise RuntimeError("put_claim is compiled launch code")
@@ -600,8 +595,3 @@ def put_claim(value: int) -> None:
 def get_claim() -> int:
     """Return the word that `put_claim` left, after a barrier."""
     raise RuntimeError("get_claim is compiled launch code")
-
-
-def add_relaxed(address: int, value: int) -> int:
-    """Add `value` to the word at `address` and return the word that was there. Relaxed, device scope."""
-    raise RuntimeError("add_relaxed is compiled launch code")

@@ -22,7 +22,7 @@ from ..compiler.run_cuda import (
 from ..device import device
 from ..fault import share_fault_page
 from ..gpu.prepared import PreparedForms
-from ..primitives import SYSTEM, add_relaxed, barrier, get_claim, load_pair, put_claim, store_relaxed, thread_index
+from ..primitives import SYSTEM, barrier, fetch_add_as, get_claim, load_pair, put_claim, store_relaxed, thread_index
 from ..signature import configuration
 from . import control as at
 
@@ -35,7 +35,7 @@ def {name}(
     control, base, chunk, blocks, across, rows, extent0, extent1, extent2{parameters}
 ):
     {begin}
-    worker = base + own_block()
+    worker = base + block_index()
     enter(control)
     ended = 0
     while True:
@@ -74,6 +74,8 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
+WORD = np.dtype(np.int64)
+
 _LEADING = {"plain": 3, "workers": 9}
 """Numbers of integers before the kernel's own parameters."""
 
@@ -82,7 +84,7 @@ _LEADING = {"plain": 3, "workers": 9}
 def enter(control):
     """Count a worker that begins (all threads of a block)."""
     if thread_index() == 0:
-        add_relaxed(control + BEGUN, 1)
+        fetch_add_as(control + BEGUN, 1, WORD)
 
 
 @device
@@ -95,12 +97,12 @@ def claim(control, worker, chunk, ended):
     if thread_index() == 0:
         before = 0
         if ended != 0:
-            before = add_relaxed(control + DONE, ended)
+            before = fetch_add_as(control + DONE, ended, WORD)
         stop, target = load_pair(control + STOP)
         floor, mirror = load_pair(control + FLOOR)
         first = -1
         if stop <= worker and floor <= worker and worker < target:
-            first = add_relaxed(control + CURSOR, chunk)
+            first = fetch_add_as(control + CURSOR, chunk, WORD)
         put_claim(first)
         # The result of the first atomic is used last, when it has arrived.
         if mirror != 0 and before >> (mirror & 63) != (before + ended) >> (mirror & 63):
@@ -113,7 +115,7 @@ def claim(control, worker, chunk, ended):
 def leave(control):
     """Count a worker that leaves (all threads of a block, behind `claim`)."""
     if thread_index() == 0:
-        add_relaxed(control + LEFT, 1)
+        fetch_add_as(control + LEFT, 1, WORD)
 
 
 class Forms(PreparedForms):

@@ -12,6 +12,7 @@ import inspect
 import pathlib
 import zlib
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
@@ -28,7 +29,6 @@ from .. import primitives as a
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from ..shipped import find_ptx
-from .code_cache import version
 from .intrinsics import I32, I64, Intrinsics, is_wide, is_wide_integer, item_bits, literal, resize
 from .machine_code import cached_code, shipped_code, symbol_of
 
@@ -91,7 +91,7 @@ def _compiler_digest() -> str | None:
         status = path.stat()
     except (DynamicLibNotFoundError, OSError):
         return None
-    content = f"{version('numba-cuda')} {path} {status.st_size} {status.st_mtime_ns}"
+    content = f"{metadata.version('numba-cuda')} {path} {status.st_size} {status.st_mtime_ns}"
     return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
@@ -142,7 +142,6 @@ _define(a.compare_exchange_acquire, "atom.acquire.{s}.global.cas.b64 $0, [$1], $
 _define(a.fence, "fence.acq_rel.{s};")
 _define(a.store_pair, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};")
 _define(a.clock_ns, "mov.u64 $0, %globaltimer;")
-_define(a.add_relaxed, "atom.relaxed.gpu.global.add.u64 $0, [$1], $2;")
 _define(a.barrier, "bar.sync 0;")
 
 
@@ -392,7 +391,6 @@ _define_grid(a.virtual_grid, lambda builder, axis: _coordinate(builder, "xyz".in
 intrinsics.define(a.thread_index, lambda b, _: _tid(b))
 intrinsics.define(a.block_threads, lambda b, _: _threads(b))
 intrinsics.define(a.block_index, lambda b, _: _special(b, "ctaid.x"))
-intrinsics.define(a.own_block, lambda b, _: _special(b, "ctaid.x"))
 intrinsics.define(a.virtual_block_index, lambda b, _: _coordinate(b, 0))
 intrinsics.define(a.set_virtual, _set_virtual)
 intrinsics.define(a.div_short, lambda b, v: _widen(b, b.udiv(_narrow(b, v[0]), _narrow(b, v[1]))))

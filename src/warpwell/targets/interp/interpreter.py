@@ -34,9 +34,9 @@ native_functions: dict[int, Callable[..., int]] = {}
 """The plain Python function for each native address."""
 
 
-def i64(x: int) -> int:
-    """Wrap an integer to signed 64 bits."""
-    return ((int(x) + _S63) & M64) - _S63
+def i64(value: int) -> int:
+    """Wrap an integer to signed 64 bits, as compiled code does by itself."""
+    return ((int(value) + _S63) & M64) - _S63
 
 
 class ItemCodec:
@@ -501,7 +501,7 @@ class Interpreter(Interleaver):
         count = function.__code__.co_argcount  # a C function ignores the others
         return i64(function(*(state, a, b, c, d, e)[:count]))
 
-    # -- where and when a thread runs; warps of one lane -------------------------------------------------------
+    # -- where and when a thread runs --------------------------------------------------------------------------
 
     def backoff(self, attempt: int) -> None:
         self._pause(0 if attempt <= 0 else min(4 << min(int(attempt), 6), 256))
@@ -522,27 +522,6 @@ class Interpreter(Interleaver):
         if ndim not in (2, 3) or len(self.shape) > ndim:
             raise ValueError(f"grid({ndim}) in a launch of shape {self.shape}")
         return tuple(map(int, np.unravel_index(self.thread.index, (*self.shape, 1, 1)[:ndim])))
-
-    def lane_id(self) -> int:
-        return 0
-
-    def warp_size(self) -> int:
-        return 1
-
-    def activemask(self) -> int:
-        return 1
-
-    def ballot(self, mask: int, pred: Any) -> int:
-        return 1 if mask & 1 and pred else 0
-
-    def any_sync(self, mask: int, pred: Any) -> bool:
-        return bool(mask & 1 and pred)
-
-    def shfl(self, mask: int, value: int, lane: int) -> int:
-        return value
-
-    def syncwarp(self, mask: int) -> None:
-        return None
 
 
 def launch(
