@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -57,32 +57,13 @@ def read_or_make(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
     """
     if (found := read_kept(path)) is not None:
         return found
-    lock_path = path.with_suffix(".lock")
-    if "numba.core.compiler_lock" not in sys.modules:  # if another process makes it, this one does not import Numba
-        with file_lock(lock_path):
-            if (found := read_kept(path)) is not None:
-                return found
-            numbas = _compiler_lock()._lock
-            if numbas.acquire(blocking=False):
-                try:
-                    return _make_and_write(path, make)
-                finally:
-                    numbas.release()
-    with _compiler_lock(), file_lock(lock_path):
-        found = read_kept(path)
-        return _make_and_write(path, make) if found is None else found
-
-
-def _compiler_lock() -> Any:
     from numba.core.compiler_lock import global_compiler_lock  # half a second, if Numba is not imported yet
 
-    return global_compiler_lock
-
-
-def _make_and_write(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
-    found = make()
-    with contextlib.suppress(OSError):
-        write_kept(path, found)
+    with global_compiler_lock, file_lock(path.with_suffix(".lock")):
+        if (found := read_kept(path)) is None:
+            found = make()
+            with contextlib.suppress(OSError):
+                write_kept(path, found)
     return found
 
 
@@ -105,17 +86,9 @@ def sources_digest() -> str:
 @functools.cache
 def _sources_hash() -> str:
     digest = hashlib.sha256(sources_digest().encode())
-    for found in (sys.version, *map(version, ("numba", "llvmlite", "numpy"))):
+    for found in (sys.version, *map(metadata.version, ("numba", "llvmlite", "numpy"))):
         digest.update(found.encode())
     return digest.hexdigest()[:20]
-
-
-def version(name: str) -> str:
-    """Return the version of an installed package."""
-    try:
-        return metadata.version(name)  # without importing it
-    except metadata.PackageNotFoundError:  # it was installed in some other way
-        return str(import_module(name).__version__)
 
 
 def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
