@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import math
@@ -76,8 +75,6 @@ class Kernel:
         self.max_registers = max_registers
         self.block = block
         self.bounds = check
-        self.checked_variants: dict[int, Kernel] = {}
-        """Of launches with bounds checks, by number of arguments (see `bounds`)."""
         self.compiled: dict[Any, Any] = {}
         self.checked: set[tuple[int, int]] = set()
         """Numbers of extents and arguments with which launches are known to fit."""
@@ -138,7 +135,8 @@ class Kernel:
 
     def checked_variant(self, count: int) -> Kernel:
         """Return the kernel that calls this one with `count` checked arguments (see `bounds`)."""
-        if count not in self.checked_variants:
+        key = "checked", count
+        if key not in self.compiled:
             name = self.function.__name__
             names = (parameters(self) + [f"argument{k}" for k in range(count)])[:count]
             arguments = ", ".join(f"_checked({name}, _record, {k})" for k, name in enumerate(names))
@@ -146,10 +144,9 @@ class Kernel:
             scope: dict[str, Any] = {"_function": function, "_checked": checked, "__name__": function.__module__}
             source = f"def {name}({', '.join([*names, '_record'])}):\n    _function({arguments})\n"
             exec(compile(source, function.__code__.co_filename, "exec"), scope)
-            self.checked_variants[count] = Kernel(
-                scope[name], max_registers=self.max_registers, block=self.block, check=None
-            )
-        return self.checked_variants[count]
+            self.compiled[key] = Kernel(scope[name], max_registers=self.max_registers, block=self.block, check=None)
+        variant: Kernel = self.compiled[key]
+        return variant
 
     def __call__(self, *args: Any) -> None:
         """Refuse: a launch needs a number of threads."""
@@ -175,14 +172,14 @@ class Launch:
     to a GPU and back; device arrays are not copied.
     """
 
-    def __init__(self, kernel: Kernel, shape: tuple[int, ...], stream: Any = None) -> None:
+    def __init__(
+        self, kernel: Kernel, shape: tuple[int, ...], stream: Any = None, *, waits: bool | None = None
+    ) -> None:
         self.kernel = kernel
         self.shape = shape
         self.stream = stream
-        self.waits = stream is None
+        self.waits = stream is None if waits is None else waits
         """Whether a call waits for the kernel."""
-        self._current: Launch | None = None
-        """The latest launch of another version of the kernel."""
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -344,13 +341,7 @@ class Launch:
     def current(self) -> Launch:
         """Return the launch of the kernel's version for the present values of global variables (`Kernel.current`)."""
         kernel = self.kernel.current()
-        if kernel is self.kernel:
-            return self
-        launch = self._current
-        if launch is None or launch.kernel is not kernel:
-            launch = self._current = copy.copy(self)
-            launch.kernel = kernel
-        return launch
+        return self if kernel is self.kernel else Launch(kernel, self.shape, self.stream, waits=self.waits)
 
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""

@@ -159,9 +159,7 @@ class CudaRuntime(Runtime):
             launch.start(arguments, stream)
         elif any(map(is_argument, arguments)):
             # what device code latches is this launch's failure, and not that of a later operation
-            waiting = Launch(launch.kernel, launch.shape, stream)
-            waiting.waits = True
-            waiting(*arguments, device="cuda")
+            Launch(launch.kernel, launch.shape, stream, waits=True)(*arguments, device="cuda")
         elif math.prod(launch.shape):
             flag = LaunchFlag("cuda")
             start(launch, arguments, stream, flag)
