@@ -30,7 +30,8 @@ CAPABILITIES = (75, 80, 90)
 
 def find_object(name: str) -> bytes | None:
     """Return the shipped object file of a native function, or None if it is absent or not for this processor."""
-    if (manifest := _manifest(FOLDER)) is None or not _has_features(tuple(manifest["features"])):
+    manifest = _manifest(FOLDER)
+    if manifest is None or not all(host_features().get(name) for name in manifest["features"]):
         return None
     return read_kept(FOLDER / manifest["processor"] / f"{name}.o")
 
@@ -58,12 +59,12 @@ def _manifest(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _has_features(names: tuple[str, ...]) -> bool:
+def host_features() -> llvm.FeatureMap:
+    """Return the features of this processor, or none if LLVM cannot query it."""
     try:
-        features = llvm.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot query this processor
-        return False
-    return all(features.get(name, False) for name in names)
+        return llvm.get_host_cpu_features()
+    except RuntimeError:
+        return llvm.FeatureMap()
 
 
 @functools.cache

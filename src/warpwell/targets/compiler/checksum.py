@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import extending
@@ -12,7 +11,9 @@ from numba.core import cgutils, config, types
 
 from .. import primitives as a
 from ..checksum import TABLE
+from ..shipped import host_features
 
+I64 = ir.IntType(64)
 I8 = np.dtype(np.int64)
 U1 = np.dtype(np.uint8)
 BYTE_TABLE = np.array(TABLE, np.uint32)
@@ -34,20 +35,11 @@ PAST_LONG = _tables_past_zeros(LONG)
 PAST_SHORT = _tables_past_zeros(SHORT)
 
 
-def host_instruction() -> str | None:
-    """Return the LLVM intrinsic for the CRC-32C instruction of the processor that code is compiled for, or None."""
+def _has_instruction() -> bool:
+    """Return True if the processor that code is compiled for has the CRC-32C instruction of x86-64."""
     if config.CPU_NAME is not None:
-        features = set((config.CPU_FEATURES or "").split(","))
-    else:
-        features = {f"+{name}" for name, on in llvm.get_host_cpu_features().items() if on}
-    if "+sse4.2" in features:
-        return "llvm.x86.sse42.crc32.64.64"
-    if "+crc" in features and llvm.get_default_triple().startswith("aarch64"):
-        return "llvm.aarch64.crc32cx"
-    return None
-
-
-_INSTRUCTION = host_instruction()
+        return "+sse4.2" in (config.CPU_FEATURES or "").split(",")
+    return bool(host_features().get("sse4.2"))
 
 
 @extending.intrinsic
@@ -55,13 +47,9 @@ def _step(typingctx: Any, register: Any, word: Any) -> Any:
     """Return the register after eight more bytes."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        i32, i64 = ir.IntType(32), ir.IntType(64)
-        wide = _INSTRUCTION is not None and "x86" in _INSTRUCTION
-        kind = i64 if wide else i32
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, i64]), str(_INSTRUCTION))
-        register = args[0] if wide else builder.trunc(args[0], i32)
-        out = builder.call(function, [register, args[1]])
-        return out if wide else builder.zext(out, i64)
+        kind = ir.FunctionType(I64, [I64, I64])
+        instruction = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.64.64")
+        return builder.call(instruction, args)
 
     return types.int64(types.int64, types.int64), codegen
 
@@ -115,7 +103,7 @@ def _without_instruction(address: int, nbytes: int, seed: int) -> int:
 
 def define_checksum(target: Any) -> None:
     """Register `crc32c` with the intrinsics of a host target."""
-    body = _without_instruction if _INSTRUCTION is None else _with_instruction
+    body = _with_instruction if _has_instruction() else _without_instruction
 
     @target.primitive(a.crc32c)
     def crc32c(typingctx: Any, address: Any, nbytes: Any, seed: Any) -> Any:

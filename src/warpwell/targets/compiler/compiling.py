@@ -29,22 +29,15 @@ def compiling(name: str) -> Iterator[None]:
 
     An interrupt is raised when it is done: see `uninterrupted`.
     """
-    with uninterrupted(), _warning_later(name):
-        yield
-
-
-@contextlib.contextmanager
-def _warning_later(name: str) -> Iterator[None]:
-    if _warned or not compilation_logger.isEnabledFor(logging.WARNING):
-        yield
-        return
     timer = threading.Timer(SECONDS, _warn, (name,))
     timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    with uninterrupted():
+        if not _warned and compilation_logger.isEnabledFor(logging.WARNING):
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _warn(name: str) -> None:

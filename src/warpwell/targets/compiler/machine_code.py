@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 
 from ..device import linked_functions
-from ..shipped import find_object
+from ..shipped import find_object, host_features
 from . import symbols
 from .code_cache import cache_folder, cache_key, read_or_make
 
@@ -50,11 +50,7 @@ class Processor(NamedTuple):
 
 def host_processor() -> Processor:
     """Return the processor of this host."""
-    try:
-        features = str(llvm.get_host_cpu_features().flatten())
-    except RuntimeError:  # LLVM cannot query this processor
-        features = ""
-    return Processor(llvm.get_host_cpu_name(), features)
+    return Processor(llvm.get_host_cpu_name(), str(host_features().flatten()))
 
 
 Compile = Callable[[Callable[..., int], Processor], bytes]
