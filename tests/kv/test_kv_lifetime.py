@@ -202,8 +202,6 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     from warpwell.targets import bus_error
 
     functions = (
-        bus_error.guard,
-        bus_error.release,
         bus_error.map_guarded,
         bus_error.unmap,
         mapped_file.map_file,

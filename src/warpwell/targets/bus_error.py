@@ -1,7 +1,7 @@
 """Mapped files that may be cut or fail while native code reads them: zeros instead of a killed process.
 
 The system sends SIGBUS, which kills the process, if a page of a mapped file cannot be read, is behind the file's end,
-or has no room on a full disk. For ranges that are `guard`ed here, a handler replaces the page that failed by zeros, and
+or has no room on a full disk. For ranges that `map_guarded` maps, a handler replaces the page that failed by zeros, and
 the access continues. There are two kinds of ranges:
 
 - `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers have a checksum, and look further when it is wrong.
@@ -142,34 +142,26 @@ def map_guarded(fd: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> int | None:
     address = _libc.mmap(None, nbytes, allowed, mmap.MAP_SHARED, fd, 0)
     if address == _FAILED or address is None:
         return None
-    if guard(int(address), nbytes, kind):
-        return int(address)
-    _libc.munmap(address, nbytes)
-    return None
-
-
-def unmap(address: int, nbytes: int) -> None:
-    """Unmap what `map_guarded` mapped; no thread may be reading it."""
-    release(address)
-    _libc.munmap(address, nbytes)
-
-
-def guard(address: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> bool:
-    """Guard a mapped range from now on; return False if that is not possible (then do not read it).
-
-    `release` it before it is unmapped.
-    """
-    if not handled():
-        return False
     try:
-        slot = _free.popleft()
+        slot = _free.popleft() if handled() else None
     except IndexError:
-        return False
+        slot = None
+    if slot is None:
+        _libc.munmap(address, nbytes)
+        return None
     at = W_RANGES + RANGE_WORDS * slot
     TABLE[at + R_END], TABLE[at + R_KIND], TABLE[at + R_FAILED] = address + nbytes, kind, 0
     TABLE[at + R_START] = address
     _slots[address] = slot
-    return True
+    return int(address)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Unmap what `map_guarded` mapped; no thread may be reading it."""
+    slot = _slots.pop(address)
+    TABLE[W_RANGES + RANGE_WORDS * slot + R_START] = 0
+    _free.appendleft(slot)
+    _libc.munmap(address, nbytes)
 
 
 def failure(address: int) -> tuple[int, bool] | None:
@@ -184,14 +176,6 @@ def failure_word(address: int) -> int:
     It changes before the zeros can be read.
     """
     return ctypes.addressof(TABLE) + 8 * (W_RANGES + RANGE_WORDS * _slots[address] + R_FAILED)
-
-
-def release(address: int) -> None:
-    """Guard a range no more."""
-    slot = _slots.pop(address, None)
-    if slot is not None:
-        TABLE[W_RANGES + RANGE_WORDS * slot + R_START] = 0
-        _free.appendleft(slot)
 
 
 @functools.cache
