@@ -13,6 +13,8 @@ from warpwell import errors
 from warpwell.cache.access import access
 from warpwell.pool.transport import mpi_loop
 from warpwell.targets import native
+from warpwell.targets.compiler.machine_code import load_symbol
+from warpwell.targets.native import compile_for
 from warpwell.targets.primitives import SYSTEM, load_relaxed
 
 UMASK = os.umask(0o022)
@@ -155,6 +157,6 @@ def test_booleans_and_none_become_integers_and_other_results_are_refused() -> No
 
 
 def test_a_kernel_and_the_host_call_the_same_code() -> None:
-    symbol = native(access).symbol
+    symbol = load_symbol(access, compile_for)
     assert symbol == "warpwell_cache_access_access"
     assert llvm.address_of_symbol(symbol) == native(access).address

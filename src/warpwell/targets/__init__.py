@@ -44,10 +44,10 @@ from .arrays import at_address, empty, to_device, to_host, zeros
 from .checksum import crc32c_of
 from .device import ArrayKind, StructKind, chosen, device, is_device, linked, struct_function, struct_method
 from .fault import LaunchFlag, PlainFlag, share_fault_page
-from .gpu.device import GpuDevice, has_cuda
+from .gpu.device import GpuDevice, handle_of, has_cuda
 from .interp.interpreter import current
 from .kernel import Kernel, Launch, kernel, set_place, stamp_of
-from .launch_stream import LaunchStream, handle_of, stream_of, stream_on
+from .launch_stream import LaunchStream, stream_of, stream_on
 from .memory import ALIGNMENT, Allocator, Block, memory_for, private_block, private_memory, view_of
 from .native import native
 from .source.cuda_source import CudaSource, SourceLaunch

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import errors
 from .gpu.device import GpuDevice
 from .memory import view_of
 
@@ -131,27 +130,6 @@ class GpuStream(LaunchStream):
 @functools.cache
 def _gpu(ordinal: int) -> GpuDevice:
     return GpuDevice(ordinal)
-
-
-def handle_of(stream: Any) -> int:
-    """Return the handle of a stream of any library: 0 for None, which is the default stream.
-
-    Raises
-    ------
-    ArgumentError
-        The object is not a stream.
-    """
-    if stream is None:
-        return 0
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
-    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, numba-cuda
-        if hasattr(stream, name):
-            return int(getattr(stream, name))
-    raise errors.ArgumentError(
-        f"{stream!r:.60} is not a stream: give one of PyTorch, CuPy or numba-cuda, or none for the default stream",
-        name="stream",
-    )
 
 
 def stream_of(device: str, handle: int) -> LaunchStream:

@@ -41,13 +41,6 @@ class NativeFunction:
             self._address = address
         return self._address
 
-    @property
-    def symbol(self) -> str:
-        """The symbol by which LLVM links it to code that it compiles or loads (compiles on first use)."""
-        from .compiler.machine_code import load_symbol
-
-        return load_symbol(self.function, compile_for)
-
     def load(self) -> NativeFunction:
         """Compile or load the function before its first call; return it."""
         if self._call is None:

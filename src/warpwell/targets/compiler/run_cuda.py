@@ -15,7 +15,7 @@ from ... import errors
 from ..._os import Interrupts, interruptible
 from ...libcuda import check
 from ..fault import LaunchFlag, share_fault_page
-from ..gpu.device import current, mark, reached
+from ..gpu.device import current, handle_of, mark, reached
 from ..gpu.prepared import Prepared, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
@@ -425,13 +425,8 @@ def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
 def _stream(stream: Any) -> Any:
     from numba import cuda
 
-    if stream is None:
-        return None
-    if hasattr(stream, "__cuda_stream__"):
-        return cuda.external_stream(int(stream.__cuda_stream__()[1]))
-    if hasattr(stream, "cuda_stream"):
-        return cuda.external_stream(int(stream.cuda_stream))
-    return stream
+    is_foreign = hasattr(stream, "__cuda_stream__") or hasattr(stream, "cuda_stream")
+    return cuda.external_stream(handle_of(stream)) if is_foreign else stream
 
 
 def synchronize_stream(stream: Any) -> None:

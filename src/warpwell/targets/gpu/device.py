@@ -142,6 +142,27 @@ def default_stream(ordinal: int) -> Any:
     return Stream.from_handle(int(driver.CU_STREAM_LEGACY))
 
 
+def handle_of(stream: Any) -> int:
+    """Return the handle of a stream of any library: 0 for None, which is the default stream.
+
+    Raises
+    ------
+    ArgumentError
+        The object is not a stream.
+    """
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, numba-cuda
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise errors.ArgumentError(
+        f"{stream!r:.60} is not a stream: give one of PyTorch, CuPy or numba-cuda, or none for the default stream",
+        name="stream",
+    )
+
+
 def mark(stream: Any = None) -> Any:
     """Return an event behind all work so far in a stream of cuda.core or numba-cuda.
 
