@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import latch_index
-from ..targets import DeviceStruct, LaunchFlag, device, struct_method
+from ..targets import DeviceStruct, LaunchFlag, device
 from ..targets.primitives import DEVICE, fetch_or, i64, load_relaxed
 from .attachment import CacheArgument
 from .items import is_contiguous
-
-METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 
 
 class PageSet(CacheArgument):
@@ -174,7 +172,10 @@ def _unpacked(bitmap: NDArray[np.int64]) -> NDArray[np.int64]:
 class PageSetView(DeviceStruct):
     """A page set in device code; its static parameters are whether there are pages, and the size of an item."""
 
-    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+    methods: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "add": ("pages", "index"),
+        "add_range": ("pages", "start", "stop"),
+    }
 
     @classmethod
     def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
@@ -184,7 +185,7 @@ class PageSetView(DeviceStruct):
     @classmethod
     def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
         """Return the device function of a method."""
-        if name not in METHODS or ndim != 1:
+        if name not in cls.methods or ndim != 1:
             return None
         return _made(name, *static)
 
@@ -224,7 +225,3 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         add_range(pages, index, i64(index) + 1)
 
     return add if name == "add" else add_range
-
-
-for _name, _parameters in METHODS.items():
-    struct_method(_name, *_parameters)

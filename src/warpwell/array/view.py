@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from .. import errors
-from ..targets import DeviceStruct, Part, struct_function, struct_method
+from ..targets import DeviceStruct, Part, struct_function
 from . import elements
-
-METHODS = {
-    "prefetch": ("view", "index"),
-    "pin": ("view", "index"),
-    "unpin": ("view", "index"),
-}
 
 
 @dataclass(frozen=True)
@@ -55,9 +49,13 @@ class ViewField(NamedTuple):
 
 
 class ArrayView(DeviceStruct):
-    """An array in device code: subscripts, ``len``, ``shape``, and the methods of `METHODS`."""
+    """An array in device code: subscripts, ``len``, ``shape``, and `methods`."""
 
-    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+    methods: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "prefetch": ("view", "index"),
+        "pin": ("view", "index"),
+        "unpin": ("view", "index"),
+    }
 
     def __init__(
         self,
@@ -134,10 +132,6 @@ def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
         return elements.residency(name, position, static)
     maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]
     return maker(static.dtype, position, static)
-
-
-for _name, _parameters in METHODS.items():
-    struct_method(_name, *_parameters)
 
 
 def atomic_add(array: Any, index: Any, value: Any) -> Any:

@@ -42,7 +42,7 @@ from .arguments import KernelArgument, begin, default_device, finish, is_argumen
 from .arguments.overlaps import Span, overlap, together
 from .arrays import at_address, empty, to_device, to_host, zeros
 from .checksum import crc32c_of
-from .device import ArrayKind, StructKind, chosen, device, is_device, linked, struct_function, struct_method
+from .device import ArrayKind, StructKind, chosen, device, is_device, linked, struct_function
 from .fault import LaunchFlag, PlainFlag, share_fault_page
 from .gpu.device import GpuDevice, handle_of, has_cuda
 from .interp.interpreter import current

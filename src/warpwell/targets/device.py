@@ -47,11 +47,8 @@ def linked_functions() -> list[Callable[..., int]]:
     return [args[0] for kind, args in _registered if kind == "linked"]
 
 
-def struct_method(name: str, *parameters: str) -> None:
-    """Make ``struct.name(...)`` available in device code (see `DeviceStruct.implementation`).
-
-    `parameters` are the names of the implementation's parameters, the struct first.
-    """
+def register_method(name: str, parameters: tuple[str, ...]) -> None:
+    """Make ``struct.name(...)`` available in device code (see `DeviceStruct.methods`)."""
     _register("method", name, parameters)
 
 

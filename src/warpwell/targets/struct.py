@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from .. import errors
+from .device import register_method
 
 
 class Part(NamedTuple):
@@ -47,7 +49,13 @@ class DeviceStruct:
 
     static: Any
 
-    _methods: ClassVar[frozenset[str]] = frozenset()
+    methods: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Methods in device code: the parameters of each one's `implementation`, the struct first."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, parameters in cls.__dict__.get("methods", {}).items():
+            register_method(name, parameters)
 
     def __init__(self, static: Any, values: dict[str, int | tuple[int, ...]]) -> None:
         self.static = static
@@ -94,19 +102,9 @@ class DeviceStruct:
         values = self.__dict__.get("_values", {})
         if name in values:
             return values[name]
-        function = None if name.startswith("__") else self._bound(name)
-        if function is None:
-            raise AttributeError(f"{type(self).__name__} has no member {name!r} in device code")
-        return function
-
-    def _bound(self, name: str) -> Callable[..., Any] | None:
-        if name not in type(self)._methods:
-            return None
-
-        def call(*args: Any) -> Any:
-            return self._call(name, *args)
-
-        return call
+        if name in type(self).methods:
+            return functools.partial(self._call, name)
+        raise AttributeError(f"{type(self).__name__} has no member {name!r} in device code")
 
     def _call(self, name: str, *args: Any) -> Any:
         index = args[0] if args else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
@@ -23,7 +23,7 @@ from warpwell.queues.layout import (
     TAKEN,
 )
 from warpwell.storage import free_return_slot, return_slot_of
-from warpwell.targets import DeviceStruct, device, linked, struct_method
+from warpwell.targets import DeviceStruct, device, linked
 from warpwell.targets.primitives import (
     DEVICE,
     activemask,
@@ -460,7 +460,7 @@ class KernelStore(DeviceStruct):
     the device failed; the host then raises after the launch.
     """
 
-    _methods: ClassVar[frozenset[str]] = frozenset(METHODS)
+    methods: ClassVar[Mapping[str, tuple[str, ...]]] = {name: names for name, (_, names) in METHODS.items()}
 
     @classmethod
     def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
@@ -480,7 +480,3 @@ def _made(name: str, ndim: int | None) -> Callable[..., Any] | None:
         return None
     function, parameters = METHODS[name]
     return _of_key(function, ndim == 3, "data" in parameters)
-
-
-for _name, (_, _parameters) in METHODS.items():
-    struct_method(_name, *_parameters)
