@@ -80,7 +80,6 @@ class Made:
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
         self.forms = Forms(self.blocks)
-        self.forms.prepare()
         self.chunk = 1
         self.record = self.blocks.new_control()
         self.control = self.record.address

@@ -57,6 +57,7 @@ class FakeForms:
             self._blocks = blocks.launch.cut(blocks.args, blocks.device)
             self._blocks.flag = blocks.flag
             self._blocks.begin()
+        self._blocks.prepare()
         self._resident = resident
         self._words = words
         self.most = 0
@@ -65,10 +66,6 @@ class FakeForms:
         self._now = 0
         self._begun: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
-
-    def prepare(self) -> None:
-        """See `Forms`."""
-        self._blocks.prepare()
 
     def resources(self, form: str) -> dict[str, int]:
         """See `Forms`."""

@@ -155,7 +155,6 @@ def test_workloads_are_the_same_bit_for_bit_as_workers(name: str) -> None:
         blocks = BlockLaunch(step.launch, step.arguments, "cuda")
         blocks.begin()
         made = Forms(blocks)
-        made.prepare()
         control = blocks.new_control()
         made.start(control.address, 0, 3, stream, 2)
         gpu.synchronize(stream)

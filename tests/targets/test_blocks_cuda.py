@@ -177,7 +177,6 @@ class OnGpu:
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
         self.forms = Forms(self.blocks)
-        self.forms.prepare()
         self.record = self.blocks.new_control()
         self.control = self.record.address
 

@@ -137,7 +137,6 @@ def forms_of(
         flag=LaunchFlag("cpu"),
     )
     forms = blocks_cuda.Forms(blocks)
-    forms.prepare()
     return forms, dispatchers["_form"]
 
 
@@ -169,7 +168,7 @@ def test_arguments_that_must_be_copied_are_launched_by_numba(
     forms.start_plain(None)
     forms.start(64, 0, 5, SimpleNamespace(handle=99))
     assert launched == [] and forms.plain_row() is None and forms.workers_row(64, 0, 5) is None and not forms.lasting
-    (plain,) = forms.plain.launches
+    (plain,) = forms._forms["plain"].dispatcher.launches
     assert plain == ((2, 1, 1), (256,), 0, (300, 1, 1, array, 7))
     (workers,) = dispatcher.launches
     assert workers[0] == (5, 1, 1) and workers[3] == (64, 0, 1, 3, 2, 1, 300, 1, 1, array, 7)

@@ -622,7 +622,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 blocks.begin()
                 run.blocks = blocks
                 run.forms = self._gpu.forms(blocks)
-                run.forms.prepare()
             run.resources = run.forms.resources(run.form)
         except BaseException as failure:  # the task's own failure, which is its end
             return failure

@@ -150,7 +150,7 @@ class Gpu(GpuDevice):
     # -- launches --------------------------------------------------------------------------------------------
 
     def forms(self, blocks: Any) -> Any:
-        """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`), to be prepared."""
+        """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`)."""
         keeps = getattr(blocks, "kept_forms", None)
         return blocks.forms() if keeps is None else keeps(self.ordinal, self.words)
 

@@ -119,77 +119,76 @@ def leave(control):
 
 
 class Forms(PreparedForms):
-    """The compiled forms of a `BlockLaunch` on the current GPU."""
+    """The forms of a `BlockLaunch` that has begun, compiled and loaded on the current GPU: no launch waits for that.
+
+    Attributes
+    ----------
+    lasting : bool
+        Whether launches with equal arguments may use `plain_row`: none has a flag of its own.
+    """
 
     def __init__(self, blocks: Any) -> None:
-        self._blocks = blocks
-        self._grid, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
-        extents = (*blocks.launch.shape, 1, 1)[:3]
-        self._worker_arguments = *(*self._grid, 1, 1)[:2], *extents
-        self._plain_arguments = extents
-        self._lasting = not (reads_launch_flag(blocks.kernel) or blocks.participants)
-        self._values = [*blocks.values, blocks.flag.address] if reads_launch_flag(blocks.kernel) else blocks.values
-        self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
-        types = tuple(self.plain.typeof_pyval(v) for v in self._values)
-        self._key = ("cuda-forms", len(blocks.launch.shape), types)
-        self._forms: dict[str, CompiledKernel] = {}
-        self._prepared = {}
-        self._blocks_count = blocks.blocks
-
-    def prepare(self) -> None:
-        """Compile and load all forms, so that no launch waits for the compiler.
-
-        Workers may have as many registers as keep the plain kernel's blocks resident: otherwise the compiler uses more
-        for the loop around the kernel, and fewer blocks fit.
-        """
-        if self._prepared:
-            return  # of an equal launch before
         share_fault_page()
-        blocks, values = self._blocks, self._values
-        cache = blocks.kernel.compiled
-        if self._key not in cache:
-            dims, threads = len(blocks.launch.shape), int(np.prod(self._threads))
-            forms = {"plain": CompiledKernel(blocks.kernel, self.plain, _LEADING["plain"], values)}
-            resources = {"plain": _resources(forms["plain"].overload, threads)}
-            if blocks.preemptible:
-                workers = _form(blocks, dims, len(values), registers_for(resources["plain"]["registers"], threads))
-                forms["workers"] = CompiledKernel(blocks.kernel, workers, _LEADING["workers"], values)
-                resources["workers"] = _resources(forms["workers"].overload, threads)
-            cache[self._key] = forms, resources
-        self._forms, self._resources = cache[self._key]
+        kernel, shape, values = blocks.kernel, blocks.launch.shape, blocks.values
+        if reads_launch_flag(kernel):
+            values = [*values, blocks.flag.address]
+        self._grid, self._threads = configuration(shape, kernel.block)
+        self._plain_arguments = (*shape, 1, 1)[:3]
+        self._worker_arguments = *(*self._grid, 1, 1)[:2], *self._plain_arguments
+        self._blocks_count = blocks.blocks
+        self._forms, self._resources = _compiled_forms(blocks, values, int(np.prod(self._threads)))
         arguments = self._forms["plain"].flatten(values)
+        self._prepared = {}
         if arguments is not None:
-            self._prepared = {form: kernel.prepare(arguments) for form, kernel in self._forms.items()}
-            # The forms may be kept for later launches, but the arrays must not be.
-            self._blocks, self._values = None, []
-
-    @property
-    def lasting(self) -> bool:
-        """Whether launches with equal arguments may use `plain_row`: none has a flag of its own."""
-        return self._lasting and self.plain_row() is not None
+            self._prepared = {form: compiled_kernel.prepare(arguments) for form, compiled_kernel in self._forms.items()}
+            values = []  # The forms may be kept for later launches, but the arrays must not be.
+        self._values = values
+        self.lasting = arguments is not None and not (reads_launch_flag(kernel) or blocks.participants)
 
     def _launch(self, form: str, grid: Any, stream: Any, leading: tuple[int, ...]) -> None:
         if form in self._prepared:
             super()._launch(form, grid, stream, leading)
-            return
-        dispatcher = self._forms[form].dispatcher if form in self._forms else self.plain
-        configured(dispatcher, grid, self._threads, stream)(*leading, *self._values)
+        else:
+            configured(self._forms[form].dispatcher, grid, self._threads, stream)(*leading, *self._values)
+
+
+def _compiled_forms(
+    blocks: Any, values: Sequence[Any], threads: int
+) -> tuple[dict[str, CompiledKernel], dict[str, dict[str, int]]]:
+    """Return the forms of a launch with blocks of `threads` threads, compiled for values, and their resources.
+
+    Workers may have as many registers as keep the plain kernel's blocks resident: otherwise the compiler uses more
+    for the loop around the kernel, and fewer blocks fit.
+    """
+    kernel, dims = blocks.kernel, len(blocks.launch.shape)
+    plain = compiled(kernel, dims, len(values))
+    key = ("cuda-forms", dims, tuple(plain.typeof_pyval(v) for v in values))
+    if key not in kernel.compiled:
+        forms = {"plain": CompiledKernel(kernel, plain, _LEADING["plain"], values)}
+        resources = {"plain": _resources(forms["plain"].overload, threads)}
+        if blocks.preemptible:
+            workers = _form(blocks, dims, len(values), registers_for(resources["plain"]["registers"], threads))
+            forms["workers"] = CompiledKernel(kernel, workers, _LEADING["workers"], values)
+            resources["workers"] = _resources(forms["workers"].overload, threads)
+        kernel.compiled[key] = forms, resources
+    found: tuple[dict[str, CompiledKernel], dict[str, dict[str, int]]] = kernel.compiled[key]
+    return found
 
 
 def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Forms:
-    """Return the prepared forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
+    """Return the forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
 
     Launches are equal if the driver gets the same arguments for both: ``words_of(values)`` decides that; it returns
     None if it is unknown. The cached forms hold no array.
     """
     argument_words = words_of(blocks.values)
     if argument_words is None:
-        return _prepared(blocks)
+        return Forms(blocks)
     key = ordinal, blocks.launch.shape, argument_words, blocks.flag.address if reads_launch_flag(blocks.kernel) else 0
     cache = blocks.kernel.compiled.setdefault("cuda-kept", {})
     found: Forms | None = cache.get(key)
     if found is None:
-        found = _prepared(blocks)
+        found = Forms(blocks)
         if found.plain_row() is not None:
             if len(cache) >= _MAX_CACHED:
                 cache.clear()
@@ -199,12 +198,6 @@ def kept_forms(blocks: Any, ordinal: int, words_of: Callable[[Sequence[Any]], tu
 
 _MAX_CACHED = 256
 """Maximum number of cached launches of a kernel."""
-
-
-def _prepared(blocks: Any) -> Forms:
-    made = Forms(blocks)
-    made.prepare()
-    return made
 
 
 def _resources(kernel: Any, threads: int) -> dict[str, int]:

@@ -164,14 +164,11 @@ class BlockLaunch:
 
         driver(self)
 
-    def forms(self) -> Any:
-        """Return the compiled forms on the current GPU (see `blocks.cuda.Forms`), between `begin` and `end`."""
-        from .cuda import Forms  # needs the cuda extra
-
-        return Forms(self)
-
     def kept_forms(self, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Any:
-        """Return prepared forms on the current GPU; an equal earlier launch may have made them (see `Gpu.words`)."""
+        """Return the compiled forms on the current GPU (see `blocks.cuda.Forms`), between `begin` and `end`.
+
+        An equal earlier launch may have made them (see `Gpu.words`).
+        """
         from .cuda import kept_forms  # needs the cuda extra
 
         return kept_forms(self, ordinal, words_of)
