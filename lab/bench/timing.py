@@ -47,7 +47,7 @@ def kernel_times(
         for _ in range(runs + 1):
             start, end = cuda.event(), cuda.event()
             start.record()
-            run_cuda.configured(compiled, blocks, run_cuda.BLOCK_THREADS, None)(n, 1, 1, *values)
+            run_cuda.configured(compiled, (blocks,), (run_cuda.BLOCK_THREADS,), None)(n, 1, 1, *values)
             end.record()
             end.synchronize()
             times.append(cuda.event_elapsed_time(start, end) / 1000)

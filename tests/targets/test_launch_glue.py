@@ -57,8 +57,8 @@ def test_a_small_grid_is_no_reason_to_warn() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = configured(Dispatcher(), 4, 32, None)
-        assert (found.griddim, found.blockdim) == ((4, 1, 1), 32)
+        found = configured(Dispatcher(), (4,), (32,), None)
+        assert (found.griddim, found.blockdim) == ((4, 1, 1), (32,))
         assert configured(Dispatcher(), (4, 2), (32, 8), None).griddim == (4, 2, 1)
 
 

@@ -249,24 +249,18 @@ class Launch:
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
         """Run with bounds checks, and wait for the kernel even if the launch has a stream."""
         record = Record(target, flag)
-        twin = self.kernel.checked_variant(len(args))
-        failure: BaseException | None = None
+        launch = Launch(self.kernel.checked_variant(len(args)), self.shape, self.stream, waits=True)
         try:
-            Launch(twin, self.shape, self.stream)(*args, record.address, device=target, flag=flag, **options)
+            launch(*args, record.address, device=target, flag=flag, **options)
         except errors.KernelError as error:
-            failure = error
+            if (found := record.error(self.kernel)) is not None:
+                raise found from error  # recorded only while nothing else had failed, so it came first
+            raise
         except BaseException:
             _left.append(record)  # Ctrl-C may have left the kernel behind, which notes all the same
             raise
-        if self.stream is not None:
-            from .compiler.run_cuda import synchronize_stream  # needs the cuda extra
-
-            synchronize_stream(self.stream)
-        found = record.error(self.kernel)
-        if found is not None:
-            raise found from failure  # noted only while nothing else had failed, so it came first
-        if failure is not None:
-            raise failure
+        if (found := record.error(self.kernel)) is not None:
+            raise found
 
     @traced("launch")
     def _run(

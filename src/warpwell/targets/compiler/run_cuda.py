@@ -97,11 +97,10 @@ def _is_over(event: Any) -> bool:
         return True
 
 
-def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
+def configured(dispatcher: Any, blocks: tuple[int, ...], threads: tuple[int, ...], stream: Any) -> Any:
     """Return a dispatcher with its grid, without numba-cuda's warning about small grids."""
     large = dispatcher.configure((1 << 20,), threads, stream or 0)
-    grid = blocks if isinstance(blocks, tuple) else (blocks,)
-    large.griddim = (*grid, 1, 1)[:3]
+    large.griddim = (*blocks, 1, 1)[:3]
     return large
 
 
@@ -427,11 +426,6 @@ def _stream(stream: Any) -> Any:
 
     is_foreign = hasattr(stream, "__cuda_stream__") or hasattr(stream, "cuda_stream")
     return cuda.external_stream(handle_of(stream)) if is_foreign else stream
-
-
-def synchronize_stream(stream: Any) -> None:
-    """Wait for everything in a stream of any library, as `wait` does."""
-    wait(mark(_stream(stream)))
 
 
 def synchronize(participants: Any = ()) -> None:
