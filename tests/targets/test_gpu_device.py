@@ -24,6 +24,7 @@ from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.targets.gpu import device
 from warpwell.targets.gpu.device import GpuDevice
 from warpwell.targets.gpu.prepared import Prepared
+from warpwell.targets.launch_stream import GpuStream
 
 
 class CUDAError(Exception):
@@ -123,9 +124,13 @@ def test_streams_have_the_levels_that_a_gpu_has(driver: Driver) -> None:
     assert [gpu.new_stream(p).priority for p in (-1, 0, 1, 8)] == [0, 0, -1, -5]
     assert gpu.uuid == "GPU-1-2" and gpu.memory_info() == (1 << 30, 1 << 32)
     stream = gpu.new_stream()
-    gpu.after_default(stream, 7)
-    assert stream.waited == ["stream 1", "stream 7"]
     assert gpu.done(gpu.mark(stream)) and gpu.mark(stream, timing=True).timing
+
+
+def test_a_stream_waits_for_the_default_stream_and_another_one(driver: Driver) -> None:
+    waits = GpuStream(0)
+    waits.after_default(7)
+    assert waits._stream.waited == ["stream 1", "stream 7"]
 
 
 def test_a_lost_gpu_is_told_as_its_user_wants_it(driver: Driver) -> None:

@@ -91,7 +91,8 @@ class GpuStream(LaunchStream):
 
     def after_default(self, stream: int | None = None) -> None:
         with self.on_device():
-            self._gpu.after_default(self._stream, stream)
+            for handle in (0,) if stream is None else (0, stream):
+                self._gpu.after(self._stream, self._gpu.given_stream(handle))
 
     def point(self) -> Any:
         with self.on_device():

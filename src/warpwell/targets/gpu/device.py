@@ -354,12 +354,6 @@ class GpuDevice:
         """Let later work of a stream wait for an event, or for all work so far in another stream."""
         _attempt(lambda: stream.wait(event), self._failure)
 
-    def after_default(self, stream: Any, handle: int | None = None) -> None:
-        """Let later work of a stream wait for all work so far in the default stream, and in one of this handle."""
-        self.after(stream, default_stream(self.ordinal))
-        if handle is not None:
-            self.after(stream, self._core.Stream.from_handle(handle))
-
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all work so far in a stream, by default in the default stream."""
         self.check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))
