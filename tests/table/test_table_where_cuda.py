@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
 from tests.harness import table_queries
 
 import warpwell as ww
 from warpwell.errors import ArgumentError
+from warpwell.table import predicate
 
 OPTIONS = {
     "evicting": {"cache": "256KiB", "page_size": 512},
@@ -31,6 +33,13 @@ def test_filters_select_what_pyarrow_selects(written: Any, options: str) -> None
     path, table = written
     with ww.table.open(path, device="cuda", **OPTIONS[options]) as opened:
         assert table_queries.first_difference(opened, table, 5, 100) is None
+        for expression in (
+            (pl.col("i8") > 3) & pl.col("text").str.starts_with("a"),
+            pl.col("u8").ne_missing(7) | pl.col("bool"),
+            pl.col("f64").is_nan() & pl.col("i16").is_null(),
+        ):
+            expected = np.flatnonzero(predicate.mask_of(pl.from_arrow(table), expression).to_numpy())
+            assert np.array_equal(opened.where(expression).numpy(), expected), expression
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -36,19 +36,20 @@ TypeOf = Callable[[str], Any]
 OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "is null", "is not null")
 MAX_CONJUNCTIONS = 64
 """Conjunctions of a Polars expression beyond which a part of it is not used to skip blocks."""
-_EXPECTED = {
-    "bool": "True or False",
-    "integer": "an integer",
-    "float": "a number",
-    "decimal": "an int or a decimal.Decimal",
-    "string": "a string",
-    "binary": "bytes",
-    "date": "a datetime.date",
-    "timestamp": "a datetime.datetime without a time zone",
-    "zoned": "a datetime.datetime with a time zone",
-    "duration": "a datetime.timedelta",
-    "time": "a datetime.time without a time zone",
+_FAMILIES = {
+    "bool": ("True or False", "is_boolean"),
+    "integer": ("an integer", "is_integer"),
+    "float": ("a number", "is_floating"),
+    "decimal": ("an int or a decimal.Decimal", "is_decimal32 is_decimal64 is_decimal128"),
+    "string": ("a string", "is_string is_large_string"),
+    "binary": ("bytes", "is_binary is_large_binary is_fixed_size_binary"),
+    "date": ("a datetime.date", "is_date"),
+    "timestamp": ("a datetime.datetime without a time zone", "is_timestamp"),
+    "zoned timestamp": ("a datetime.datetime with a time zone", ""),
+    "duration": ("a datetime.timedelta", "is_duration"),
+    "time": ("a datetime.time without a time zone", "is_time"),
 }
+"""What the values of comparable types are compared with, and the tests of pyarrow for these types."""
 _NUMBERS = ("integer", "float", "decimal")
 
 
@@ -148,26 +149,16 @@ def order_keys(values: Any) -> NDArray[Any]:
 
 
 def family_of(kind: Any) -> str:
-    """Return a key of `_EXPECTED`, or "" for a type whose values are not compared."""
+    """Return a key of `_FAMILIES`, or "" for a type whose values are not compared."""
     types, kind = arrow().types, storage_of(kind)
-    tests: dict[str, Any] = {
-        "bool": types.is_boolean,
-        "integer": types.is_integer,
-        "float": types.is_floating,
-        "decimal": lambda kind: types.is_decimal(kind) and kind.bit_width <= 128,
-        "string": lambda kind: types.is_string(kind) or types.is_large_string(kind),
-        "binary": lambda kind: (
-            types.is_binary(kind)
-            or types.is_large_binary(kind)
-            or (types.is_fixed_size_binary(kind) and kind.byte_width > 0)
-        ),
-        "date": types.is_date,
-        "timestamp": lambda kind: types.is_timestamp(kind) and kind.tz is None,
-        "zoned": types.is_timestamp,
-        "duration": types.is_duration,
-        "time": types.is_time,
-    }
-    return next((name for name, test in tests.items() if test(kind)), "")
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return "zoned timestamp"
+    if types.is_fixed_size_binary(kind) and not kind.byte_width:
+        return ""
+    return next(
+        (name for name, (_, tests) in _FAMILIES.items() if any(getattr(types, test)(kind) for test in tests.split())),
+        "",
+    )
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
@@ -263,7 +254,7 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
         found = family_of(scalar.type)
         numeric = family in _NUMBERS and found in _NUMBERS and (family, found) != ("decimal", "float")
         if (found != family and not numeric) or (family == "time" and getattr(value, "tzinfo", None)):
-            raise TypeError(f"expected {_EXPECTED[family]}")
+            raise TypeError(f"expected {_FAMILIES[family][0]}")
         if family == "binary":
             return scalar.cast(pa.large_binary())
         if not numeric:
@@ -289,9 +280,6 @@ def _scalar(value: Any) -> Any:
 
 # -- conditions -------------------------------------------------------------------------------------------------------
 
-Conjunction = Mapping[str, IntervalSet]
-"""Sets of keys by column name; a row matches if each column's value is in its set."""
-
 
 @dataclass(frozen=True)
 class Condition:
@@ -300,12 +288,12 @@ class Condition:
     Attributes
     ----------
     conjunctions : list of dict of str to IntervalSet
-        None of the sets is empty.
+        Sets of keys by column name, none of them empty. A row matches if each column's value is in its set.
     is_exact : bool
         Whether each row that matches a conjunction is selected; otherwise it may be selected.
     """
 
-    conjunctions: Sequence[Conjunction]
+    conjunctions: Sequence[Mapping[str, IntervalSet]]
     is_exact: bool = True
 
     @classmethod
@@ -317,11 +305,10 @@ class Condition:
         ArgumentError, DTypeError
             See `compare`.
         """
-        clauses_or_lists = list(filters) if isinstance(filters, list | tuple) else []
         example = 'expected [("a", ">", 3), ("b", "is null")], or a list of such lists, of which one must match'
-        alternatives = (
-            [clauses_or_lists] if clauses_or_lists and all(map(_is_clause, clauses_or_lists)) else clauses_or_lists
-        )
+        alternatives = list(filters) if isinstance(filters, list | tuple) else []
+        if alternatives and all(map(_is_clause, alternatives)):
+            alternatives = [alternatives]
         for clauses in alternatives or [None]:
             if not isinstance(clauses, list | tuple) or not clauses or not all(map(_is_clause, clauses)):
                 raise ArgumentError(f"invalid filters {filters!r:.60}; {example}", name="filters")
