@@ -385,3 +385,25 @@ def test_an_interrupted_prefetch_does_the_work_of_those_that_wait_for_it() -> No
             a.prefetch(0, 10)
         others[0].join(60)
         assert counts and counts[0].skipped == 0
+
+
+def test_an_interrupted_wait_for_a_wave_cancels_the_next_wave(monkeypatch: pytest.MonkeyPatch) -> None:
+    medium = storage.RamMedium(np.arange(N))
+    with ww.open(medium, dtype="i8", device="cpu", cache=100 * (PAGE + 8), page_size=PAGE) as a:
+        bulk, started = a.cache.bulk, list[prefetch.Prefetch]()
+        start = bulk.prefetch
+
+        def record(*arguments: Any, **options: Any) -> prefetch.Prefetch:
+            started.append(start(*arguments, **options))
+            return started[-1]
+
+        def interrupt(self: Any) -> None:
+            raise KeyboardInterrupt
+
+        parts = [np.arange(4), np.arange(4, 8), np.arange(8, 12)]
+        with monkeypatch.context() as patch:
+            patch.setattr(bulk, "prefetch", record)
+            patch.setattr(prefetch.Prefetch, "exception", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(bulk.waves(a._nsid, zip(parts, parts, strict=True), once=False))
+        assert len(started) == 2 and started[1].stopped

@@ -224,10 +224,10 @@ class Bulk:
                     after=earlier[-1][1] if earlier and earlier[-1][1].pages else None,
                     evict_first=earlier[-2][0] if len(earlier) > 1 else None,
                 )
-                if earlier:
-                    earlier[-1][1].exception()
+                earlier = [*earlier[-2:], (pages, prefetch)]  # before a wait, which Ctrl-C may end
+                if len(earlier) > 1:
+                    earlier[-2][1].exception()
                     yield
-                earlier = [*earlier[-1:], (pages, prefetch)]
             for _, prefetch in earlier[-1:]:
                 prefetch.exception()
                 yield
