@@ -1,4 +1,4 @@
-"""`IoCounters`: the bytes that a query reads, by column; `span_pieces`, by which columns are read ahead."""
+"""`IoCounters`: the bytes that a query reads, by column; `read_ranges`, by which columns are read ahead."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather import Pieces
-from .column import ColumnRun
+from ..array.gather import Pieces, fetch_pieces, read_ahead
+from .column import Column, ColumnRun
 from .extent import Extent
 
 Ranges = list[tuple[int, int]]
@@ -84,7 +86,15 @@ def split_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> Iterator[tuple[in
             number += 1
 
 
-def span_pieces(run: ColumnRun, ranges: Sequence[tuple[int, int]]) -> list[Pieces]:
+def read_ranges(column: Column, ranges: Ranges, counters: IoCounters, *, is_mapped: bool = True) -> None:
+    """Have the system read ranges of rows, unless kernels read them otherwise than from the mapped file; count them."""
+    for number, parts in groupby(split_ranges(column.runs, ranges), itemgetter(0)):
+        pieces = _span_pieces(column.runs[number], [(first, end) for _, first, end in parts])
+        read_ahead(pieces) if is_mapped else fetch_pieces(pieces, plan_only=True)
+        counters.add(column.name, pieces, is_mapped=is_mapped)
+
+
+def _span_pieces(run: ColumnRun, ranges: Sequence[tuple[int, int]]) -> list[Pieces]:
     """Return all bytes of some ranges of rows of a run, ascending, except those that views point to."""
     first, end = np.array(ranges, np.int64).reshape(-1, 2).T
     found = [_pieces(run.valid, first >> 3, (end + 7) >> 3)]

@@ -12,19 +12,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather import ChunkedTask, WorkerGroup, read_ahead
+from ..array.gather import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError, DTypeError
 from .column import Column
 from .library import arrow, polars
 from .predicate import Condition, mask_of
-from .reading import IoCounters, Ranges, span_pieces, split_ranges
+from .reading import IoCounters, Ranges, read_ranges, split_ranges
 from .table import Table, open_table
 from .take import take
 
@@ -224,21 +222,13 @@ def _announced(
     """Yield chunks; each is read ahead while the one before it is used."""
     previous: Ranges | None = None
     for chunk in chunks:
-        _read_ahead(columns, names, chunk, counters)
+        for name in names:
+            read_ranges(columns[name], chunk, counters)
         if previous is not None:
             yield previous
         previous = chunk
     if previous is not None:
         yield previous
-
-
-def _read_ahead(columns: Mapping[str, Column], names: Sequence[str], chunk: Ranges, counters: IoCounters) -> None:
-    for name in names:
-        runs = columns[name].runs
-        for number, parts in groupby(split_ranges(runs, chunk), key=itemgetter(0)):
-            pieces = span_pieces(runs[number], [(first, end) for _, first, end in parts])
-            read_ahead(pieces)
-            counters.add(name, pieces)
 
 
 def _evaluate(
@@ -254,7 +244,9 @@ def _evaluate(
     mask = mask_of(frame, predicate)
     count = mask.sum()
     if count * DENSE_FRACTION > len(mask):
-        _read_ahead(columns, [name for name in names if name not in roots], chunk, counters)
+        for name in names:
+            if name not in roots:
+                read_ranges(columns[name], chunk, counters)
         whole = _whole_columns(columns, names, chunk)
         return None, whole if count == len(mask) else whole.filter(mask)
     positions = mask.arg_true()

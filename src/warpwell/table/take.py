@@ -62,9 +62,7 @@ class ColumnBatch:
             column = self._table.column(name)
             kind = storage_of(column.type)
             if arrow().types.is_fixed_size_list(kind) and not column.null_count:
-                flat = column.combine_chunks()
-                flat = flat if not hasattr(flat, "chunks") else arrow().concat_arrays(flat.chunks)
-                items = np.array(flat.flatten().to_numpy(zero_copy_only=False))
+                items = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False))
                 found[name] = items.reshape(len(column), kind.list_size)
             else:
                 found[name] = np.array(column.to_numpy())

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather import begin, by_stream, fetch_pieces, indices_of, new_result, read_ahead
+from ..array.gather import begin, by_stream, indices_of, new_result
 from ..errors import ArgumentError
 from ..targets import empty, stream_of, to_device, to_host, zeros
 from . import selecting
@@ -20,7 +20,7 @@ from .extent import Extent
 from .layout import layout_of
 from .library import arrow, polars
 from .predicate import Condition, IntervalSet, mask_of, order_keys, pushed_down
-from .reading import ColumnReads, IoCounters, Ranges, span_pieces, split_ranges
+from .reading import ColumnReads, IoCounters, Ranges, read_ranges, split_ranges
 from .take import ColumnBatch, corrupt_offsets, plan_take, readahead_rows, split_by_run, take
 
 _KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
@@ -332,11 +332,10 @@ def _evaluate_sets(
         if has_keys:
             parts.append(_select(table, column, values, bitmap, ranges if number == 0 else None, counters))
         if values.nulls or not has_keys:
-            there = _bitmap_of_validity(column.runs, nulls=values.nulls)
-            valid = [one for run in column.runs if run.valid for one in span_pieces(run, [(0, run.rows)])[:1]]
-            fetch_pieces(valid, plan_only=True)
-            counters.add(name, valid)
-            parts.append(there if bitmap is None else there & to_host(bitmap))
+            nbytes = sum(run.valid.nbytes for run in column.runs if run.valid is not None)
+            counters.add_reads(ColumnReads(name, nbytes, nbytes))
+            found = _bitmap_of_validity(column.runs, nulls=values.nulls)
+            parts.append(found if bitmap is None else found & to_host(bitmap))
         bitmap = parts[0] if len(parts) == 1 else to_host(parts[0]) | to_host(parts[1])
     return bitmap
 
@@ -357,30 +356,37 @@ def _select(
     groups: dict[tuple[Any, ...], list[tuple[ColumnRun, int]]] = {}
     for run, start in zip(column.runs, starts, strict=False):
         if run.rows:
-            groups.setdefault(tuple(_begin_byte(one) for one in _buffers(run)), []).append((run, start))
+            groups.setdefault(tuple(_begin_byte(extent) for extent in _buffers(run)), []).append((run, start))
     bitmap: Any = None
-    for group in groups.values():
-        arrays, tails = _arrays(table, group[0][0])
+    for runs in groups.values():  # whose buffers are in the same arrays
+        arrays, tails = _arrays(table, runs[0][0])
+        device = arrays[0].device
         if bitmap is None:
-            bitmap = zeros(arrays[0].device, starts[-1])
-            if arrays[0].device == "cuda" and isinstance(before, np.ndarray):
-                before = to_device("cuda", before)
+            bitmap = zeros(device, starts[-1])
+            before = to_device(device, before) if device == "cuda" and isinstance(before, np.ndarray) else before
             if ranges is not None:
-                _read_ranges(column, ranges, counters, is_mapped=arrays[0].tier == "mapped")
-        _launch(column, group, arrays, tails, values, before, bitmap, is_whole=ranges is not None)
+                read_ranges(column, ranges, counters, is_mapped=arrays[0].tier == "mapped")
+        kind, *form = _form(runs[0][0])
+        units, records, edges, pool = _tables(runs, values, kind)
+        lanes = _WARP if device == "cuda" else 1
+        form.append(int(before is not None))
+        inputs: list[Any] = [np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before]
+        if ranges is not None and kind == selecting.NUMBERS and device != "cpu":  # there a plain loop is as fast
+            near = [
+                to_device(device, array) if isinstance(array, np.ndarray) else array
+                for array in (records, edges, *inputs)
+            ]
+            for first, end in _units_read_ahead(arrays[0], runs, units) if before is None else [(0, units)]:
+                kernel = selecting.select_whole[(end - first) * lanes]
+                kernel(*arrays[:2], *near[:2], *form, *near[2:], bitmap, first)
+            continue
+        corrupt = np.zeros(1, np.int64)
+        selecting.select[units * lanes](*arrays, records, edges, pool, kind, *form, *inputs, bitmap, corrupt)
+        if corrupt[0]:
+            run, start = next(pair for pair in reversed(runs) if 64 * pair[1] < corrupt[0])
+            file = (run.offsets or run.extents[0]).file
+            raise corrupt_offsets(file, column.name, int(run.first + corrupt[0] - 1 - 64 * start))
     return np.zeros(starts[-1], np.int64) if bitmap is None else bitmap
-
-
-def _read_ranges(column: Column, ranges: Ranges, counters: IoCounters, *, is_mapped: bool) -> None:
-    """Read ranges of rows ahead if kernels read the column from the mapped file, and count the reads."""
-    for run in column.runs:
-        own = [(first, end) for _, first, end in split_ranges([run], ranges)]
-        pieces = span_pieces(run, own) if own else []
-        if is_mapped:
-            read_ahead(pieces)
-        else:
-            fetch_pieces(pieces, plan_only=True)
-        counters.add(column.name, pieces, is_mapped=is_mapped)
 
 
 def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | None]:
@@ -426,42 +432,6 @@ def _arrays(table: QueriedTable, run: ColumnRun) -> tuple[list[Array], list[int]
     opened = [None if one is None else _words_of(table, one) for one in _buffers(run)]
     known = next(one for one in opened if one is not None)
     return [(one or known)[0] for one in opened], [0 if one is None else one[2] for one in opened]
-
-
-def _launch(
-    column: Column,
-    runs: Sequence[tuple[ColumnRun, int]],
-    arrays: Sequence[Array],
-    tails: Sequence[int],
-    values: IntervalSet,
-    before: Any,
-    bitmap: Any,
-    *,
-    is_whole: bool,
-) -> None:
-    """Launch a kernel over runs whose buffers are in the same arrays."""
-    kind, *form = _form(runs[0][0])
-    units, records, edges, pool = _tables(runs, values, kind)
-    lanes = _WARP if arrays[0].device == "cuda" else 1
-    form.append(int(before is not None))
-    inputs: list[Any] = [np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before]
-    if (
-        is_whole and kind == selecting.NUMBERS and arrays[0].device != "cpu"
-    ):  # a plain loop over mapped files is as fast
-        near = [
-            to_device(arrays[0].device, one) if isinstance(one, np.ndarray) else one
-            for one in (records, edges, *inputs)
-        ]
-        given = *arrays[:2], *near[:2], *form, *near[2:], bitmap
-        for first, end in _units_read_ahead(arrays[0], runs, units) if before is None else [(0, units)]:
-            selecting.select_whole[(end - first) * lanes](*given, first)
-        return
-    corrupt = np.zeros(1, np.int64)
-    selecting.select[units * lanes](*arrays, records, edges, pool, kind, *form, *inputs, bitmap, corrupt)
-    if corrupt[0]:
-        run, start = next(one for one in reversed(runs) if 64 * one[1] < corrupt[0])
-        file = (run.offsets or run.extents[0]).file
-        raise corrupt_offsets(file, column.name, int(run.first + corrupt[0] - 1 - 64 * start))
 
 
 MAX_AHEAD_RUNS = 16
