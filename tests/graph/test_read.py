@@ -259,7 +259,7 @@ def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0,1\n1,2\n", r"row 1: expected one column for the source \(src, .*got 0; name the columns"),
+        ("0,1\n1,2\n", r"row 1: expected one column for the source \(src, .*got 0 in the header .*; name the columns"),
         ("", "row 1: expected one column for the source"),
         ("src,dst,to\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
         ("src,dst,dst\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
@@ -283,7 +283,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b,c\n0,1,9\n", "a.csv")
     assert edges_of(path, columns=("c", "a")) == [(9, 0)]
     assert edges_of(path, columns=("a", "b", "c")) == [(0, 1, 9)]
-    with pytest.raises(EdgeListError, match=r"one column for the target \(d\) in the header 'a, b, c', got 0"):
+    with pytest.raises(EdgeListError, match=r"one column for the target \(d\), got 0 in the header 'a, b, c'"):
         edges_of(path, columns=("a", "d"))
     with pytest.raises(ArgumentError, match="expected the names of source, target"):
         edges_of(path, columns=("a",))
@@ -377,8 +377,8 @@ def test_matrix_market_equals_scipy(tmp_path: Path, values: str, symmetry: str) 
         (HEAD + "real general\n\n3 3\n", "begins with"),
         (HEAD + "real general\n3 3 -1\n", "can't be negative"),
         (HEAD + "real symmetric\n3 4 0\n", "is symmetric, but has 3 rows and 4 columns"),
-        (HEAD + "complex general\n3 3 1\n1 1 1 1\n", r"is complex .*weights=False \(--weights none\)"),
-        (HEAD + "complex hermitian\n3 3 1\n1 1 1 1\n", "is complex and hermitian"),
+        (HEAD + "complex general\n3 3 1\n1 1 1 1\n", r"is a complex general matrix.*weights=False \(--weights none\)"),
+        (HEAD + "complex hermitian\n3 3 1\n1 1 1 1\n", "is a complex hermitian matrix"),
         ("%%MatrixMarket matrix array real general\n1 1\n5\n", "'array'"),
         (HEAD + "pattern general\n3 3 2\n1 1\n0 1\n", "row 3: the source 0 is not in 1 to 3"),
         (HEAD + "pattern general\n3 3 2\n1 1\n1 4\n", "row 3: the target 4 is not in 1 to 3"),
@@ -473,7 +473,7 @@ def test_npz_files_that_hold_no_graph(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(FormatError, match="cannot be read"):
         EdgeReader(write(tmp_path, whole[: len(whole) // 2], "graph.npz"))
     monkeypatch.setattr(read, "default_memory_bytes", lambda: 1000)
-    with pytest.raises(FormatError, match=r"needs about .* GiB, more than half of the free memory"):
+    with pytest.raises(FormatError, match=r"needs \d+ MiB, more than half of the free memory"):
         EdgeReader(npz(path, **good))
 
 

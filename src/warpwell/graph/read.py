@@ -23,6 +23,7 @@ SOURCES = ("src", "source", "from", "u", "fromnodeid", "source_id", "id1", "id_1
 TARGETS = ("dst", "destination", "dest", "target", "to", "v", "tonodeid", "target_id", "id2", "id_2", "node2", "node_2")
 WEIGHT_NAMES = ("weight", "w", "value", "cost", "distance")
 
+_REAL_WEIGHTS = "weights are real numbers: keep only the edges with weights=False (--weights none)"
 _ROLES = ["source", "target", "weight"]
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
@@ -190,22 +191,18 @@ class EdgeReader:
 
     def _choose_columns(self, fields: list[str], columns: Sequence[str] | None, row: int) -> list[str]:
         """Return the fields of a header that name the source, the target and, if it is to be read, the weight."""
-        names = [field.strip() for field in fields]
         name_sets: Any = [(name,) for name in columns or ()] or [SOURCES, TARGETS, WEIGHT_NAMES]
-        if columns is None:
-            names = [name.lower() for name in names]
         chosen = []
-        for role, candidates in zip(_ROLES[: 2 if self._weights is False else 3], name_sets, strict=False):
-            matches = [field for field, name in zip(fields, names, strict=True) if name in candidates]
+        for role, names in zip(_ROLES[: 2 if self._weights is False else 3], name_sets, strict=False):
+            matches = [name for name in fields if (name.lower() if columns is None else name).strip() in names]
             if len(matches) == 1:
-                chosen.append(matches[0])
+                chosen += matches
             elif matches or columns is not None or role != "weight":
-                header = ", ".join(fields)[:80]
-                raise self._row_error(
-                    row,
-                    f"expected one column for the {role} ({', '.join(candidates[:5])}) in the header {header!r}, got "
-                    f"{len(matches)}; name the columns: columns=('a', 'b') (--columns a,b), or put a header in front",
+                problem = (
+                    f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)} in the header"
                 )
+                advice = "name the columns: columns=('a', 'b') (--columns a,b), or put a header in front"
+                raise self._row_error(row, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
         return chosen
 
     def _rows(
@@ -223,10 +220,10 @@ class EdgeReader:
         id_type = text if numbers is not None and numbers.kind == "string" else self._arrow.int64()
         types = dict(zip(chosen, (id_type, id_type, text), strict=False))
         advice = f"a row is {delimiter.join(names)!r}" if names else f"columns {', '.join(chosen)} are read"
-        if id_type is not text:
+        if numbers is None:
             advice += ", and vertices are integers"
-        if numbers is None and ranges is None:
-            advice += f" below {limit}; number other ids with names=True or renumber=True (--names, --renumber)"
+            if ranges is None:
+                advice += f" below {limit}; number other ids with names=True or renumber=True (--names, --renumber)"
         parser, row, quote = library("pyarrow.csv"), skip + (names is None), False if delimiter == " " else '"'
         options = (
             # One thread: errors name the row.
@@ -315,43 +312,35 @@ class EdgeReader:
         """Return the entries of a matrix: SciPy reads the header, and the rest is read like a list."""
         head = _BANNER.sub(b"%%MatrixMarket", head, count=1)
         with self._translated("a MatrixMarket file begins with '%%MatrixMarket matrix coordinate pattern general'"):
-            shape_and_kind = library("scipy.io").mminfo(io.BytesIO(head))
-        rows, columns, entries, layout, values, symmetry = shape_and_kind
+            rows, columns, entries, layout, values, symmetry = library("scipy.io").mminfo(io.BytesIO(head))
         if layout != "coordinate":
             raise self._format_error(
-                f"stores every element ({layout!r}); write the matrix as a sparse one ('coordinate')"
+                f"is in {layout!r} format, which has all elements; write a sparse matrix ('coordinate')"
             )
         if (values == "complex" or symmetry == "hermitian") and self._weights is not False:
-            raise self._format_error(
-                f"is {values} and {symmetry}, and weights are real numbers; keep only the edges with weights=False "
-                "(--weights none)"
-            )
+            raise self._format_error(f"is a {values} {symmetry} matrix; {_REAL_WEIGHTS}")
         self.symmetric = symmetry != "general"
         if self.symmetric and rows != columns:
             raise self._format_error(f"is {symmetry}, but has {rows} rows and {columns} columns; correct its header")
         self._set_vertices(rows, columns)
-        width = 2 + {"pattern": 0, "complex": 2}.get(values, 1)
-        names = ["row", "column", "value", "imaginary"][:width]
-        chosen = names[: 2 if self._weights is False else 3]
+        names = ["row", "column", "value", "imaginary"][: {"pattern": 2, "complex": 4}.get(values, 3)]
 
         def entries_of_file() -> Batches:
             count = 0
             ranges = range(1, rows + 1), range(1, columns + 1)
             stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"%"))
-            weights: Any
-            for sources, targets, *weights in self._rows(stream, names, chosen, 1, ranges=ranges):
-                count += sources.size
+            for batch in self._rows(stream, names, names[: 2 if self._weights is False else 3], 1, ranges=ranges):
+                sources, targets, count = batch[0] - 1, batch[1] - 1, count + batch[0].size
+                weights: Any = batch[2:]
                 if values in ("real", "double"):
                     weights = [weight.astype(np.float64) for weight in weights]
-                yield sources - 1, targets - 1, *weights
+                yield sources, targets, *weights
                 if self.symmetric:
                     off = sources != targets
                     sign = -1 if symmetry == "skew-symmetric" else 1
-                    yield targets[off] - 1, sources[off] - 1, *[sign * weight[off] for weight in weights]
+                    yield targets[off], sources[off], *[sign * weight[off] for weight in weights]
             if count != entries:
-                raise self._row_error(
-                    None, f"the header announces {entries} entries, and {count} follow; copy it again"
-                )
+                raise self._format_error(f"announces {entries} entries, and {count} follow; copy it again")
 
         return entries_of_file()
 
@@ -362,30 +351,22 @@ class EdgeReader:
             open(self.path, "rb") as raw,
             np.load(raw) as archive,
         ):
-            nbytes, types = 0, {}
-            for member in archive.zip.infolist():
+            members, types = archive.zip.infolist(), {}
+            for member in members:
                 with archive.zip.open(member) as file:
-                    types[member.filename.removesuffix(".npy")] = read_header(file, f"{self.path}: {member.filename}")[
-                        1
-                    ]
-                nbytes += 3 * member.file_size
-            layout, shape = archive["format"].item(), archive["shape"]
+                    types[member.filename] = read_header(file, f"{self.path}: {member.filename}")[1]
+            layout, shape, values = archive["format"].item(), archive["shape"], types["data.npy"]
         layout = layout.decode() if isinstance(layout, bytes) else layout
-        if layout not in ("csr", "csc", "coo"):
+        indices = {"csr": ("indices", "indptr"), "csc": ("indices", "indptr"), "coo": ("row", "col")}.get(layout)
+        if indices is None:
             raise self._format_error(f"holds a matrix in the format {layout!r}; save matrix.tocsr()")
-        indices = [types.get(name) for name in (("row", "col") if layout == "coo" else ("indices", "indptr"))]
-        if shape.shape != (2,) or any(kind is None or kind.kind not in "iu" for kind in indices):
+        if shape.shape != (2,) or any(types.get(f"{name}.npy", np.dtype("O")).kind not in "iu" for name in indices):
             raise self._format_error("is damaged: its arrays do not fit together; save the matrix again")
-        if types["data"].kind not in "biuf" and self._weights is not False:
-            raise self._format_error(
-                f"has values of {types['data']}, and weights are real numbers; keep only the edges with weights=False "
-                "(--weights none)"
-            )
-        if nbytes > default_memory_bytes():
-            raise self._format_error(
-                f"needs about {nbytes / 2**30:,.1f} GiB, more than half of the free memory; write a .mtx file, "
-                "which is read in parts"
-            )
+        if values.kind not in "biuf" and self._weights is not False:
+            raise self._format_error(f"has values of {values}; {_REAL_WEIGHTS}")
+        size = 3 * sum(member.file_size for member in members)
+        if size > default_memory_bytes():
+            raise self._format_error(f"needs {size >> 20} MiB, more than half of the free memory; write a .mtx file")
         self._set_vertices(*map(int, shape))
 
         def entries_of_matrix() -> Batches:
@@ -406,17 +387,15 @@ class EdgeReader:
     def _set_vertices(self, rows: int, columns: int) -> None:
         """Set the number of vertices to the side of a matrix, or check the number that the caller gave."""
         side = max(rows, columns)
-        if self.vertices is None:
-            if rows != columns:
-                raise self._format_error(
-                    f"has {rows} rows and {columns} columns, and a graph needs a square matrix; if both are the same "
-                    f"vertices, give their number: vertices={side} (--vertices {side})"
-                )
-            self.vertices = side
-        if not side <= self.vertices <= VERTEX_LIMIT:
+        if self.vertices is None and rows != columns:
+            advice = f"if both are the same vertices, give their number: vertices={side} (--vertices {side})"
             raise self._format_error(
-                f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**48, got {self.vertices}"
+                f"has {rows} rows and {columns} columns, and a graph needs a square matrix; {advice}"
             )
+        self.vertices = side if self.vertices is None else self.vertices
+        if not side <= self.vertices <= VERTEX_LIMIT:
+            problem = f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**48"
+            raise self._format_error(f"{problem}, got {self.vertices}")
 
 
 def _require_file(path: Path) -> None:
