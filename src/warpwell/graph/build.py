@@ -228,7 +228,7 @@ def _checked(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
     if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise FormatError(
             f"the offsets of {count} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
-            "If most of the numbers are unused, renumber the vertices from 0."
+            "If most of the numbers are unused, convert the edges with renumber=True (--renumber)."
         )
     weights = None if sort.weights is None else str(sort.weights)
     return replace(graph, vertices=count, weights=weights, destinations="int32" if count <= SMALL else "int64")
