@@ -48,6 +48,9 @@ COMMANDS: dict[str, Command] = {
     "campaign kv_crash": Command("lab.campaigns.kv_crash:main", "kill writers of a store, cut power, flip bits"),
     "campaign kv_model": Command("lab.campaigns.kv_model:main", "compare random operations on a store with a dict"),
     "campaign kv_training": Command("lab.campaigns.kv_training:main", "train from a store through kills, and compare"),
+    "campaign table_corpus": Command(
+        "lab.campaigns.table_corpus:main", "convert the files of a folder, and compare with pyarrow"
+    ),
     "campaign pool_faults": Command(
         "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
     ),

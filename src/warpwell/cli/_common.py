@@ -44,9 +44,21 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=_formatter, **options)
+        self._literal_options: dict[str, int] = {}
+
+    def add_literal_option(self, name: str, values: int, **options: Any) -> None:
+        """Add an option of several values that may begin with a dash, such as -1e3, -inf or -x."""
+        self._literal_options[name] = values
+        self.add_argument(name, nargs=values, type=lambda text: text.removeprefix("\0"), **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse arguments; exit if one is unknown."""
+        args, first = list(sys.argv[1:] if args is None else args), 0
+        for position, text in enumerate(args):
+            if position >= first and text in self._literal_options:
+                first = position + 1 + self._literal_options[text]
+            elif position < first:
+                args[position] = f"\0{text}"  # argparse takes anything with a dash for an option
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -73,9 +85,7 @@ def add_group(commands: Commands[Any], name: str, text: str) -> Commands[Any]:
     return verbs
 
 
-def add_command(
-    commands: Commands[Any], name: str, run: Run, text: str, description: str = ""
-) -> argparse.ArgumentParser:
+def add_command(commands: Commands[Any], name: str, run: Run, text: str, description: str = "") -> Parser:
     """Add a command.
 
     Parameters
@@ -90,7 +100,7 @@ def add_command(
     description : str, optional
         More sentences for the help of the command; default `text`.
     """
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description or _sentence(text))
+    parser: Parser = commands.add_parser(name, help=text, description=description or _sentence(text))
     parser.set_defaults(run=run, command=parser.prog.partition(" ")[2])
     return parser
 

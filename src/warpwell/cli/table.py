@@ -6,17 +6,17 @@ import argparse
 import contextlib
 import decimal
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._check import checked_integer
-from ..errors import ArgumentError, DTypeError
+from ..errors import ArgumentError
 from ._common import (
     DAMAGED,
     Commands,
     Output,
+    Parser,
     Run,
     add_command,
     add_group,
@@ -46,9 +46,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(verbs, "convert", convert, "convert files to a table, in bounded memory")
     text = "Parquet, Feather, CSV, TSV, ORC or JSON files, a folder of such files, an Arrow stream, or a table"
     parser.add_argument("source", metavar="SRC", nargs="+", help=text)
-    parser.add_argument("table", metavar="TABLE", help="folder of the table, usually NAME.ww")
+    parser.add_argument("table", metavar="TABLE", help="the table: a folder NAME.ww, or a file NAME.arrow")
     parser.add_argument("--columns", metavar="A,B", help="columns to convert (default: all)")
-    parser.add_argument("--codes", metavar="A,B", default="", help="columns to store as codes of 1 or 2 bytes, or auto")
+    parser.add_argument("--codes", metavar="A,B", default="", help="columns to store as dictionaries")
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("--append", action="store_true", help="add to an existing table")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing table")
@@ -59,9 +59,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--columns", metavar="A,B", help="columns to show (default: all)")
 
     parser = _table_command(verbs, "query", query, "show or write the rows that match filters")
-    parser.add_argument(
+    parser.add_literal_option(
         "--where",
-        nargs=3,
+        3,
         action="append",
         metavar=("COLUMN", "OP", "VALUE"),
         help="a comparison: = != < > <= >= in, not in, is (null), is not; rows must match all. Lists: A,B or JSON",
@@ -74,10 +74,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--explain", action="store_true", help="print the bytes that are read of each column, not rows")
     device_option(parser)
 
+    text = "write the zone maps and checksums of an Arrow file to FILE.zones, so that queries skip rows"
+    _table_command(verbs, "index", index, text)
+
     _table_command(verbs, "check", check, "read and check all data (exit code 1: some is damaged)")
 
 
-def _table_command(verbs: Commands[argparse.ArgumentParser], name: str, run: Run, text: str) -> argparse.ArgumentParser:
+def _table_command(verbs: Commands[argparse.ArgumentParser], name: str, run: Run, text: str) -> Parser:
     parser = add_command(verbs, name, run, text)
     parser.add_argument("table", metavar="TABLE", help="folder of a table, or an Arrow file")
     json_option(parser)
@@ -92,22 +95,19 @@ def convert(arguments: argparse.Namespace) -> int:
     import time
 
     from .. import table
-    from ..table.convert import AUTO
 
     output = output_of(arguments)
     started = time.perf_counter()
-    sources = arguments.source
-    source = sources[0] if len(sources) == 1 else sources
-    codes = AUTO if arguments.codes == AUTO else split_names(arguments.codes) or ()
+    sources, codes = arguments.source, split_names(arguments.codes) or []
     if arguments.append and (arguments.columns or codes):
         raise ArgumentError("--append keeps the columns and codes of the table; omit --columns and --codes")
     added = None
     with output.progress() as report:
         if arguments.append:
-            added = table.append(arguments.table, source, progress=report)
+            added = table.append(arguments.table, sources, progress=report)
         else:
             table.convert(
-                source,
+                sources,
                 arguments.table,
                 columns=split_names(arguments.columns),
                 codes=codes,
@@ -116,18 +116,27 @@ def convert(arguments: argparse.Namespace) -> int:
             ).close()
     seconds = time.perf_counter() - started
     with table.open(arguments.table) as opened:
-        coded = [name for k, name in enumerate(opened.names) if any(run.codes for run in opened[k].runs)]
+        path = Path(arguments.table)
+        files = list(path.iterdir()) if path.is_dir() else [path, *path.parent.glob(f"{path.name}.zones")]
         values = {
             "table": str(arguments.table),
             "source": ", ".join(sources),
             "rows": opened.rows,
             "rows_added": opened.rows if added is None else added,
             "columns": len(opened.names),
-            "coded": coded,
-            "bytes_on_disk": sum(os.path.getsize(path) for path in Path(arguments.table).rglob("*") if path.is_file()),
+            "bytes_on_disk": sum(file.stat().st_size for file in files),
             "seconds": seconds,
         }
-    output.result(str(arguments.table), values, {"coded": ", ".join(coded) or "none"})
+    output.result(str(arguments.table), values)
+    return 0
+
+
+def index(arguments: argparse.Namespace) -> int:
+    """Write the zone maps and checksums of an Arrow file."""
+    from .. import table
+
+    table.index(arguments.table)
+    output_of(arguments).result("index written", {"table": arguments.table, "file": f"{arguments.table}.zones"})
     return 0
 
 
@@ -141,26 +150,23 @@ def head(arguments: argparse.Namespace) -> int:
         names: Any = split_names(arguments.columns)
         columns = [opened[name] for name in (range(len(opened.names)) if names is None else names)]
         rows = min(rows, opened.rows)
-        found: list[dict[str, Any]] = []
-        for column in columns:
-            counts: dict[str, int | None] = {"nulls": None, "runs": None}
-            values: Any = None
-            with contextlib.suppress(DTypeError):  # nested columns
-                values = _to_list(column.arrow(0, rows))
-                counts = {"nulls": column.nulls, "runs": len(column.runs)}
-            found.append({"name": column.name, "type": str(column.type), **counts, "values": values})
+        found: list[dict[str, Any]] = [
+            {
+                "name": column.name,
+                "type": str(column.type),
+                "nulls": column.nulls,
+                "runs": len(column.runs),
+                "values": _to_list(column.arrow(0, rows)),
+            }
+            for column in columns
+        ]
         title = f"{arguments.table}: {opened.rows:,} rows, {len(opened.names):,} columns"
-        as_json = [{**c, "values": None if c["values"] is None else list(map(_json_value, c["values"]))} for c in found]
+        as_json = [{**each, "values": list(map(_json_value, each["values"]))} for each in found]
         if output.print_json({"table": str(arguments.table), "rows": opened.rows, "columns": as_json}):
             return 0
-    table_rows = []
-    for each in found:
-        values = each["values"]
-        cells = ["(nested: not shown)"] * bool(rows) if values is None else list(map(_cell, values))
-        nulls = "" if each["nulls"] is None else f"{each['nulls']:,}"
-        table_rows.append([each["name"], each["type"], nulls, *cells])
+    cells = [[each["name"], each["type"], f"{each['nulls']:,}", *map(_cell, each["values"])] for each in found]
     heads = ["column", "type", "nulls", *(f"row {k}" for k in range(rows))]
-    output.table(title, heads, table_rows, left=("type",))
+    output.table(title, heads, cells, left=("type",))
     return 0
 
 
@@ -179,11 +185,10 @@ def check(arguments: argparse.Namespace) -> int:
         "sound": found.sound,
         "rows": found.rows,
         "bytes_read": found.nbytes,
-        "unchecked": found.unchecked,
         "seconds": time.perf_counter() - started,
     }
     if not output.print_json({**values, "problems": list(map(problem_values, found.problems))}):
-        output.result(str(arguments.table), values, {"unchecked": ", ".join(found.unchecked) or "none"})
+        output.result(str(arguments.table), values)
         print_problems(output, found.problems)
     return 0 if found.sound else DAMAGED
 

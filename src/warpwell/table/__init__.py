@@ -10,11 +10,11 @@ Files, in the order in which a column meets them:
 - layout.py      which buffers the values of an Arrow type have; `is_valid`, for kernels
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
 - column.py      `Column`, and the runs in which its rows lie
-- arrow_ipc.py   Arrow IPC files, opened where they are
-- folder.py      folders of ``.npy`` files, one a buffer
+- arrow_file.py  Arrow IPC files, opened where they are
 - table.py       `open`, and `Table`
-- convert.py     `convert` and `append`: write a folder, whole or not at all, from files and frames
-- column_files.py  the files of one column: values, codes, checksums, statistics
+- sources.py     rows of Parquet, Arrow and ORC files, of folders of files, and of frames in memory
+- text_files.py  rows of CSV and JSON, whose types are inferred from all rows
+- convert.py     `convert` and `append`: write Arrow files, completely or not at all
 - check.py       `check`: compare a table with its checksums
 - zones.py       zone maps and checksums of an Arrow file, in a file beside it
 - predicate.py   `Condition`: pyarrow's filters and Polars' expressions as intervals of values

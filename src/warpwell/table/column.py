@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,22 +11,22 @@ from ..array import Array
 from ..errors import ArgumentError, FormatError
 from .extent import Extent, MappedFile
 from .layout import Layout, storage_of
-from .library import arrow
+from .library import arrow, line_of
 from .zones import PartZones
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnRun:
-    """Rows of a column: a record batch of an Arrow file, or what one `convert` or `append` wrote.
+    """Rows of a column whose buffers are contiguous: those of a record batch of an Arrow file.
 
-    Extents are None where there is nothing: `valid` if no row is null, `values` if the column has codes.
+    Extents are None if there is nothing: `valid` if no row is null, `values` if the column has codes.
 
     Attributes
     ----------
     first, rows : int
         The rows are ``[first, first + rows)`` of the table.
     nulls : int
-        How many of them are null.
+        The number of rows that are null, also by a code whose value in `dictionary` is null.
     type : pyarrow.DataType
         Of `arrow`.
     layout : Layout
@@ -37,19 +37,17 @@ class ColumnRun:
         Validity bits, uint8, lowest bit first, 1 where a row is not null; see `is_valid`.
     offsets, bytes : Extent or None
         Of strings and binary: row i has the bytes ``[offsets[i], offsets[i + 1])``; int32 or int64. They are not
-        checked when a table is opened: who follows them looks whether they are within `bytes`.
+        checked when a table is opened: check that they are within `bytes` before you follow them.
     views : Extent or None
         Of ``string_view`` and ``binary_view``, shape (rows, 16).
     data : tuple of Extent
-        What `views` point into.
+        The buffers that `views` point into; all buffers of `nested`.
     codes : Extent or None
-        Unsigned or signed integers, the places of the values in `dictionary`; a null row has any code.
+        Unsigned or signed integers, the indices of the values in `dictionary`; a null row has any code.
     dictionary : pyarrow.Array or None
-        The values of the codes, in memory. In a folder of ours they ascend, with NaN last.
-    statistics : Extent or None
-        Records of ``least``, ``greatest`` and ``flags``, one for each 8,192 rows of the run, of values or codes. Nulls
-        and NaN do not count: if there is nothing else, least is above greatest. Flags are a sum: 1 if there is a
-        null, 2 if there is a NaN (of codes, only 1).
+        The values of the codes, in memory.
+    nested : pyarrow.Array or None
+        All rows, not checked, of a type that kernels do not read; see `checked_nested`.
     """
 
     first: int
@@ -65,7 +63,7 @@ class ColumnRun:
     data: tuple[Extent, ...] = ()
     codes: Extent | None = None
     dictionary: Any = None
-    statistics: Extent | None = None
+    nested: Any = None
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -73,12 +71,43 @@ class ColumnRun:
         found = (self.valid, self.values, self.offsets, self.bytes, self.views, self.codes, *self.data)
         return tuple(one for one in found if one is not None and one.nbytes)
 
-    def arrow(self, first: int = 0, rows: int | None = None, *, codes: bool = False) -> Any:
+    @functools.cached_property
+    def checked_nested(self) -> Any:
+        """`nested`, checked once: offsets, codes and text of all rows.
+
+        Raises
+        ------
+        FormatError
+        """
+        try:
+            validate(self.nested)
+        except arrow().ArrowException as error:
+            raise self._damaged(error) from None
+        return self.nested
+
+    def take_nested(self, rows: Any) -> Any:
+        """Return rows of `nested` by their numbers."""
+        values = self.checked_nested
+        try:
+            found = values.take(rows)
+        except arrow().ArrowNotImplementedError:  # of views
+            found = arrow().concat_arrays([values.slice(0, 0), *(values.slice(row, 1) for row in rows.tolist())])
+        self._require()
+        return found
+
+    def _damaged(self, error: BaseException) -> FormatError:
+        self._require()
+        path = next((extent.path for extent in self.extents), "")
+        return FormatError(
+            f"{path}: rows from {self.first} of a {self.type} are damaged ({line_of(error)}): write them again",
+            path=path,
+        )
+
+    def arrow(self, first: int = 0, rows: int | None = None) -> Any:
         """Return rows [first, first + rows) of the run as a `pyarrow.Array`, without a copy.
 
-        Where the values have codes, but `type` is that of the values, they are looked up, which is a copy; with `codes`
-        the array is a `pyarrow.DictionaryArray`, without one. Strings, binary and codes are checked: an offset, a code
-        or a byte that would lead outside, or is no UTF-8, raises. Offsets are copied.
+        Strings, binary and codes are checked: an offset, a code or a byte that would lead outside, or is not UTF-8,
+        raises. Offsets are copied.
 
         Raises
         ------
@@ -88,23 +117,20 @@ class ColumnRun:
         """
         pa = arrow()
         count = self.rows - first if rows is None else rows
+        if self.layout.kind == "nested":
+            found = self.checked_nested.slice(first, count)
+            self._require()
+            return found
         try:
             found = self._built(first, count)
             if self.layout.kind in ("text", "views", "codes"):
                 validate(found)
         except pa.ArrowException as error:
-            self._require()
-            path = next((extent.path for extent in self.extents), "")
-            raise FormatError(
-                f"{path}: rows from {self.first} of a {self.type} are damaged ({line_of(error)}): write them again",
-                path=path,
-            ) from None
-        if self.layout.kind == "codes" and not (codes or pa.types.is_dictionary(storage_of(self.type))):
-            found = found.dictionary_decode()
+            raise self._damaged(error) from None
         self._require()
-        if isinstance(self.type, pa.BaseExtensionType):  # the folder has none
-            return pa.ExtensionArray.from_storage(self.type, found)
-        return found
+        return (
+            pa.ExtensionArray.from_storage(self.type, found) if isinstance(self.type, pa.BaseExtensionType) else found
+        )
 
     def _built(self, first: int, count: int) -> Any:
         """Return rows as an array over the mapping, not checked."""
@@ -114,10 +140,9 @@ class ColumnRun:
         if self.layout.kind == "null":
             return pa.nulls(count)
         if self.layout.kind == "codes":
-            ordered = pa.types.is_dictionary(kind) and kind.ordered
             code = pa.from_numpy_dtype(self.layout.dtype)
-            places = pa.Array.from_buffers(code, count, [valid, _buffer(self.codes)], offset=first)
-            return pa.DictionaryArray.from_arrays(places, self.dictionary, ordered=ordered, safe=False)
+            codes = pa.Array.from_buffers(code, count, [valid, _buffer(self.codes)], offset=first)
+            return pa.DictionaryArray.from_arrays(codes, self.dictionary, ordered=kind.ordered, safe=False)
         if self.layout.kind == "list":
             width = self.layout.inner[0]
             items = pa.Array.from_buffers(kind.value_type, self.rows * width, [None, _buffer(self.values)])
@@ -144,12 +169,19 @@ class _Home(Protocol):
     """The parts of a table that a column uses."""
 
     path: str
+    rows: int
 
     def require_open(self) -> None:
         """Raise ClosedError if it is closed."""
 
     def array_of(self, extent: Extent) -> Array:
         """Open an extent for kernels, once."""
+
+    def runs(self, number: int) -> tuple[ColumnRun, ...]:
+        """Return the runs of a column."""
+
+    def zones(self, number: int) -> tuple[PartZones, ...]:
+        """Return the zone maps of a column."""
 
 
 class Column:
@@ -163,21 +195,12 @@ class Column:
         Of the table.
     """
 
-    def __init__(
-        self,
-        home: _Home,
-        name: str,
-        kind: Any,
-        rows: int,
-        runs: Callable[[], tuple[ColumnRun, ...]],
-        zones: Callable[[], tuple[PartZones, ...]],
-    ) -> None:
-        self.name = name
-        self.type = kind
-        self.rows = rows
+    def __init__(self, home: _Home, field: Any, number: int) -> None:
+        self.name: str = field.name
+        self.type = field.type
+        self.rows = home.rows
         self._home = home
-        self._read = runs
-        self._read_zones = zones
+        self._number = number
         self._runs: tuple[ColumnRun, ...] | None = None
 
     def __repr__(self) -> str:
@@ -196,14 +219,14 @@ class Column:
         """The runs in which its rows lie, in order; checked against the file, but not read."""
         self._home.require_open()
         if self._runs is None:
-            self._runs = self._read()
+            self._runs = self._home.runs(self._number)
         return self._runs
 
     @property
     def zones(self) -> tuple[PartZones, ...]:
         """The zone maps of its parts (files), in order; see `ZoneMap`."""
         self._home.require_open()
-        return self._read_zones()
+        return self._home.zones(self._number)
 
     @property
     def nulls(self) -> int:
@@ -226,7 +249,11 @@ class Column:
         if run.values is None:
             raise ArgumentError(
                 f"column {self.name!r} of {self.type} has no values of one size: kernels take "
-                + ("its codes" if run.codes else "its runs' offsets.array() and bytes.array()"),
+                + (
+                    "its codes"
+                    if run.codes
+                    else "the runs' offsets.array() and bytes.array() of strings, no nested type"
+                ),
             )
         return self._home.array_of(run.values)
 
@@ -259,16 +286,16 @@ class Column:
     def _only(self) -> ColumnRun:
         if len(self.runs) != 1:
             raise ArgumentError(
-                f"column {self.name!r} lies in {len(self.runs)} runs: launch a kernel for each of runs, over "
-                "values.array(), or make one of them with ww.table.convert(table, path)"
+                f"column {self.name!r} has {len(self.runs)} record batches: launch a kernel for each of its runs, over "
+                "values.array()"
             )
         return self.runs[0]
 
-    def arrow(self, first: int = 0, rows: int | None = None, *, codes: bool = False) -> Any:
+    def arrow(self, first: int = 0, rows: int | None = None) -> Any:
         """Return rows [first, first + rows) as a `pyarrow.Array`; by default all from `first` on.
 
         Within one run nothing is copied, except that strings and codes are read to check them; rows of several runs
-        are copied into one array. For `codes` see `ColumnRun.arrow`.
+        are copied into one array.
 
         Raises
         ------
@@ -279,14 +306,14 @@ class Column:
         """
         start, end = bounds(first, rows, self.rows)
         parts = [
-            run.arrow(max(start - run.first, 0), min(end, run.first + run.rows) - max(start, run.first), codes=codes)
+            run.arrow(max(start - run.first, 0), min(end, run.first + run.rows) - max(start, run.first))
             for run in self.runs
             if run.first < end and start < run.first + run.rows
         ]
         if len(parts) == 1:
             return parts[0]
         if not parts:
-            return arrow().array([], self.type)
+            return arrow().nulls(0, self.type)
         return arrow().concat_arrays(parts)
 
 
@@ -337,13 +364,13 @@ def checked_extent(file: MappedFile, buffer: Any, layout: Layout, shape: tuple[i
 
 
 def validate(array: Any) -> None:
-    """Check what leads from an array elsewhere: offsets, codes, bytes of strings; raise pyarrow.ArrowException.
+    """Check the offsets, codes and text of an array; raise pyarrow.ArrowException.
 
-    Of dates and times any integer will do, as it does where they have no codes.
+    Dates and times may be any integers.
     """
     pa = arrow()
     values = array.dictionary if isinstance(array, pa.DictionaryArray) else array
-    if pa.types.is_temporal(values.type):
+    if pa.types.is_temporal(values.type) and not pa.types.is_interval(values.type):
         plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
         array = plain if values is array else pa.DictionaryArray.from_arrays(array.indices, plain, safe=False)
     array.validate(full=True)
@@ -356,8 +383,3 @@ def in_place_error(path: str) -> FormatError:
         "'NAME.ww') once and open that, or write the file without compression",
         path=path,
     )
-
-
-def line_of(error: BaseException) -> str:
-    """Return the first line of a message, for pyarrow appends where in its source it arose."""
-    return str(error).split("\n")[0][:200]

@@ -1,53 +1,39 @@
-"""`convert` and `append`: rows of other formats into a table's folder, in bounded memory, whole or not at all.
+"""`convert` and `append`: rows of other formats into Arrow files, in bounded memory, completely or not at all.
 
-An append writes the files of a new part into a hidden folder, makes them durable, gives the folder its name, and then
-replaces ``table.json``: that commits. A crash before leaves a folder that ``table.json`` does not name, which the next
-append removes. One process appends at a time: it holds a lock on ``schema.arrow``, which never changes. Who waits for
-that holds the lock of the folder: the next one, whom nobody who comes later overtakes.
+A table of one file appears by its rename. An append renames a new file into the table's folder and then replaces
+``parts.json``, which commits; the next append removes a file that ``parts.json`` does not name. One process appends
+at a time: it holds a lock on the first file, which never changes. The process that waits for it holds the lock of
+the folder, so that no later one overtakes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import json
+import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
 from .._os import clock, lock_descriptor, open_for_lock, unlock_descriptor
-from ..errors import ArgumentError, FormatError, MissingFileError, SchemaError, SharingError
-from ..graph.folder import new_folder, sync_names
-from ..kv import crc32c
+from ..errors import ArgumentError, DTypeError, FormatError, MissingFileError, SchemaError, SharingError
 from ..replacing import remove, replacing, storage_full
-from .column_files import FULL_ADVICE, ColumnWriter, stored_type
-from .folder import DESCRIPTION, FORMAT, SCHEMA, VERSION, is_table_folder, read_description, read_schema
-from .library import arrow
-from .table import BATCH_ROWS, Table, open_table
+from .layout import storage_of
+from .library import arrow, line_of
+from .sources import TableSource, open_source, select_columns
+from .table import PARTS, SUFFIXES, Table, is_table_folder, open_table, read_parts, write_parts
+from .zones import BLOCK_ROWS, FILE_ID, compute_zones, write_zones
+from .zones import SUFFIX as ZONES
 
 Progress = Callable[[str, int, int], None]
 
-AUTO = "auto"
-
-_MAGIC = {b"PAR1": "parquet", b"ARROW1": "ipc", b"ORC": "orc"}
-_SUFFIXES = {
-    "parquet": "parquet",
-    "pq": "parquet",
-    "feather": "ipc",
-    "arrow": "ipc",
-    "ipc": "ipc",
-    "orc": "orc",
-    "csv": "csv",
-    "json": "json",
-    "jsonl": "json",
-    "ndjson": "json",
-}
-_PACKED = {"gz", "bz2", "xz", "zst", "lz4"}
-_CONTINUES = b"\xff\xff\xff\xff"
+BATCH_BYTES = 256 << 20
+"""Bytes of a record batch: kernels see few of them, and a conversion holds two in memory."""
+MAX_CODES = 1 << 16
+"""Values of a column of ``codes=``, whose codes take two bytes."""
+FULL_ADVICE = ". Nothing is left of it. Free some space, or write to another disk."
+_log = logging.getLogger(__package__)
 
 
 def convert(
@@ -55,28 +41,29 @@ def convert(
     path: str | os.PathLike[str],
     *,
     columns: Sequence[str] | None = None,
-    codes: str | Sequence[str] = (),
+    codes: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Table:
-    """Write a table's folder, in bounded memory; the same rows give the same bytes.
+    """Write a table, in bounded memory.
 
     Parameters
     ----------
     source : path, sequence of paths, or object
-        A file or folder that ``pyarrow.dataset`` opens (Parquet, Feather, CSV, ORC, JSON), a stream of Arrow IPC, a
-        table's folder, or an object with ``__arrow_c_stream__``: a frame of Polars or pandas, a `pyarrow.Table`, a
-        relation of DuckDB.
+        Files of Parquet, Feather, CSV, ORC or JSON, or a folder of them; a stream of Arrow IPC; a table's folder; or an
+        object with ``__arrow_c_stream__``: a frame of Polars or pandas, a `pyarrow.Table`, a relation of DuckDB. A
+        column that some files lack is null there.
     path : path
-        The new folder, by custom ``NAME.ww``. It appears whole, or not at all.
+        The new table. A name that ends in ``.arrow``, ``.feather`` or ``.ipc`` becomes one file; any other name, by
+        custom ``NAME.ww``, a folder, to which `append` adds files. It appears completely or not at all.
     columns : sequence of str, optional
-        Those to take, in this order; default: all.
-    codes : "auto" or sequence of str
-        Columns whose values are replaced by codes of one or two bytes, with a sorted dictionary: numbers, dates, times,
-        strings and binary of at most 65,536 values. "auto": each column that gets smaller. Columns that are
-        dictionaries in the source get codes if that makes them smaller.
+        Those to take, in this order; default: all. A column of a type that Arrow files do not hold is left out, and the
+        log names it.
+    codes : sequence of str
+        Columns that become dictionaries with codes of two bytes: numbers, dates, times, strings and binary of at most
+        65,536 values. Columns that are dictionaries in the source stay dictionaries.
     overwrite : bool
-        Replace a table that is there.
+        Replace an existing table.
     progress : callable, optional
         Called as ``progress("convert", rows, total)``; a total of 0 is unknown.
 
@@ -90,56 +77,48 @@ def convert(
     ArgumentError
         The path is taken, a column does not exist, or has more values than codes.
     DTypeError
-        A column is nested, other than in fixed-size lists of numbers.
+        No column has a type that Arrow files hold.
     MissingFileError, FormatError, StorageFullError
         Nothing is left.
     """
     name = checked_path(path)
+    target = Path(os.path.abspath(name))
     checked_callable(progress, "progress")
-    replace = checked_flag(overwrite, "overwrite")
-    arrow()
-    with open_source(source, _names(columns, "columns")) as opened:
-        schema = stored_schema(opened.schema)
-        modes = _modes(opened.schema, codes)
-        with (
-            new_folder(name, overwrite=replace, kind="table", advice=FULL_ADVICE) as part,
-            storage_full(Path(name), FULL_ADVICE),
-        ):
-            raw = _schema_bytes(schema)
-            _write(part / SCHEMA, raw)
-            written = _write_part(part / "0", 0, opened, schema, modes, progress)
-            description = {
-                "format": FORMAT,
-                "version": VERSION,
-                "rows": written["rows"],
-                "columns": len(schema),
-                "schema_crc32c": crc32c(raw),
-                "parts": [written],
-            }
-            _write(part / DESCRIPTION, _json(description))
+    _require_free(target, checked_flag(overwrite, "overwrite"))
+    with open_source(source, _names(columns, "columns")) as opened, storage_full(target, FULL_ADVICE):
+        taken = _with_stored_types(opened, set(_names(codes, "codes") or ()))
+        if target.suffix in SUFFIXES:
+            with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
+                _write_file(part, zones, taken, progress)
+                _require_free(target, overwrite)  # another process may have been faster
+        else:
+            with replacing(target) as part:
+                part.mkdir()
+                write_parts(part, [_write_part(part, 0, taken, progress)])
+                _sync_names(part)
+                _require_free(target, overwrite)
+        _sync_names(target.parent)
     return open_table(name)
 
 
 def append(
     path: str | os.PathLike[str], source: Any, *, progress: Progress | None = None, timeout: float = 60.0
 ) -> int:
-    """Add rows to a table's folder; return how many. Tables that are open do not see them.
-
-    Each append makes a run: a table of very many of them becomes one run by ``convert(table, path)``.
+    """Add the rows of a source to a table's folder, as another file; return how many. Open tables do not see them.
 
     Parameters
     ----------
     path : path
         A folder that `convert` wrote.
     source, progress
-        As for `convert`. The source has the table's columns, in any order, of the same types; others are not taken.
+        As for `convert`. The source has the table's columns, in any order, of the same types.
     timeout : float
         Seconds to wait while other processes append; 0 for none.
 
     Raises
     ------
     SchemaError
-        A column has another type.
+        The source has another column, or a column of another type.
     SharingError
         Other processes append to the table for `timeout` seconds, or another table has taken its place.
     ArgumentError, MissingFileError, FormatError, StorageFullError
@@ -148,88 +127,286 @@ def append(
     name = checked_path(path)
     checked_callable(progress, "progress")
     seconds = checked_seconds(timeout, "timeout", zero=True)
-    arrow()
     folder = Path(os.path.abspath(name))
     if not is_table_folder(folder):
-        raise FormatError(f"{name} is not a table's folder: make one with ww.table.convert", path=name)
-    with _locked(folder, seconds) as still_ours, storage_full(folder, FULL_ADVICE):
-        description = read_description(name)
-        schema = read_schema(name, description)
+        raise FormatError(
+            f"{name} is not a table's folder: convert it to a folder with ww.table.convert({name!r}, 'NAME.ww'), and "
+            "append to that",
+            path=name,
+        )
+    with _locked(folder, seconds) as require_same, storage_full(folder, FULL_ADVICE):
+        parts = read_parts(name)
+        with open_table(name) as table:
+            schema = table.schema
         if len(set(schema.names)) != len(schema.names):
             raise ArgumentError(
                 f"{name} has two columns of one name, so rows cannot be added by names: convert both "
                 "sources into a new table"
             )
-        _remove_leftovers(folder, description)
-        number = max((part["folder"] for part in description["parts"]), default=-1) + 1
-        modes = [_mode_of(description, k) for k in range(len(schema))]
-        with open_source(source, schema.names) as opened:
-            _require_types(opened.schema, schema, name)
-            target = folder / str(number)
+        _remove_leftovers(folder, {part["file"] for part in parts})
+        number = 1 + max(int(Path(part["file"]).stem) for part in parts)
+        with open_source(source) as opened:
+            extra = [column for column in opened.schema.names if column not in schema.names]
+            if extra:
+                raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
+            taken = _as_table(select_columns(opened, schema.names), schema, name)
             try:
-                with replacing(target) as part:
-                    written = _write_part(part, number, opened, schema, modes, progress)
-                sync_names(folder)
-                description["parts"].append(written)
-                description["rows"] += written["rows"]
-                still_ours()
-                with replacing(folder / DESCRIPTION) as part:
-                    _write(part, _json(description))
+                added = _write_part(folder, number, taken, progress)
+                require_same()
+                write_parts(folder, [*parts, added])
             except BaseException:
-                # an interrupt may come behind the commit: then its files stay
-                if number not in {part["folder"] for part in read_description(name)["parts"]}:
-                    remove(target)
+                # An interrupt may arrive after the commit: then the files stay.
+                _remove_leftovers(folder, {part["file"] for part in read_parts(name)})
                 raise
-            sync_names(folder)
-    return int(written["rows"])
+            _sync_names(folder)
+    return int(added["rows"])
 
 
-def stored_schema(schema: Any) -> Any:
-    """Return the schema that a source's columns have in a folder."""
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _write_part(folder: Path, number: int, source: TableSource, progress: Progress | None) -> dict[str, Any]:
+    """Write a file of a table's folder, with its zones; return its description for ``parts.json``."""
+    target = folder / f"{number}.arrow"
+    with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
+        return {"file": target.name, **_write_file(part, zones, source, progress)}
+
+
+def _write_file(path: Path, zones: Path, source: TableSource, progress: Progress | None) -> dict[str, Any]:
+    """Write an Arrow file and its zones, durably; return the number of its rows, and its `FILE_ID`."""
+    file_id = os.urandom(12).hex()
+    writer = _Writer(source.schema)
+    with _new_file(path, source.schema, file_id) as out:
+
+        def batches() -> Iterator[Any]:
+            rows = 0
+            for batch in source.batches:
+                writer.append(batch, out)
+                yield batch
+                rows += batch.num_rows
+                if progress is not None:
+                    progress("convert", rows, source.rows)
+            writer.flush(out, is_last=True)
+
+        found = compute_zones(source.schema, batches())
+    if writer.has_grown:  # Polars reads no file in which a later batch adds to a dictionary
+        with arrow().memory_map(str(path)) as file, replacing(path) as part:
+            with _new_file(part, source.schema, file_id) as out:
+                reader = arrow().ipc.open_file(file)
+                for number in range(reader.num_record_batches):
+                    out.write_batch(writer.with_all_values(reader.get_batch(number)))
+    write_zones(str(path), zones, file_id, found)
+    return {"rows": found.rows, "id": file_id}
+
+
+@contextlib.contextmanager
+def _new_file(path: Path, schema: Any, file_id: str) -> Iterator[Any]:
+    """Yield a writer of record batches, and make the file durable."""
     pa = arrow()
-    return pa.schema([pa.field(field.name, stored_type(field.type)) for field in schema])
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with open(path, "wb") as file:
+        with pa.ipc.new_file(file, schema, options=options, metadata={FILE_ID: file_id}) as writer:
+            yield writer
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _write_part(
-    folder: Path, number: int, source: TableSource, schema: Any, modes: list[str], progress: Progress | None
-) -> dict[str, Any]:
-    """Write the files of a part, durable; return its description."""
-    folder.mkdir()
-    with contextlib.ExitStack() as stack:
-        writers = []
-        for k, field in enumerate(schema):
-            writers.append(ColumnWriter(folder, k, field.name, field.type, modes[k]))
-            stack.callback(writers[-1].close)
-            writers[-1].begin()
-        rows = 0
-        for batch in source.batches:
-            for writer, column in zip(writers, batch.columns, strict=True):
-                writer.append(column)
-            rows += batch.num_rows
-            if progress is not None:
-                progress("convert", rows, source.rows)
-        columns = [writer.finish() for writer in writers]
-    sync_names(folder)
-    return {"folder": number, "rows": rows, "columns": columns}
+class _Writer:
+    """Makes record batches of about `BATCH_BYTES`, in which the columns of dictionaries have one dictionary each.
+
+    Attributes
+    ----------
+    has_grown : bool
+        A batch that is not the first one has added to a dictionary.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        pa = arrow()
+        self.has_grown = False
+        self._schema = schema
+        self._values = {k: pa.nulls(0, f.type) for k, f in enumerate(schema) if pa.types.is_dictionary(f.type)}
+        self._pending: list[Any] = []
+        self._is_first = True
+
+    def append(self, batch: Any, out: Any) -> None:
+        """Append rows, and write a batch to `out` if there are enough."""
+        self._pending.append(batch)
+        if sum(one.nbytes for one in self._pending) >= BATCH_BYTES:
+            self.flush(out)
+
+    def flush(self, out: Any, is_last: bool = False) -> None:
+        """Write the pending rows as one batch: complete blocks of zones, or all."""
+        pa = arrow()
+        pending = pa.Table.from_batches(self._pending, self._schema)
+        rows = len(pending) if is_last else len(pending) // BLOCK_ROWS * BLOCK_ROWS
+        self._pending = pending.slice(rows).to_batches()
+        columns = []
+        for number, column in enumerate(pending.slice(0, rows).columns):
+            if number in self._values:
+                column = self._with_one_dictionary(number, column)
+            columns.append(pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type))
+        if rows:
+            out.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+            self._is_first = False
+
+    def _with_one_dictionary(self, number: int, column: Any) -> Any:
+        """Return a column with one dictionary, which begins with all values of earlier batches."""
+        pa, known, name = arrow(), self._values[number], self._schema.names[number]
+        try:
+            unified = pa.chunked_array([known, *column.chunks]).unify_dictionaries()
+            count = len(unified.chunk(0).dictionary)
+        except pa.ArrowInvalid:  # the codes are too short
+            count = MAX_CODES + 1
+        if count > MAX_CODES and pa.types.is_uint16(column.type.index_type):
+            raise ArgumentError(
+                f"column {name!r} has more than {MAX_CODES:,} values, too many for codes: leave it out of codes=",
+                name="codes",
+            )
+        if column.type.ordered and any(len(chunk.dictionary) != count for chunk in column.chunks):
+            raise FormatError(f"column {name!r} is an ordered dictionary whose values change: cast it to its values")
+        self.has_grown |= not self._is_first and count > len(known.dictionary)
+        self._values[number] = unified.chunk(0)
+        return pa.chunked_array(unified.chunks[1:], column.type)
+
+    def with_all_values(self, batch: Any) -> Any:
+        """Return a batch that was written, with the dictionaries of the last one."""
+        pa, columns = arrow(), batch.columns
+        for number, known in self._values.items():
+            codes, ordered = columns[number].indices, known.type.ordered
+            columns[number] = pa.DictionaryArray.from_arrays(codes, known.dictionary, ordered=ordered, safe=False)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _modes(schema: Any, codes: Any) -> list[str]:
-    """Return for each column whether it gets codes: "no", "auto" or "must"."""
-    types = arrow().types
-    if isinstance(codes, str) and codes == AUTO:
-        return [AUTO] * len(schema)
-    if isinstance(codes, str):
-        raise ArgumentError(f'codes is {codes!r:.60}: give "auto", or a list of names of columns', name="codes")
-    wanted = set(_names(codes, "codes") or ())
-    missing = sorted(wanted - set(schema.names))
+# -- types -------------------------------------------------------------------------------------------------------------
+
+
+def stored_type(kind: Any, inside: bool = False) -> Any:
+    """Return the type of a column in a table's file: that of the source, with views and run ends written out.
+
+    Dictionaries have codes of 32 bits, because other batches may add values; `inside` of another type, there are
+    values in place of a dictionary.
+    """
+    pa = arrow()
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = stored_type(kind.storage_type, inside)
+        return kind if stored == kind.storage_type else stored
+    if types.is_dictionary(kind):
+        values = stored_type(kind.value_type, True)
+        return values if inside or types.is_nested(values) else pa.dictionary(pa.int32(), values, kind.ordered)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return pa.string() if types.is_string_view(kind) else pa.binary()
+    if types.is_run_end_encoded(kind):
+        return stored_type(kind.value_type, inside)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(stored_type(field.type, True)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(stored_type(kind.key_type, True), stored_type(kind.item_type, True), kind.keys_sorted)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        item = kind.value_field.with_type(stored_type(kind.value_type, True))
+        if types.is_large_list(kind):
+            return pa.large_list(item)
+        return pa.list_(item, kind.list_size if types.is_fixed_size_list(kind) else -1)
+    if types.is_union(kind) or types.is_list_view(kind) or types.is_large_list_view(kind):
+        raise pa.ArrowNotImplementedError(str(kind))  # other libraries do not read such files
+    return kind
+
+
+def _stored(array: Any, kind: Any) -> Any:
+    """Return an array as one of a stored type; without nulls among the values of a dictionary."""
+    pa = arrow()
+    if isinstance(array, pa.ExtensionArray) and array.type != kind:
+        array = array.storage
+    if pa.types.is_run_end_encoded(array.type):
+        array = pa.compute.run_end_decode(array)
+    if not pa.types.is_dictionary(array.type):
+        if pa.types.is_dictionary(kind):
+            array = array.cast(kind.value_type).dictionary_encode()
+        return array if array.type == kind else array.cast(kind)
+    values = array.dictionary
+    value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
+    values = values if values.type == value_type else _stored(values, value_type)
+    codes = array.indices
+    if values.null_count:
+        places = pa.compute.subtract(pa.compute.cumulative_sum(values.is_valid().cast(pa.int32())), 1)
+        codes = pa.compute.if_else(values.is_valid(), places, pa.scalar(None, pa.int32())).take(codes)
+        values = values.drop_null()
+    if not pa.types.is_dictionary(kind):
+        return values.take(codes)
+    return pa.DictionaryArray.from_arrays(codes.cast(kind.index_type), values, ordered=kind.ordered)
+
+
+def _with_stored_types(source: TableSource, codes: set[str]) -> TableSource:
+    """Return a source with the types of a table's file; columns that have none are left out and named in the log."""
+    pa = arrow()
+    missing = sorted(codes - set(source.schema.names))
     if missing:
         raise ArgumentError(f"codes names {missing[0]!r}, which is not a column that is taken", name="codes")
-    return ["must" if field.name in wanted else AUTO if types.is_dictionary(field.type) else "no" for field in schema]
+    numbers, fields, left_out = [], [], []
+    for number, field in enumerate(source.schema):
+        try:
+            kind = stored_type(field.type)
+            _stored(pa.nulls(0, field.type), kind)
+            pa.ipc.new_stream(pa.BufferOutputStream(), pa.schema([field.with_type(kind)])).close()
+        except pa.ArrowException:
+            left_out.append(f"{field.name!r} ({field.type})")
+            continue
+        if field.name in codes:
+            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+                raise DTypeError(
+                    f"column {field.name!r} of {kind} cannot have codes, which are for numbers, dates, times, "
+                    "strings and binary: leave it out of codes="
+                )
+            kind = pa.dictionary(pa.uint16(), kind)
+        numbers.append(number)
+        fields.append(field.with_type(kind))
+    if left_out:
+        _log.warning("columns are left out because tables do not have their types: %s", ", ".join(left_out))
+    if left_out and not fields:
+        raise DTypeError(f"tables do not have the types of the columns {', '.join(left_out)}: cast them")
+    return _in_schema(source, numbers, pa.schema(fields, source.schema.metadata))
 
 
-def _mode_of(description: dict[str, Any], number: int) -> str:
-    """Return whether rows that are added get codes in a column: where others have them."""
-    return AUTO if any("codes" in part["columns"][number]["files"] for part in description["parts"]) else "no"
+def _in_schema(source: TableSource, numbers: Sequence[int], schema: Any) -> TableSource:
+    """Return a source with some of its columns, in the types of a schema."""
+
+    def batches() -> Iterator[Any]:
+        for batch in source.batches:
+            columns = []
+            for number, field in zip(numbers, schema, strict=True):
+                try:
+                    columns.append(_stored(batch.column(number), field.type))
+                except arrow().ArrowException as error:
+                    raise FormatError(
+                        f"column {field.name!r} cannot be stored as {field.type}: {line_of(error)}"
+                    ) from None
+            yield arrow().RecordBatch.from_arrays(columns, schema=schema)
+
+    return TableSource(schema, source.rows, batches())
+
+
+def _as_table(source: TableSource, schema: Any, name: str) -> TableSource:
+    """Return the rows of a source in the schema of a table.
+
+    Raises
+    ------
+    SchemaError
+        A column has another type.
+    """
+    for field, stored in zip(source.schema, schema, strict=True):
+        if _plain_type(field.type) != _plain_type(stored.type):
+            raise SchemaError(
+                f"column {field.name!r} of the source is {field.type}, and of {name} {stored.type}: cast it first",
+                field=field.name,
+            )
+    return _in_schema(source, range(len(schema)), schema)
+
+
+def _plain_type(kind: Any) -> Any:
+    """Return the type of the values of a column, with short offsets."""
+    pa, kind = arrow(), storage_of(stored_type(storage_of(kind), True))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def _names(names: Any, option: str) -> list[str] | None:
@@ -240,246 +417,69 @@ def _names(names: Any, option: str) -> list[str] | None:
     return list(names)
 
 
-def _require_types(given: Any, schema: Any, name: str) -> None:
-    for field, there in zip(stored_schema(given), schema, strict=True):
-        if field.type != there.type:
-            raise SchemaError(
-                f"column {field.name!r} of the source is {field.type}, and of {name} {there.type}: cast it first",
-                field=field.name,
-            )
+# -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def _schema_bytes(schema: Any) -> bytes:
-    pa = arrow()
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema):
-        pass
-    return bytes(sink.getvalue().to_pybytes())
+def _require_free(path: Path, overwrite: bool) -> None:
+    """Raise if a table cannot be written to a path, because of what is there."""
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise ArgumentError(f"{path} exists: choose another name, or replace it with overwrite=True (--overwrite)")
+    if path.is_symlink() or not (
+        is_table_folder(path) or not any(path.iterdir()) if path.is_dir() else path.read_bytes()[:6] == b"ARROW1"
+    ):
+        raise ArgumentError(f"{path} exists and is not a table, so it is not replaced: choose another name")
 
 
-def _json(description: dict[str, Any]) -> bytes:
-    return (json.dumps(description, indent=1) + "\n").encode()
+def _sync_names(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _remove_leftovers(folder: Path, description: dict[str, Any]) -> None:
-    """Remove what appends left that did not end."""
-    named = {str(part["folder"]) for part in description["parts"]}
-    for one in folder.iterdir():
-        unfinished = one.name.startswith(".") and one.name.endswith((".part", ".old"))
-        if unfinished or (re.fullmatch("[0-9]+", one.name) and one.name not in named):
-            remove(one)
+def _remove_leftovers(folder: Path, files: set[str]) -> None:
+    """Remove files of appends that did not finish."""
+    for path in folder.iterdir():
+        is_temporary = path.name.startswith(".") and path.name.endswith((".part", ".old"))
+        if is_temporary or (path.name != PARTS and path.name.removesuffix(ZONES) not in files):
+            remove(path)
 
 
 @contextlib.contextmanager
 def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
-    """Hold the lock of who appends; yield a function that raises if another table has taken the place."""
+    """Hold the lock for appending; yield a function that raises if another table has taken the place."""
     deadline = clock.monotonic() + seconds
-    turn = os.open(folder, os.O_RDONLY)
+    queue = os.open(folder, os.O_RDONLY)
     try:
-        file = open_for_lock(folder / SCHEMA)
+        first = folder / read_parts(str(folder))[0]["file"]
+        lock = open_for_lock(first)
         try:
-            next_one = True
-            with contextlib.suppress(OSError):  # of NFS, where folders have no locks: whoever comes first is next
-                next_one = lock_descriptor(turn, deadline)
-            if not (next_one and lock_descriptor(file, deadline)):
-                raise SharingError(f"somebody else appends to {folder} just now: try again later", path=folder)
+            is_next = True
+            with contextlib.suppress(OSError):  # NFS has no locks of folders: the order is arbitrary there
+                is_next = lock_descriptor(queue, deadline)
+            if not (is_next and lock_descriptor(lock, deadline)):
+                raise SharingError(f"another process is appending to {folder}; retry later", path=folder)
         except BaseException:
-            os.close(file)
+            os.close(lock)
             raise
     finally:
         with contextlib.suppress(OSError):
-            unlock_descriptor(turn)
-        os.close(turn)
+            unlock_descriptor(queue)
+        os.close(queue)
     try:
 
-        def still_ours() -> None:
-            mine, there = os.fstat(file), os.stat(folder / SCHEMA)
-            if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+        def require_same() -> None:
+            if not os.path.exists(first) or not os.path.samestat(os.fstat(lock), os.stat(first)):
                 raise SharingError(f"{folder} was replaced while rows were added to it: add them again", path=folder)
 
-        still_ours()
-        yield still_ours
+        require_same()
+        yield require_same
     finally:
-        unlock_descriptor(file)
-        os.close(file)
-
-
-# -- sources ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TableSource:
-    """A source of rows.
-
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-    rows : int
-        0 if it is known only at the end.
-    batches : iterator of pyarrow.RecordBatch
-        In the order of the source, in bounded memory.
-    """
-
-    schema: Any
-    rows: int
-    batches: Iterator[Any]
-
-
-@contextlib.contextmanager
-def open_source(source: Any, columns: Sequence[str] | None) -> Iterator[TableSource]:
-    """Open a source of rows, and close it after the block.
-
-    Parameters
-    ----------
-    source : path, sequence of paths, pyarrow.dataset.Dataset, or object with ``__arrow_c_stream__``
-    columns : sequence of str, optional
-        Those to take, in this order.
-
-    Raises
-    ------
-    MissingFileError, FormatError, ArgumentError
-        pyarrow's errors while batches are read become FormatError as well.
-    """
-    pa = arrow()
-    with contextlib.ExitStack() as stack:
-        name = str(source) if isinstance(source, str | os.PathLike) else type(source).__name__
-        stack.enter_context(_as_format_errors(name))
-        if isinstance(source, str | os.PathLike):
-            found = _of_path(os.fspath(source), columns, stack)
-        elif isinstance(source, list | tuple) and source and all(isinstance(p, str | os.PathLike) for p in source):
-            found = _of_dataset(_dataset([os.fspath(path) for path in source]), columns)
-        elif hasattr(source, "__arrow_c_stream__"):
-            found = _of_stream(pa.RecordBatchReader.from_stream(source), columns, _length(source))
-        elif hasattr(source, "__arrow_c_array__"):
-            batch = pa.record_batch(source)
-            found = _of_stream(pa.RecordBatchReader.from_batches(batch.schema, [batch]), columns, len(batch))
-        elif hasattr(source, "to_batches") and hasattr(source, "count_rows"):
-            found = _of_dataset(source, columns)
-        else:
-            raise ArgumentError(
-                f"{name} is no source of rows: give a path, or an object with __arrow_c_stream__ (a frame of Polars or "
-                "pandas, a relation of DuckDB, a pyarrow.Table)",
-                name="source",
-            )
-        yield found
-
-
-def _of_path(path: str, columns: Sequence[str] | None, stack: contextlib.ExitStack) -> TableSource:
-    if not os.path.exists(path):
-        raise MissingFileError(f"{path} does not exist: check the path", path=path)
-    if is_table_folder(path):
-        table = stack.enter_context(open_table(path))
-        numbers: Any = None if columns is None else [_index(table.schema, name, path) for name in columns]
-        schema = table.schema if numbers is None else arrow().schema([table.schema.field(k) for k in numbers])
-        return TableSource(schema, table.rows, table.batches(columns=numbers))
-    if not (os.path.isfile(path) or os.path.isdir(path)):
-        raise FormatError(f"{path} is not a file or folder", path=path)
-    if os.path.isfile(path):
-        with open(path, "rb") as file:
-            head = file.read(8)
-        if head.startswith(_CONTINUES):
-            mapped = stack.enter_context(arrow().OSFile(path))
-            return _of_stream(arrow().ipc.open_stream(mapped), columns, 0)
-    return _of_dataset(_dataset(path), columns)
-
-
-def _dataset(paths: str | list[str]) -> Any:
-    """Return the `pyarrow.dataset.Dataset` of a file, a folder of files, or several files."""
-    dataset = importlib.import_module("pyarrow.dataset")
-    first_path = paths if isinstance(paths, str) else paths[0]
-    if os.path.isdir(first_path):
-        inside = sorted(
-            os.path.join(folder, name)
-            for folder, _, names in os.walk(first_path)
-            for name in names
-            if not name.startswith((".", "_"))
-        )
-        if not inside:
-            raise FormatError(
-                f"{first_path} has no files: give a folder of Parquet, CSV or Feather files", path=first_path
-            )
-        kind = _kind(inside[0])
-        return dataset.dataset(first_path, format=kind, partitioning="hive", exclude_invalid_files=False)
-    kind = _kind(first_path)
-    if first_path.endswith(".tsv") or first_path.removesuffix(".gz").endswith(".tsv"):
-        csv = importlib.import_module("pyarrow.csv")
-        kind = dataset.CsvFileFormat(parse_options=csv.ParseOptions(delimiter="\t"))
-    return dataset.dataset(paths, format=kind)
-
-
-def _kind(path: str) -> Any:
-    """Return the format of a file as pyarrow names it, by its first bytes or its name."""
-    with open(path, "rb") as file:
-        head = file.read(8)
-    for magic, kind in _MAGIC.items():
-        if head.startswith(magic):
-            return kind
-    suffixes = os.path.basename(path).lower().split(".")[1:]
-    if suffixes and suffixes[-1] in _PACKED:
-        suffixes.pop()
-    if suffixes and suffixes[-1] == "tsv":
-        return "csv"
-    if suffixes and suffixes[-1] in _SUFFIXES:
-        return _SUFFIXES[suffixes[-1]]
-    raise FormatError(
-        f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
-        "another library and give its frame",
-        path=path,
-    )
-
-
-def _of_dataset(dataset: Any, columns: Sequence[str] | None) -> TableSource:
-    schema = dataset.schema
-    if columns is not None:
-        schema = arrow().schema([schema.field(_index(schema, name, "the source")) for name in columns])
-    rows = 0
-    if getattr(getattr(dataset, "format", None), "default_extname", "") in ("parquet", "ipc", "feather"):
-        rows = dataset.count_rows()  # of the metadata; of text everything would be read
-    # few pieces ahead: a batch of wide rows is large
-    batches = dataset.to_batches(columns=schema.names, batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1)
-    return TableSource(schema, rows, batches)
-
-
-def _of_stream(reader: Any, columns: Sequence[str] | None, rows: int) -> TableSource:
-    schema = reader.schema
-    if columns is None:
-        return TableSource(schema, rows, iter(reader))
-    numbers = [_index(schema, name, "the source") for name in columns]
-    chosen = arrow().schema([schema.field(k) for k in numbers])
-    return TableSource(chosen, rows, (batch.select(numbers) for batch in reader))
-
-
-def _index(schema: Any, name: str, where: str) -> int:
-    found = schema.get_all_field_indices(name) if isinstance(name, str) else []
-    if len(found) != 1:
-        count = f"{len(found)} columns" if found else "no column"
-        names = ", ".join(map(repr, schema.names[:20])) + (", ..." if len(schema.names) > 20 else "")
-        raise ArgumentError(f"{where} has {count} {name!r:.60}: it has {names}", name="columns")
-    return int(found[0])
-
-
-def _length(source: Any) -> int:
-    """Return how many rows a frame has, or 0."""
-    try:
-        return len(source)
-    except Exception:
-        return 0
-
-
-@contextlib.contextmanager
-def _as_format_errors(name: str) -> Iterator[None]:
-    """Turn pyarrow's complaints about a source into FormatError."""
-    try:
-        yield
-    except arrow().ArrowException as error:
-        reason = str(error).split("\n")[0][:300]
-        raise FormatError(
-            f"{name} cannot be read ({reason}): check it, or read it with another library and give its frame", path=name
-        ) from error
+        unlock_descriptor(lock)
+        os.close(lock)

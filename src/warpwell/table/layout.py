@@ -1,4 +1,4 @@
-"""`layout_of`: which buffers the values of an Arrow type have; `is_valid`, by which kernels read one of them."""
+"""`layout_of`: the buffers of an Arrow type. `is_valid`: reads one of them in kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError
 from ..targets import device
 from .library import arrow
 
@@ -17,13 +16,13 @@ VIEW_BYTES = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """How the values of a type lie in memory.
+    """How the values of a type are stored.
 
     Attributes
     ----------
-    kind : {"fixed", "bits", "list", "text", "views", "codes", "null"}
-        Items of one size; bits (bool); lists of one length (fixed-size lists); offsets and bytes; views and bytes;
-        codes and a dictionary; nothing.
+    kind : {"fixed", "bits", "list", "text", "views", "codes", "null", "nested"}
+        Items of one size; bits (bool); lists of one length (fixed-size lists of numbers); offsets and bytes; views and
+        bytes; codes and a dictionary; nothing; any other type, which pyarrow reads and kernels do not.
     dtype : numpy.dtype or None
         Of the items: of offsets for "text", of codes for "codes".
     inner : tuple of int
@@ -36,7 +35,7 @@ class Layout:
     inner: tuple[int, ...] = ()
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of the first buffer of so many rows."""
+        """Return the shape of the first buffer of a number of rows."""
         if self.kind == "bits":
             return (-(-rows // 8),)
         if self.kind == "text":
@@ -44,14 +43,11 @@ class Layout:
         return (rows, *self.inner)
 
 
-def layout_of(kind: Any, name: str, advice: str = "name the other columns in columns=") -> Layout:
-    """Return the layout of a `pyarrow.DataType`; `name` is the column's, for messages.
+NESTED = Layout("nested", None)
 
-    Raises
-    ------
-    DTypeError
-        Lists of several lengths, structs, maps, unions, run-end encoding, intervals.
-    """
+
+def layout_of(kind: Any) -> Layout:
+    """Return the layout of a `pyarrow.DataType`."""
     types = arrow().types
     kind = storage_of(kind)
     found = _flat(kind)
@@ -62,18 +58,10 @@ def layout_of(kind: Any, name: str, advice: str = "name the other columns in col
         if items is not None and items.kind == "fixed" and not items.inner and items.dtype is not None:
             return Layout("list", items.dtype, (int(kind.list_size),))
     elif types.is_dictionary(kind):
-        values = _flat(storage_of(kind.value_type))
-        codes = _flat(kind.index_type)
+        values, codes = _flat(storage_of(kind.value_type)), _flat(kind.index_type)
         if values is not None and values.kind != "null" and codes is not None:
             return Layout("codes", codes.dtype)
-    hint = (
-        "make a fixed_size_list of it if all have one length"
-        if types.is_list(kind) or types.is_large_list(kind)
-        else "make a column of each of its fields"
-        if types.is_struct(kind)
-        else "cast it to another type"
-    )
-    raise DTypeError(f"column {name!r} is {_shown(kind)}, which tables do not have: {hint}, or {advice}")
+    return NESTED
 
 
 def storage_of(kind: Any) -> Any:
@@ -113,11 +101,6 @@ def _flat(kind: Any) -> Layout | None:
     if types.is_string_view(kind) or types.is_binary_view(kind):
         return Layout("views", np.dtype(np.uint8), (VIEW_BYTES,))
     return None
-
-
-def _shown(kind: Any) -> str:
-    text = str(kind)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 @device

@@ -132,7 +132,7 @@ def order_keys(values: Any) -> NDArray[Any]:
         keys = np.empty(len(values), object)
         keys[:] = [b"" if value is None else value for value in values.cast(arrow().large_binary()).to_pylist()]
         return keys
-    layout = layout_of(kind, "")
+    layout = layout_of(kind)
     assert layout.dtype is not None
     data, width = values.buffers()[1], max(1, *layout.inner, 1)
     items = np.zeros(len(values) * width, layout.dtype)

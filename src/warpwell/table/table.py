@@ -1,46 +1,38 @@
-"""`open_table`, and `Table`: columns in an Arrow file or a folder of our own."""
+"""`open_table`, and `Table`: columns of an Arrow file, or of a folder of them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .._check import checked_integer, checked_path
 from ..array import Array
-from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError
-from ..replacing import storage_full
-from .arrow_ipc import ArrowFile
+from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError, StoreVersionError
+from ..json_file import read_json
+from ..replacing import replacing, storage_full
+from .arrow_file import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
-from .folder import TableFolder, is_table_folder
-from .library import arrow
+from .library import arrow, imported
 from .where import Selection, where
-from .zones import SUFFIX, PartZones, order_of, write_zones
+from .zones import SUFFIX, PartZones, compute_zones, order_of, write_zones
 
 BATCH_ROWS = 1 << 16
 
 
-class _Source(Protocol):
-    """Files with columns."""
-
-    schema: Any
-    rows: int
-
-    def runs(self, number: int) -> tuple[ColumnRun, ...]:
-        """Return the runs of a column."""
-
-    def zones(self, number: int) -> tuple[PartZones, ...]:
-        """Return the zone maps of a column."""
-
-    def require(self) -> None:
-        """Raise MediumError if bytes could not be read."""
-
-    def close(self) -> None:
-        """Close the files."""
+PARTS = "parts.json"
+"""The file of a table's folder that names its Arrow files, in order."""
+SUFFIXES = (".arrow", ".feather", ".ipc")
+"""Endings of the names of tables of one file."""
+_FORMAT = {"format": "warpwell table", "version": 2}
 
 
 class Table:
@@ -56,17 +48,20 @@ class Table:
     rows : int
     """
 
-    def __init__(self, path: str, source: _Source, options: dict[str, Any], direct: bool | None = None) -> None:
+    def __init__(
+        self, path: str, files: Sequence[ArrowFile], options: dict[str, Any], direct: bool | None = None
+    ) -> None:
         self.path = path
-        self.schema = source.schema
-        self.rows = source.rows
-        self._source = source
+        self.schema = files[0].schema
+        self._starts = [0, *accumulate(file.rows for file in files)]
+        self.rows = self._starts[-1]
+        self._files = files
         self._options = options
         self._direct = direct
         self._columns: dict[int, Column] = {}
         self._arrays: dict[tuple[str, int, int], Array] = {}
         self._closed = False
-        self._finalizer = weakref.finalize(self, _drop, source, self._arrays)
+        self._finalizer = weakref.finalize(self, _drop, files, self._arrays)
         self._finalizer.atexit = False
 
     def __repr__(self) -> str:
@@ -92,15 +87,7 @@ class Table:
         number = self._number(name)
         if number not in self._columns:
             field = self.schema.field(number)
-            source = self._source
-            self._columns[number] = Column(
-                self,
-                field.name,
-                field.type,
-                self.rows,
-                lambda: source.runs(number),
-                lambda: source.zones(number),
-            )
+            self._columns[number] = Column(self, field, number)
         return self._columns[number]
 
     def _number(self, name: str | int) -> int:
@@ -122,6 +109,15 @@ class Table:
         taken = [self[number].arrow(start, end - start) for number in numbers]
         fields = [self.schema.field(number) for number in numbers]
         return arrow().Table.from_arrays(taken, schema=arrow().schema(fields, self.schema.metadata))
+
+    def head(self, rows: int = 5) -> Any:
+        """Return the first rows, at most `rows`, as a `pyarrow.Table`."""
+        return self.arrow(0, min(checked_integer(rows, "rows", minimum=0), self.rows))
+
+    def to_pandas(self) -> Any:
+        """Return all rows as a `pandas.DataFrame`, with the index that a data frame had when it was converted."""
+        imported("pandas")
+        return self.arrow().to_pandas()
 
     def batches(self, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
         """Yield the rows as `pyarrow.RecordBatch` of at most `rows` rows each."""
@@ -165,6 +161,22 @@ class Table:
         """
         self.require_open()
         return where(self, filters)
+
+    def runs(self, number: int) -> tuple[ColumnRun, ...]:
+        """Return the runs of a column by its number."""
+        return tuple(
+            replace(run, first=run.first + first) if first else run
+            for first, file in zip(self._starts, self._files, strict=False)
+            for run in file.runs(number)
+        )
+
+    def zones(self, number: int) -> tuple[PartZones, ...]:
+        """Return the zone maps of a column by its number, one a file with rows."""
+        return tuple(
+            PartZones(first, file.rows, file.zones(number))
+            for first, file in zip(self._starts, self._files, strict=False)
+            if file.rows
+        )
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         reader = arrow().RecordBatchReader.from_batches(self.schema, self.batches())
@@ -222,9 +234,11 @@ class Table:
         self._closed = True
         self._finalizer.detach()
         try:
-            self._source.require()
+            for file in self._files:
+                file.require()
         finally:
-            self._source.close()
+            for file in self._files:
+                file.close()
 
 
 def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **options: Any) -> Table:
@@ -254,21 +268,93 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
         pyarrow is not installed.
     """
     name = checked_path(path)
-    place = Path(name)
     arrow()
-    if not place.exists():
+    parts = table_parts(name)
+    files: list[ArrowFile] = []
+    try:
+        for part in parts:
+            files.append(file := ArrowFile(part["path"], direct))
+            if file.rows != part.get("rows", file.rows) or file.id != part.get("id", file.id):
+                raise FormatError(f"{file.path} is not the file that {PARTS} names: open the table again", path=name)
+            if not file.schema.equals(files[0].schema):
+                raise FormatError(f"{file.path} has other columns than {files[0].path}: convert them again", path=name)
+        return Table(name, files, options, direct)
+    except BaseException:
+        for file in files:
+            file.close()
+        raise
+
+
+# -- folders -----------------------------------------------------------------------------------------------------------
+
+
+def is_table_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a table's folder."""
+    return os.path.isfile(os.path.join(path, PARTS))
+
+
+def read_parts(path: str) -> list[dict[str, Any]]:
+    """Return the descriptions of the files of a table's folder: ``file``, ``rows`` and ``id``, checked.
+
+    Raises
+    ------
+    MissingFileError, FormatError, StoreVersionError
+    """
+    if not is_table_folder(path):
+        if os.path.isfile(os.path.join(path, "table.json")):
+            raise FormatError(f"{path} was written by an earlier version: convert its source again", path=path)
+        raise FormatError(
+            f"{path} is a folder, but not a table: write ww.table.convert({path!r}, 'NAME.ww') once, if it is one of "
+            "Parquet or other files, and open that",
+            path=path,
+        )
+    found = read_json(os.path.join(path, PARTS), "a folder of ww.table.convert")
+    if found.get("format") != _FORMAT["format"]:
+        raise FormatError(f"{path} is not a table: its {PARTS} has another format", path=path)
+    if found.get("version") != _FORMAT["version"]:
+        raise StoreVersionError(
+            f"{path} has version {found.get('version')!r:.40}, and this Warpwell reads {_FORMAT['version']}: install "
+            "a newer one, or convert the source again",
+            path=path,
+        )
+    parts = found.get("parts")
+    if not isinstance(parts, list) or not parts or not all(_is_part(part) for part in parts):
+        raise FormatError(f"{path}: {PARTS} is damaged: convert the source again", path=path)
+    return parts
+
+
+def table_parts(name: str) -> list[dict[str, Any]]:
+    """Return the ``path`` of each Arrow file of a table, with its description if the table is a folder.
+
+    Raises
+    ------
+    MissingFileError, FormatError, StoreVersionError
+    """
+    if not os.path.exists(name):
         raise MissingFileError(
             f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert", path=name
         )
-    if not place.is_dir():
-        return Table(name, ArrowFile(name, direct), options, direct)
-    if not is_table_folder(name):
-        raise FormatError(
-            f"{name} is a folder, but not a table: write ww.table.convert({name!r}, 'NAME.ww') once, if "
-            "it is one of Parquet or other files, and open that",
-            path=name,
-        )
-    return Table(name, TableFolder(name, direct), options, direct)
+    if not os.path.isdir(name):
+        return [{"path": os.path.abspath(name)}]
+    return [{**part, "path": os.path.join(os.path.abspath(name), part["file"])} for part in read_parts(name)]
+
+
+def _is_part(part: Any) -> bool:
+    """Return whether a description of a file is complete."""
+    if not isinstance(part, dict) or type(part.get("rows")) is not int or not isinstance(part.get("id"), str):
+        return False
+    return isinstance(part.get("file"), str) and bool(re.fullmatch(r"[0-9]{1,9}\.arrow", part["file"]))
+
+
+def write_parts(path: Path, parts: Sequence[dict[str, Any]]) -> None:
+    """Replace ``parts.json`` of a folder, atomically and durably."""
+    with replacing(path / PARTS) as part, open(part, "w") as file:
+        file.write(json.dumps({**_FORMAT, "parts": list(parts)}, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# -- indexes -----------------------------------------------------------------------------------------------------------
 
 
 def index(path: str | os.PathLike[str]) -> None:
@@ -289,12 +375,10 @@ def index(path: str | os.PathLike[str]) -> None:
     """
     name = checked_path(path)
     if os.path.isdir(name):
-        raise FormatError(
-            f"{name} is a folder: the files of a table's folder have indexes; name an Arrow file", path=name
-        )
-    with storage_full(Path(name + SUFFIX)), open_table(name) as table:
-        assert isinstance(table._source, ArrowFile)
-        write_zones(name, table._source.id, *zone_columns(table))
+        raise FormatError(f"{name} is a folder: its Arrow files are indexed when they are written", path=name)
+    zones = Path(name + SUFFIX)
+    with storage_full(zones), open_table(name) as table, replacing(zones) as part:
+        write_zones(name, part, table._files[0].id, compute_zones(*zone_columns(table)))
 
 
 def zone_columns(table: Table) -> tuple[Any, Iterator[Any]]:
@@ -316,9 +400,10 @@ def _again(path: str, options: dict[str, Any], direct: bool | None) -> Table:
     return open_table(path, direct=direct, **options)
 
 
-def _drop(source: _Source, arrays: dict[Any, Array]) -> None:
+def _drop(files: Sequence[ArrowFile], arrays: dict[Any, Array]) -> None:
     """Close what a table had open that was dropped."""
-    for one in arrays.values():
+    for array in arrays.values():
         with contextlib.suppress(Exception):
-            one.close()
-    source.close()
+            array.close()
+    for file in files:
+        file.close()

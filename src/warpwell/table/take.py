@@ -161,11 +161,16 @@ def split_by_run(
 
 
 def _segments(column: Column, numbers: NDArray[np.int64], direct: bool | None) -> Iterator[_Segment]:
-    """Yield rows in segments: of consecutive runs in one file, which share a dictionary and have no views."""
+    """Yield rows in segments: of consecutive runs in one file with one dictionary, without views and nested values."""
 
     def key(part: tuple[ColumnRun, Any]) -> tuple[Any, ...]:
         run = part[0]
-        return {id(one.file) for one in run.extents}, id(run.dictionary), run.layout, run.views and id(run)
+        return (
+            {id(one.file) for one in run.extents},
+            id(run.dictionary),
+            run.layout,
+            (run.views or run.nested is not None) and id(run),
+        )
 
     for _, parts in groupby(split_by_run(column.runs, numbers), key):
         yield _Segment(column, list(parts), direct)
@@ -258,6 +263,8 @@ class _Segment:
         """Return the rows as a `pyarrow.Array`."""
         pa, run, count = arrow(), self._runs[0], len(self._rows)
         kind, layout, valid = storage_of(run.type), run.layout, self._packed("valid")
+        if layout.kind == "nested":
+            return run.take_nested(self._rows)
         if layout.kind == "null":
             found = pa.nulls(count)
         elif layout.kind == "fixed":
@@ -271,10 +278,8 @@ class _Segment:
         elif layout.kind == "codes":
             indices = [valid, pa.py_buffer(self._items("codes"))]
             codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, indices)
-            ordered = pa.types.is_dictionary(kind) and kind.ordered
-            found = self._checked(pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=ordered, safe=False))
-            if not pa.types.is_dictionary(kind):
-                found = found.dictionary_decode()
+            codes = pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=kind.ordered, safe=False)
+            found = self._checked(codes)
         elif layout.kind == "views":
             data = [one.buffer for one in run.data]
             found = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self._items("views")), *data])

@@ -148,10 +148,10 @@ def _begin_gather(
     table: QueriedTable, column: Column, numbers: NDArray[np.int64], counters: IoCounters
 ) -> Callable[[], Any]:
     """Begin to gather rows of a column on the table's device; return a function that waits for them."""
-    layout = layout_of(column.type, column.name)
+    layout = layout_of(column.type)
     for run in column.runs:
         why = "nulls" if column.nulls else "a dictionary" if run.codes is not None else f"values of {column.type}"
-        if layout.kind not in ("fixed", "list") or run.codes is not None or column.nulls:
+        if layout.kind not in ("fixed", "list") or run.layout.kind == "nested" or run.codes is not None or column.nulls:
             raise ArgumentError(f"column {column.name!r} has {why}, and gather copies rows of numbers: use take")
     parts = list(split_by_run(column.runs, numbers)) or [(run, numbers) for run in column.runs if run.rows][:1]
     if not parts:

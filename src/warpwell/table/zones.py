@@ -11,15 +11,16 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FormatError
 from ..kv import crc32c
-from ..replacing import replacing
 from .layout import storage_of
-from .library import arrow
+from .library import arrow, line_of
 
 BLOCK_ROWS = 8192
 """Rows of a block."""
@@ -70,97 +71,116 @@ class Zones:
 
     Attributes
     ----------
-    rows : int
+    rows, nbytes : int
         Of the Arrow file.
     checksums : list of int
         The CRC-32C of each MiB of the Arrow file.
     """
 
-    def __init__(self, rows: int, checksums: list[int], batch: Any) -> None:
-        self.rows = rows
-        self.checksums = checksums
-        self.batch = batch
+    def __init__(self, batch: Any, description: dict[str, Any]) -> None:
+        self._batch = batch
+        self._description = description
+        self.rows: int = description["rows"]
+        self.nbytes: int = description.get("bytes", 0)
+        self.checksums: list[int] = description.get("crc32c", [])
 
     def column(self, number: int) -> ZoneMap | None:
         """Return the zone map of a column; None for types that have no order, such as lists."""
-        index = self.batch.schema.get_field_index(str(number))
+        index = self._batch.schema.get_field_index(str(number))
         if index < 0:
             return None
-        minimum, maximum, null_counts, has_nan = self.batch.column(index).flatten()
+        minimum, maximum, null_counts, has_nan = self._batch.column(index).flatten()
         return ZoneMap(minimum, maximum, null_counts.to_numpy(), has_nan.to_numpy(zero_copy_only=False))
 
+    def is_of(self, path: str, file_id: str | None) -> bool:
+        """Return whether they describe an Arrow file as it is; `file_id` is the `FILE_ID` of its footer, if any."""
+        state, found = os.stat(path), self._description
+        if found["bytes"] != state.st_size:
+            return False
+        return bool(found["id"] == file_id if file_id else found["mtime_ns"] == state.st_mtime_ns)
 
-def read_zones(path: str, file_id: bytes | None) -> Zones | None:
+    def equals(self, zones: Zones) -> bool:
+        """Return whether the zone maps are equal."""
+        return self.rows == zones.rows and bool(self._batch.equals(zones._batch))
+
+
+def read_zones(path: str, file_id: str | None) -> Zones | None:
     """Return the zones of an Arrow file; None, with a warning in the log, if they are damaged or of another file.
 
     Parameters
     ----------
     path : str
         The Arrow file.
-    file_id : bytes or None
+    file_id : str or None
         `FILE_ID` of its footer.
     """
-    pa = arrow()
     try:
-        with pa.OSFile(path + SUFFIX) as file:
-            reader = pa.ipc.open_file(file)
-            batch = reader.get_batch(0)
-            batch.validate(full=True)
-            found = json.loads(reader.schema.metadata[_KEY])
-        state = os.stat(path)
-        same = found["bytes"] == state.st_size and (
-            found["id"] == _text(file_id) if file_id else found["mtime_ns"] == state.st_mtime_ns
-        )
-        if found["zones_crc32c"] != _checksum(batch):
-            raise ValueError("its checksum differs")
-        if found["version"] == _VERSION and same and batch.num_rows == -(-found["rows"] // BLOCK_ROWS):
-            return Zones(found["rows"], found["crc32c"], batch)
-        reason = "was made for another version of it"
+        zones = load_zones(path)
+        if zones.is_of(path, file_id):
+            return zones
+        problem = f"{path}{SUFFIX} was made for another version of the file"
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        reason = f"cannot be read ({str(error).splitlines()[0][:100] if str(error) else type(error).__name__})"
-    _log.warning("queries of %s skip no blocks: %s%s %s; run ww.table.index again", path, path, SUFFIX, reason)
+    except FormatError as error:
+        problem = str(error)
+    _log.warning("queries of %s skip no blocks: %s; run ww.table.index again", path, problem)
     return None
 
 
-def write_zones(path: str, file_id: bytes | None, schema: Any, batches: Iterable[Any]) -> None:
-    """Write the zones of an Arrow file, atomically.
+def load_zones(path: str) -> Zones:
+    """Return the zones of an Arrow file; raise FileNotFoundError or, if they are damaged, FormatError."""
+    pa, name = arrow(), path + SUFFIX
+    try:
+        with pa.OSFile(name) as file:
+            reader = pa.ipc.open_file(file)
+            batch = reader.get_batch(0)
+            batch.validate(full=True)
+            description = json.loads(reader.schema.metadata[_KEY])
+        if description["version"] != _VERSION or description["zones_crc32c"] != _checksum(batch, description):
+            raise ValueError("its checksum or version differs")
+        return Zones(batch, description)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        raise FormatError(f"{name} is damaged ({line_of(error)})", path=name) from None
+
+
+def write_zones(path: str, target: Path, file_id: str | None, zones: Zones) -> None:
+    """Write the zones of an Arrow file to a file, durably.
 
     Parameters
     ----------
     path : str
-    file_id : bytes or None
+    target : Path
+    file_id : str or None
         `FILE_ID` of its footer. Without one, the file is known by its size and the time of its last change.
-    schema : pyarrow.Schema
-    batches : iterable of pyarrow.RecordBatch
-        Its rows, in order, of any lengths.
+    zones : Zones
+        Of its rows.
     """
     pa = arrow()
     state = os.stat(path)
-    zones = compute_zones(path, schema, batches)
+    with pa.ipc.new_file(sink := pa.BufferOutputStream(), zones._batch.schema) as writer:
+        writer.write_batch(zones._batch)
+    batch = pa.ipc.open_file(sink.getvalue()).get_batch(0)  # with the buffers that are read from the file
     description = {
         "version": _VERSION,
         "rows": zones.rows,
         "bytes": state.st_size,
         "mtime_ns": state.st_mtime_ns,
-        "id": _text(file_id),
-        "crc32c": zones.checksums,
+        "id": file_id,
+        "crc32c": file_checksums(path),
     }
-    with pa.ipc.new_file(sink := pa.BufferOutputStream(), zones.batch.schema) as writer:
-        writer.write_batch(zones.batch)
-    batch = pa.ipc.open_file(sink.getvalue()).get_batch(0)  # with the buffers that are read from the file
-    description["zones_crc32c"] = _checksum(batch)
-    with replacing(path + SUFFIX) as part, open(part, "wb") as file:
-        metadata = {_KEY: json.dumps(description)}
-        with pa.ipc.new_file(file, batch.schema.with_metadata(metadata)) as writer:
+    description["zones_crc32c"] = _checksum(batch, description)
+    with open(target, "wb") as file:
+        schema = batch.schema.with_metadata({_KEY: json.dumps(description)})
+        with pa.ipc.new_file(file, schema) as writer:
             writer.write_batch(batch)
         file.flush()
         os.fsync(file.fileno())
 
 
-def compute_zones(path: str, schema: Any, batches: Iterable[Any]) -> Zones:
-    """Return the zones of an Arrow file, of which nothing is written; see `write_zones`."""
+def compute_zones(schema: Any, batches: Iterable[Any]) -> Zones:
+    """Return the zones of rows, in batches of any lengths, without checksums."""
     pa = arrow()
     types = [(number, order_of(field.type)) for number, field in enumerate(schema)]
     orders = {number: order for number, order in types if order is not None}
@@ -178,9 +198,7 @@ def compute_zones(path: str, schema: Any, batches: Iterable[Any]) -> Zones:
         column = pa.StructArray.from_arrays([*ends, *counts], ["minimum", "maximum", "null_count", "has_nan"])
         fields.append(pa.field(str(number), column.type))
         columns.append(column)
-    if not columns:  # a batch without columns has no rows
-        fields, columns = [pa.field("", pa.null())], [pa.nulls(-(-rows // BLOCK_ROWS))]
-    return Zones(rows, file_checksums(path), pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)))
+    return Zones(pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields)), {"rows": rows})
 
 
 def file_checksums(path: str) -> list[int]:
@@ -197,30 +215,28 @@ def file_checksums(path: str) -> list[int]:
             found.append(crc32c(buffer[:filled]))
 
 
-def _checksum(batch: Any) -> int:
-    """Return the CRC-32C of the types and buffers of a record batch."""
-    found = crc32c(" ".join(str(field.type) for field in batch.schema).encode())
+def _checksum(batch: Any, description: dict[str, Any]) -> int:
+    """Return the CRC-32C of the description, types and buffers of a record batch of zones."""
+    text = [description[key] for key in ("rows", "bytes", "mtime_ns", "id", "crc32c")]
+    found = crc32c(" ".join(map(str, [*text, *(field.type for field in batch.schema)])).encode())
     for column in batch.columns:
         for buffer in column.buffers():
             found = found if buffer is None else crc32c(buffer, found)
     return found
 
 
-def _text(file_id: bytes | None) -> str | None:
-    return None if file_id is None else file_id.decode("latin-1")
-
-
 def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield rows as tables of one block each."""
     pa = arrow()
-    pending = schema.empty_table()
+    pending = None
     for batch in batches:
-        pending = pa.concat_tables([pending, pa.Table.from_batches([batch])])
+        table = pa.Table.from_batches([batch], schema)
+        pending = table if pending is None else pa.concat_tables([pending, table])
         complete_rows = pending.num_rows // BLOCK_ROWS * BLOCK_ROWS
         for first in range(0, complete_rows, BLOCK_ROWS):
             yield pending.slice(first, BLOCK_ROWS)
         pending = pending.slice(complete_rows)
-    if pending.num_rows:
+    if pending is not None and pending.num_rows:
         yield pending
 
 

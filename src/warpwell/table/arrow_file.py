@@ -6,17 +6,18 @@ checked against the file and the number of rows before anything of it is read.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, FormatError
-from .column import ColumnRun, checked_extent, in_place_error, line_of, validate
+from ..errors import FormatError
+from .column import ColumnRun, checked_extent, in_place_error, validate
 from .extent import Extent, MappedFile
-from .layout import Layout, layout_of, storage_of
-from .library import arrow
-from .zones import FILE_ID, PartZones, Zones, read_zones
+from .layout import NESTED, Layout, layout_of, storage_of
+from .library import arrow, line_of, readable_columns
+from .zones import FILE_ID, ZoneMap, Zones, read_zones
 
 _BYTE = np.dtype(np.uint8)
 _BITS = Layout("bits", _BYTE)
@@ -40,19 +41,22 @@ class ArrowFile:
 
     Attributes
     ----------
+    path : str
+        Absolute.
     schema : pyarrow.Schema
     rows : int
-    id : bytes or None
+    id : str or None
         `FILE_ID` of its footer.
 
     Raises
     ------
     FormatError
-        It is no Arrow IPC file, damaged, compressed, or big-endian.
+        It is not an Arrow IPC file, or is damaged, compressed, or big-endian.
     """
 
     def __init__(self, path: str, direct: bool | None = None) -> None:
         self._file = MappedFile(path, direct)
+        self.path = self._file.path
         try:
             with self._file.pages_alone():
                 self.schema, self._batches = self._parse()
@@ -66,7 +70,7 @@ class ArrowFile:
         self._zones: Zones | None = None
         self._zones_read = False
         self._dictionaries: dict[tuple[Any, ...], Any] = {}
-        """Copies of dictionaries, which are checked, by addresses and lengths of theirs."""
+        """Checked copies of dictionaries, by their addresses and lengths."""
 
     def _parse(self) -> tuple[Any, list[Any]]:
         pa, path = arrow(), self._file.path
@@ -82,8 +86,11 @@ class ArrowFile:
             reader = (pa.ipc.open_file if head.startswith(_FILE) else pa.ipc.open_stream)(
                 pa.BufferReader(self._file.buffer), options=pa.ipc.IpcReadOptions(use_threads=False)
             )
-            self.id = (getattr(reader, "metadata", None) or {}).get(FILE_ID)
-            return reader.schema, [self._in_place(batch) for batch in self._each(reader)]
+            file_id = (getattr(reader, "metadata", None) or {}).get(FILE_ID)
+            self.id = None if file_id is None else file_id.decode("latin-1")
+            numbers = readable_columns(reader.schema, path)
+            schema = pa.schema([reader.schema.field(number) for number in numbers], reader.schema.metadata)
+            return schema, [self._in_place(batch.select(numbers)) for batch in self._each(reader)]
         except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
             self._file.require()
             if isinstance(error, FormatError):
@@ -115,19 +122,18 @@ class ArrowFile:
                     raise in_place_error(self._file.path)
         return batch
 
-    def zones(self, number: int) -> tuple[PartZones, ...]:
-        """Return the zone map of a column, with the rows that it covers."""
+    def zones(self, number: int) -> ZoneMap | None:
+        """Return the zone map of a column."""
         if not self._zones_read:
-            self._zones, self._zones_read = read_zones(self._file.path, self.id), True
+            self._zones, self._zones_read = read_zones(self.path, self.id), True
             if self._zones is not None and self._zones.rows != self.rows:
                 self._zones = None
-        return (PartZones(0, self.rows, None if self._zones is None else self._zones.column(number)),)
+        return None if self._zones is None else self._zones.column(number)
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
-        """Return the runs of a column; raise FormatError or DTypeError."""
+        """Return the runs of a column, one a record batch; raise FormatError if the file is damaged."""
         field = self.schema.field(number)
-        advice = "read it with pyarrow; the other columns can be used"
-        layout = layout_of(field.type, field.name, advice)
+        layout = layout_of(field.type)
         self._file.require()
         try:
             return tuple(
@@ -143,8 +149,6 @@ class ArrowFile:
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
         pa, file = arrow(), self._file
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
         what = f"column {field.name!r}, rows from {first}"
         if len(column) != rows or column.offset:
             raise FormatError(
@@ -152,49 +156,50 @@ class ArrowFile:
             )
         if layout.kind == "null":
             return ColumnRun(first, rows, rows, field.type, layout)
+        nested = column
+        if isinstance(column, pa.ExtensionArray):
+            column = column.storage
         valid, *buffers = column.buffers()
         bits = None
         if valid is not None:
             bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{what}, validity")
-        nulls = int(column.null_count)  # after the check, for it may count the bits
-        if not 0 <= nulls <= rows or (nulls and bits is None):
+        nulls = int(column.null_count)  # after the check, because it may count the bits
+        if not 0 <= nulls <= rows or (nulls and bits is None and layout != NESTED):
             raise FormatError(
                 f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged", path=file.path
             )
         if layout.kind == "list":
-            self._require_items(column.values, buffers[0], bits if nulls else None, rows, what)
+            if column.values.null_count:
+                layout = NESTED
             buffers = buffers[1:]
         given: dict[str, Any] = {}
+        if layout == NESTED:
+            data = tuple(extent for buffer in [valid, *buffers] if (extent := self._whole(buffer)))
+            return ColumnRun(
+                first, rows, nulls, field.type, layout, valid=bits if nulls else None, nested=nested, data=data
+            )
         main = checked_extent(file, buffers[0], layout, layout.shape(rows), what)
         if layout.kind == "text":
             given = {"offsets": main, "bytes": self._whole(buffers[1])}
         elif layout.kind == "views":
-            given = {"views": main, "data": tuple(self._whole(one) or _nothing(file) for one in buffers[1:])}
+            given = {"views": main, "data": tuple(self._whole(buffer) or _nothing(file) for buffer in buffers[1:])}
         elif layout.kind == "codes":
             given = {"codes": main, "dictionary": self._dictionary(column.dictionary, what)}
         else:
             given = {"values": main}
-        return ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, **given)
-
-    def _require_items(self, items: Any, valid: Any, lists: Extent | None, rows: int, what: str) -> None:
-        """Raise DTypeError if an item of a list is null, and the list is not."""
-        if valid is None:
-            return
-        bits = checked_extent(self._file, valid, _BITS, _BITS.shape(len(items)), f"{what}, validity of items")
-        if bits is None or not items.null_count or len(items) % rows:
-            return
-        null = _unpacked(bits, len(items)).reshape(rows, -1) == 0
-        if (null if lists is None else null[_unpacked(lists, rows) == 1]).any():
-            raise DTypeError(f"{what}: lists with null items are not read: replace these by a number")
+        run = ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, **given)
+        if run.dictionary is not None and run.dictionary.null_count:
+            run = dataclasses.replace(run, nulls=run.arrow().dictionary_decode().null_count)
+        return run
 
     def _whole(self, buffer: Any) -> Extent | None:
         """Return the extent of all bytes of a buffer."""
         return None if buffer is None else checked_extent(self._file, buffer, _BITS, (int(buffer.size),), "bytes")
 
     def _dictionary(self, values: Any, what: str) -> Any:
-        """Return the values of codes, checked and copied: what is cut later must not lead anybody outside."""
-        place = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
-        if place not in self._dictionaries:
+        """Return the values of codes, checked, and copied because the file may be cut later."""
+        key = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
+        if key not in self._dictionaries:
             try:
                 validate(values)
             except arrow().ArrowException as error:
@@ -203,10 +208,10 @@ class ArrowFile:
                     path=self._file.path,
                 ) from None
             buffers = [None if b is None else arrow().py_buffer(b.to_pybytes()) for b in values.buffers()]
-            self._dictionaries[place] = arrow().Array.from_buffers(
+            self._dictionaries[key] = arrow().Array.from_buffers(
                 storage_of(values.type), len(values), buffers, offset=values.offset
             )
-        return self._dictionaries[place]
+        return self._dictionaries[key]
 
     def require(self) -> None:
         """Raise MediumError if bytes could not be read."""
@@ -216,10 +221,6 @@ class ArrowFile:
         """Close the file; views stay valid."""
         self._batches = []
         self._file.close()
-
-
-def _unpacked(bits: Extent, count: int) -> Any:
-    return np.unpackbits(bits.numpy(), bitorder="little", count=count)
 
 
 def _nothing(file: MappedFile) -> Extent:

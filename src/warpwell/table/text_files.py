@@ -1,0 +1,223 @@
+"""CSV files and newline-delimited JSON: the type of each column is inferred from all rows before rows are converted.
+
+pyarrow infers types from the beginning of a file, turns integers above 2**63 into floats, and drops leading zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from ..errors import FormatError, WarpwellError
+from .library import arrow, line_of
+
+BLOCK_BYTES = 16 << 20
+"""Bytes of text that are parsed at a time."""
+_NULLS = ["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA"]
+_NULLS += ["NULL", "NaN", "n/a", "nan", "null"]
+_BOOLEANS = ["true", "True", "TRUE", "false", "False", "FALSE"]
+_TIME = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?$"
+
+
+@contextlib.contextmanager
+def format_errors(name: str) -> Iterator[None]:
+    """Turn the errors of another library about a source into FormatError."""
+    try:
+        yield
+    except WarpwellError:
+        raise
+    except Exception as error:
+        text = line_of(error) or type(error).__name__
+        raise FormatError(
+            f"{name} cannot be read ({text}): check it, or read it with another library and give its frame", path=name
+        ) from error
+
+
+def open_text(path: str) -> Any:
+    """Open a file for reading, decompressed as its name says.
+
+    Raises
+    ------
+    FormatError
+        It is compressed, and its name does not say so.
+    """
+    with open(path, "rb") as file:
+        is_gzip = file.read(2) == b"\x1f\x8b"
+    if is_gzip and not path.endswith(".gz"):
+        raise FormatError(f"{path} is compressed with gzip: rename it to end in .gz", path=path)
+    return arrow().input_stream(path, compression="detect", buffer_size=1 << 20)
+
+
+# -- CSV ---------------------------------------------------------------------------------------------------------------
+
+
+class CsvTypes:
+    """The type of each column, by name, that holds all values seen so far."""
+
+    def __init__(self) -> None:
+        pa = arrow()
+        seconds, nanoseconds = (pa.timestamp(unit) for unit in ("s", "ns"))
+        zoned = [pa.timestamp(unit, "UTC") for unit in ("s", "ns")]
+        integers = [pa.int64(), pa.uint64(), pa.float64()]
+        self._ladders = [integers, [pa.bool_()], [pa.date32(), seconds, nanoseconds], zoned, [pa.time32("s")]]
+        self._found: dict[str, Any] = {}
+        self._negative: set[str] = set()
+
+    def add(self, name: str, values: Any) -> None:
+        """Widen the type of a column so that it holds these strings."""
+        pa = arrow()
+        compute, known = pa.compute, self._found.get(name)
+        if known == pa.string():
+            return
+        values = values.filter(compute.invert(compute.is_in(values, pa.array(_NULLS))))
+        if not len(values):
+            self._found.setdefault(name, pa.null())
+            return
+        values = compute.utf8_trim_whitespace(values)
+        for ladder in self._ladders:
+            if known in (None, pa.null()) or known in ladder:
+                for kind in ladder[ladder.index(known) if known in ladder else 0 :]:
+                    if self._holds(name, kind, values):
+                        self._found[name] = kind
+                        return
+        self._found[name] = pa.string()
+
+    def _holds(self, name: str, kind: Any, values: Any) -> bool:
+        pa = arrow()
+        compute, types = pa.compute, pa.types
+        if types.is_boolean(kind):
+            return bool(compute.all(compute.is_in(values, pa.array(_BOOLEANS))).as_py())
+        if types.is_time(kind):
+            return bool(compute.all(compute.match_substring_regex(values, _TIME)).as_py())
+        if types.is_uint64(kind) and name in self._negative:
+            return False
+        try:
+            cast = values.cast(kind)
+        except pa.ArrowInvalid:
+            return False
+        if not (types.is_integer(kind) or types.is_floating(kind)):
+            return True
+        is_padded = compute.and_(compute.greater_equal(values, "00"), compute.less(values, "0:"))
+        if compute.any(is_padded).as_py():  # a leading zero: a code, not a number
+            return False
+        if types.is_int64(kind) and compute.any(compute.less(cast, 0)).as_py():
+            self._negative.add(name)
+        # Integers that no type has stay text: as floats they would be rounded.
+        is_integer = types.is_floating(kind) and compute.match_substring_regex(values, r"^[-+]?\d+$")
+        return not types.is_floating(kind) or not compute.all(is_integer).as_py() or self._found.get(name) == kind
+
+    def type_of(self, name: str) -> Any:
+        """Return the type of a column."""
+        return self._found.get(name, arrow().null())
+
+
+def csv_schemas(paths: Sequence[str], delimiter: str, columns: Collection[str] | None) -> Iterator[Any]:
+    """Yield the schema of each file, after all files were read; only `columns`, if given, have their types."""
+    pa, types, headers = arrow(), CsvTypes(), []
+    for path in paths:
+        with format_errors(path):
+            with open_text(path) as file:
+                header = _open_csv(file, delimiter, None, None).schema.names
+            duplicates = sorted({name for name in header if header.count(name) > 1})
+            if duplicates:
+                raise FormatError(f"{path} has two columns {duplicates[0]!r}: rename one of them", path=path)
+            headers.append(header)
+            names = [name for name in header if columns is None or name in columns]
+            with open_text(path) as file:
+                for batch in () if not names else _open_csv(file, delimiter, dict.fromkeys(names, pa.string()), names):
+                    for name, values in zip(names, batch.columns, strict=True):
+                        types.add(name, values)
+    for header in headers:
+        yield pa.schema([(name, types.type_of(name)) for name in header])
+
+
+def csv_batches(path: str, delimiter: str, schema: Any, columns: list[str] | None) -> Iterator[Any]:
+    """Yield the record batches of a file; of `columns` only, if given."""
+    with open_text(path) as file:
+        yield from _open_csv(file, delimiter, dict(zip(schema.names, schema.types, strict=True)), columns)
+
+
+def _open_csv(file: Any, delimiter: str, types: dict[str, Any] | None, columns: list[str] | None) -> Any:
+    csv = importlib.import_module("pyarrow.csv")
+    return csv.open_csv(
+        file,
+        csv.ReadOptions(block_size=BLOCK_BYTES if types else 1 << 20),
+        csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        csv.ConvertOptions(column_types=types, include_columns=columns, null_values=_NULLS),
+    )
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
+    """Yield the schema of all files for each file, after they were read: a key may first appear in their last line."""
+    pa, found = arrow(), dict[str, Any]()
+    for path in paths:
+        with format_errors(path):
+            for block in _json_blocks(path):
+                table = _read_json(path, block)
+                for field in table.schema:
+                    kind = _exact_type(path, block, field.name, table[field.name])
+                    found[field.name] = _common_type(path, field.name, found.get(field.name, kind), kind)
+    for _ in paths:
+        yield pa.schema(list(found.items()))
+
+
+def _exact_type(path: str, block: bytes, name: str, column: Any) -> Any:
+    """Return the type of a column; a decimal if pyarrow has rounded integers that int64 does not have to floats."""
+    pa = arrow()
+    if (
+        pa.types.is_float64(column.type)
+        and pa.compute.any(pa.compute.greater_equal(pa.compute.abs(column), 2.0**63)).as_py()
+    ):
+        with contextlib.suppress(FormatError):  # there are fractions
+            return _read_json(path, block, pa.schema([(name, pa.decimal128(38, 0))]))[name].type
+    return column.type
+
+
+def _common_type(path: str, name: str, first: Any, second: Any) -> Any:
+    """Return the type that holds values of both types."""
+    pa = arrow()
+    try:
+        fields = [pa.schema([(name, kind)]) for kind in (first, second)]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        if all(pa.types.is_timestamp(kind) or pa.types.is_string(kind) for kind in (first, second)):
+            return pa.string()
+        raise FormatError(
+            f"{path}: {name!r} is {first} in one row and {second} in another: convert one", path=path
+        ) from None
+
+
+def json_batches(path: str, schema: Any) -> Iterator[Any]:
+    """Yield the record batches of a file."""
+    for block in _json_blocks(path):
+        yield from _read_json(path, block, schema).select(schema.names).to_batches()
+
+
+def _json_blocks(path: str) -> Iterator[bytes]:
+    """Yield the file in blocks that end with a line."""
+    with open_text(path) as file:
+        pending = b""
+        while data := file.read(BLOCK_BYTES):
+            pending += data
+            end = pending.rfind(b"\n") + 1
+            if pending[:end].strip():
+                yield pending[:end]
+            pending = pending[end:]
+        if pending.strip():
+            yield pending
+
+
+def _read_json(path: str, block: bytes, schema: Any = None) -> Any:
+    json = importlib.import_module("pyarrow.json")
+    read = json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parse = json.ParseOptions(explicit_schema=schema)
+    try:
+        return json.read_json(arrow().BufferReader(block), read, parse)
+    except arrow().ArrowInvalid as error:
+        hint = "; write one object a line, not an array" if block.lstrip().startswith(b"[") else ""
+        raise FormatError(f"{path} is not newline-delimited JSON ({error}){hint}", path=path) from None
