@@ -56,7 +56,7 @@ def build(folder: Path) -> int:
     for function in functions():
         name = machine_code.object_name(function)
         if name is not None:
-            write_kept(objects / f"{name}.o", machine_code.cached_object(function, processor, compile_for))
+            write_kept(objects / f"{name}.o", machine_code.object_file(function, processor, compile_for))
     nvvm = build_ptx(folder / "ptx")
     manifest = {
         "sources": sources_digest(),
@@ -85,7 +85,7 @@ def build_ptx(folder: Path) -> tuple[int, ...] | None:
         for function in linked_functions():
             if function.__module__.startswith("warpwell."):
                 with without_gpu(cc):
-                    text = intrinsics.cached_ptx(function, cc)
+                    text = intrinsics.compressed_ptx(function, cc)
                 write_kept(folder / str(capability) / f"{machine_code.object_name(function)}.ptx.z", text)
     return version
 

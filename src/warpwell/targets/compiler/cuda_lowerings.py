@@ -30,7 +30,7 @@ from ..device import subscribe
 from ..fault import FAULT_PAGE
 from ..shipped import find_ptx
 from .intrinsics import I32, I64, Intrinsics, is_wide, is_wide_integer, item_bits, literal, resize
-from .machine_code import cached_code, shipped_code, symbol_of
+from .machine_code import stored_code, symbol_of
 
 
 class CudaIntrinsics(Intrinsics):
@@ -48,25 +48,20 @@ class CudaIntrinsics(Intrinsics):
         cc = compiler.get_current_device().compute_capability
         key = name, cc
         if key not in self._objects:
-            self._objects[key] = cuda.PTXSource(self.stored_ptx(function, cc), name=f"{name}.ptx")
+            self._objects[key] = cuda.PTXSource(zlib.decompress(self.compressed_ptx(function, cc)), name=f"{name}.ptx")
         context.active_code_library.add_linking_file(self._objects[key])
         return name
 
     @classmethod
-    def stored_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
-        """Return the PTX of a linked function: from the wheel, from the disk cache, or compiled."""
-        found = shipped_code(function, lambda name: find_ptx(name, 10 * cc[0] + cc[1]))
-        return zlib.decompress(found or cls.cached_ptx(function, cc))
-
-    @classmethod
-    def cached_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
-        """Return the compressed PTX of a linked function from the disk cache, or compiled."""
-
-        def make() -> bytes:
-            return zlib.compress(cls.ptx_of(function, cc).encode())
-
+    def compressed_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
+        """Return the PTX of a linked function, compressed: from the wheel, from the disk cache, or compiled."""
         compiler = _compiler_digest()
-        return make() if compiler is None else cached_code(function, f"{compiler}.sm_{cc[0]}{cc[1]}.ptx.z", make)
+        return stored_code(
+            function,
+            lambda name: find_ptx(name, 10 * cc[0] + cc[1]),
+            None if compiler is None else f"{compiler}.sm_{cc[0]}{cc[1]}.ptx.z",
+            lambda: zlib.compress(cls.ptx_of(function, cc).encode()),
+        )
 
     @staticmethod
     def ptx_of(function: Callable[..., int], cc: Any) -> str:

@@ -103,24 +103,21 @@ def link_callees(code: bytes, compile_object: Compile, caller: Callable[..., int
 
 def object_file(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
     """Return the object file of a device function: from the wheel, from the disk cache, or compiled."""
-    return shipped_code(function, find_object) or cached_object(function, processor, compile_object)
+    return stored_code(function, find_object, f"{processor.digest}.o", lambda: compile_object(function, processor))
 
 
-def cached_object(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
-    """Return the object file of a device function from the disk cache, or compiled."""
-    return cached_code(function, f"{processor.digest}.o", lambda: compile_object(function, processor))
+def stored_code(
+    function: Callable[..., int], find: Callable[[str], bytes | None], suffix: str | None, make: Callable[[], bytes]
+) -> bytes:
+    """Return the code of a function: what ``find(name)`` finds in the wheel, a file of the disk cache, or made.
 
-
-def shipped_code(function: Callable[..., int], find: Callable[[str], bytes | None]) -> bytes | None:
-    """Return the code of a function that ``find(name)`` finds in the wheel, or None."""
+    Without a suffix for the name of the file, the disk cache is not used.
+    """
     name = object_name(function)
-    return None if name is None else find(name)
-
-
-def cached_code(function: Callable[..., int], suffix: str, make: Callable[[], bytes]) -> bytes:
-    """Return the code of a function from a file of the disk cache, or made."""
-    name = object_name(function)
-    return make() if name is None else read_or_make(cache_folder() / f"{name}.{suffix}", make)
+    found = None if name is None else find(name)
+    if found is not None or name is None or suffix is None:
+        return found or make()
+    return read_or_make(cache_folder() / f"{name}.{suffix}", make)
 
 
 def object_name(function: Callable[..., int]) -> str | None:

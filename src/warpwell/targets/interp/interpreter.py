@@ -352,14 +352,16 @@ class Interpreter(Interleaver):
         self._store_item(addr, value, dt, WEAK)
 
     def _load_item(self, addr: int, dt: Any, order: int) -> Any:
-        codec = item_codec(dt)
+        value = self._get(addr, item_codec(dt), order)
+        self._log(("load weak", "load", "load acquire")[order], addr, value)
+        return value
+
+    def _get(self, addr: int, codec: ItemCodec, order: int, *, newest: bool = False) -> Any:
         if addr & (codec.size - 1):
             raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
         self._point()
-        word = self.memory.load(self.thread.view, addr & ~7, order)
-        value = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
-        self._log(("load weak", "load", "load acquire")[order], addr, value)
-        return value
+        word = self.memory.load(self.thread.view, addr & ~7, order, newest)
+        return codec.decode((word >> 8 * (addr & 7)) & codec.mask)
 
     def _store_item(self, addr: int, value: Any, dt: Any, order: int) -> None:
         codec = item_codec(dt)
@@ -388,11 +390,7 @@ class Interpreter(Interleaver):
         codec = item_codec(dt)
         if codec.size < 4 or codec.dtype.kind not in kinds:
             raise TypeError(f"atomic {name} on {codec.dtype}: only 4- and 8-byte items of kinds {kinds} have it")
-        if addr & (codec.size - 1):
-            raise ValueError(f"misaligned access: address {addr:#x} of an item of {codec.size} bytes")
-        self._point()
-        word = self.memory.load(self.thread.view, addr & ~7, RELAXED, newest=True)
-        old = codec.decode((word >> 8 * (addr & 7)) & codec.mask)
+        old = self._get(addr, codec, RELAXED, newest=True)
         with np.errstate(all="ignore"):
             bits = codec.encode(operation(old, codec.decode(codec.encode(value))))
         self._put(addr, codec.size, bits, RELAXED, continues=True)
