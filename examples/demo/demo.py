@@ -79,18 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
             components = connected_components(loaded, progress=report)
             runs["cc"] = _run_values(loaded, components.seconds, components.stats)
             device = loaded.device
-        runs["bfs"] |= {"source": source, "reached": search.reached, "depth": search.depth}
-        runs["cc"] |= {"components": components.components}
+        runs["bfs"] |= {"source": source, "reached": search.count, "depth": search.rounds}
+        runs["cc"] |= {"components": components.count}
         _say(output, "checking both against SciPy ...")
-        _check(graph, source, search.levels, components.labels)
+        _check(graph, source, search.values, components.values)
         degree = _run_code(graph, arguments.cache, device)
         if not np.array_equal(graph.original(degree), np.bincount(destinations, minlength=graph.vertices)):
             raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
         _say(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
-        path, columns = vertex_table.write(folder, graph, search.levels)
+        path, columns = vertex_table.write(folder, graph, search.values)
         runs["query"] = vertex_table.query(path, columns)
         runs["training"] = vertex_table.learn(path, graph, columns)
-        _draw(picture, runs, search.levels)
+        _draw(picture, runs, search.values)
     values = {
         "verified": True,
         "picture": str(picture),

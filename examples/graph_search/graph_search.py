@@ -52,14 +52,14 @@ def main():
             mine = search(loaded, source)
 
     print(f"{graph.edges:,} edges, {8 * graph.edges:,} bytes, behind a cache of 65,536 bytes")
-    print(f"from {source}: {found.reached:,} of {graph.vertices:,} vertices, depth {found.depth}")
-    print(f"{components.components:,} components")
+    print(f"from {source}: {found.count:,} of {graph.vertices:,} vertices, depth {found.rounds}")
+    print(f"{components.count:,} components")
     stats = found.stats
     print(f"wanted {stats.bytes_wanted:,} bytes, read {stats.bytes_read:,}: {stats.io_amplification:.1f} times")
 
-    assert np.array_equal(found.levels, mine)
+    assert np.array_equal(found.values, mine)
     # all that a search reaches is one component, the source's
-    assert np.array_equal(found.levels >= 0, components.labels == components.labels[source])
+    assert np.array_equal(found.values >= 0, components.values == components.values[source])
     assert stats.misses > 0
     assert stats.evictions > 0
 

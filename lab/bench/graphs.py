@@ -204,10 +204,6 @@ def bus_rates(device: str, nbytes: int) -> list[float]:
     return rates(nbytes, kernel_times(_read, threads, block.address, nbytes // 8, threads, total, device=device))
 
 
-RESULTS = {"bfs": "levels", "cc": "labels", "pr": "ranks", "sssp": "distances"}
-"""Attribute of an algorithm's result that has a value for each vertex."""
-
-
 def measure_tier(
     graph: wg.Graph,
     name: str,
@@ -231,7 +227,7 @@ def measure_tier(
             if algorithm in ("sssp", "pr") and (drives or tier == "host-cached"):
                 continue
             result = run(loaded, *runs[0])  # compiles
-            same(algorithm, np.asarray(getattr(result, RESULTS[algorithm])), check)
+            same(algorithm, np.asarray(result.values), check)
             if loaded.edges.tier in ("storage", "host-cached"):
                 loaded.edges.evict()
             results = [run(loaded, *arguments) for arguments in runs]

@@ -202,9 +202,9 @@ def _run(loaded: wg.LoadedGraph, algorithm: str, source: int) -> tuple[float, ND
     """Return the seconds of an algorithm, and its result for every vertex."""
     if algorithm == "bfs":
         levels = wg.bfs(loaded, source)
-        return levels.seconds, np.asarray(levels.levels)
+        return levels.seconds, np.asarray(levels.values)
     components = wg.connected_components(loaded)
-    return components.seconds, np.asarray(components.labels)
+    return components.seconds, np.asarray(components.values)
 
 
 def _target(graph: wg.Graph, algorithm: str, sources: list[int]) -> tuple[float, NDArray[Any]]:

@@ -47,8 +47,8 @@ def test_bfs(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     levels = ring.with_name("levels.npy")
     options = ("--device", "cpu", "--cache", "4KiB", "--page-size", 512, "--out", levels)
     said = answer(capsys, "graph", "bfs", ring, "--source", 990, *options)
-    assert said.keys() >= KEYS | {"source", "reached", "depth"}
-    assert (said["source"], said["reached"], said["depth"]) == (990, 1000, 500)
+    assert said.keys() >= KEYS | {"reached", "depth"}
+    assert (said["reached"], said["depth"]) == (1000, 500)
     assert (said["device"], said["tier"], said["page_size"], said["cache_bytes"]) == ("cpu", "storage", 512, 4096)
     assert (said["vertices"], said["edges"], said["emulated"]) == (1200, 2400, False)
     assert said["bytes_wanted"] == 2000 * 4
@@ -74,10 +74,11 @@ def test_paths_ranks_and_triangles(tmp_path: Path, capsys: pytest.CaptureFixture
     options = ("--device", "cpu", "--cache", "8KiB", "--page-size", 512)
     distances, ranks = tmp_path / "distances.npy", tmp_path / "ranks.npy"
     said = answer(capsys, "graph", "sssp", graph, "--source", 3, "--delta", 64, *options, "--out", distances)
-    assert said.keys() >= KEYS | {"source", "reached", "delta", "rounds"}
-    assert (said["reached"], said["delta"], np.load(distances)[3]) == (64, 64.0, 0)
+    assert said.keys() >= KEYS | {"reached", "rounds"}
+    assert (said["reached"], np.load(distances)[3]) == (64, 0)
     said = answer(capsys, "graph", "pagerank", graph, "--iterations", 3, "--tolerance", 0, *options, "--out", ranks)
-    assert (said["iterations"], said["converged"], round(np.load(ranks).sum(), 9)) == (3, False, 1.0)
+    assert (said["iterations"], round(np.load(ranks).sum(), 9)) == (3, 1.0)
+    assert said["change"] > 0
     said = answer(capsys, "graph", "triangles", graph, *options)
     assert said["triangles"] > 0
     assert main(["graph", "pagerank", str(graph), "--device", "cpu", "--damping", "2"]) == 2
@@ -114,7 +115,7 @@ def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) 
     said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)
     assert (said["tier"], said["reached"], said["depth"]) == (tier, 200, 100)
     assert (said["hits"] is None) == (tier != "host-cached")
-    assert said["loaded_bytes"] == 8 * 1201 + (0 if tier == "mapped" else 4 * 2400)
+    assert said["loaded_bytes"] == 8 * 1201 + 16 * 1200 + (0 if tier == "mapped" else 4 * 2400)
 
 
 def test_interpreted(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,12 +63,12 @@ def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) 
         LoadedGraph(graph, edges=array) as loaded,
     ):
         found = bfs(loaded, source)
-        assert np.array_equal(np.asarray(found.levels), levels)
+        assert np.array_equal(np.asarray(found.values), levels)
         parts = connected_components(loaded)
-        assert parts.components == count
-        pairs = np.unique(np.stack([np.asarray(parts.labels), labels]), axis=1)
+        assert parts.count == count
+        pairs = np.unique(np.stack([np.asarray(parts.values), labels]), axis=1)
         assert pairs.shape[1] == count  # one name of ours for each of SciPy's
-        assert array.stats.bytes_read >= edges.nbytes * (device == "cpu")
+        assert array.stats.bytes_read > 0
         loaded.close()
         assert array[0] == graph.map(graph.edges_path)[0]  # it stays the caller's
 

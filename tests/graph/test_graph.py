@@ -11,7 +11,7 @@ from scipy.sparse import csgraph, csr_matrix
 from warpwell.cache import Cache
 from warpwell.errors import ArgumentError, DeviceNotFoundError, FormatError
 from warpwell.graph import Graph, LoadedGraph, bfs, build, connected_components, convert, generate
-from warpwell.graph.algorithms.work_items import PIECE
+from warpwell.graph.algorithms.work_items import SEGMENT
 
 CNR = Path(__file__).parents[3] / "shared" / "data" / "cnr-2000.txt.gz"
 Vertices = npt.NDArray[np.int64]
@@ -62,18 +62,17 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
     source = int(np.argmax(np.diff(kron.load()[0])))
     found = bfs(kron, source, **options)
     levels = expected_levels(kron, source)
-    assert found.source == source
-    assert found.levels.dtype == np.int64
-    assert np.array_equal(found.levels, levels)
-    assert found.reached == np.count_nonzero(levels >= 0)
-    assert found.depth == levels.max()
+    assert found.values.dtype == np.int64
+    assert np.array_equal(found.values, levels)
+    assert found.count == np.count_nonzero(levels >= 0)
+    assert found.rounds == levels.max()
     # who pulls looks at no more of its neighbours once one is found
     assert 0 < found.stats.bytes_wanted <= 4 * np.diff(kron.load()[0])[levels >= 0].sum()
     assert found.stats.misses > 0
     components = connected_components(kron, **options)
     labels = expected_labels(kron)
-    assert np.array_equal(components.labels, labels)
-    assert components.components == np.unique(labels).size
+    assert np.array_equal(components.values, labels)
+    assert components.count == np.unique(labels).size
     if cache != "1MiB":
         assert found.stats.evictions > 0
         assert components.stats.evictions > 0
@@ -84,13 +83,13 @@ def test_every_tier(kron: Graph, tier: str) -> None:
     source = int(np.argmax(np.diff(kron.load()[0])))
     # with what other tests here compile, where there is a cache
     with LoadedGraph(kron, device="cpu", tier=tier, cache="16KiB", page_size=4096, stats="full") as loaded:
-        assert np.array_equal(bfs(loaded, source).levels, expected_levels(kron, source))
-        assert np.array_equal(connected_components(loaded).labels, expected_labels(kron))
+        assert np.array_equal(bfs(loaded, source).values, expected_levels(kron, source))
+        assert np.array_equal(connected_components(loaded).values, expected_labels(kron))
 
 
 def test_edges_are_followed_in_their_direction(directed: Graph) -> None:
     for source in range(0, 1024, 256):
-        levels = bfs(directed, source, device="cpu", cache="8KiB", page_size=4096, stats="full").levels
+        levels = bfs(directed, source, device="cpu", cache="8KiB", page_size=4096, stats="full").values
         assert np.array_equal(levels, expected_levels(directed, source))
 
 
@@ -100,22 +99,22 @@ def test_components_of_a_directed_graph_are_refused(directed: Graph) -> None:
 
 
 def test_a_vertex_with_many_neighbours_is_split(tmp_path: Path) -> None:
-    leaves = 5 * PIECE + 7
+    leaves = 5 * SEGMENT + 7
     star = made(tmp_path, [(leaves, leaf) for leaf in range(leaves)])
     options = {"device": "cpu", "cache": "8KiB", "page_size": 4096, "stats": "full"}
     found = bfs(star, 3, **options)
-    assert found.depth == 2
-    assert np.array_equal(found.levels, expected_levels(star, 3))
-    assert connected_components(star, **options).components == 1
+    assert found.rounds == 2
+    assert np.array_equal(found.values, expected_levels(star, 3))
+    assert connected_components(star, **options).count == 1
 
 
 def test_a_long_path(tmp_path: Path) -> None:
     path = made(tmp_path, [(v, v + 1) for v in range(300)])
     options = {"device": "cpu", "cache": "4KiB", "page_size": 512, "stats": "full"}
     found = bfs(path, 0, **options)
-    assert found.depth == 300
-    assert np.array_equal(found.levels, np.arange(301))
-    assert not connected_components(path, **options).labels.any()
+    assert found.rounds == 300
+    assert np.array_equal(found.values, np.arange(301))
+    assert not connected_components(path, **options).values.any()
 
 
 def test_components_that_the_sample_misses(tmp_path: Path) -> None:
@@ -123,16 +122,16 @@ def test_components_that_the_sample_misses(tmp_path: Path) -> None:
     pairs = [(4 * k + i, 4 * k + j) for k in range(500) for i in range(4) for j in range(i + 1, 4)]
     graph = made(tmp_path, [*pairs, *((v, v) for v in range(50))], vertices=2010)
     found = connected_components(graph, device="cpu", cache="8KiB", page_size=512, stats="full")
-    assert found.components == 510
-    assert np.array_equal(found.labels, expected_labels(graph))
+    assert found.count == 510
+    assert np.array_equal(found.values, expected_labels(graph))
 
 
 def test_a_graph_without_edges(tmp_path: Path) -> None:
     graph = made(tmp_path, [], vertices=5)
     found = bfs(graph, 2, device="cpu")
-    assert found.levels.tolist() == [-1, -1, 0, -1, -1]
-    assert (found.reached, found.depth) == (1, 0)
-    assert connected_components(made_again(tmp_path), device="cpu").labels.tolist() == [0, 1, 2]
+    assert found.values.tolist() == [-1, -1, 0, -1, -1]
+    assert (found.count, found.rounds) == (1, 0)
+    assert connected_components(made_again(tmp_path), device="cpu").values.tolist() == [0, 1, 2]
 
 
 def made_again(folder: Path) -> Graph:
@@ -157,14 +156,14 @@ def test_progress(kron: Graph) -> None:
     seen: list[tuple[str, int, int]] = []
     source = int(np.argmax(np.diff(kron.load()[0])))
     options = {"device": "cpu", "tier": "storage", "page_size": 4096, "stats": "full"}
-    depth = bfs(kron, source, **options, progress=lambda *step: seen.append(step)).depth
+    depth = bfs(kron, source, **options, progress=lambda *step: seen.append(step)).rounds
     assert seen[:2] == [("compile", 0, 1), ("compile", 1, 1)]
     # each level; the last one that is tried finds nothing, unless its vertices have no edges left
     levels = [level for stage, level, _ in seen[2:] if stage == "search"]
     assert levels == list(range(1, len(levels) + 1)) and len(levels) == len(seen) - 2
     assert levels[-1] in (depth, depth + 1)
     seen.clear()
-    assert bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).depth == depth
+    assert bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).rounds == depth
     # in memory one launch visits levels of few edges together: the first of them is told
     assert {stage for stage, _, _ in seen[2:]} == {"search"}
     levels = [level for _, level, _ in seen[2:]]
@@ -176,6 +175,9 @@ def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
     edges = np.load(graph.edges_path)
     edges[[3, 9]] = -7, 1 << 30
     np.save(graph.edges_path, edges)
+    heads = np.load(graph.heads_path)
+    heads[[16, 17]] = -7, 1 << 30
+    np.save(graph.heads_path, heads)
     for run in (lambda: bfs(graph, 0, device="cpu"), lambda: connected_components(graph, device="cpu")):
         with pytest.raises(FormatError, match="outside of 0 to 20"):
             run()
@@ -201,13 +203,13 @@ def test_no_gpu(kron: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_web_crawl(tmp_path: Path) -> None:
     crawl = convert(CNR, tmp_path / "cnr.ww")
     found = bfs(crawl, 10000, device="cpu", cache="2MiB", stats="full")
-    assert found.reached == 325557
-    assert np.array_equal(found.levels, expected_levels(crawl, 10000))
+    assert found.count == 325557
+    assert np.array_equal(found.values, expected_levels(crawl, 10000))
     assert found.stats.bytes_wanted == 4 * crawl.edges
     both = convert(CNR, tmp_path / "both.ww", undirected=True)
     assert json.loads((both.path / "graph.json").read_text())["undirected"]
     components = connected_components(both, device="cpu", cache="2MiB", stats="full")
-    assert np.array_equal(components.labels, expected_labels(both))
+    assert np.array_equal(components.values, expected_labels(both))
     for stats in (found.stats, components.stats):
         assert stats.evictions > 1000
         assert stats.io_amplification is not None

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.graph import LoadedGraph, bfs, build, connected_components, generate, pagerank, sssp, triangles
-from warpwell.graph.algorithms import components, run, search, shortest_paths
+from warpwell.graph.algorithms import components, search, shortest_paths
 from warpwell.graph.algorithms import pagerank as ranks
 from warpwell.graph.algorithms import triangles as counts
-from warpwell.graph.algorithms.work_items import NO_PAGES, PIECE
+from warpwell.graph.algorithms.work_items import SEGMENT
 from warpwell.targets.compiler import run_cuda
 
 WORDS = np.zeros(8, np.int64)
@@ -27,10 +26,6 @@ def edges(full: bool, *, cached: bool = True, dtype: str = "<i4") -> ArrayView:
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
-def pages() -> PageSetView:
-    return PageSetView((True, 4), dict.fromkeys((name for name, _ in PageSetView.layout(None)), 0))
-
-
 @pytest.mark.slow
 @pytest.mark.ptx
 @pytest.mark.parametrize("full", [False, True], ids=["basic", "full"])
@@ -38,9 +33,10 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
     w, e, lengths = WORDS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
         (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
-        (search._push_pages, (e, w, LABELS, BITS, BITS, NO_PAGES, 0, w), ".or.b32"),
-        (search._pull_pages, (e, w, LABELS, BITS, BITS, BITS, NO_PAGES, LABELS, 0, 0, w), ".or.b32"),
-        (components._link_pages, (e, w, LABELS, 0, BITS, BITS, NO_PAGES, w), ".min.s32"),
+        (search._pull, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
+        (search._pull_heads, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
+        (components._link_heads, (e, LABELS, 0, w), ".min.s32"),
+        (components._link_rest, (e, w, LABELS, w, 0, w), ".min.s32"),
         (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
@@ -58,17 +54,12 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
     w, e = WORDS, edges(False, cached=False)
     for kernel, arguments in (
         (search._push_levels, (e, w, LABELS, BITS, w, 0, 0, 0, 0, 0, w)),
-        (search._pull, (e, w, LABELS, BITS, BITS, 0, 0, 1, w)),
-        (search._copy, (BITS, BITS)),
+        (search._pull, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w)),
+        (search._pull_heads, (LABELS, w, w, LABELS, BITS, BITS, 0, 0, 1, w)),
         (search._collect, (w, LABELS, 0, w, 0, 0, w)),
-        (search._mark, (w, w, LABELS, 0, 0, BITS, BITS, NO_PAGES, NO_PAGES, 1, w)),
-        (search._pull_kept, (w, LABELS, BITS, BITS, LABELS, 0, 1, 0, w)),
-        (search._clear, (BITS, BITS)),
-        (components._link_first, (e, w, LABELS, 0, w)),
+        (components._link_heads, (LABELS, LABELS, 0, w)),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),
         (components._link_rest, (e, w, LABELS, w, 0, w)),
-        (components._mark_sample, (w, 0, BITS, NO_PAGES, 0)),
-        (components._mark_rest, (w, LABELS, 0, 0, BITS, NO_PAGES)),
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
         (components._select, (w, LABELS, 0, w, 0, w)),
@@ -77,7 +68,6 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (ranks._list, (w, 0, 0, w, 0, w)),
         (ranks._step, (w, RANKS, RANKS, RANKS, 0.0, 0.0, 1, 0, 1, RANKS)),
         (counts._count, (LABELS, w, 0, w)),
-        (run.mark_all, (pages(), 0, 0)),
     ):
         assert ".entry" in run_cuda.ptx(kernel, arguments)
 
@@ -92,18 +82,18 @@ def test_a_gpu_finds_what_the_cpu_finds(tmp_path: Path, cache: str, tier: str) -
         with LoadedGraph(graph, device=device, tier=tier, cache=cache, stats="full") as loaded:
             found.append((bfs(loaded, source), connected_components(loaded)))
     (levels, labels), (cpu_levels, cpu_labels) = found
-    assert np.array_equal(levels.levels, cpu_levels.levels)
-    assert np.array_equal(labels.labels, cpu_labels.labels)
+    assert np.array_equal(levels.values, cpu_levels.values)
+    assert np.array_equal(labels.values, cpu_labels.values)
 
 
 @pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
 def test_a_vertex_with_many_neighbours(tmp_path: Path, tier: str) -> None:
-    leaves = np.arange(9 * PIECE + 5)
+    leaves = np.arange(9 * SEGMENT + 5)
     graph = build([(np.full(leaves.size, leaves.size), leaves)], tmp_path / "star.ww", undirected=True)
     with LoadedGraph(graph, device="cuda", tier=tier, cache="64KiB") as loaded:
         found = bfs(loaded, 0)
-        assert (found.reached, found.depth) == (graph.vertices, 2)
-        assert connected_components(loaded).components == 1
+        assert (found.count, found.rounds) == (graph.vertices, 2)
+        assert connected_components(loaded).count == 1
 
 
 @pytest.mark.parametrize("weights", ["int32", "float32"])
@@ -115,9 +105,9 @@ def test_paths_ranks_and_triangles_are_the_cpus(tmp_path: Path, tier: str, weigh
     for device in ("cuda", "cpu"):
         with LoadedGraph(graph, device=device, tier=tier, cache="64KiB") as loaded:
             found.append((sssp(loaded, source), pagerank(loaded, tolerance=0.0, iterations=5), triangles(loaded)))
-    assert np.array_equal(found[0][0].distances, found[1][0].distances)
-    assert np.allclose(found[0][1].ranks, found[1][1].ranks, rtol=1e-12, atol=0)
-    assert found[0][2].triangles == found[1][2].triangles
+    assert np.array_equal(found[0][0].values, found[1][0].values)
+    assert np.allclose(found[0][1].values, found[1][1].values, rtol=1e-12, atol=0)
+    assert found[0][2].count == found[1][2].count
 
 
 def test_many_searches_of_one_graph(tmp_path: Path) -> None:
@@ -125,4 +115,4 @@ def test_many_searches_of_one_graph(tmp_path: Path) -> None:
     graph = generate("urand", 10, tmp_path / "urand.ww", degree=4)
     with LoadedGraph(graph, device="cpu") as there, LoadedGraph(graph, device="cuda", tier="device") as here:
         for source in range(0, 1024, 64):
-            assert np.array_equal(bfs(here, source).levels, bfs(there, source).levels)
+            assert np.array_equal(bfs(here, source).values, bfs(there, source).values)

@@ -84,12 +84,12 @@ def test_search_and_components(graph: Graph, seed: int, cache: int, monkeypatch:
     monkeypatch.setenv("WARPWELL_SEED", str(seed))
     options = {"device": "interp", "cache": cache, "page_size": 512, "stats": "full"}
     found = bfs(graph, seed, **options)
-    assert found.levels.tolist() == levels_of(graph, seed)
+    assert found.values.tolist() == levels_of(graph, seed)
     assert found.stats.evictions > 0
     labels = [min(v for v in range(54) if levels_of(graph, u)[v] >= 0) for u in range(54)]
     components = connected_components(graph, **options)
-    assert components.labels.tolist() == labels
-    assert components.components == len(set(labels))
+    assert components.values.tolist() == labels
+    assert components.count == len(set(labels))
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
@@ -108,10 +108,10 @@ def test_paths_ranks_and_triangles(graph: Graph, seed: int, monkeypatch: pytest.
             for u, w in neighbours[v].items():
                 distances[u] = min(d + w, distances.get(u, d + w))
     found = sssp(graph, seed, **options)
-    assert found.distances.tolist() == [distances.get(v, np.iinfo(np.int64).max) for v in range(graph.vertices)]
+    assert found.values.tolist() == [distances.get(v, np.iinfo(np.int64).max) for v in range(graph.vertices)]
     ranks = [1 / 54] * 54
     lost = sum(rank for rank, row in zip(ranks, neighbours, strict=True) if not row) / 54
     ranks = [0.15 / 54 + 0.85 * (lost + sum(ranks[u] / len(neighbours[u]) for u in row)) for row in neighbours]
-    assert np.allclose(pagerank(graph, tolerance=0.0, iterations=1, **options).ranks, ranks, rtol=1e-12)
+    assert np.allclose(pagerank(graph, tolerance=0.0, iterations=1, **options).values, ranks, rtol=1e-12)
     count = sum(1 for v, row in enumerate(neighbours) for u in row for w in row if v < u < w and w in neighbours[u])
-    assert triangles(graph, **options).triangles == count
+    assert triangles(graph, **options).count == count

@@ -116,8 +116,8 @@ class Expected:
 
 def distances(found: Any) -> NDArray[Any]:
     """Return distances as SciPy has them."""
-    none = found.distances == np.iinfo(np.int64).max if found.distances.dtype == np.int64 else np.isinf(found.distances)
-    return np.where(none, np.inf, found.distances)
+    none = found.values == np.iinfo(np.int64).max if found.values.dtype == np.int64 else np.isinf(found.values)
+    return np.where(none, np.inf, found.values)
 
 
 def runs(loaded: LoadedGraph, source: int, iterations: int) -> dict[str, Callable[[], tuple[Any, NDArray[Any]]]]:
@@ -131,12 +131,12 @@ def runs(loaded: LoadedGraph, source: int, iterations: int) -> dict[str, Callabl
         return call
 
     found = {
-        "bfs": of(lambda: bfs(loaded, source), lambda r: r.levels),
+        "bfs": of(lambda: bfs(loaded, source), lambda r: r.values),
         "sssp": of(lambda: sssp(loaded, source), distances),
-        "pagerank": of(lambda: pagerank(loaded, tolerance=0.0, iterations=iterations), lambda r: r.ranks),
+        "pagerank": of(lambda: pagerank(loaded, tolerance=0.0, iterations=iterations), lambda r: r.values),
     }
     if loaded.graph.undirected:
-        found["components"] = of(lambda: connected_components(loaded), lambda r: r.labels)
+        found["components"] = of(lambda: connected_components(loaded), lambda r: r.values)
         found["triangles"] = of(lambda: triangles(loaded), lambda r: np.array([r.triangles]))
     return found
 

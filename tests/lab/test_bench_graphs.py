@@ -26,7 +26,7 @@ def test_a_graph_of_gap_is_ours(tmp_path: Path) -> None:
     path = wsg(tmp_path / "g.wsg", [0, 2, 3, 4], [1, 2, 0, 0], [5, 7, 5, 7])
     graph = graphs.taken(path, tmp_path / "g.ww", "kron", 2)
     assert (graph.vertices, graph.edges, graph.undirected, graph.weights) == (3, 4, True, "int32")
-    assert ww.graph.bfs(graph, 1, device="cpu").levels.tolist() == [1, 0, 2]
+    assert ww.graph.bfs(graph, 1, device="cpu").values.tolist() == [1, 0, 2]
     plain = (tmp_path / "g.sg").read_bytes()
     assert len(plain) == 17 + 4 * 8 + 4 * 4 and np.frombuffer(plain[-16:], np.int32).tolist() == [1, 2, 0, 0]
 

@@ -32,10 +32,10 @@ class _Traversal:
 
     function: str
     help: str
-    shown: tuple[str, ...]
-    """Attributes of the result to report."""
+    shown: dict[str, str]
+    """Names to report, and the attributes of the result with their values."""
     written: str = ""
-    """The attribute of the result that ``--out`` writes."""
+    """Name of the values that ``--out`` writes."""
     written_help: str = ""
     options: tuple[tuple[str, type, str, str], ...] = ()
     """Further options: name, type, metavar and help."""
@@ -46,7 +46,7 @@ _TRAVERSALS = {
     "bfs": _Traversal(
         "bfs",
         "search breadth-first from a vertex",
-        ("source", "reached", "depth"),
+        {"reached": "count", "depth": "rounds"},
         "levels",
         "the levels (int64; -1: not reached)",
         has_source=True,
@@ -54,14 +54,14 @@ _TRAVERSALS = {
     "cc": _Traversal(
         "connected_components",
         "find the connected components of an undirected graph",
-        ("components",),
+        {"components": "count"},
         "labels",
         "the smallest vertex of each component (int64)",
     ),
     "sssp": _Traversal(
         "sssp",
         "find the shortest paths from a vertex to all others by weight",
-        ("source", "reached", "delta", "rounds"),
+        {"reached": "count", "rounds": "rounds"},
         "distances",
         "the distances (the largest int64 or inf: no path)",
         (("delta", float, "WIDTH", "width of a bucket (default: from the weights)"),),
@@ -70,7 +70,7 @@ _TRAVERSALS = {
     "pagerank": _Traversal(
         "pagerank",
         "rank the vertices of an undirected graph, or one with in-edges",
-        ("iterations", "change", "converged"),
+        {"iterations": "rounds", "change": "change"},
         "ranks",
         "the ranks (float64)",
         (
@@ -79,7 +79,7 @@ _TRAVERSALS = {
             ("iterations", int, "N", "maximum number (default: 100)"),
         ),
     ),
-    "triangles": _Traversal("triangles", "count the triangles of an undirected graph", ("triangles",)),
+    "triangles": _Traversal("triangles", "count the triangles of an undirected graph", {"triangles": "count"}),
 }
 
 
@@ -226,14 +226,14 @@ def traverse(arguments: argparse.Namespace) -> int:
     options = {name: value for name, value in options.items() if value is not None}
     with output.progress() as report, _open_graph(graph, arguments) as loaded:
         result = getattr(room, traversal.function)(loaded, *source, **options, progress=report)
-        values = {name: getattr(result, name) for name in traversal.shown}
+        values = {name: getattr(result, attribute) for name, attribute in traversal.shown.items()}
         values |= _run_values(loaded, result.seconds, result.stats)
-    if traversal.has_source and graph.names is not None:
-        values["source"] = arguments.source
+    if traversal.has_source:
+        values["source"] = arguments.source if graph.names is not None else source[0]
     if target is not None:
-        _write(target, graph, traversal.written, getattr(result, traversal.written))
+        _write(target, graph, traversal.written, result.values)
         values["out"] = str(target)
-    top = graph.top(result.ranks) if command == "pagerank" else []
+    top = graph.top(result.values) if command == "pagerank" else []
     if top:
         values["top"] = [{"vertex": vertex, "rank": rank} for vertex, rank in top]
     output.result(f"{command} of {graph.path}", values, shown={"top": None})
@@ -288,8 +288,8 @@ def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[
         "page_size": edges.cache.page_size,
         "cache_bytes": None if edges.tier == "mapped" else edges.cache.cache_bytes,
         "edge_bytes": edges.nbytes,
-        # read before the run: offsets, and for the tiers in memory all edges
-        "loaded_bytes": 8 * (loaded.graph.vertices + 1) + (0 if edges.tier in ("mapped", "storage") else edges.nbytes),
+        # read before the run: offsets and first neighbours, and for the tiers in memory all edges
+        "loaded_bytes": loaded.vertex_bytes + (0 if edges.tier in ("mapped", "storage") else edges.nbytes),
         "hits": stats.hits if cached else None,
         "misses": stats.misses,
         "evictions": stats.evictions,

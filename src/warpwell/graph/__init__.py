@@ -16,11 +16,12 @@ Files, in the order in which edges meet them:
 - algorithms/       `bfs`, `connected_components`, `sssp`, `pagerank`, `triangles`
 """
 
-from warpwell.graph.algorithms.components import CCResult, connected_components
-from warpwell.graph.algorithms.pagerank import PageRankResult, pagerank
-from warpwell.graph.algorithms.search import BFSResult, bfs
-from warpwell.graph.algorithms.shortest_paths import SSSPResult, sssp
-from warpwell.graph.algorithms.triangles import TrianglesResult, triangles
+from warpwell.graph.algorithms.components import connected_components
+from warpwell.graph.algorithms.pagerank import pagerank
+from warpwell.graph.algorithms.run import Result
+from warpwell.graph.algorithms.search import bfs
+from warpwell.graph.algorithms.shortest_paths import sssp
+from warpwell.graph.algorithms.triangles import triangles
 from warpwell.graph.build import build
 from warpwell.graph.convert import convert
 from warpwell.graph.generate import generate
@@ -28,13 +29,9 @@ from warpwell.graph.graph import Graph
 from warpwell.graph.loaded import LoadedGraph
 
 __all__ = [
-    "BFSResult",
-    "CCResult",
     "Graph",
     "LoadedGraph",
-    "PageRankResult",
-    "SSSPResult",
-    "TrianglesResult",
+    "Result",
     "bfs",
     "build",
     "connected_components",

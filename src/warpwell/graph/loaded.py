@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._check import checked_device
-from ..array import Array, PageSet, open_array
+from ..array import Array, open_array
 from ..cache import Cache
 from ..errors import ArgumentError, ClosedError, FormatError
 from ..targets import default_device, to_device, to_host
 from .graph import AGAIN, Graph
 
 _CHECKED = 1 << 20
-MOST_WAVES = 32
-"""Parts in which the pages of a level are read ahead, at most."""
+MAX_WINDOWS = 32
+"""Maximum number of windows in which all edges are read ahead."""
 
 
 class LoadedGraph:
@@ -115,50 +114,51 @@ class LoadedGraph:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """Destinations, and the sources of in-edges if they are another array."""
-        return tuple(dict.fromkeys((self.edges, self.in_edges) if self.graph.in_edges else (self.edges,)))
+        """The arrays that kernels of a traversal index: destinations, sources of in-edges, first neighbours."""
+        parts = (self.edges, self.in_edges, self.heads) if self.graph.in_edges else (self.edges,)
+        return tuple(dict.fromkeys(part for part in parts if isinstance(part, Array)))
+
+    @property
+    def vertex_bytes(self) -> int:
+        """Bytes of offsets and first neighbours that have been read into device memory."""
+        return sum(part.nbytes for part in self._opened.values() if not isinstance(part, Array))
 
     @property
     def page_items(self) -> int:
         """Destinations of a page."""
         return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
 
-    def pages_of(self, edges: Array) -> tuple[int, int, int, int, int]:
-        """Return how kernels go through the pages of an array of edges, whose warps take one each.
+    def windows(self, edges: Array) -> Iterator[tuple[int, int]]:
+        """Yield windows [first, end) that cover all edges, while their pages are read ahead.
 
-        That is the number of pages, the first page and the step to the next one, and how many edges begin on page 0 and
-        on each other one.
+        In memory, and if the edges are many times the cache, there is one window: each costs a launch or two.
         """
-        size, item = edges.cache.page_size, edges.dtype.itemsize
-        head = min(edges.size, -(-(size - edges._origin % size) // item))
-        return 1 + -(-(edges.size - head) // self.page_items), 0, 1, head, self.page_items
-
-    def sweep(self, edges: Array) -> tuple[int, int, int, int, int]:
-        """As `pages_of`, but every second time from the last page to the first.
-
-        So a sweep meets what the one before left in the cache, before it reads others in its place.
-        """
-        count, _, _, head, items = self.pages_of(edges)
-        self._back = not self._back
-        return (count, 0, 1, head, items) if self._back else (count, count - 1, -1, head, items)
-
-    def waves(self, pages: PageSet, count: int) -> Iterator[tuple[int, int]]:
-        """Yield windows [first, end) that cover all edges, while `count` marked pages of them are read ahead.
-
-        If they are many times the cache, there is one window: each costs a launch or two. So it is where they are less
-        than half of all pages: then the misses of all warps read them sooner (on an H200 from tmpfs, 14 against 22 ms).
-        """
-        few = 2 * count * self.page_items < self.graph.edges
-        if few or count * self.edges.cache.page_size > MOST_WAVES // 2 * self.edges.cache.cache_bytes:
-            pages.clear()
-            yield 0, self.graph.edges
-        else:
-            yield from pages.waves()
+        if self.in_memory or edges.nbytes > MAX_WINDOWS // 2 * edges.cache.cache_bytes:
+            yield 0, edges.size
+            return
+        pages = edges.page_set()
+        pages.add_range(0, edges.size)
+        yield from pages.waves()
 
     @property
     def weights(self) -> Array | None:
         """The weights of `edges`, int32 or float32; None if the graph has none."""
         return None if self.graph.weights is None else self._array(self.graph.weights_path)
+
+    @property
+    def heads(self) -> Any:
+        """The first neighbours of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
+
+        Searches read those of all vertices, in order and several times, so they are in device memory, as offsets are,
+        unless they are larger than the cache: then they are an array in the same cache.
+        """
+        path = self._of_in_edges(self.graph.heads_path)
+        if not self.in_memory and path.stat().st_size > self.edges.cache.cache_bytes:
+            return self._array(path)
+        if path not in self._opened:
+            self._require_open()
+            self._opened[path] = to_device(self.device, np.load(path))
+        return self._opened[path]
 
     @property
     def in_offsets(self) -> Any:
@@ -217,8 +217,8 @@ class LoadedGraph:
         bad = int(to_host(counters)[1])
         if bad:
             raise FormatError(
-                f"{self.graph.edges_path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. {AGAIN}",
-                path=self.graph.edges_path,
+                f"{self.graph.path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. {AGAIN}",
+                path=self.graph.path,
             )
 
     def close(self) -> None:
@@ -236,23 +236,6 @@ class LoadedGraph:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def borrowed(
-    graph: Graph | LoadedGraph | str | Path, options: dict[str, Any], check: Callable[[Graph], None]
-) -> Iterator[LoadedGraph]:
-    """Yield a `LoadedGraph`: the caller's, which stays open, or a new one, which is closed; `check` sees it first."""
-    if isinstance(graph, LoadedGraph):
-        check(graph.graph)
-        if options:
-            raise ArgumentError(f"the graph is loaded already: give {', '.join(options)} to LoadedGraph")
-        yield graph
-        return
-    found = graph if isinstance(graph, Graph) else Graph.open(graph)
-    check(found)
-    with LoadedGraph(found, **options) as loaded:
-        yield loaded
 
 
 def _check(offsets: Any, path: Path, vertices: int) -> None:

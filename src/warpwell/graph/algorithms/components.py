@@ -1,17 +1,13 @@
-"""Connected components of a graph on storage: ``connected_components``."""
+"""Connected components of a graph on storage: `connected_components`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache import Statistics
 from ...errors import ArgumentError
 from ...targets import device, kernel, to_device, to_host, zeros
 from ...targets.primitives import (
@@ -24,66 +20,28 @@ from ...targets.primitives import (
     i64,
     lane_id,
     load_relaxed_as,
-    rem,
     store_relaxed_as,
     syncwarp,
     warp_size,
 )
-from ..graph import Graph, Progress
-from ..loaded import LoadedGraph, borrowed
-from .run import Run
+from ..graph import HEAD, Graph, Progress
+from ..loaded import LoadedGraph
+from .run import Result, Run, execute
 from .work_items import (
     ITEMS,
     N_COUNTERS,
-    NO_PAGES,
-    PIECE,
+    SEGMENT,
     append,
-    contains,
-    insert,
-    insert_range,
+    head_at,
     most_items,
     neighbour_at,
-    page_at,
-    page_of,
-    page_start,
     start_of,
-    vertex_at,
     vertex_dtype,
-    vertex_from,
     vertex_of,
-    words_of,
 )
 
-SAMPLED_NEIGHBOURS = 2
-"""Neighbours of each vertex that are linked before the largest component is guessed, if edges are in memory."""
-SAMPLED_RUNS = 4
-"""From storage one in so many runs of edges is linked first: of a uniform graph of degree 32 that leaves 0.03 % of the
-vertices outside of the largest component, whose edges lie in 1 % of the other pages."""
-RUN = 16
-"""Pages of a run."""
 SAMPLES = 1024
-
-
-@dataclass(frozen=True)
-class CCResult:
-    """The connected components of a graph.
-
-    Attributes
-    ----------
-    labels : ndarray of int64, shape (vertices,)
-        The smallest vertex of each vertex's component.
-    components : int
-        Number of components; a vertex without edges is one.
-    seconds : float
-        Time of the search, without opening the graph and compiling kernels.
-    stats : Statistics
-        Counters of the cache during the search.
-    """
-
-    labels: NDArray[np.int64]
-    components: int
-    seconds: float
-    stats: Statistics
+"""Vertices whose components are sampled to guess the largest one."""
 
 
 @device
@@ -109,7 +67,7 @@ def _link(u, v, parents):
             above = i64(fetch_min_as(element_address(parents, high), low, parents.dtype))
             if above == high or above == low:
                 return
-            # another thread was first: its parent and ours are of one tree, too
+            # Another thread was first: its parent and ours are in one tree, too.
             p = above
             q = low
         else:
@@ -118,66 +76,17 @@ def _link(u, v, parents):
 
 
 @kernel
-def _link_first(edges, offsets, parents, count, counters):
+def _link_heads(heads, parents, count, counters):
     """Link each of `count` vertices with its first neighbours (thread a vertex)."""
     v = grid(1)
     if v < count:
-        at = offsets[v]
-        stop = min(at + SAMPLED_NEIGHBOURS, offsets[v + 1])
+        at = HEAD * v
+        stop = at + HEAD
         while at < stop:
-            neighbour = neighbour_at(edges, at, parents.size, counters)
+            neighbour = head_at(heads, at, parents.size, counters)
             if neighbour >= 0:
                 _link(v, neighbour, parents)
             at += 1
-
-
-@kernel
-def _mark_sample(offsets, vertices, pages, sweep, edges):
-    """Mark the pages of every so manieth run of pages, but for those inside of one vertex's edges (thread a page).
-
-    A vertex with so many neighbours is met on their pages.
-    """
-    page = grid(1)
-    if page < sweep[0] and rem(div(page, RUN), SAMPLED_RUNS) == 0:
-        at = page_start(sweep, page, edges)
-        last = page_start(sweep, page + 1, edges) - 1
-        vertex = vertex_at(offsets, at, vertices)
-        if at <= last and (offsets[vertex] >= at or offsets[vertex + 1] <= last):
-            insert(pages, page)
-
-
-@kernel
-def _link_pages(edges, offsets, parents, largest, pages, done, sweep, counters):
-    """Link vertices outside of the component `largest` with their neighbours in marked pages that are not `done`.
-
-    A warp takes a page, so that as many are on their way as warps run, and no two wait for one.
-    """
-    mask = activemask()
-    index = div(grid(1), warp_size())
-    at = i64(0)
-    stop = i64(0)
-    if index < sweep[0]:
-        page = page_of(sweep, index)
-        at = page_start(sweep, page, edges.size)
-        if contains(pages, page) and not contains(done, page):
-            stop = page_start(sweep, page + 1, edges.size)
-    if at < stop:
-        vertex = vertex_at(offsets, at, parents.size)
-        at += lane_id()
-        while any_sync(mask, at < stop):
-            # a vertex that is in that tree by now has nothing to add: its other neighbours link themselves
-            outside = False
-            if at < stop:
-                vertex = vertex_from(offsets, vertex, at, parents.size)
-                outside = _parent(parents, vertex) != largest
-            # the lanes meet here, and read their edges as one: alone, each would wait for the page by itself
-            if any_sync(mask, outside) and at < stop:
-                neighbour = neighbour_at(edges, at, parents.size, counters)
-                if outside and neighbour >= 0:
-                    _link(vertex, neighbour, parents)
-            if warp_size() == 1 and not outside:
-                at = offsets[vertex + 1] - 1
-            at += warp_size()
 
 
 @kernel
@@ -201,54 +110,45 @@ def _sample(parents, stride, count, out):
 
 
 @kernel
-def _mark_rest(offsets, parents, largest, count, pages, sweep):
-    """Mark the pages of those of `count` vertices that are outside of the component `largest` (thread a vertex)."""
-    v = grid(1)
-    if v < count and parents[v] != largest and offsets[v + 1] > offsets[v]:
-        insert_range(pages, page_at(sweep, offsets[v]), page_at(sweep, offsets[v + 1] - 1))
-
-
-@kernel
 def _select(offsets, parents, largest, items, count, counters):
     """Append the items of those of `count` vertices outside of `largest` that have more than the first neighbours."""
     mask = activemask()
     v = grid(1)
-    found = v < count and parents[v] != largest and offsets[v + 1] - offsets[v] > SAMPLED_NEIGHBOURS
+    found = v < count and parents[v] != largest and offsets[v + 1] - offsets[v] > HEAD
     if any_sync(mask, found):
         append(mask, found, v, offsets, items, 0, counters)
 
 
 @kernel
 def _link_rest(edges, offsets, parents, items, count, counters):
-    """Link vertices with their neighbours: a warp takes one item, its lanes neighbouring edges."""
+    """Link vertices with their neighbours: a warp takes one item, its lanes adjacent edges."""
     mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
         item = items[index]
         vertex = vertex_of(item)
         at = start_of(item, offsets[vertex])
-        stop = min(at + PIECE, offsets[vertex + 1])
+        stop = min(at + SEGMENT, offsets[vertex + 1])
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
                 neighbour = neighbour_at(edges, at + lane, parents.size, counters)
                 if neighbour >= 0:
                     _link(vertex, neighbour, parents)
-            # together again, so that the lanes' next edges are read as one
+            # The lanes meet here, so their next edges are read together.
             syncwarp(mask)
             at += warp_size()
 
 
 def connected_components(
     graph: Graph | LoadedGraph | str | Path, *, progress: Progress | None = None, **options: Any
-) -> CCResult:
+) -> Result:
     """Find the connected components of an undirected graph, reading its edges on demand.
 
     The algorithm is Afforest ("Optimizing Parallel Graph Connectivity Computation via Subgraph Sampling",
-    Sutton, Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first two
-    neighbours, then the largest component is guessed from a sample, and the other neighbours are read for
-    vertices outside of it only. From storage, where a page costs the same whatever of it is used, all edges of every
-    fourth run of 16 pages take the place of first neighbours. Much of a graph with one large component is never read.
+    Sutton, Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first four
+    neighbours, which are in device memory, then the largest component is guessed from a sample, and the other
+    neighbours are read for vertices outside of it only. Few edges of a graph with one large component are ever read.
 
     Parameters
     ----------
@@ -262,7 +162,9 @@ def connected_components(
 
     Returns
     -------
-    CCResult
+    Result
+        Its values are the smallest vertex of each vertex's component: int64. Its count is the number of components; a
+        vertex without edges is one.
 
     Raises
     ------
@@ -273,126 +175,56 @@ def connected_components(
     KernelError
         The medium failed.
     """
-    report = progress or (lambda stage, done, total: None)
-    with borrowed(graph, options, require_undirected) as loaded:
-        edges, where, vertices = loaded.edges, loaded.device, loaded.graph.vertices
-        state = _State(
-            parents=to_device(where, np.arange(vertices, dtype=vertex_dtype(vertices))),
-            items=zeros(where, most_items(vertices, loaded.graph.edges)),
-            counters=zeros(where, N_COUNTERS),
-            picks=zeros(where, min(SAMPLES, vertices)),
-        )
-        words = 0 if loaded.in_memory else words_of(loaded.pages_of(edges)[0])
-        sets = [zeros(where, words, np.uint32) for _ in range(2)] if words else []
-        report("compile", 0, 1)
-        _compile(loaded, state, sets)
-        report("compile", 1, 1)
+    return execute(graph, options, require_undirected, _Components, progress)
 
-        before, started = edges.stats, time.perf_counter()
-        with Run(loaded, edges) as run:
-            report("link", 0, 2)
-            if sets:
-                _link_sampled(run, state, sets)
-            else:
-                run.launch(_link_first, vertices, edges, loaded.offsets, state.parents, vertices, state.counters)
-            run.launch(_compress, vertices, state.parents, vertices, reads=False)
-            report("link", 1, 2)
-            if not run.failed:
-                _link_others(run, state, sets)
-            run.launch(_compress, vertices, state.parents, vertices, reads=False)
-            report("link", 2, 2)
-        seconds = time.perf_counter() - started
-        loaded.require_destinations(state.counters)
-        roots = to_host(state.parents).astype(np.int64)
+
+class _Components:
+    """One search for components; see `run.Work`."""
+
+    def __init__(self, loaded: LoadedGraph) -> None:
+        self.loaded, where, vertices = loaded, loaded.device, loaded.graph.vertices
+        self.arrays = loaded.arrays
+        self.parents = to_device(where, np.arange(vertices, dtype=vertex_dtype(vertices)))
+        self.items = zeros(where, most_items(vertices, loaded.graph.edges))
+        self.counters = zeros(where, N_COUNTERS)
+        self.picks = zeros(where, min(SAMPLES, vertices))
+
+    def compile(self) -> None:
+        """Compile all kernels, by launches that change nothing: every vertex is its own parent."""
+        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
+        _link_heads[one](loaded.heads, self.parents, 0, self.counters, **options)
+        _link_rest[one](loaded.edges, loaded.offsets, self.parents, self.items, 0, self.counters, **options)
+        _select[one](loaded.offsets, self.parents, 0, self.items, 0, self.counters, **options)
+        _compress[one](self.parents, 0, **options)
+        _sample[one](self.parents, 1, 0, self.picks, **options)
+
+    def run(self, run: Run, report: Progress) -> None:
+        """Link the first neighbours, then the other ones of vertices outside of the largest component."""
+        loaded, vertices, parents = self.loaded, self.loaded.graph.vertices, self.parents
+        report("link", 0, 2)
+        run.launch(_link_heads, vertices, loaded.heads, parents, vertices, self.counters)
+        run.launch(_compress, vertices, parents, vertices, reads=False)
+        report("link", 1, 2)
+        if not run.failed and vertices:
+            samples = self.picks.size
+            run.launch(_sample, samples, parents, vertices // samples, samples, self.picks, reads=False)
+            labels, counts = np.unique(run.read(self.picks), return_counts=True)
+            largest = int(labels[np.argmax(counts)])
+            run.launch(
+                _select, vertices, loaded.offsets, parents, largest, self.items, vertices, self.counters, reads=False
+            )
+            count = int(run.read(self.counters)[ITEMS])
+            rest = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
+            run.launch(_link_rest, count * loaded.warp, *rest)
+            run.launch(_compress, vertices, parents, vertices, reads=False)
+        report("link", 2, 2)
+
+    def result(self) -> tuple[NDArray[Any], int, int]:
+        """Return the smallest given number of each vertex's component, the number of components, and two passes."""
+        roots, vertices = to_host(self.parents).astype(np.int64), self.loaded.graph.vertices
         smallest = np.full(vertices, vertices)
-        np.minimum.at(smallest, roots, loaded.graph.stored_order())
-        return CCResult(
-            labels=loaded.graph.original(smallest[roots]),
-            components=int(np.count_nonzero(smallest < vertices)),
-            seconds=seconds,
-            stats=edges.stats - before,
-        )
-
-
-@dataclass
-class _State:
-    """The arrays of a search for components, in device memory."""
-
-    parents: Any
-    items: Any
-    counters: Any
-    picks: Any
-
-
-def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
-    """Compile what is launched, by launches that change nothing: every vertex is its own parent."""
-    edges, offsets, where, one = loaded.edges, loaded.offsets, loaded.device, loaded.warp
-    if not sets:
-        _link_first[one](edges, offsets, s.parents, 0, s.counters)
-        _link_rest[one](edges, offsets, s.parents, s.items, 0, s.counters)
-        _select[one](offsets, s.parents, 0, s.items, 0, s.counters, device=where)
-    else:
-        _link_pages[one](edges, offsets, s.parents, -1, *sets, NO_PAGES, s.counters)
-        _mark_sample[one](offsets, 0, sets[0], NO_PAGES, 0, device=where)
-        _mark_rest[one](offsets, s.parents, 0, 0, sets[0], NO_PAGES, device=where)
-    _compress[one](s.parents, 0, device=where)
-    _sample[one](s.parents, 1, 0, s.picks, device=where)
-
-
-def _link_marked(run: Run, s: _State, largest: int, pages: Any, done: Any) -> None:
-    """Link vertices outside of a component with their neighbours in marked pages that are not done."""
-    loaded = run.loaded
-    sweep = loaded.sweep(loaded.edges)
-    run.launch(
-        _link_pages,
-        sweep[0] * loaded.warp,
-        loaded.edges,
-        loaded.offsets,
-        s.parents,
-        largest,
-        pages,
-        done,
-        sweep,
-        s.counters,
-    )
-
-
-def _link_sampled(run: Run, s: _State, sets: Sequence[Any]) -> None:
-    """Link the ends of all edges on the pages of every so manieth run; these pages are done, the first set."""
-    loaded, graph = run.loaded, run.loaded.graph
-    pages = loaded.pages_of(loaded.edges)
-    run.launch(_mark_sample, pages[0], loaded.offsets, graph.vertices, sets[0], pages, graph.edges, reads=False)
-    _link_marked(run, s, -1, *sets)
-
-
-def _link_others(run: Run, s: _State, sets: Sequence[Any]) -> None:
-    """Link the other neighbours of vertices outside of the largest component."""
-    loaded, vertices = run.loaded, run.loaded.graph.vertices
-    run.launch(_sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks, reads=False)
-    largest = _most_frequent(run.read(s.picks))
-    if sets:
-        done, pages = sets
-        run.launch(
-            _mark_rest,
-            vertices,
-            loaded.offsets,
-            s.parents,
-            largest,
-            vertices,
-            pages,
-            loaded.pages_of(loaded.edges),
-            reads=False,
-        )
-        _link_marked(run, s, largest, pages, done)
-        return
-    run.launch(_select, vertices, loaded.offsets, s.parents, largest, s.items, vertices, s.counters)
-    count = int(run.read(s.counters)[ITEMS])
-    run.launch(_link_rest, count * loaded.warp, loaded.edges, loaded.offsets, s.parents, s.items, count, s.counters)
-
-
-def _most_frequent(labels: NDArray[Any]) -> int:
-    values, counts = np.unique(labels, return_counts=True)
-    return int(values[np.argmax(counts)])
+        np.minimum.at(smallest, roots, self.loaded.graph.stored_order())
+        return smallest[roots], int(np.count_nonzero(smallest < vertices)), 2
 
 
 def require_undirected(graph: Graph, what: str = "components") -> None:

@@ -1,50 +1,143 @@
-"""`Run`: many launches of kernels on the same arrays, which are opened to kernels once."""
+"""`Result` of an algorithm, `execute`, which runs one, and `Run`, its launches on arrays that begin once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array import Array, PageSet
-from ...targets import Kernel, LaunchFlag, begin, finish, kernel, to_host
-from ...targets.primitives import grid
+from ...array import Array
+from ...cache import Statistics
+from ...errors import ArgumentError
+from ...targets import Kernel, LaunchFlag, begin, finish, to_host
+from ..graph import Graph, Progress
 from ..loaded import LoadedGraph
 from .work_items import up_to_warps
 
-MARKED = 1 << 14
-"""Edges whose pages a thread marks."""
+
+@dataclass(frozen=True)
+class Result:
+    """The result of an algorithm on a graph.
+
+    Attributes
+    ----------
+    values : ndarray, shape (vertices,)
+        A value for each vertex, in the given numbers; what it means depends on the algorithm. Empty for `triangles`.
+    count : int
+        Vertices with a path from the source (`bfs`, `sssp`), components, triangles, or vertices (`pagerank`).
+    rounds : int
+        Levels of `bfs`: the largest one; iterations of `pagerank`; rounds of the other algorithms.
+    seconds : float
+        Time of the algorithm, without opening the graph and compiling kernels.
+    stats : Statistics
+        Counters of the cache during the algorithm.
+    change : float
+        Sum of the absolute changes of all ranks in the last iteration of `pagerank`, otherwise 0.
+    """
+
+    values: NDArray[Any]
+    count: int
+    rounds: int
+    seconds: float
+    stats: Statistics
+    change: float = 0.0
+
+
+class Work(Protocol):
+    """One call of an algorithm, with its arrays in device memory.
+
+    Attributes
+    ----------
+    counters : device array
+        See `work_items`.
+    """
+
+    counters: Any
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays of the graph that its kernels index."""
+
+    def compile(self) -> None:
+        """Compile all kernels, by launches that change nothing."""
+
+    def run(self, run: Run, report: Progress) -> None:
+        """Run the algorithm."""
+
+    def result(self) -> tuple[NDArray[Any], int, int]:
+        """Return the values by stored vertex, the count and the rounds; see `Result`."""
+
+
+def execute(
+    graph: Graph | LoadedGraph | str | Path,
+    options: dict[str, Any],
+    check: Callable[[Graph], None],
+    start: Callable[[LoadedGraph], Work],
+    progress: Progress | None,
+) -> Result:
+    """Run an algorithm on a loaded graph, which stays open, or on one that is opened with options for it.
+
+    `check` raises if the graph does not suit the algorithm, before anything is loaded.
+    """
+    if isinstance(graph, LoadedGraph):
+        check(graph.graph)
+        if options:
+            raise ArgumentError(f"the graph is loaded already: give {', '.join(options)} to LoadedGraph")
+        return measure(start(graph), graph, progress)
+    found = graph if isinstance(graph, Graph) else Graph.open(graph)
+    check(found)
+    with LoadedGraph(found, **options) as loaded:
+        return measure(start(loaded), loaded, progress)
+
+
+def measure(work: Work, loaded: LoadedGraph, progress: Progress | None) -> Result:
+    """Run an algorithm, and return its result in the given numbers."""
+    report = progress or (lambda stage, done, total: None)
+    report("compile", 0, 1)
+    work.compile()
+    report("compile", 1, 1)
+    before, started = loaded.edges.stats, time.perf_counter()
+    with Run(loaded, *work.arrays) as run:
+        work.run(run, report)
+    seconds = time.perf_counter() - started
+    loaded.require_destinations(work.counters)
+    values, count, rounds = work.result()
+    values = loaded.graph.original(values) if values.size else values
+    return Result(values, count, rounds, seconds, loaded.edges.stats - before)
 
 
 class Run:
-    """The launches of one traversal (a context).
+    """The launches of one algorithm (a context).
 
-    To begin and end a launch with an array on storage takes half a millisecond (service threads wake, errors are looked
-    at), and a traversal launches a kernel or two a level: so its arrays begin here, and end with the context, which
-    raises the error that device code latched.
+    To begin and end a launch with an array on storage takes half a millisecond (service threads wake, errors are
+    checked), and a traversal launches a kernel or two a level: so its arrays begin here, and end with the context,
+    which raises the error that device code latched.
 
     Parameters
     ----------
     loaded : LoadedGraph
     *arrays : Array
-        Those of the graph that its kernels subscript.
+        The arrays of the graph that its kernels index.
     """
 
     def __init__(self, loaded: LoadedGraph, *arrays: Array) -> None:
         self.loaded = loaded
         self._arrays = arrays
         self._flag = LaunchFlag(loaded.device)
-        self._begun: list[Any] = []
+        self._started: list[Any] = []
         self._views: dict[int, Any] = {}
         self._series: Any = None
 
     def __enter__(self) -> Run:
         try:
-            views = begin(self._arrays, self._begun, self._arrays, self._flag)
+            views = begin(self._arrays, self._started, self._arrays, self._flag)
         except BaseException:
-            finish(self._begun, self._flag)
+            finish(self._started, self._flag)
             raise
         self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
         if self.loaded.device == "cuda":
@@ -57,7 +150,7 @@ class Run:
         try:
             self._wait()
         finally:
-            finish(self._begun, self._flag)
+            finish(self._started, self._flag)
 
     def abort(self) -> None:
         """Abort all waits of device code (on Ctrl-C)."""
@@ -74,43 +167,25 @@ class Run:
     def launch(self, kernel: Kernel, threads: int, *args: Any, reads: bool = True) -> None:
         """Run a kernel over a number of threads, in whole warps (a block kernel: over that number of blocks).
 
-        On a GPU, with edges in memory or if it `reads` none, it returns at once: `read` waits.
+        On a GPU, with edges in memory or without `reads`, it returns at once: `read` waits.
         """
         shape = threads if kernel.block is not None else up_to_warps(threads, self.loaded.warp)
         if not shape:
             return
+        views = [self._views.get(id(a), a) for a in args]
         if self._series is not None:
-            self._series.launch(kernel, (shape,), [self._views.get(id(a), a) for a in args])
+            self._series.launch(kernel, (shape,), views)
             if reads and not self.loaded.in_memory:
-                self._wait()  # it may wait for storage, which Ctrl-C ends; and what it marks is read next
+                self._wait()  # It may wait for storage, which Ctrl-C ends.
             return
-        services = (
-            [step for array in self._arrays for step in array.interp_services()]
-            if self.loaded.device == "interp"
-            else ()
-        )
-        kernel[shape](
-            *(self._views.get(id(a), a) for a in args),
-            device=self.loaded.device,
-            flag=self._flag,
-            aborts=self._arrays,
-            services=services,
-        )
+        is_interpreted = self.loaded.device == "interp"
+        services = [step for array in self._arrays for step in array.interp_services()] if is_interpreted else ()
+        kernel[shape](*views, device=self.loaded.device, flag=self._flag, aborts=self._arrays, services=services)
 
     @property
     def failed(self) -> bool:
-        """Whether device code latched an error: then what kernels wrote means nothing."""
+        """Whether device code latched an error: then the values that kernels wrote are invalid."""
         return self._flag.failed
-
-    def all_edges(self, pages: PageSet | None) -> Iterator[tuple[int, int]]:
-        """Yield windows that cover all edges, which are read ahead where there is a page set of them."""
-        edges = self.loaded.graph.edges
-        if pages is None:
-            yield 0, edges
-            return
-        pieces = -(-edges // MARKED)
-        self.launch(mark_all, pieces, pages, pieces, edges)
-        yield from self.loaded.waves(pages, pages.count())
 
     def read(self, counters: Any) -> NDArray[Any]:
         """Return counters as they are after the last launch, on the host."""
@@ -118,23 +193,5 @@ class Run:
             return np.array(to_host(counters))
         if not self.loaded.in_memory:
             self._wait()
-        found: NDArray[Any] = self._series.read(counters)
-        return found
-
-
-@kernel
-def mark_all(pages, pieces, edges):  # type: ignore[no-untyped-def]
-    """Mark the pages of all edges (thread a piece)."""
-    index = grid(1)
-    if index < pieces:
-        pages.add_range(index * MARKED, min((index + 1) * MARKED, edges))
-
-
-def try_waves(pages: PageSet, edges: Array) -> None:
-    """Drop the marks of a set, and compile what reads ahead by reading a page of `edges`."""
-    mark_all[1](pages, 0, 0)
-    pages.clear()
-    if edges.size:
-        pages.add(0)
-        for _ in pages.waves():
-            pass
+        values: NDArray[Any] = self._series.read(counters)
+        return values

@@ -1,10 +1,8 @@
-"""Single-source shortest paths over a graph with weights: ``sssp``."""
+"""Single-source shortest paths over a graph with weights: `sssp`."""
 
 from __future__ import annotations
 
 import math
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...cache import Statistics
 from ...errors import ArgumentError
 from ...targets import device, kernel, to_device, to_host, zeros
 from ...targets.primitives import (
@@ -29,19 +26,20 @@ from ...targets.primitives import (
     warp_size,
 )
 from ..graph import Graph, Progress
-from ..loaded import LoadedGraph, borrowed
-from .run import Run
-from .search import require_vertex, start_array
+from ..loaded import LoadedGraph
+from .run import Result, Run, execute
+from .search import require_vertex
 from .work_items import (
     BAD,
     ITEMS,
     N_COUNTERS,
-    PIECE,
+    SEGMENT,
     WARPS,
     WORD,
     append,
     insert,
     most_items,
+    start_array,
     start_of,
     vertex_of,
     words_of,
@@ -50,52 +48,20 @@ from .work_items import (
 STAGING_THREADS, STAGING_WARPS = 64, 1 << 13
 """Threads of a CPU, and warps of a GPU, that follow edges from storage: as many as run at a time."""
 SAMPLED_WEIGHTS = 1 << 14
-"""Weights that are looked at to choose delta."""
+"""Weights that are sampled to choose delta."""
 NEGATIVE = 2
 """Counter: weights below 0."""
 TOO_LONG = 3
 """Counter: distances that do not fit the dtype."""
 LEAST = 0
-"""Item of the array of distances that a launch found: the least one that waits."""
-
-
-@dataclass(frozen=True)
-class SSSPResult:
-    """The result of a search for shortest paths.
-
-    Attributes
-    ----------
-    source : int
-        The start vertex.
-    distances : ndarray, shape (vertices,)
-        Sum of the weights on a shortest path from the source: int64, or float64 if the weights are float32. Where there
-        is no path, the largest int64, or inf.
-    reached : int
-        Vertices with a path, the source included.
-    delta : float
-        Width of a bucket.
-    rounds : int
-        Launches that followed edges.
-    seconds : float
-        Time of the search, without opening the graph and compiling kernels.
-    stats : Statistics
-        Counters of the cache during the search.
-    """
-
-    source: int
-    distances: NDArray[Any]
-    reached: int
-    delta: float
-    rounds: int
-    seconds: float
-    stats: Statistics
+"""Item of the array of distances with the result of a launch: the smallest one that waits."""
 
 
 @kernel
 def _select(offsets, distances, waiting, limit, items, base, word, warps, least, counters):
-    """Append the items of waiting vertices nearer than `limit`, which wait no more; a warp takes whole words.
+    """Append the items of waiting vertices nearer than `limit`, and remove these from `waiting`; a warp takes words.
 
-    `least` gets the least distance of those that wait on.
+    `least` receives the smallest distance of the vertices that remain.
     """
     mask = activemask()
     lane = lane_id()
@@ -126,7 +92,7 @@ def _select(offsets, distances, waiting, limit, items, base, word, warps, least,
 
 
 @device
-def _follow(relaxed, destination, weight, distance, distances, waiting, most, counters):
+def _follow(destination, weight, distance, distances, waiting, most, counters):
     """Shorten the path to a destination by an edge (thread)."""
     to = i64(destination)
     length = distance + weight
@@ -142,13 +108,11 @@ def _follow(relaxed, destination, weight, distance, distances, waiting, most, co
             address, length, distances.dtype
         ):
             insert(waiting, to)
-            relaxed += 1
-    return relaxed
 
 
 @kernel
 def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most, least, counters):
-    """Follow the edges of items, a warp one item, and forget `least`; `zero` has the type of sums."""
+    """Follow the edges of items, a warp one item, and reset `least`; `zero` has the type of sums."""
     if grid(1) == 0:
         least[LEAST] = most
     index = div(grid(1), warp_size())
@@ -156,11 +120,11 @@ def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most
         item = items[index]
         vertex = vertex_of(item)
         at = start_of(item, offsets[vertex])
-        stop = min(at + PIECE, offsets[vertex + 1])
+        stop = min(at + SEGMENT, offsets[vertex + 1])
         distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
         at += lane_id()
         while at < stop:
-            _follow(0, edges[at], weights[at], distance, distances, waiting, most, counters)
+            _follow(edges[at], weights[at], distance, distances, waiting, most, counters)
             at += warp_size()
 
 
@@ -168,20 +132,20 @@ def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most
 def _relax_staged(
     edges, weights, offsets, distances, waiting, items, count, staged, warps, zero, most, least, counters
 ):
-    """As `_relax`, but a warp takes every so manieth item, and copies its weights before it reads its edges.
+    """As `_relax`, but a warp takes every `warps`-th item, and copies its weights before it reads its edges.
 
-    So it uses one page after the other, where two at a time may be more than there are.
+    So it uses one page after the other, because the cache may not have room for two.
     """
     if grid(1) == 0:
         least[LEAST] = most
     index = div(grid(1), warp_size())
-    base = index * PIECE
+    base = index * SEGMENT
     mask = activemask()
     while index < count:
         item = items[index]
         vertex = vertex_of(item)
         first = start_of(item, offsets[vertex])
-        stop = min(first + PIECE, offsets[vertex + 1])
+        stop = min(first + SEGMENT, offsets[vertex + 1])
         distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
         at = first + lane_id()
         while at < stop:
@@ -190,7 +154,7 @@ def _relax_staged(
         syncwarp(mask)
         at = first + lane_id()
         while at < stop:
-            _follow(0, edges[at], staged[base + at - first], distance, distances, waiting, most, counters)
+            _follow(edges[at], staged[base + at - first], distance, distances, waiting, most, counters)
             at += warp_size()
         syncwarp(mask)
         index += warps
@@ -203,12 +167,12 @@ def sssp(
     delta: float | None = None,
     progress: Progress | None = None,
     **options: Any,
-) -> SSSPResult:
+) -> Result:
     """Find the shortest paths from a vertex over edges with weights, reading the edges on demand.
 
     Delta-stepping ("Delta-stepping: a parallelizable shortest path algorithm", Meyer, Sanders, 2003): vertices whose
     distance became shorter wait; those in the nearest bucket, `delta` wide, follow all their edges, in launches of a
-    warp a vertex, until none of the bucket waits. A float distance is the least of the sums in float64, as SciPy's.
+    warp a vertex, until none of the bucket waits. A float distance is the smallest of the sums in float64, as SciPy's.
 
     Parameters
     ----------
@@ -217,8 +181,8 @@ def sssp(
     source : int
         The vertex to start from.
     delta : float, optional
-        Width of a bucket, above 0. By default 32 mean weights divided by the mean degree: wide buckets follow edges in
-        vain, narrow ones need more launches.
+        Width of a bucket, above 0. By default 32 mean weights divided by the mean degree: wide buckets follow edges
+        that do not count, narrow ones need more launches.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
         round and a total of 0, as it is not known.
@@ -228,7 +192,9 @@ def sssp(
 
     Returns
     -------
-    SSSPResult
+    Result
+        Its values are the sums of the weights on a shortest path from the source: int64, or float64 if the weights are
+        float32. If there is no path, the largest int64, or inf.
 
     Raises
     ------
@@ -239,7 +205,6 @@ def sssp(
     KernelError
         The medium failed.
     """
-    report = progress or (lambda stage, done, total: None)
 
     def check(found: Graph) -> None:
         require_weights(found)
@@ -247,25 +212,7 @@ def sssp(
         if delta is not None and not (math.isfinite(delta) and delta > 0):
             raise ArgumentError(f"delta is {delta!r}: give a width above 0, or leave it out", name="delta")
 
-    with borrowed(graph, options, check) as loaded:
-        width = delta or default_delta(loaded.graph)
-        dtypes = [np.float64] if loaded.graph.weights == "float32" else [np.int32, np.int64]
-        for dtype in dtypes:
-            search = _Search(loaded, int(source), width, np.dtype(dtype))
-            search.compile(report)
-            before, started = loaded.edges.stats, time.perf_counter()
-            search.search(report)
-            seconds = time.perf_counter() - started
-            counts = to_host(search.counters)
-            loaded.require_destinations(counts)
-            if counts[NEGATIVE]:
-                raise ArgumentError(
-                    f"{loaded.graph.weights_path}: {counts[NEGATIVE]} weights are below 0, and delta-stepping needs "
-                    "weights of 0 and more: convert the edges again with other weights"
-                )
-            if not counts[TOO_LONG]:
-                break  # otherwise once more, with 8 bytes a distance
-        return search.result(width, seconds, loaded.edges.stats - before)
+    return execute(graph, options, check, lambda loaded: _Paths(loaded, source, delta), progress)
 
 
 def require_weights(graph: Graph) -> None:
@@ -287,116 +234,94 @@ def default_delta(graph: Graph) -> float:
     return max(32 * mean * graph.vertices / graph.edges, 1.0 if graph.weights == "int32" else 1e-30)
 
 
-class _Search:
-    """One search, with distances of a dtype."""
+class _Paths:
+    """One search for shortest paths; see `run.Work`."""
 
-    def __init__(self, loaded: LoadedGraph, source: int, delta: float, dtype: np.dtype[Any]) -> None:
-        self.loaded, self.source, self.delta, self.dtype = loaded, source, delta, dtype
-        graph, where = loaded.graph, loaded.device
-        stored = int(graph.places[source])
-        self.zero = np.float64(0) if dtype.kind == "f" else np.int64(0)
-        self.most = np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
-        """The distance of vertices without a path."""
-        self.distances = to_device(where, start_array(graph.vertices, stored, self.most, 0, dtype))
-        bits = start_array(words_of(graph.vertices), stored // WORD, 0, 1 << stored % WORD, np.uint32)
-        self.waiting = to_device(where, bits)
-        self.least = to_device(where, np.full(1, self.most, dtype))
+    def __init__(self, loaded: LoadedGraph, source: int, delta: float | None) -> None:
+        self.loaded, self.source, where = loaded, int(loaded.graph.places[source]), loaded.device
+        graph, weights = loaded.graph, loaded.weights
+        assert weights is not None
+        self.weights = weights
+        self.arrays = (loaded.edges, weights)
+        self.delta = delta or default_delta(graph)
         self.items = zeros(where, most_items(graph.vertices, graph.edges))
-        self.counters = zeros(where, N_COUNTERS)
         self.rounds = 0
         self.warps = 0
         self.staged: Any = None
         if not loaded.in_memory:
-            # more than pages for all of them would only take each other's
+            # With more warps than pages for all of them, they would evict each other's pages.
             frames = loaded.edges.cache.cache_bytes // loaded.edges.cache.page_size
             self.warps = max(1, min(STAGING_WARPS if loaded.warp > 1 else STAGING_THREADS, frames // 2))
-            self.staged = zeros(where, self.warps * PIECE, np.dtype(loaded.graph.weights))
+            self.staged = zeros(where, self.warps * SEGMENT, np.dtype(graph.weights))
+        self._start(np.dtype(np.float64 if graph.weights == "float32" else np.int32))
 
-    def compile(self, report: Progress) -> None:
-        """Compile what is launched, by launches that change nothing."""
-        loaded, one = self.loaded, self.loaded.warp
-        report("compile", 0, 1)
+    def _start(self, dtype: np.dtype[Any]) -> None:
+        """Set all distances, of a dtype, to that of vertices without a path, except the source's."""
+        where, vertices, source = self.loaded.device, self.loaded.graph.vertices, self.source
+        self.zero = np.float64(0) if dtype.kind == "f" else np.int64(0)
+        self.no_path = np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
+        self.distances = to_device(where, start_array(vertices, source, self.no_path, 0, dtype))
+        self.least = to_device(where, np.full(1, self.no_path, dtype))
+        bits = start_array(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)
+        self.waiting = to_device(where, bits)
+        self.counters = zeros(where, N_COUNTERS)
+
+    def compile(self) -> None:
+        """Compile all kernels, by launches that change nothing."""
+        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
         relax, arguments = self._relax(0)
-        relax[one](*arguments)
-        _select[one](
-            loaded.offsets,
-            self.distances,
-            self.waiting,
-            0.0,
-            self.items,
-            0,
-            words_of(loaded.graph.vertices),
-            1,
-            self.least,
-            self.counters,
-            device=loaded.device,
-        )
-        report("compile", 1, 1)
+        relax[one](*arguments, **options)
+        words = words_of(loaded.graph.vertices)
+        state = loaded.offsets, self.distances, self.waiting, 0.0, self.items
+        _select[one](*state, 0, words, 1, self.least, self.counters, **options)
 
-    def search(self, report: Progress) -> None:
+    def run(self, run: Run, report: Progress) -> None:
         """Follow edges, bucket after bucket."""
-        loaded, words, done = self.loaded, words_of(self.loaded.graph.vertices), 0
-        limit, warps = self.delta, min(words, WARPS)
-        weights = loaded.weights
-        with Run(loaded, loaded.edges, weights) as run:  # type: ignore[arg-type]
-            while not run.failed:
-                run.launch(
-                    _select,
-                    warps * loaded.warp,
-                    loaded.offsets,
-                    self.distances,
-                    self.waiting,
-                    float(limit),
-                    self.items,
-                    -done,
-                    0,
-                    warps,
-                    self.least,
-                    self.counters,
-                )
-                counts = run.read(self.counters)
-                count, done = int(counts[ITEMS]) - done, int(counts[ITEMS])
-                if count == 0:
-                    least = run.read(self.least)[LEAST]
-                    if least == self.most:
-                        break
-                    limit = (math.floor(float(least) / self.delta) + 1) * self.delta
-                    limit = max(limit, math.nextafter(float(least), math.inf))
-                else:
-                    self.rounds += 1
-                    report("search", self.rounds, 0)
-                # without items it only forgets `least`
-                relax, arguments = self._relax(count)
-                wanted = min(count, self.warps) if self.warps else count
-                run.launch(relax, max(1, wanted) * loaded.warp, *arguments)
+        self._search(run, report)
+        counts = run.read(self.counters)
+        if counts[TOO_LONG] and self.distances.dtype == np.int32:
+            self._start(np.dtype(np.int64))
+            self._search(run, report)
+            counts = run.read(self.counters)
+        if counts[NEGATIVE]:
+            raise ArgumentError(
+                f"{self.loaded.graph.weights_path}: {counts[NEGATIVE]} weights are below 0, and delta-stepping needs "
+                "weights of 0 and more: convert the edges again with other weights"
+            )
+
+    def _search(self, run: Run, report: Progress) -> None:
+        loaded, done, limit = self.loaded, 0, self.delta
+        warps = min(words_of(loaded.graph.vertices), WARPS)
+        while not run.failed:
+            state = loaded.offsets, self.distances, self.waiting, float(limit), self.items
+            run.launch(_select, warps * loaded.warp, *state, -done, 0, warps, self.least, self.counters, reads=False)
+            counts = run.read(self.counters)
+            count, done = int(counts[ITEMS]) - done, int(counts[ITEMS])
+            if count == 0:
+                least = run.read(self.least)[LEAST]
+                if least == self.no_path:
+                    break
+                limit = (math.floor(float(least) / self.delta) + 1) * self.delta
+                limit = max(limit, math.nextafter(float(least), math.inf))
+            else:
+                self.rounds += 1
+                report("search", self.rounds, 0)
+            # Without items it only resets `least`.
+            relax, arguments = self._relax(count)
+            wanted = min(count, self.warps) if self.warps else count
+            run.launch(relax, max(1, wanted) * loaded.warp, *arguments)
 
     def _relax(self, count: int) -> tuple[Any, tuple[Any, ...]]:
         """Return the kernel that follows the edges of items, and its arguments."""
-        loaded = self.loaded
-        first = (
-            loaded.edges,
-            loaded.weights,
-            loaded.offsets,
-            self.distances,
-            self.waiting,
-            self.items,
-            count,
-        )
-        last = self.zero, self.most, self.least, self.counters
+        edges = self.loaded.edges, self.weights, self.loaded.offsets
+        first = *edges, self.distances, self.waiting, self.items, count
+        last = self.zero, self.no_path, self.least, self.counters
         return (_relax_staged, (*first, self.staged, self.warps, *last)) if self.warps else (_relax, (*first, *last))
 
-    def result(self, delta: float, seconds: float, stats: Statistics) -> SSSPResult:
-        """Return the result."""
-        found = to_host(self.distances)
-        reached = found < self.most
-        if self.dtype.kind == "i":
-            found = np.where(reached, found.astype(np.int64), np.iinfo(np.int64).max)
-        return SSSPResult(
-            source=self.source,
-            distances=self.loaded.graph.original(found),
-            reached=int(np.count_nonzero(reached)),
-            delta=delta,
-            rounds=self.rounds,
-            seconds=seconds,
-            stats=stats,
-        )
+    def result(self) -> tuple[NDArray[Any], int, int]:
+        """Return the distances, the number of vertices with a path, and the rounds."""
+        distances = to_host(self.distances)
+        reached = distances < self.no_path
+        if distances.dtype.kind == "i":
+            distances = np.where(reached, distances.astype(np.int64), np.iinfo(np.int64).max)
+        return distances, int(np.count_nonzero(reached)), self.rounds

@@ -1,61 +1,40 @@
-"""Triangles of a graph on storage: ``triangles``."""
+"""Triangles of a graph on storage: `triangles`."""
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import operator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...cache import Statistics
 from ...targets import device, empty, kernel, to_device, to_host, zeros
-from ...targets.primitives import activemask, ballot, div, grid, lane_id, popc, warp_size
+from ...targets.primitives import activemask, ballot, div, grid, lane_id, popc, reduce_warp, warp_size
 from ..graph import Graph, Progress
-from ..loaded import LoadedGraph, borrowed
+from ..loaded import LoadedGraph
 from .components import require_undirected
-from .run import Run, try_waves
-from .work_items import N_COUNTERS, neighbour_at, sum_all, vertex_at, vertex_dtype, vertices_of
+from .run import Result, Run, execute
+from .work_items import N_COUNTERS, neighbour_at, vertex_at, vertex_dtype, vertices_of
 
 TRIANGLES = 0
 """Counter: triangles."""
 BATCH = 8
-"""Edges of which a warp looks for the triangles."""
-
-
-@dataclass(frozen=True)
-class TrianglesResult:
-    """The triangles of a graph.
-
-    Attributes
-    ----------
-    triangles : int
-        Sets of three vertices of which each two are neighbours; edges from a vertex to itself, and those that are
-        repeated, make none.
-    seconds : float
-        Time of the count, without opening the graph and compiling kernels.
-    stats : Statistics
-        Counters of the cache meanwhile.
-    """
-
-    triangles: int
-    seconds: float
-    stats: Statistics
+"""Edges whose triangles a warp counts."""
 
 
 @device
 def _later(offsets, vertex, other):
-    """Tell whether another vertex is behind a vertex in the order of degrees (thread)."""
-    mine = offsets[vertex + 1] - offsets[vertex]
-    its = offsets[other + 1] - offsets[other]
-    return its > mine or (its == mine and other > vertex)
+    """Return True if `other` follows `vertex` in ascending order of degree (thread)."""
+    degree = offsets[vertex + 1] - offsets[vertex]
+    other_degree = offsets[other + 1] - offsets[other]
+    return other_degree > degree or (other_degree == degree and other > vertex)
 
 
 @kernel
 def _orient(edges, offsets, vertex, end, window, writes, later, places, counters):
-    """Count, or write to `later`, the neighbours in a window that are behind vertices; a warp takes a vertex.
+    """Count, or write to `later`, the neighbours in a window that follow vertices in order of degree, a warp a vertex.
 
     ``places[v]`` grows by their number: from 0, or from where the neighbours of v begin in `later`. They stay in their
     order, which ascends.
@@ -82,7 +61,7 @@ def _orient(edges, offsets, vertex, end, window, writes, later, places, counters
 
 @device
 def _holds(later, first, end, vertex):
-    """Tell whether an ascending part of `later` holds a vertex (thread)."""
+    """Return True if an ascending part of `later` has a vertex (thread)."""
     low = first
     high = end
     while low < high:
@@ -109,8 +88,7 @@ def _common(later, first, end, other, other_end):
 
 @kernel
 def _count(later, places, edges, counters):
-    """Count the triangles of edges to vertices that are behind; a warp takes several edges, one after the other."""
-    mask = activemask()
+    """Count the triangles of edges to vertices of higher degree; a warp takes several edges, one after the other."""
     at = BATCH * div(grid(1), warp_size())
     stop = min(at + BATCH, edges)
     found = 0
@@ -124,22 +102,20 @@ def _count(later, places, edges, counters):
         end = places[v + 1]
         other = later[at]
         if at == first or later[at - 1] != other:
-            its = places[other]
-            its_end = places[other + 1]
-            # the shorter one is walked, the longer one searched
-            if end - first < its_end - its:
-                found += _common(later, first, end, its, its_end)
+            other_first = places[other]
+            other_end = places[other + 1]
+            # The shorter list is walked, the longer one searched.
+            if end - first < other_end - other_first:
+                found += _common(later, first, end, other_first, other_end)
             else:
-                found += _common(later, its, its_end, first, end)
+                found += _common(later, other_first, other_end, first, end)
         at += 1
-    found = sum_all(mask, found)
+    found = reduce_warp(operator.add, found)
     if lane_id() == 0 and found != 0:
         atomic_add(counters, TRIANGLES, found)
 
 
-def triangles(
-    graph: Graph | LoadedGraph | str | Path, *, progress: Progress | None = None, **options: Any
-) -> TrianglesResult:
+def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | None = None, **options: Any) -> Result:
     """Count the triangles of an undirected graph, reading its edges twice, in order.
 
     Each edge is kept in the direction of the vertex of higher degree, so that no list is long, and the lists of the two
@@ -158,7 +134,9 @@ def triangles(
 
     Returns
     -------
-    TrianglesResult
+    Result
+        Its count is the number of triangles, which are sets of three vertices of which each two are neighbours; edges
+        from a vertex to itself and repeated edges do not add any. Its values are empty.
 
     Raises
     ------
@@ -171,72 +149,55 @@ def triangles(
     MemoryError
         The device has no room for the lists.
     """
-    report = progress or (lambda stage, done, total: None)
-    with borrowed(graph, options, lambda found: require_undirected(found, "triangles")) as loaded:
-        pages = None if loaded.in_memory else loaded.edges.page_set()
-        counters = zeros(loaded.device, N_COUNTERS)
-        report("compile", 0, 1)
-        _compile(loaded, pages, counters)
-        report("compile", 1, 1)
-        before, started = loaded.edges.stats, time.perf_counter()
-        with Run(loaded, loaded.edges, *(() if pages is None else (pages,))) as run:
-            _triangles(run, pages, counters, report)
-        seconds = time.perf_counter() - started
-        loaded.require_destinations(counters)
-        return TrianglesResult(int(to_host(counters)[TRIANGLES]), seconds, loaded.edges.stats - before)
+    return execute(graph, options, lambda found: require_undirected(found, "triangles"), _Triangles, progress)
 
 
-def _compile(loaded: LoadedGraph, pages: Any, counters: Any) -> None:
-    """Compile what is launched, by launches that change nothing."""
-    one, where = loaded.warp, loaded.device
-    later = empty(where, 1, vertex_dtype(loaded.graph.vertices))
-    places = zeros(where, 2)
-    _orient[one](loaded.edges, loaded.offsets, 0, 0, (0, 0), 0, later, places, counters)
-    _count[one](later, places, 0, counters, device=where)
-    if pages is not None:
-        try_waves(pages, loaded.edges)
+class _Triangles:
+    """One count of triangles; see `run.Work`."""
 
+    def __init__(self, loaded: LoadedGraph) -> None:
+        self.loaded, self.arrays = loaded, (loaded.edges,)
+        self.counters = zeros(loaded.device, N_COUNTERS)
+        self.dtype = vertex_dtype(loaded.graph.vertices)
 
-def _triangles(run: Run, pages: Any, counters: Any, report: Progress) -> None:
-    """Orient the edges in two passes, then count."""
-    loaded, graph = run.loaded, run.loaded.graph
-    where, dtype = loaded.device, vertex_dtype(graph.vertices)
-    report("count", 0, 3)
-    places = zeros(where, graph.vertices + 1)
-    _pass(run, pages, 0, empty(where, 1, dtype), places, counters)
-    counts = run.read(places)
-    ends = np.zeros(graph.vertices + 1, np.int64)
-    np.cumsum(counts[:-1], out=ends[1:])
-    edges = int(ends[-1])
-    if run.failed or not edges:
-        return
-    report("count", 1, 3)
-    later = empty(where, edges, dtype)
-    _pass(run, pages, 1, later, to_device(where, ends), counters)
-    report("count", 2, 3)
-    places = to_device(where, ends)
-    run.launch(_count, -(-edges // BATCH) * loaded.warp, later, places, edges, counters)
-    run.read(counters)
-    report("count", 3, 3)
+    def compile(self) -> None:
+        """Compile all kernels, by launches that change nothing."""
+        loaded, one, where = self.loaded, self.loaded.warp, self.loaded.device
+        later, places = empty(where, 1, self.dtype), zeros(where, 2)
+        _orient[one](loaded.edges, loaded.offsets, 0, 0, (0, 0), 0, later, places, self.counters, device=where)
+        _count[one](later, places, 0, self.counters, device=where)
 
+    def run(self, run: Run, report: Progress) -> None:
+        """Orient the edges in two passes, then count."""
+        loaded, vertices, where = self.loaded, self.loaded.graph.vertices, self.loaded.device
+        report("count", 0, 3)
+        places = zeros(where, vertices + 1)
+        self._orient(run, 0, empty(where, 1, self.dtype), places)
+        counts = run.read(places)
+        ends = np.zeros(vertices + 1, np.int64)
+        np.cumsum(counts[:-1], out=ends[1:])
+        edges = int(ends[-1])
+        if run.failed or not edges:
+            return
+        report("count", 1, 3)
+        later, places = empty(where, edges, self.dtype), to_device(where, ends)
+        self._orient(run, 1, later, places)
+        report("count", 2, 3)
+        places = to_device(where, ends)
+        run.launch(_count, -(-edges // BATCH) * loaded.warp, later, places, edges, self.counters, reads=False)
+        run.read(self.counters)
+        report("count", 3, 3)
 
-def _pass(run: Run, pages: Any, writes: int, later: Any, places: Any, counters: Any) -> None:
-    """Go through all edges in order."""
-    loaded, graph = run.loaded, run.loaded.graph
-    offsets = graph.map(graph.offsets_path)
-    for window in run.all_edges(pages):
-        vertex, end = vertices_of(offsets, window)
-        run.launch(
-            _orient,
-            (end - vertex) * loaded.warp,
-            loaded.edges,
-            loaded.offsets,
-            vertex,
-            end,
-            window,
-            writes,
-            later,
-            places,
-            counters,
-        )
-    run.read(counters)  # what it was given stays until it is done
+    def result(self) -> tuple[NDArray[Any], int, int]:
+        """Return no values, the number of triangles, and three passes."""
+        return np.empty(0), int(to_host(self.counters)[TRIANGLES]), 3
+
+    def _orient(self, run: Run, writes: int, later: Any, places: Any) -> None:
+        """Visit all edges in order."""
+        loaded, graph = self.loaded, self.loaded.graph
+        offsets = graph.map(graph.offsets_path)
+        for window in loaded.windows(loaded.edges):
+            vertex, end = vertices_of(offsets, window)
+            arguments = vertex, end, window, writes, later, places, self.counters
+            run.launch(_orient, (end - vertex) * loaded.warp, loaded.edges, loaded.offsets, *arguments)
+        run.read(self.counters)  # The arguments stay alive until the launches are done.
