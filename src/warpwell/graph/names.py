@@ -84,7 +84,7 @@ def write_names(folder: Path, names: Collection[str] | Collection[int] | None, v
 
 
 def open_names(folder: Path, vertices: int) -> Any:
-    """Return the names of a graph's vertices as a pyarrow column, in mapped memory; None if they have none.
+    """Return the names of a graph's vertices as a pyarrow column, in mapped memory, or None without names.
 
     Raises
     ------

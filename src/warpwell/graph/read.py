@@ -27,7 +27,7 @@ _REAL_WEIGHTS = "weights are real numbers: keep only the edges with weights=Fals
 _ROLES = ["source", "target", "weight"]
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
 _SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
-# Bytes that pyarrow parses at a time. No row may be longer.
+# Size in bytes of a block that pyarrow parses. No row may be longer.
 _BLOCK = 1 << 20
 # Edges of a matrix in a batch.
 _BATCH = 1 << 20
@@ -201,7 +201,8 @@ class EdgeReader:
                 problem = (
                     f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)} in the header"
                 )
-                advice = "name the columns: columns=('a', 'b') (--columns a,b), or put a header in front"
+                example = ",".join(fields[:2]) if len(fields) > 1 else "a,b"
+                advice = f"name the columns, such as --columns {example} (columns=), or put a header in front"
                 raise self._row_error(row, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
         return chosen
 
