@@ -464,6 +464,8 @@ def test_vertices_have_names(tmp_path: Path, options: dict[str, Any]) -> None:
     ]
     with pytest.raises(ArgumentError, match=r"a\.ww has no vertex 'zoe'; expected one of its names"):
         graph.vertex("zoe")
+    with pytest.raises(ArgumentError, match="has no vertex 1"):
+        graph.vertex(1)
 
 
 def test_integers_are_renumbered(tmp_path: Path) -> None:
@@ -477,7 +479,16 @@ def test_integers_are_renumbered(tmp_path: Path) -> None:
     assert graph.vertex(-5) == graph.vertex("-5") == 1
     plain = build(chunks([(0, 1)]), tmp_path / "b.ww")
     assert plain.names is None and plain.vertex("1") == 1 and plain.top(np.array([1.0, 2.0])) == [(1, 2.0), (0, 1.0)]
-    for each, name in ((graph, "x"), (graph, 8), (plain, "2"), (plain, "-1"), (plain, "x")):
+    for each, name in (
+        (graph, "x"),
+        (graph, 8),
+        (plain, "2"),
+        (plain, "-1"),
+        (plain, "x"),
+        (plain, 1.0),
+        (graph, 2**70),
+        (graph, None),
+    ):
         with pytest.raises(ArgumentError, match="has no vertex"):
             each.vertex(name)
     for options in ({"names": True, "renumber": True}, {"names": True, "vertices": 3}):

@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import lzma
+import os
 import re
 import sys
 import zipfile
@@ -187,8 +188,10 @@ def test_files_without_edges(tmp_path: Path) -> None:
         assert edges_of(write(tmp_path, text)) == []
     with pytest.raises(MissingFileError, match="no such file"):
         EdgeReader(tmp_path / "missing.txt")
-    with pytest.raises(FormatError, match="folder"):
-        EdgeReader(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(FormatError, match="is a folder or a pipe"):
+            EdgeReader(path)
     with pytest.raises(FormatError, match=r"row 1: expected 'source target'"):
         edges_of(write(tmp_path, bytes(range(11, 256)) * 40_000))
     for name, data in (("graph.tar.gz", b""), ("graph.txt", bytes(257) + b"ustar")):

@@ -1,6 +1,7 @@
 """A graph on disk: `Graph`."""
 
 import json
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -263,16 +264,16 @@ class Graph:
         """
         names = self.names
         try:
-            if names is None:
-                number = int(name)
-            else:
-                number = names.index(name if names.type == "string" else int(name)).as_py()
-        except ValueError:
+            key: Any = name
+            if names is None or names.type != "string":
+                key = int(name) if isinstance(name, str) else operator.index(name)
+            number = key if names is None else names.index(key).as_py()
+        except (TypeError, ValueError, OverflowError):
             number = -1
         if not 0 <= number < self.vertices:
             expected = f"a number from 0 to {self.vertices - 1}" if names is None else "one of its names (Graph.names)"
             raise ArgumentError(f"{self.path} has no vertex {name!r}; expected {expected}", name="source")
-        return number
+        return int(number)
 
     def top(self, values: npt.NDArray[Any], count: int = 10) -> list[tuple[Any, Any]]:
         """Return the vertices with the largest values, by name if they have names, and their values.

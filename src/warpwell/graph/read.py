@@ -404,8 +404,8 @@ def _require_file(path: Path) -> None:
         raise MissingFileError(f"{path}: no such file; the working folder is {Path.cwd()}", path=path)
     if (path / "graph.json").exists():
         raise FormatError(f"{path} is already a graph; open it with Graph.open", path=path)
-    if path.is_dir():
-        raise FormatError(f"{path} is a folder; give the file that holds the edges", path=path)
+    if not path.is_file():
+        raise FormatError(f"{path} is a folder or a pipe; give the file that holds the edges", path=path)
 
 
 def _names_ends(fields: Sequence[str]) -> bool:
