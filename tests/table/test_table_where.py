@@ -278,6 +278,17 @@ def test_expressions_of_polars_select_what_polars_selects(written):
             assert np.array_equal(opened.where(expression).numpy(), expected), (number, expression)
 
 
+def test_alternatives_for_one_column_are_one_set(written):
+    path, table = written
+    with ww.table.open(path, device="cpu") as opened:
+        filters = [[("i8", "==", 7)], [("i8", "<", 0)], [("i8", ">", 100)]]
+        condition = predicate.Condition.from_filters(filters, lambda name: opened[name].type)
+        assert [list(sets) for sets in condition.conjunctions] == [["i8"]]
+        assert np.array_equal(opened.where(filters).numpy(), table_queries.reference(table, filters))
+        deep = functools.reduce(lambda a, b: a | b, [pl.col("i8") == value % 100 for value in range(400)])
+        assert np.array_equal(opened.where(deep).numpy(), opened.where([("i8", "in", range(100))]).numpy())
+
+
 REFUSED_EXPRESSIONS = [
     (pl.col("i8") > pl.col("i8").mean(), "row by row"),
     (pl.col("i8").shift(1) > 2, "row by row"),

@@ -327,10 +327,9 @@ class Condition:
     def from_polars(cls, expression: Any, type_of: TypeOf) -> Condition:
         """Return the condition of an expression of Polars, in which NaN is the greatest number."""
         try:
-            tree = json.loads(expression.meta.serialize(format="json"))
-        except (polars().exceptions.PolarsError, ValueError):
+            return _condition_of(json.loads(expression.meta.serialize(format="json")), type_of, negated=False)
+        except (polars().exceptions.PolarsError, ValueError, RecursionError):
             return MAY_MATCH
-        return _condition_of(tree, type_of, negated=False)
 
     @classmethod
     def of_column(cls, name: str, values: IntervalSet) -> Condition:
@@ -391,7 +390,13 @@ def _conjoin(a: Condition, b: Condition) -> Condition:
 
 
 def _disjoin(a: Condition, b: Condition) -> Condition:
-    """Return the rows that match one of two conditions."""
+    """Return the rows that match one of two conditions; alternatives for one column become one set."""
+    if len(a.conjunctions) == len(b.conjunctions) == 1:
+        x, y = a.conjunctions[0], b.conjunctions[0]
+        if len(x) == 1 and x.keys() == y.keys():
+            [(name, left)], [right] = x.items(), y.values()
+            if not (left.nulls or right.nulls):
+                return Condition([{name: ~(~left & ~right)}], a.is_exact and b.is_exact)
     return Condition([*a.conjunctions, *b.conjunctions], a.is_exact and b.is_exact)
 
 
@@ -538,9 +543,13 @@ def pushed_down(expression: Any, schema: Any, type_of: TypeOf) -> Condition:
 
 
 def _is_row_by_row(expression: Any) -> bool:
-    meta = expression.meta
-    keeps_rows = meta.is_row_separable() and (meta.is_length_preserving() or not meta.root_names())
-    return keeps_rows and all(map(_is_row_by_row, meta.pop()))
+    parts = [expression]
+    while parts:
+        meta = parts.pop().meta
+        if not meta.is_row_separable() or not (meta.is_length_preserving() or not meta.root_names()):
+            return False
+        parts += meta.pop()
+    return True
 
 
 def mask_of(frame: Any, predicate: Any) -> Any:
