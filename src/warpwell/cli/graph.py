@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,61 +26,28 @@ if TYPE_CHECKING:
     from ..graph import Graph, LoadedGraph
 
 
-@dataclass(frozen=True)
-class _Traversal:
-    """An algorithm as a command."""
-
-    function: str
-    help: str
-    shown: dict[str, str]
-    """Names to report, and the attributes of the result with their values."""
-    written: str = ""
-    """Name of the values that ``--out`` writes."""
-    written_help: str = ""
-    options: tuple[tuple[str, type, str, str], ...] = ()
-    """Further options: name, type, metavar and help."""
-    has_source: bool = False
-
-
 _TRAVERSALS = {
-    "bfs": _Traversal(
-        "bfs",
-        "search breadth-first from a vertex",
-        {"reached": "count", "depth": "rounds"},
-        "levels",
-        "the levels (int64; -1: not reached)",
-        has_source=True,
-    ),
-    "cc": _Traversal(
-        "connected_components",
-        "find the connected components of an undirected graph",
-        {"components": "count"},
-        "labels",
-        "the smallest vertex of each component (int64)",
-    ),
-    "sssp": _Traversal(
-        "sssp",
-        "find the shortest paths from a vertex to all others by weight",
-        {"reached": "count", "rounds": "rounds"},
-        "distances",
-        "the distances (the largest int64 or inf: no path)",
-        (("delta", float, "WIDTH", "width of a bucket (default: from the weights)"),),
-        has_source=True,
-    ),
-    "pagerank": _Traversal(
-        "pagerank",
-        "rank the vertices of an undirected graph, or one with in-edges",
-        {"iterations": "rounds", "change": "change"},
-        "ranks",
-        "the ranks (float64)",
-        (
-            ("damping", float, "D", "damping factor (default: 0.85)"),
-            ("tolerance", float, "T", "stop if all ranks together change by less than T (default: 1e-6)"),
-            ("iterations", int, "N", "maximum number (default: 100)"),
-        ),
-    ),
-    "triangles": _Traversal("triangles", "count the triangles of an undirected graph", {"triangles": "count"}),
+    "bfs": "search breadth-first from a vertex",
+    "cc": "find the connected components of an undirected graph",
+    "sssp": "find the shortest paths from a vertex to all others by weight",
+    "pagerank": "rank the vertices of an undirected graph, or one with in-edges",
+    "triangles": "count the triangles of an undirected graph",
 }
+_SHOWN = {
+    "bfs": {"reached": "count", "depth": "rounds"},
+    "cc": {"components": "count"},
+    "sssp": {"reached": "count", "rounds": "rounds"},
+    "pagerank": {"iterations": "rounds", "change": "change"},
+    "triangles": {"triangles": "count"},
+}
+"""Names to report, and the attributes of the result with their values."""
+_WRITTEN = {
+    "bfs": ("level", "the levels (int64; -1: not reached)"),
+    "cc": ("label", "the smallest vertex of each component (int64)"),
+    "sssp": ("distance", "the distances (the largest int64 or inf: no path)"),
+    "pagerank": ("rank", "the ranks (float64)"),
+}
+"""The column of values that ``--out`` writes, and their description."""
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -110,8 +77,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(verbs, "info", info, "describe a graph")
     parser.add_argument("graph", metavar="GRAPH", help="folder of the graph")
     json_option(parser)
-    for name, traversal in _TRAVERSALS.items():
-        _add_traversal(add_command(verbs, name, traverse, traversal.help), traversal)
+    for name, text in _TRAVERSALS.items():
+        _add_traversal(name, add_command(verbs, name, traverse, text))
 
 
 def _maker_options(parser: argparse.ArgumentParser) -> None:
@@ -124,16 +91,21 @@ def _maker_options(parser: argparse.ArgumentParser) -> None:
     json_option(parser)
 
 
-def _add_traversal(parser: argparse.ArgumentParser, traversal: _Traversal) -> None:
+def _add_traversal(name: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", metavar="GRAPH", help="folder of the graph")
-    if traversal.has_source:
+    if name in ("bfs", "sssp"):
+        parser.add_argument("--source", required=True, metavar="VERTEX", help="number or name of the first vertex")
+    if name == "sssp":
         parser.add_argument(
-            "--source", required=True, metavar="VERTEX", help="number or name of the vertex to start from"
+            "--delta", type=float, metavar="WIDTH", help="width of a bucket (default: from the weights)"
         )
-    for name, type_, metavar, text in traversal.options:
-        parser.add_argument(f"--{name}", type=type_, metavar=metavar, help=text)
-    if traversal.written:
-        text = f"write {traversal.written_help} as .npy, or with the vertices as .csv"
+    if name == "pagerank":
+        parser.add_argument("--damping", type=float, default=0.85, metavar="D", help="damping factor (default: 0.85)")
+        text = "stop if all ranks together change by less than T (default: 1e-6)"
+        parser.add_argument("--tolerance", type=float, default=1e-6, metavar="T", help=text)
+        parser.add_argument("--iterations", type=int, default=100, metavar="N", help="maximum number (default: 100)")
+    if name in _WRITTEN:
+        text = f"write {_WRITTEN[name][1]} as .npy, or with the vertices as .csv"
         parser.add_argument("--out", metavar="FILE", help=text)
     group = parser.add_argument_group("how to run")
     device_option(group)
@@ -197,52 +169,43 @@ def info(arguments: argparse.Namespace) -> int:
 
 
 def _description(graph: Graph) -> dict[str, Any]:
-    names = (
-        "source",
-        "vertices",
-        "edges",
-        "undirected",
-        "destinations",
-        "weights",
-        "in_edges",
-        "order",
-        "bytes_on_disk",
-    )
-    kind = None if graph.names is None else str(graph.names.type)
-    return {"graph": str(graph.path), **{name: getattr(graph, name) for name in names}, "names": kind}
+    values = {key: value for key, value in dataclasses.asdict(graph).items() if key != "path"}
+    names = None if graph.names is None else str(graph.names.type)
+    return {"graph": str(graph.path), **values, "names": names, "bytes_on_disk": graph.bytes_on_disk}
 
 
 def traverse(arguments: argparse.Namespace) -> int:
-    """Run an algorithm on a graph; report its result and what it read."""
+    """Run an algorithm on a graph; report its result and its reads."""
     from .. import graph as room
 
-    command = arguments.command.split()[-1]
-    traversal = _TRAVERSALS[command]
+    name = arguments.command.split()[-1]
     output, graph = output_of(arguments), room.Graph.open(arguments.graph)
     out = getattr(arguments, "out", None)
     target = None if out is None else new_file(out, "--out", (".npy", ".csv"))
-    source = [graph.vertex(arguments.source)] if traversal.has_source else []
-    options = {name: getattr(arguments, name) for name, *_ in traversal.options}
-    options = {name: value for name, value in options.items() if value is not None}
+    names = ("delta", "damping", "tolerance", "iterations")
+    options = {key: getattr(arguments, key) for key in names if hasattr(arguments, key)}
+    if name in ("bfs", "sssp"):
+        options["source"] = graph.vertex(arguments.source)
     with output.progress() as report, _open_graph(graph, arguments) as loaded:
-        result = getattr(room, traversal.function)(loaded, *source, **options, progress=report)
-        values = {name: getattr(result, attribute) for name, attribute in traversal.shown.items()}
+        algorithm: Any = room.connected_components if name == "cc" else getattr(room, name)
+        result = algorithm(loaded, **options, progress=report)
+        values = {key: getattr(result, attribute) for key, attribute in _SHOWN[name].items()}
         values |= _run_values(loaded, result.seconds, result.stats)
-    if traversal.has_source:
-        values["source"] = arguments.source if graph.names is not None else source[0]
+    if "source" in options:
+        values["source"] = options["source"] if graph.names is None else arguments.source
     if target is not None:
-        _write(target, graph, traversal.written, result.values)
+        _write(target, graph, result.values, _WRITTEN[name][0])
         values["out"] = str(target)
-    top = graph.top(result.values) if command == "pagerank" else []
+    top = graph.top(result.values) if name == "pagerank" else []
     if top:
         values["top"] = [{"vertex": vertex, "rank": rank} for vertex, rank in top]
-    output.result(f"{command} of {graph.path}", values, shown={"top": None})
+    output.result(f"{name} of {graph.path}", values, shown={"top": None})
     if top and not output.as_json:
         output.table("largest ranks", ("vertex", "rank"), [(str(vertex), f"{rank:.6g}") for vertex, rank in top])
     return 0
 
 
-def _write(path: Path, graph: Graph, name: str, values: Any) -> None:
+def _write(path: Path, graph: Graph, values: Any, name: str) -> None:
     """Write a value for each vertex to a ``.npy`` file, or with the names of vertices to a ``.csv`` file."""
     import csv
 
@@ -258,7 +221,7 @@ def _write(path: Path, graph: Graph, name: str, values: Any) -> None:
         with part.open("w", newline="", encoding="utf-8") as file:
             vertices = range(graph.vertices) if graph.names is None else graph.names.to_pylist()
             writer = csv.writer(file)
-            writer.writerow(("vertex", name.removesuffix("s")))
+            writer.writerow(("vertex", name))
             writer.writerows(zip(vertices, values.tolist(), strict=True))
 
 
@@ -274,12 +237,14 @@ def _open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
 
 def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
     """Return what every traversal reports: configuration, time and reads."""
-    edges = loaded.edges
-    cached = edges.tier in ("storage", "host-cached")
+    graph, edges = loaded.graph, loaded.edges
+    is_cached = edges.tier in ("storage", "host-cached")
+    uncounted = () if is_cached else ("hits", "bytes_wanted", "io_amplification")
+    counters = ("hits", "misses", "evictions", "bytes_read", "bytes_wanted", "io_amplification")
     return {
-        "graph": str(loaded.graph.path),
-        "vertices": loaded.graph.vertices,
-        "edges": loaded.graph.edges,
+        "graph": str(graph.path),
+        "vertices": graph.vertices,
+        "edges": graph.edges,
         "seconds": seconds,
         "device": loaded.device,
         "tier": edges.tier,
@@ -290,10 +255,5 @@ def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[
         "edge_bytes": edges.nbytes,
         # read before the run: offsets and first neighbours, and for the tiers in memory all edges
         "loaded_bytes": loaded.vertex_bytes + (0 if edges.tier in ("mapped", "storage") else edges.nbytes),
-        "hits": stats.hits if cached else None,
-        "misses": stats.misses,
-        "evictions": stats.evictions,
-        "bytes_read": stats.bytes_read,
-        "bytes_wanted": stats.bytes_wanted if cached else None,
-        "io_amplification": stats.io_amplification if cached else None,
+        **{name: None if name in uncounted else getattr(stats, name) for name in counters},
     }
