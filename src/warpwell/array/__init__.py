@@ -5,7 +5,6 @@ Files, in the order in which an array meets them:
 - front.py         ``ww.open`` and ``ww.create``, which follow the current device
 - opening.py       open or create a file: options, layout, one writer a file
 - header.py        headers of ``.npy`` files: dtype, shape and offset of the data
-- npz.py           one array of a ``.npz`` file, read row by row
 - attachment.py    an array's part of a cache: launches, pins of the host, flush and close
 - mapping.py       a file as memory: read by kernels on the CPU if no option asks for a cache
 - in_memory.py     a whole file in host or device memory; which pages changed
@@ -28,7 +27,6 @@ from .front import create_placed, open_placed
 from .header import check_dtype, read_npy
 from .items import is_bits
 from .mapping import Mapping
-from .npz import NpzMember
 from .opening import create, open_array
 from .operators import OnStorage
 from .page_set import PageSet

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...array import NpzMember, check_dtype
+from ...array import check_dtype
 from ...cache import batches_of
 from ...errors import FormatError
+from .npz_member import NpzMember
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"

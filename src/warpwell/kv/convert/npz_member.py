@@ -10,8 +10,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._npy import read_header
-from ..errors import FormatError
+from ..._npy import read_header
+from ...errors import FormatError
 
 _PIECE = 1 << 22
 """Number of bytes that are decompressed at a time."""
