@@ -59,7 +59,7 @@ BUILTIN = {
 EXAMPLES = [
     errors.ArgumentError("m", name="page_size"),
     errors.FormatError("m", path="a.npy"),
-    errors.EdgeListError("m", path="a.txt", line=3),
+    errors.EdgeListError("m", path="a.txt", row=3),
     errors.MissingFileError("m", path="a.npy"),
     errors.SharingError("m", path="a.npy"),
     errors.DeviceNotFoundError("m", device="cuda"),
