@@ -245,7 +245,7 @@ def test_keys_that_cannot_be(store: ww.kv.Store, key: object) -> None:
         lambda: store.get_many([key]),
         lambda: store.delete_many([b"kept", key]),
     ):
-        with pytest.raises(errors.KeyLengthError):
+        with pytest.raises(errors.ArgumentError):
             call()
     assert dict(store.items()) == {b"kept": b"value"}
 
@@ -714,7 +714,7 @@ def test_an_integer_that_is_too_large_may_come_first(tmp_path: Path) -> None:
     program = (
         "import sys, warpwell as ww\n"
         "try:\n    ww.kv.open(sys.argv[1]).get(1 << 64)\n"
-        "except ww.errors.KeyLengthError as error:\n    print(error)\n"
+        "except ww.errors.ArgumentError as error:\n    print(error)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "s.kv")], capture_output=True, text=True, timeout=120, check=True

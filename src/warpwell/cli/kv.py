@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, KeyLengthError, MissingFileError
+from ..errors import ArgumentError, MissingFileError
 from ._common import (
     DAMAGED,
     Commands,
@@ -297,7 +297,7 @@ def _find_key(store: Store, text: str, kind: str) -> int | bytes:
         return _parse_key(text, "text")
     try:
         number = _parse_key(text, "int")
-    except KeyLengthError:
+    except ArgumentError:
         return _parse_key(text, "text")  # more digits than an 8-byte integer has
     raw = text.encode()
     return raw if len(raw) <= 16 and number not in store and raw in store else number

@@ -4,7 +4,6 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
 
     WarpwellError (Exception)
     ├── ArgumentError (ValueError)              an argument with a value that is not allowed
-    │   ├── KeyLengthError                      a key of 0 bytes, or of more than 16
     │   ├── ValueSizeError                      a value that is too large, or of another size
     │   ├── QuotaError                          shares of tenants that exceed 100 %
     │   └── TransformError                      a kernel that cannot be cut into blocks
@@ -88,20 +87,6 @@ class ArgumentError(WarpwellError, ValueError):
     """
 
     name: str | None = None
-
-
-class KeyLengthError(ArgumentError):
-    """A key has 0 or more than 16 bytes.
-
-    Attributes
-    ----------
-    name : str
-        As in `ArgumentError`.
-    length : int
-        Bytes of the key.
-    """
-
-    length: int | None = None
 
 
 class ValueSizeError(ArgumentError):

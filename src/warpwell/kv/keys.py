@@ -122,10 +122,8 @@ def as_key(key: Any) -> bytes:
 
     Raises
     ------
-    KeyLengthError
-        The key has 0 or more than 16 bytes, or is an integer of more than 64 bits.
     ArgumentError
-        The key has another type.
+        The key has 0 or more than 16 bytes, is an integer of more than 64 bits, or has another type.
     """
     if isinstance(key, bytes):
         raw = key
@@ -135,7 +133,7 @@ def as_key(key: Any) -> bytes:
         try:
             return int(key).to_bytes(INT_KEY, "little", signed=True)
         except OverflowError:
-            raise errors.KeyLengthError(
+            raise errors.ArgumentError(
                 f"key {int(key)} is not a signed 64-bit integer: pass it as bytes, at most {MAX_KEY}", name="key"
             ) from None
     elif isinstance(key, (bytearray, memoryview)):
@@ -171,7 +169,7 @@ def as_keys(keys: Any) -> Keys:
 
     Raises
     ------
-    KeyLengthError, ArgumentError
+    ArgumentError
         As for `as_key`.
     """
     if isinstance(keys, Keys):
@@ -232,7 +230,7 @@ def _from_array(keys: NDArray[Any]) -> Keys:
         return Keys(np.zeros(0, np.int64), None)  # a dtype says nothing of no keys
     if kind in "iu":
         if keys.dtype == np.uint64 and keys.size and keys.max() > np.uint64((1 << 63) - 1):
-            raise errors.KeyLengthError(
+            raise errors.ArgumentError(
                 f"key {int(keys.max())} is not a signed 64-bit integer: pass keys.view('int64'), or bytes", name="keys"
             )
         return Keys(np.ascontiguousarray(keys, np.int64), None)
@@ -251,10 +249,9 @@ def _from_array(keys: NDArray[Any]) -> Keys:
 
 def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
     if keys.dtype != np.uint8 or not 1 <= keys.shape[1] <= MAX_KEY:
-        raise errors.KeyLengthError(
+        raise errors.ArgumentError(
             f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass uint8 [N, 16]",
             name="keys",
-            length=keys.shape[1],
         )
     if lengths.shape != (len(keys),) or lengths.dtype.kind not in "iu":
         raise errors.ArgumentError(
@@ -274,11 +271,11 @@ def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
     return Keys(out.view(np.int64), lengths)
 
 
-def _length_error(raw: bytes, length: int) -> errors.KeyLengthError:
+def _length_error(raw: bytes, length: int) -> errors.ArgumentError:
     shown = raw[:24]
     more = "..." if len(raw) > len(shown) else ""
-    return errors.KeyLengthError(
-        f"key {shown!r}{more} has {length} bytes: keys have 1 to {MAX_KEY}; hash longer ones", name="key", length=length
+    return errors.ArgumentError(
+        f"key {shown!r}{more} has {length} bytes: keys have 1 to {MAX_KEY}; hash longer ones", name="key"
     )
 
 

@@ -133,7 +133,7 @@ class Store(MutableMapping[Any, Any]):
         ------
         CorruptionError, MediumError
             The value cannot be read, or its checksum is wrong.
-        KeyLengthError, ClosedError, ForkError
+        ArgumentError, ClosedError, ForkError
         """
         if self._unusable is not None:
             raise self._unusable()
@@ -242,10 +242,8 @@ class Store(MutableMapping[Any, Any]):
 
         Raises
         ------
-        ArgumentError
-            The numbers of keys and values differ.
-        SchemaError, ValueSizeError, KeyLengthError
-            Nothing was stored.
+        ArgumentError, SchemaError, ValueSizeError
+            The numbers of keys and values differ, or a key or value is not allowed. Nothing was stored.
         StorageFullError
             No space is left.
         StoreFailedError

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..._npy import npy_header
 from ...cache import batches_of
-from ...errors import ArgumentError, KeyLengthError
+from ...errors import ArgumentError
 from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
 from ..store import Store
@@ -167,7 +167,7 @@ class _Entries:
     def __init__(self, store: Store, prefix: str) -> None:
         first = prefix.encode(errors="surrogateescape")
         if len(first) > MAX_KEY:
-            raise KeyLengthError(
+            raise ArgumentError(
                 f"prefix {prefix!r} has more than {MAX_KEY} bytes, the longest that a key can be", name="prefix"
             )
         self.kinds = store._shards.kinds

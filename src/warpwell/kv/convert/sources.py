@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._check import extra
-from ...errors import ArgumentError, FormatError, KeyLengthError, ValueSizeError
+from ...errors import ArgumentError, FormatError, ValueSizeError
 from ..keys import MAX_KEY
 from ..log.format import MAX_VALUE
 
@@ -84,7 +84,7 @@ class KeyRule:
 
         Raises
         ------
-        KeyLengthError
+        ArgumentError
             A name is empty or has more than 16 bytes.
         """
         if self.rule == "number":
@@ -93,11 +93,10 @@ class KeyRule:
             return [hashlib.blake2b(name, digest_size=MAX_KEY).digest() for name in names]
         for k, name in enumerate(names):
             if not 1 <= len(name) <= MAX_KEY:
-                raise KeyLengthError(
+                raise ArgumentError(
                     f"{where}: record {start + k} is named {name[:40]!r}, which has {len(name)} bytes but keys "
                     f"have 1 to {MAX_KEY}: use --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
                     name="key",
-                    length=len(name),
                 )
         return names
 
