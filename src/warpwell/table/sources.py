@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -278,10 +278,7 @@ def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | No
         for file, schema in zip(files, found, strict=True):
             file.schema = schema
         return
-    for file in files:
-        with format_errors(file.path):
-            file.int96_unit = _int96_unit(file.path) if kind == "parquet" else "ns"
-    unit = max((file.int96_unit for file in files), key=_UNITS.index)
+    unit = _int96_unit(files) if kind == "parquet" else "ns"
     for file in files:
         file.int96_unit = unit
         with format_errors(file.path), _opened(file) as opened:
@@ -329,40 +326,40 @@ def _batches(file: _File) -> Iterator[Any]:
                 yield from (batch.select(file.numbers) for batch in batches)
 
 
-def _int96_unit(path: str) -> str:
-    """Return the finest unit in which the timestamps of type INT96 of a Parquet file are exact.
+def _int96_unit(files: Sequence[_File]) -> str:
+    """Return the finest unit in which the timestamps of type INT96 of all Parquet files are exact.
 
     pyarrow reads them in nanoseconds and wraps around outside of the years 1677 to 2262. Each unit is compared with
-    the next coarser one: milliseconds reach far enough for all.
+    milliseconds, which reach far enough for all.
 
     Raises
     ------
     FormatError
         No unit holds all of them.
     """
-    files = [_File(path, "parquet", {}, int96_unit=unit) for unit in _UNITS]
-    with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(_opened(file)) for file in files]
-        schema = readers[0].schema
-        names = [schema.column(k).path for k in range(len(schema)) if schema.column(k).physical_type == "INT96"]
-        if not names:
-            return "ns"
-        is_exact = {unit: True for unit in _UNITS}
-        columns = list({name.split(".")[0] for name in names})
-        for batches in zip(*(reader.iter_batches(BATCH_ROWS, columns=columns) for reader in readers), strict=True):
-            leaves = [[leaf for column in batch.columns for leaf in _timestamps(column)] for batch in batches]
-            for nanoseconds, microseconds, milliseconds in zip(*leaves, strict=True):
-                is_exact["ms"] &= bool((nanoseconds == milliseconds * 1_000_000).all())  # modulo 2**64
-                is_exact["us"] &= bool(
-                    (nanoseconds == microseconds * 1000).all() and (microseconds // 1000 == milliseconds).all()
-                )
-                is_exact["ns"] &= bool((nanoseconds // 1_000_000 == milliseconds).all())
-    for unit, exact in is_exact.items():
-        if exact:
-            return unit
-    raise FormatError(
-        f"{path} has INT96 timestamps in {columns[0]!r} that no unit holds exactly; convert that column", path=path
-    )
+    units = set(_UNITS)
+    for file in files:
+        with format_errors(file.path), contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(_opened(replace(file, int96_unit=unit))) for unit in _UNITS]
+            leaves = [readers[0].schema.column(k) for k in range(len(readers[0].schema))]
+            columns = list({leaf.path.split(".")[0]: None for leaf in leaves if leaf.physical_type == "INT96"})
+            if not columns:
+                continue
+            for batches in zip(*(reader.iter_batches(BATCH_ROWS, columns=columns) for reader in readers), strict=True):
+                found = [[values for column in batch.columns for values in _timestamps(column)] for batch in batches]
+                for nanoseconds, microseconds, milliseconds in zip(*found, strict=True):
+                    is_in_range = (microseconds // 1000 == milliseconds).all()
+                    is_exact = {
+                        "ns": (nanoseconds // 1_000_000 == milliseconds).all(),
+                        "us": (nanoseconds == microseconds * 1000).all() and is_in_range,  # modulo 2**64
+                        "ms": (nanoseconds == milliseconds * 1_000_000).all(),
+                    }
+                    units -= {unit for unit, exact in is_exact.items() if not exact}
+        if not units:
+            raise FormatError(
+                f"{file.path}: no unit holds the INT96 timestamps of {columns[0]!r} exactly; convert them"
+            )
+    return min(units, key=_UNITS.index)
 
 
 def _timestamps(column: Any) -> list[Any]:

@@ -162,6 +162,8 @@ def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
                 for field in table.schema:
                     kind = _exact_type(path, block, field.name, table[field.name])
                     found[field.name] = _common_type(path, field.name, found.get(field.name, kind), kind)
+    if not found:
+        raise FormatError(f"{paths[0]} is empty: there are no columns", path=paths[0])
     for _ in paths:
         yield pa.schema(list(found.items()))
 

@@ -1,0 +1,251 @@
+"""Files of other programs are converted with every column and value, or refused by name."""
+
+import datetime
+import decimal
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import warpwell as ww
+from warpwell.cli import main
+from warpwell.errors import FormatError, WarpwellError
+from warpwell.table import text_files
+
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+def converted(folder: Path, source: Any, **options: Any) -> Any:
+    """Return the rows of a source as a `pyarrow.Table`, through a new table."""
+    with ww.table.convert(source, folder / "out.ww", overwrite=True, **options) as table:
+        return table.arrow()
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let text be parsed in blocks of 64 KiB, so that rows that come late are in a later block."""
+    monkeypatch.setattr(text_files, "BLOCK_BYTES", 1 << 16)
+
+
+CSV: dict[str, tuple[list[str], Any, list[Any]]] = {
+    "integers": (["1", "-2", "NA", ""], pa.int64(), [1, -2, None, None]),
+    "spaces": ([" 1", "2 "], pa.int64(), [1, 2]),
+    "beyond int64": (["5", str((1 << 64) - 1)], pa.uint64(), [5, (1 << 64) - 1]),
+    "beyond uint64": (["5", str(1 << 64)], pa.string(), ["5", str(1 << 64)]),
+    "beyond int64 and negative": (["-5", str(1 << 63)], pa.string(), ["-5", str(1 << 63)]),
+    "integers and floats": (["5", "0.5", "1e3"], pa.float64(), [5.0, 0.5, 1000.0]),
+    "large integers and floats": (["0.5", str(1 << 64)], pa.float64(), [0.5, 2.0**64]),
+    "leading zeros": (["00501", "2134"], pa.string(), ["00501", "2134"]),
+    "quoted leading zeros": (['"00501"', '"02134"'], pa.string(), ["00501", "02134"]),
+    "fractions below one": (["0.5", "0", "-0.25"], pa.float64(), [0.5, 0.0, -0.25]),
+    "booleans": (["true", "False", "TRUE"], pa.bool_(), [True, False, True]),
+    "numbers and booleans": (["1", "true"], pa.string(), ["1", "true"]),
+    "days": (["2024-01-31", "0999-12-31"], pa.date32(), [datetime.date(2024, 1, 31), datetime.date(999, 12, 31)]),
+    "days and times": (
+        ["2024-01-31", "2024-01-31 10:00:00.5"],
+        pa.timestamp("ns"),
+        [datetime.datetime(2024, 1, 31), datetime.datetime(2024, 1, 31, 10, 0, 0, 500_000)],
+    ),
+    "times": (["08:15:00", "23:59:59"], pa.time32("s"), [datetime.time(8, 15), datetime.time(23, 59, 59)]),
+    "zoned": (
+        ["2024-01-31T10:00:00Z"],
+        pa.timestamp("s", "UTC"),
+        [datetime.datetime(2024, 1, 31, 10, tzinfo=datetime.UTC)],
+    ),
+    "no values": (["", "NULL"], pa.null(), [None, None]),
+    "text late": (["1"] * 40_000 + ["x"], pa.string(), ["1"] * 40_000 + ["x"]),
+    "floats late": (["1"] * 40_000 + ["0.5"], pa.float64(), [1.0] * 40_000 + [0.5]),
+    "large integers late": (["1"] * 40_000 + [str(1 << 63)], pa.uint64(), [1] * 40_000 + [1 << 63]),
+    "leading zeros late": (["1"] * 40_000 + ["01"], pa.string(), ["1"] * 40_000 + ["01"]),
+    "lines in quotes": (['"a\nb"', "c"], pa.string(), ["a\nb", "c"]),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("case", CSV)
+def test_types_of_csv(tmp_path: Path, case: str) -> None:
+    lines, kind, values = CSV[case]
+    path = tmp_path / "a.csv"
+    path.write_text("n,a\n" + "".join(f"{number},{line}\n" for number, line in enumerate(lines)))
+    found = converted(tmp_path, path)
+    assert found["a"].type == kind
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        found = found.set_column(1, "a", found["a"].cast(pa.timestamp("us", kind.tz)))
+    assert found["a"].to_pylist() == values and found["n"].to_pylist() == list(range(len(lines)))
+    packed = tmp_path / "a.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert converted(tmp_path, packed, columns=["a"]).schema == pa.schema([("a", kind)])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_types_and_keys_of_json(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"a": number, "t": "2024-01-01", "n": {"x": 1}} for number in range(5000)]
+    rows += [{"a": 1 << 64, "late": "x", "t": "soon", "n": {"y": [2]}}, {"later": 0.5}]
+    path = tmp_path / "a.ndjson"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    found = converted(tmp_path, path)
+    assert found["a"].type == pa.decimal128(38, 0) and found["a"].to_pylist()[4999:] == [
+        4999,
+        decimal.Decimal(1 << 64),
+        None,
+    ]
+    assert found["late"].to_pylist()[-2:] == ["x", None] and found["later"].to_pylist()[-2:] == [None, 0.5]
+    assert found["t"].type == pa.string() and found["t"].to_pylist()[-3:] == ["2024-01-01", "soon", None]
+    assert found["n"].to_pylist()[-3:] == [{"x": 1, "y": None}, {"x": None, "y": [2]}, None]
+    (tmp_path / "b.json").write_text('{"a": 1e300}\n{"a": 2}\n')
+    assert converted(tmp_path, tmp_path / "b.json")["a"].to_pylist() == [1e300, 2.0]
+    for text, problem in (
+        ('[{"a": 1}]', "one object a line"),
+        ('{"a": 1}\n{"a": "x"}', "newline-delimited|in one row"),
+        ('{"a": 1}\n' * 9000 + '{"a": "x"}', "'a' is int64 in one row and string in another"),
+        ("", "is empty"),
+    ):
+        (tmp_path / "c.json").write_text(text)
+        with pytest.raises(FormatError, match=problem):
+            converted(tmp_path, tmp_path / "c.json")
+
+
+def test_files_with_different_columns(tmp_path: Path) -> None:
+    tables = {
+        "1.parquet": pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}),
+        "2.parquet": pa.table({"a": [2.5], "c": [True], "B": [1]}),
+    }
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / name)
+    found = converted(tmp_path, [tmp_path / name for name in tables])
+    assert found.to_pydict() == {"a": [1.0, 2.5], "b": ["x", None], "c": [None, True], "B": [None, 1]}
+    (tmp_path / "1.csv").write_text("a\n1\n")
+    (tmp_path / "2.csv").write_text("a,b\n02,3\n")
+    found = converted(tmp_path, [tmp_path / "1.csv", str(tmp_path / "2.csv")])
+    assert found.to_pydict() == {"a": ["1", "02"], "b": [None, 3]}
+    pq.write_table(pa.table({"a": ["text"]}), tmp_path / "3.parquet")
+    with pytest.raises(FormatError, match=r"differ in their columns.*Field a"):
+        converted(tmp_path, [tmp_path / "1.parquet", tmp_path / "3.parquet"])
+    pq.write_table(pa.table({"a": [(1 << 53) + 1]}), tmp_path / "4.parquet")
+    with pytest.raises(FormatError, match="9007199254740993"):  # a double does not hold it
+        converted(tmp_path, [tmp_path / "2.parquet", tmp_path / "4.parquet"])
+
+
+def test_keys_of_folders(tmp_path: Path) -> None:
+    for year, month in (("2023", "04"), ("2024", "11")):
+        folder = tmp_path / "data" / f"year={year}" / f"month={month}" / "city=New%20York"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table({"a": [1, 2]}), folder / "1.parquet")
+        (folder / "_SUCCESS").write_text("")
+    found = converted(tmp_path, tmp_path / "data")
+    assert found["year"].to_pylist() == [2023, 2023, 2024, 2024] and found["year"].type == pa.int64()
+    assert found["month"].to_pylist() == ["04", "04", "11", "11"]
+    assert set(found["city"].to_pylist()) == {"New York"}
+    assert converted(tmp_path, tmp_path / "data", columns=["month", "a"]).column_names == ["month", "a"]
+
+
+def test_int96(tmp_path: Path) -> None:
+    near = pa.array([0, 1, -1, (1 << 62) + 7], pa.timestamp("ns"))
+    far = pa.array(
+        [datetime.datetime(9999, 12, 31), None, datetime.datetime(1000, 1, 1, 0, 0, 0, 5)], pa.timestamp("us")
+    )
+    for values in (near, far):
+        table = pa.table({"t": values, "l": pa.array([[value] for value in values], pa.list_(values.type))})
+        pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+        found = converted(tmp_path, tmp_path / "a.parquet")
+        assert found["t"].combine_chunks().equals(values) and found["l"].to_pylist() == table["l"].to_pylist()
+    both = pa.concat_arrays([near.cast(pa.timestamp("us"), safe=False), far])
+    pq.write_table(pa.table({"t": both}), tmp_path / "b.parquet", use_deprecated_int96_timestamps=True)
+    found = converted(tmp_path, [tmp_path / "b.parquet", tmp_path / "a.parquet"])
+    assert found["t"].to_pylist() == [*both.to_pylist(), *far.to_pylist()]
+    # One value needs nanoseconds, and another one is out of their range.
+    pq.write_table(pa.table({"t": near}), tmp_path / "c.parquet", use_deprecated_int96_timestamps=True)
+    with pytest.raises(FormatError, match="'t'"):
+        converted(tmp_path, [tmp_path / "c.parquet", tmp_path / "a.parquet"])
+
+
+def test_frames(tmp_path: Path) -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    index = pandas.MultiIndex.from_product([list("xy"), range(2)], names=["level", None])
+    frame = pandas.DataFrame({"a": range(4), "c": pandas.Categorical(list("abab"), ["b", "a"], ordered=True)}, index)
+    frame.to_parquet(tmp_path / "a.parquet")
+    for source in (frame, tmp_path / "a.parquet"):
+        with ww.table.convert(source, tmp_path / "p.ww", overwrite=True) as table:
+            assert table.names == ["a", "c", "level", "__index_level_1__"]
+            pandas.testing.assert_frame_equal(table.to_pandas(), frame)
+    with pytest.raises(FormatError, match="two columns 'a'"):
+        ww.table.convert(pandas.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path / "q.ww")
+    data = polars.DataFrame(
+        {
+            "category": polars.Series(["a", "b", None, "a"], dtype=polars.Categorical),
+            "choice": polars.Series(["low", "high", None, "low"], dtype=polars.Enum(["low", "high"])),
+            "text": ["x", None, "y" * 20, ""],
+            "list": [["x"], [], None, ["y"]],
+            "struct": [{"u": "v", "w": 1}] * 4,
+        }
+    )
+    data.write_ipc(tmp_path / "polars.arrow")
+    data.write_ipc(tmp_path / "packed.arrow", compression="zstd")
+    for source in (data, tmp_path / "polars.arrow", tmp_path / "packed.arrow"):
+        with ww.table.convert(source, tmp_path / "t.arrow", overwrite=True) as table:
+            assert table.arrow().to_pydict() == data.to_dict(as_series=False)
+            assert table.where([("choice", "==", "low")]).numpy().tolist() == [0, 3]
+        assert polars.read_ipc(tmp_path / "t.arrow").to_dict(as_series=False) == data.to_dict(as_series=False)
+        assert ww.table.scan(tmp_path / "t.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
+    assert ww.table.scan(tmp_path / "polars.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
+
+
+def test_duplicate_names(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array([1]), pa.array(["x"]), pa.array([2.5])], ["a", "a", "b"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for source in (table, tmp_path / "a.parquet"):
+        assert converted(tmp_path, source).equals(table)
+        with pytest.raises(WarpwellError, match="2 columns 'a'"):
+            converted(tmp_path, source, columns=["a"])
+    (tmp_path / "a.csv").write_text("a,a\n1,2\n")
+    with pytest.raises(FormatError, match="two columns 'a'"):
+        converted(tmp_path, tmp_path / "a.csv")
+
+
+def _damaged_page(path: Path) -> None:
+    pq.write_table(pa.table({"a": list(range(1000))}), path, compression="none", use_dictionary=False)
+    raw = bytearray(path.read_bytes())
+    raw[4:20] = b"\xff" * 16
+    path.write_bytes(raw)
+
+
+def _stream(path: Path, cut: int) -> None:
+    table = pa.table({"a": ["x"] * 1000})
+    with pa.ipc.new_stream(str(path), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:
+        out.write_table(table)
+    path.write_bytes(path.read_bytes()[:cut])
+
+
+DAMAGED: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a page of Parquet": ("a.parquet", _damaged_page),
+    "no footer": ("a.parquet", lambda p: p.write_bytes(b"PAR1" + bytes(100) + b"PAR1")),
+    "a stream that ends early": ("a.arrows", lambda p: _stream(p, -40)),
+    "a stream of noise": ("a.arrows", lambda p: p.write_bytes(np.random.default_rng(0).bytes(999))),
+    "gzip without its name": ("a.csv", lambda p: p.write_bytes(gzip.compress(b"a\n1\n"))),
+    "gzip that ends early": ("a.csv.gz", lambda p: p.write_bytes(gzip.compress(b"a\n" + b"1\n" * 9999)[:-20])),
+    "a short row": ("a.csv", lambda p: p.write_text("a,b\n1,2\n3\n")),
+    "not UTF-8": ("a.csv", lambda p: p.write_bytes(b"a\n\xe9\n")),
+    "a name that is not UTF-8": ("a.csv", lambda p: p.write_bytes(b"\xe9\n1\n")),
+    "an empty file": ("a.csv", lambda p: p.write_bytes(b"")),
+    "an empty Parquet file": ("a.parquet", lambda p: p.write_bytes(b"")),
+    "ORC": ("a.orc", lambda p: p.write_bytes(b"ORC" + bytes(50))),
+    "an unknown format": ("a.bin", lambda p: p.write_bytes(b"what")),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, make = DAMAGED[case]
+    make(tmp_path / name)
+    for target in ("t.ww", "t.arrow"):
+        with pytest.raises(FormatError, match=name):
+            ww.table.convert(tmp_path / name, tmp_path / target)
+    assert main(["table", "convert", str(tmp_path / name), str(tmp_path / "t.ww")]) == 2
+    assert name in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [name]
