@@ -77,16 +77,13 @@ KIND_OK = 0
 KIND_ERROR = 1
 KIND_LATE = 2
 KIND_LOST = 3
-KIND_DUPLICATE = 4
-KINDS = ("ok", "error", "late", "lost", "duplicate")
+KINDS = ("ok", "error", "late", "lost")
 
 MAX_WAITING = 16384
 """Entries of the queue of commands that come later."""
 E_DUE = 0
-E_KIND = 1
-E_TAG = 2
-E_ANSWER = 3
-E_COMMAND = 4
+E_TAG = 1
+E_COMMAND = 2
 ENTRY_WORDS = E_COMMAND + COMMAND_WORDS
 
 ALWAYS = 1 << 60
@@ -249,11 +246,10 @@ class KeyValueFaulty(_FaultState):
     Parameters
     ----------
     functions : NativeMedium
-        For `Controller.attach_kv`. None of its commands may be pending if a step is "duplicate".
+        For `Controller.attach_kv`.
     schedule : sequence of str
         The fate of each command, in order: "ok", "error" (an error status, no value moves), "late" (the value moves and
-        the completion follows after `late_us`), "lost" (there is no completion), or "duplicate" (a second completion
-        after `late_us`).
+        the completion follows after `late_us`), or "lost" (there is no completion).
     repeat : bool
         Start the schedule again at its end; otherwise later commands succeed.
     late_us : float
@@ -364,8 +360,8 @@ def step_of(state: int) -> int:
 
 
 @device
-def postpone(state: int, kind: int, command: int, tag: int, answer: int) -> None:
-    """Queue a command, or a second completion, for later; drop it if the queue is full."""
+def postpone(state: int, command: int, tag: int) -> None:
+    """Queue a command for later; drop it if the queue is full."""
     lock(state + 8 * LOCK)
     # Times are taken under the lock, so that they rise along the queue. Without a delay no time is taken, because the
     # interpreter's clock starts at 0 in each launch.
@@ -376,9 +372,7 @@ def postpone(state: int, kind: int, command: int, tag: int, answer: int) -> None
     if at - word(state, HEAD) < MAX_WAITING:
         entry = entry_of(state, at)
         set_word(entry, E_DUE, due)
-        set_word(entry, E_KIND, kind)
         set_word(entry, E_TAG, tag)
-        set_word(entry, E_ANSWER, answer)
         copy_command(entry + 8 * E_COMMAND, command)
         set_word(state, TAIL, at + 1)
     unlock(state + 8 * LOCK)
@@ -444,14 +438,11 @@ def faulty_start(state: int, command: int, tag: int) -> int:
     if kind == KIND_LOST:
         return PENDING
     if kind == KIND_LATE or silent:
-        postpone(state, KIND_LATE, command, tag, 0)
+        postpone(state, command, tag)
         return PENDING
     if kind == KIND_ERROR:
         return injected(state, word0_opc(word(command, C_WORD0)))
-    answer = attempt(state, command, tag)
-    if kind == KIND_DUPLICATE and answer != PENDING:
-        postpone(state, KIND_DUPLICATE, command, tag, answer)
-    return answer
+    return attempt(state, command, tag)
 
 
 @native
@@ -467,14 +458,11 @@ def faulty_complete(state: int, out: int) -> bool:
         if head == word(state, TAIL) or word(entry, E_DUE) > clock_ns():
             unlock(state + 8 * LOCK)
             break
-        kind = word(entry, E_KIND)
         tag = word(entry, E_TAG)
-        answer = word(entry, E_ANSWER)
         copy_command(command, entry + 8 * E_COMMAND)
         set_word(state, HEAD, head + 1)
         unlock(state + 8 * LOCK)
-        if kind == KIND_LATE:
-            answer = attempt(state, command, tag)
+        answer = attempt(state, command, tag)
         if answer != PENDING:
             return write_answer(out, tag, answer & 0xFFFF, answer >> 16)
     function = word(state, COMPLETE)

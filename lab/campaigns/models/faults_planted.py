@@ -646,26 +646,6 @@ FAULTS = (
         (Edit(_POOL, "IOThreadPool.remove", "while slots.occupied and", "while False and"),),
     ),
     Fault(
-        "duplicate-posted",
-        "key-value",
-        "a completion is posted though its command is not under way",
-        (
-            Edit(
-                _SERVE,
-                "mark_done",
-                "    if now & 1 == 0 or (now >> 1) & USES != uses:\n        return False\n",
-                "    if True:\n        return True\n",
-            ),
-        ),
-    ),
-    Fault(
-        "uses-ignored",
-        "key-value",
-        "a completion that comes twice passes for that of the id's next command",
-        (Edit(_SERVE, "mark_done", "if now & 1 == 0 or (now >> 1) & USES != uses:", "if now & 1 == 0:"),),
-        seed=40,
-    ),
-    Fault(
         "version-recheck-removed",
         "store",
         "who copies a value out of the cache does not look at its version again",

@@ -123,9 +123,7 @@ P_WEIGHT = 10
 """Share of the port where commands wait; the host writes it before the port is served."""
 P_BURST = 11
 """Commands that a thread fetches in one turn where no window bounds those in flight, in proportion to the weight."""
-P_FLIGHTS = 12
-"""Address of a word for each id: times that a key-value command used it, doubled, plus 1 while one is under way."""
-P_USER = 13
+P_USER = 12
 """Address of a record of the owner of the queues, or 0."""
 P_WORDS = 16
 

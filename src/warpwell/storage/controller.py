@@ -47,12 +47,11 @@ class _Store(NamedTuple):
 
 @dataclass
 class _Client:
-    """Queue pairs that are served, their first port, and their launches in flight."""
+    """Queue pairs that are served, their first port, and the number of their launches in flight."""
 
     pairs: QueuePairs
     first: int
     launches: int
-    flights: Block
 
 
 class Controller:
@@ -143,11 +142,9 @@ class Controller:
             first = int(self._control[native.K_N_PORTS])
             if first + pairs.count > native.MAX_PORTS:
                 raise errors.ArgumentError(f"a controller serves at most {native.MAX_PORTS} queues: open fewer")
-            flights = memory_for("cpu").allocate(8 * pairs.count * pairs.depth)
             pairs.ports[:, at.P_WEIGHT] = weight
-            pairs.ports[:, at.P_FLIGHTS] = flights.address + 8 * pairs.depth * np.arange(pairs.count)
             pairs.ports[:, at.P_BURST] = 1  # until all are known, below
-            self._clients.append(_Client(pairs, first, 0, flights))
+            self._clients.append(_Client(pairs, first, 0))
             for k in range(pairs.count):
                 self._control[native.K_PORTS + first + k] = pairs.port(k)
             self._share_out()
@@ -209,7 +206,7 @@ class Controller:
 
     def blocks(self) -> list[Block]:
         """Return the memory that service steps access in addition to the memory of the pairs."""
-        return [self._table, self._control_block, *(c.flights for c in self._clients)]
+        return [self._table, self._control_block]
 
     def outstanding(self) -> int:
         """Return how many commands of all pairs were fetched and are not complete (a snapshot)."""
@@ -241,9 +238,8 @@ class Controller:
         Parameters
         ----------
         functions : NativeMedium
-            Native functions that check and run commands. The controller checks nothing but the namespace. A tag has
-            31 bits; bits 16 to 25 are the index of the queue. A completion of a command that is not in flight is
-            dropped and counted (`stray`).
+            Native functions that check and run commands. The controller checks nothing but the namespace. The bits of
+            a tag above 15 are the index of the queue.
         name : str
             For messages.
         owner : object, optional
@@ -270,7 +266,6 @@ class Controller:
         record = self._records[nsid]
         record[native.NS_STATE], record[native.NS_BYTES], record[native.NS_KIND] = functions.state, nbytes, kind
         record[native.NS_MEMORY], record[native.NS_NON_BLOCKING] = functions.memory, functions.non_blocking
-        record[native.NS_STRAY] = 0
         record[native.NS_COMPLETE] = functions.complete
         record[native.NS_START] = functions.start
         self._records[0, 0] = max(self._served) + 1
@@ -302,10 +297,6 @@ class Controller:
                 return False
             clock.sleep(5e-5)
         return True
-
-    def stray(self, nsid: int) -> int:
-        """Return how many completions of a key-value namespace were dropped because no command was in flight."""
-        return int(self._records[nsid, native.NS_STRAY])
 
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace."""

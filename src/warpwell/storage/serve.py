@@ -28,9 +28,7 @@ from warpwell.targets.primitives import (
     SYSTEM,
     backoff,
     clock_ns,
-    compare_exchange,
     exchange,
-    fetch_add,
     load_acquire,
     load_relaxed,
     prefetch,
@@ -85,25 +83,19 @@ NS_STATE = 2
 NS_BYTES = 3
 """Capacity in bytes, rounded up to blocks."""
 NS_KIND = 4
-NS_STRAY = 5
-"""Completions that were dropped, because no command was under way."""
-NS_MEMORY = 6
+NS_MEMORY = 5
 """Address of the data if they are in memory, so that commands never wait, else 0."""
-NS_NON_BLOCKING = 7
+NS_NON_BLOCKING = 6
 """1 if its complete function never waits: completions are posted together."""
-NS_WORDS = 16
+NS_WORDS = 8
 
 BLOCKS = 0
 """Kind of a namespace of logical blocks: ranges of its commands are checked against `NS_BYTES`."""
 KEY_VALUE = 1
-"""Kind of a namespace of any other commands: each use of an id is tracked, and duplicate completions are dropped."""
+"""Kind of a namespace of any other commands; they may request a return slot."""
 
 FETCH = 32
 """Most commands that a thread fetches at a time."""
-USES = 31
-"""Mask of how often an id was used, in the tag of a tracked command (see `mark_started`)."""
-USES_SHIFT = 26
-"""Its shift in the tag, above the port's index and the id."""
 
 # -- words of the control record, of threads that go round together --------------------------------------------
 LOCK = K_SHARED
@@ -164,10 +156,12 @@ def start_command(control, record, command):
     state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
     word0 = load_relaxed(command, SYSTEM)
     tag = (load_relaxed(command + 8 * PORT_INDEX, SYSTEM) << 16) | word0_cid(word0)
-    if load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
-        return start_tracked(control, record, command, function, state, tag)
     opcode = word0_opc(word0)
-    if opcode == READ or opcode == WRITE:
+    if load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
+        status = assign_return_slot(port_of(control, port_index(tag)), word0_cid(word0), command)
+        if status != 0:
+            return status
+    elif opcode == READ or opcode == WRITE:
         slba = word5_slba(load_relaxed(command + 8 * C_BLOCK, SYSTEM))
         end = (slba + word6_nlb(load_relaxed(command + 8 * C_BLOCKS, SYSTEM)) + 1) * BLOCK
         if slba < 0 or end > load_relaxed(record + 8 * NS_BYTES, SYSTEM):
@@ -176,59 +170,9 @@ def start_command(control, record, command):
 
 
 @device
-def start_tracked(control, record, command, function, state, tag):
-    """Start a command of a namespace whose completions are checked; return as `start_command` does."""
-    port = port_of(control, port_index(tag))
-    cid = tag & 0xFFFF
-    uses = mark_started(port, cid)
-    answer = assign_return_slot(port, cid, command)
-    if answer == 0:
-        answer = call_start(function, state, command, (uses << USES_SHIFT) | tag)
-    if answer == PENDING:
-        return PENDING
-    if not mark_done(port, cid, uses):
-        # a duplicate completion was posted for it
-        fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
-        return PENDING
-    return answer
-
-
-@device
 def port_index(tag):
     """Return the index of a command's port, which its tag names."""
     return (tag >> 16) & (MAX_PORTS - 1)
-
-
-@device
-def mark_started(port, cid):
-    """Record that a tracked command is in flight; return how often its id was used, modulo the range of the tag.
-
-    So a duplicate completion is not mistaken for the completion of the id's next command.
-    """
-    flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
-    uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
-    store_release(flight, (uses << 1) | 1, SYSTEM)
-    return uses & USES
-
-
-@device
-def mark_done(port, cid, uses):
-    """Record that a tracked command is done; return False if it was not in flight."""
-    flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
-    now = load_acquire(flight, SYSTEM)
-    if now & 1 == 0 or (now >> 1) & USES != uses:
-        return False
-    return compare_exchange(flight, now, now - 1, SYSTEM) == now
-
-
-@device
-def is_in_flight(control, tag):
-    """Return whether the command of a tag was in flight, and mark it as done."""
-    port = port_of(control, port_index(tag))
-    cid = tag & 0xFFFF
-    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0:
-        return False
-    return mark_done(port, cid, (tag >> USES_SHIFT) & USES)
 
 
 @device
@@ -244,16 +188,12 @@ def poll_media(control, answers, namespaces):
         if function == 0:
             continue
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
-        is_tracked = load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
         count = 0
         for _ in range(FETCH):
             answer = answers + 8 * ANSWER_WORDS * count
             if not call_complete(function, state, answer):
                 break
             done += 1
-            if is_tracked and not is_in_flight(control, word(answer, A_TAG)):
-                fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
-                continue
             count += 1
             if load_relaxed(record + 8 * NS_NON_BLOCKING, SYSTEM) == 0:
                 post_answers(control, answers, count)
