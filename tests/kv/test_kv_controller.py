@@ -31,7 +31,7 @@ class Bench:
         self.pairs = QueuePairs(memory_for(device), count=count, depth=depth, staging_bytes=512, results=True)
         options = {"threads": 2, "interpreted": device == "interp"} | options
         self.controller = Controller(self.pairs, **options)
-        self.nsid = self.controller.attach_kv(functions or self.memory.native(), name="test")
+        self.nsid = self.controller.attach_kv(functions or self.memory.native())
 
     def send(
         self,
@@ -220,7 +220,7 @@ def test_queue_pairs_of_several_devices(device: str) -> None:
             assert answers.tolist() == [0, 8 << 16] * 3 and bytes(buffers[1, :8]) == value
         assert b.controller.commands == 18 and b.controller.outstanding() == 0
         with b.controller.active(others[0]):
-            assert [b.controller.launches(p) for p in (b.pairs, *others)] == [0, 1, 0]
+            assert [b.controller._client(p).launches for p in (b.pairs, *others)] == [0, 1, 0]
             with pytest.raises(errors.SharingError, match="1 launches"):
                 b.controller.remove_pairs(others[0])
         b.controller.remove_pairs(others[0])
@@ -250,6 +250,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(errors.ClosedError):
         b.controller.add_pairs(pairs)
     with pytest.raises(errors.ClosedError):
-        b.controller.attach_kv(b.memory.native(), name="late")
+        b.controller.attach_kv(b.memory.native())
     with pytest.raises(errors.ClosedError):
         b.controller.begin()

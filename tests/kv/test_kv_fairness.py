@@ -80,7 +80,7 @@ def test_weights_of_two_devices(memory: KeyValueMemory, weight: int) -> None:
     one, other = pairs_of(1), pairs_of(1)
     controller = Controller(one, threads=2, window=16)
     controller.add_pairs(other, weight=weight)
-    nsid = controller.attach_kv(drive.native(), name="drive")
+    nsid = controller.attach_kv(drive.native())
     try:
         done = shares(controller, nsid, [one, other], 2.0)
         assert done[1] / done[0] == pytest.approx(weight, rel=0.05), done
@@ -94,7 +94,7 @@ def test_a_greedy_queue_starves_nobody(memory: KeyValueMemory) -> None:
     drive = KeyValueLatency(memory.native(), read_iops=IOPS, latency_us=2_000)
     pairs = pairs_of(4)
     controller = Controller(pairs, threads=2, window=16)
-    nsid = controller.attach_kv(drive.native(), name="drive")
+    nsid = controller.attach_kv(drive.native())
     try:
         medians, slowest = [], []
         for queues in (1, 4):
@@ -121,7 +121,7 @@ def test_two_devices_use_a_drive_that_one_loads_to_half(memory: KeyValueMemory) 
     groups = [pairs_of(1, 128) for _ in range(2)]
     controller = Controller(groups[0], threads=2, window=128)
     controller.add_pairs(groups[1])
-    nsid = controller.attach_kv(drive.native(), name="drive")
+    nsid = controller.attach_kv(drive.native())
     try:
         for _ in range(3):  # where something else runs here, two devices find less of a processor than one
             alone = shares(controller, nsid, groups[:1]).sum()
@@ -141,7 +141,7 @@ def test_times_and_results_of_an_emulated_drive(memory: KeyValueMemory) -> None:
         drive = KeyValueLatency(memory.native(), **options)
         pairs = pairs_of(1, 16)
         controller = Controller(pairs, threads=1)
-        nsid = controller.attach_kv(drive.native(), name="drive")
+        nsid = controller.attach_kv(drive.native())
         try:
             counts, times = np.zeros(OUTCOMES, np.int64), np.zeros(20, np.int64)
             with controller.active():

@@ -53,7 +53,7 @@ class Load:
     def __init__(self, functions: Any, *, count: int = 1, depth: int = 16, threads: int = 2, window: int = 0):
         self.pairs = QueuePairs(memory_for("cpu"), count=count, depth=depth, staging_bytes=512, results=True)
         self.controller = Controller(self.pairs, threads=threads, window=window)
-        self.nsid = self.controller.attach_kv(functions, name="load")
+        self.nsid = self.controller.attach_kv(functions)
         self.slowest = 0.0
 
     def run(self, threads: int, each: int, *, limit: int = PATIENT) -> dict[int, int]:

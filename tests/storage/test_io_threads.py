@@ -204,7 +204,7 @@ def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None
             patch.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError, match="start"):
                 a.cache.controller.begin()
-        assert a.cache.controller.launches(a.cache.pairs) == 0
+        assert a.cache.controller._client(a.cache.pairs).launches == 0
         assert total(a) == WANT
 
 

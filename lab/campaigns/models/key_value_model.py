@@ -98,7 +98,7 @@ class KeyValueModel(QueueModel):
 
     def _attach(self, seed: int) -> int:
         self.medium = ScriptedStore(self, seed)
-        return self.controller.attach_kv(self.medium.native(), name="scripted", owner=self.medium)
+        return self.controller.attach_kv(self.medium.native(), self.medium)
 
     def _request(self, random: Random, serial: int) -> Request:
         request = super()._request(random, serial)

@@ -163,7 +163,7 @@ class StoreModel:
             ReturnSlots(memory, self.pairs, places, 1024)
         self.controller = Controller(self.pairs, threads=1, interpreted=True)
         self.medium = StoreMedium(self, random)
-        nsid = self.controller.attach_kv(self.medium.native(), name="model", owner=self.medium)
+        nsid = self.controller.attach_kv(self.medium.native(), self.medium)
         self.queue = self.pairs.record(0)
         self.keys = random.randint(3, 5)
         self.shared: list[Ticket] = []

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,17 +32,6 @@ _serve_ports = native_function(native.poll_queues)
 
 _PARK_SECONDS = 5.0
 _MAX_THREADS = 64
-
-
-class _Store(NamedTuple):
-    """A namespace that `attach_kv` serves."""
-
-    name: str
-    functions: NativeMedium
-    owner: Any
-
-    def native(self) -> NativeMedium:
-        return self.functions
 
 
 @dataclass
@@ -95,7 +84,6 @@ class Controller:
             raise errors.ArgumentError(f"window is {window}: a number of commands, or 0 for no bound", name="window")
         self.pairs = pairs
         self.interpreted = interpreted
-        self.window = window
         self._max_threads = max(1, min(threads, _MAX_THREADS))
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
@@ -108,9 +96,8 @@ class Controller:
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []
         self._retired: list[_Client] = []
-        self._served: dict[int, Any] = {}
-        """Media and stores."""
-        self._keep: list[Any] = []
+        self._served: dict[int, tuple[Any, NativeMedium]] = {}
+        """Media or owners of native functions, and these functions."""
         self._lock = threading.Lock()
         self._pool = io_threads.current()
         self._slots = io_threads.WorkerSlots(self._needed_threads, self._serve, self._quiesce)
@@ -185,10 +172,6 @@ class Controller:
                 return client
         raise errors.ArgumentError("these queue pairs are not served here: pass them to add_pairs", name="pairs")
 
-    def launches(self, pairs: QueuePairs) -> int:
-        """Return how many launches on these pairs are in flight."""
-        return self._client(pairs).launches
-
     @property
     def threads(self) -> int:
         """Most service threads that serve this controller at once: at most the number of queues."""
@@ -221,18 +204,10 @@ class Controller:
                 f"{medium.name} has blocks of {medium.block} bytes, and a page has {unit}: take larger pages",
                 name="page_size",
             )
-        with self._lock:
-            self._require_open()
-            nsid = self._free_namespace()
-            functions = medium.native()
-            if functions is None:
-                functions = python_functions(medium)
-                self._keep.append(functions)
-            self._served[nsid] = medium
-            self._publish(nsid, functions, native.BLOCKS, -(-medium.nbytes // unit) * unit)
-            return nsid
+        functions = medium.native() or python_functions(medium)
+        return self._publish(medium, functions, native.BLOCKS, -(-medium.nbytes // unit) * unit)
 
-    def attach_kv(self, functions: NativeMedium, *, name: str, owner: Any = None) -> int:
+    def attach_kv(self, functions: NativeMedium, owner: Any = None) -> int:
         """Serve keys and values; return the namespace id.
 
         Parameters
@@ -240,8 +215,6 @@ class Controller:
         functions : NativeMedium
             Native functions that check and run commands. The controller checks nothing but the namespace. The bits of
             a tag above 15 are the index of the queue.
-        name : str
-            For messages.
         owner : object, optional
             Object that the functions work on; it is kept alive while the namespace is served.
 
@@ -249,26 +222,24 @@ class Controller:
         ------
         ArgumentError, ClosedError
         """
+        return self._publish(owner, functions, native.KEY_VALUE, 0)
+
+    def _publish(self, owner: Any, functions: NativeMedium, kind: int, nbytes: int) -> int:
         with self._lock:
             self._require_open()
-            nsid = self._free_namespace()
-            self._served[nsid] = _Store(name, functions, owner)
-            self._publish(nsid, functions, native.KEY_VALUE, 0)
+            nsid = next((k for k in range(1, NAMESPACES) if k not in self._served), 0)
+            if not nsid:
+                raise errors.ArgumentError(
+                    f"a controller serves at most {NAMESPACES - 1} arrays and stores: close some"
+                )
+            self._served[nsid] = owner, functions
+            record = self._records[nsid]
+            record[native.NS_STATE], record[native.NS_BYTES], record[native.NS_KIND] = functions.state, nbytes, kind
+            record[native.NS_MEMORY], record[native.NS_NON_BLOCKING] = functions.memory, functions.non_blocking
+            record[native.NS_COMPLETE] = functions.complete
+            record[native.NS_START] = functions.start
+            self._records[0, 0] = max(self._served) + 1
             return nsid
-
-    def _free_namespace(self) -> int:
-        free = [k for k in range(1, NAMESPACES) if k not in self._served]
-        if not free:
-            raise errors.ArgumentError(f"a controller serves at most {NAMESPACES - 1} arrays and stores: close some")
-        return free[0]
-
-    def _publish(self, nsid: int, functions: NativeMedium, kind: int, nbytes: int) -> None:
-        record = self._records[nsid]
-        record[native.NS_STATE], record[native.NS_BYTES], record[native.NS_KIND] = functions.state, nbytes, kind
-        record[native.NS_MEMORY], record[native.NS_NON_BLOCKING] = functions.memory, functions.non_blocking
-        record[native.NS_COMPLETE] = functions.complete
-        record[native.NS_START] = functions.start
-        self._records[0, 0] = max(self._served) + 1
 
     def detach(self, nsid: int) -> None:
         """Stop serving a namespace; later commands to it get an error status.
@@ -282,7 +253,7 @@ class Controller:
         with self._lock:
             served = self._served.pop(nsid, None)
         if not left:
-            _leaked.append((served, self._keep))
+            _leaked.append(served)
 
     def _passed(self, seconds: float) -> bool:
         """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
@@ -300,12 +271,12 @@ class Controller:
 
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace."""
-        medium: Medium = self._served[nsid]
+        medium: Medium = self._served[nsid][0]
         return medium
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return the address that commands to a namespace need."""
-        return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._served[nsid].nbytes)
+        return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._served[nsid][0].nbytes)
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: the status of each command reports failures."""
@@ -325,7 +296,8 @@ class Controller:
     @property
     def python_served(self) -> list[str]:
         """Names of the media that Python serves, which is slow."""
-        return [m.name for m in self._served.values() if m.native() is None]
+        media = [owner for owner, _ in self._served.values() if isinstance(owner, Medium)]
+        return [medium.name for medium in media if medium.native() is None]
 
     # -- service --------------------------------------------------------------------------------------------
 
@@ -392,7 +364,7 @@ class Controller:
             self._control[native.K_STOP] = 1
         if not self._pool.remove(self._slots, _PARK_SECONDS):
             # a system call that never returns: the memory it writes to must outlive it
-            _leaked.append((self.blocks(), self._clients, self._retired, self._served, self._keep))
+            _leaked.append((self.blocks(), self._clients, self._retired, self._served))
 
     def _serve(self, slot: int) -> None:
         """Serve as the thread in a slot, without the interpreter lock, until nothing is left to do."""

@@ -137,7 +137,7 @@ class Engine:
                     window=options.window,
                     weight=options.weight,
                 )
-                ids = [self.controller.attach_kv(n, name=name, owner=self) for n in self._natives]
+                ids = [self.controller.attach_kv(n, self) for n in self._natives]
                 self.nsid = ids[0]
             else:
                 self.controller, self.nsid = beside.controller, beside.nsid
