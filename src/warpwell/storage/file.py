@@ -49,7 +49,7 @@ from .commands import (
 )
 from .medium import Medium, NativeMedium, complete_nothing, raw_bytes
 from .page_cache import LOOKUP_WORDS, enable_lookup, page_cache_lookup
-from .uring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, cancel_queued, poll_completions, queue, queued, submit
+from .uring import BATCH, G_SLOTS, Ring, allowed, poll_completions, queue, queued, submit
 
 FD = 0
 DIRECT_FD = 1
@@ -552,7 +552,7 @@ def copied(state: int, offset: int, nbytes: int, buffer: int) -> bool:
 @device
 def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool:
     """Return whether the ring can carry a command."""
-    if word(state, RING) == 0 or word(word(state, RING), G_FAILED) != 0:
+    if word(state, RING) == 0:
         return False
     if op != READ and (op != WRITE or word(state, WRITABLE) == 0):
         return False
@@ -619,12 +619,9 @@ def ring_complete(state: int, answer: int) -> bool:
         return False
     submit(ring)
     found = poll_completions(ring)
-    if found >= 0:
-        result = found & 0xFFFFFFFF
-        if result >= 0x80000000:
-            result -= 0x100000000
-        return settle(state, found >> 32, result, answer)
-    slot = cancel_queued(ring)
-    if slot < 0:
+    if found < 0:
         return False
-    return settle(state, slot, -11, answer)
+    result = found & 0xFFFFFFFF
+    if result >= 0x80000000:
+        result -= 0x100000000
+    return settle(state, found >> 32, result, answer)

@@ -28,7 +28,6 @@ from ..targets.primitives import (
     i64,
     load_acquire_as,
     load_relaxed,
-    load_relaxed_as,
     store_relaxed,
     store_relaxed_as,
     store_release,
@@ -41,7 +40,6 @@ from .commands import (
     SlotTable,
     lock,
     record_of,
-    set_word,
     unlock,
     word,
 )
@@ -59,7 +57,6 @@ SINGLE_MMAP, NO_DROP = 1, 2
 AT_ENTRIES = 0x10000000
 
 U4 = np.dtype(np.uint32)
-I4 = np.dtype(np.int32)
 
 # -- record of a ring; the words that threads race for have lines of their own --------------------------------
 G_SYSCALL = 0
@@ -73,9 +70,6 @@ G_CQ_TAIL = 7
 G_CQ_MASK = 8
 G_COMPLETIONS = 9
 G_SLOTS = 10
-G_FAILED = 11
-"""1 after the kernel refused the ring: threads transfer by themselves from then on."""
-G_ERRNO_LOCATION = 12
 G_QUEUE_LOCK = 16
 G_ENTERING = 32
 G_REAP_LOCK = 48
@@ -110,7 +104,6 @@ class Ring:
             self._block = private_block(8 * G_WORDS)
             words = self._block.words
             words[G_SYSCALL] = ctypes.cast(libc["syscall"], ctypes.c_void_p).value or 0
-            words[G_ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
             words[G_FD] = self._fd
             words[G_SQ_HEAD], words[G_SQ_TAIL] = rings + submissions[0], rings + submissions[1]
             words[G_CQ_HEAD], words[G_CQ_TAIL] = rings + completions[0], rings + completions[1]
@@ -234,18 +227,14 @@ def queue(ring: int, fd: int, slot: int) -> None:
 
 @device
 def submit(ring: int) -> None:
-    """Hand queued commands to the kernel, unless another thread does; the next call submits the others."""
+    """Hand queued commands to the kernel, unless another thread does; the next call submits what it did not accept."""
     flag = ring + 8 * G_ENTERING
-    if word(ring, G_FAILED) != 0 or load_relaxed(flag, SYSTEM) != 0:
+    if load_relaxed(flag, SYSTEM) != 0:
         return
     waiting = queued(ring)
     if waiting == 0 or exchange(flag, 1, SYSTEM) != 0:
         return
-    accepted = call_foreign(word(ring, G_SYSCALL), ENTER, word(ring, G_FD), waiting, 0, 0, 0, 0)
-    if accepted < 0:
-        code = int(load_relaxed_as(call_foreign(word(ring, G_ERRNO_LOCATION), 0, 0, 0, 0, 0, 0, 0), I4))
-        if code != 4 and code != 11 and code != 12 and code != 16:  # EINTR, EAGAIN, ENOMEM, EBUSY: later
-            set_word(ring, G_FAILED, 1)
+    call_foreign(word(ring, G_SYSCALL), ENTER, word(ring, G_FD), waiting, 0, 0, 0, 0)
     store_release(flag, 0, SYSTEM)
 
 
@@ -267,20 +256,3 @@ def poll_completions(ring: int) -> int:
         move_index(head_at, head + 1)
     unlock(held)
     return found
-
-
-@device
-def cancel_queued(ring: int) -> int:
-    """Take a queued command from a ring that the kernel refused: return its slot, or -1."""
-    flag = ring + 8 * G_ENTERING
-    if word(ring, G_FAILED) == 0 or exchange(flag, 1, SYSTEM) != 0:
-        return -1
-    slot = -1
-    lock(ring + 8 * G_QUEUE_LOCK)
-    if queued(ring) != 0:
-        tail = at_index(word(ring, G_SQ_TAIL)) - 1
-        slot = load_relaxed(word(ring, G_ENTRIES) + 64 * (tail & word(ring, G_SQ_MASK)) + 32, SYSTEM)
-        move_index(word(ring, G_SQ_TAIL), tail)
-    unlock(ring + 8 * G_QUEUE_LOCK)
-    store_release(flag, 0, SYSTEM)
-    return slot
