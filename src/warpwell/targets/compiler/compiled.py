@@ -158,20 +158,17 @@ class CodeCache(NullCache):
         payload = self.read((signature, context.codegen().magic_tuple()))
         if payload is None:
             return None
-        _, kind, data = payload[0]  # of the library: its name and the cached data
-        if kind == "object":
-            link_callees(data[0], compile_native)
-            if b"NRT_" in data[0]:  # Numba's runtime: counted references
-                rtsys.initialize(context)
-            if b"_numba_hashsecret" in data[0]:
-                import_module("numba.cpython.hashing")
-        else:
-            context.refresh()
+        _, _, (code, _) = payload[0]  # name, kind ("object"), object code and bitcode of the library
+        link_callees(code, compile_native)
+        if b"NRT_" in code:  # Numba's runtime: counted references
+            rtsys.initialize(context)
+        if b"_numba_hashsecret" in code:
+            import_module("numba.cpython.hashing")
         return CompileResult._rebuild(context, *payload)
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
         """Keep a compiled function, unless its code holds addresses of this process."""
-        if not compiled.library.has_dynamic_globals and all(each.can_cache for each in compiled.lifted):
+        if not compiled.library.has_dynamic_globals:
             self.write((signature, compiled.codegen.magic_tuple()), compiled._reduce())
 
     def read(self, key: Any) -> Any:
