@@ -73,6 +73,8 @@ def _line_of_result(code: types.CodeType) -> int | None:
 
 def parameters(kernel: Any) -> list[str]:
     """Return the names of a kernel's positional parameters."""
+    if kernel.function is kernel:  # in CUDA C++
+        return [p.name for p in kernel.parameters]
     return [p.name for p in inspect.signature(kernel.function).parameters.values() if p.kind in _POSITIONAL]
 
 

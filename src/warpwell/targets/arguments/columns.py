@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..signature import parameters
+from ..signature import argument
 
 Reader = Callable[[Any], NDArray[Any]]
 
@@ -53,12 +53,10 @@ def _view(kernel: Any, number: int, value: Any, found: Any) -> Any:
     try:
         array = reader(value).view()
     except _NoView as reason:
-        names = [p.name for p in kernel.parameters] if kernel.function is kernel else parameters(kernel)
-        name = names[number] if number < len(names) else number + 1
         text = str(reason)
         for key, expressions in _REPLACEMENTS.items():
             text = text.replace(key, expressions[_LIBRARIES.index(library)])
-        column = f"argument {name!r} of kernel {kernel.__name__!r} ({library} {type(value).__name__})"
+        column = f"{argument(kernel, number)} ({library} {type(value).__name__})"
         raise reason.error(f"{column} {text}") from None
     array.flags.writeable = False
     return array
