@@ -181,9 +181,11 @@ def failure_word(address: int) -> int:
 @functools.cache
 def _handler() -> int:
     """Return the address of the handler, loaded without Numba if it was compiled before."""
-    from .compiler.symbols import provide_guarded_ranges  # imports LLVM
+    import llvmlite.binding as llvm
 
-    provide_guarded_ranges(ctypes.addressof(TABLE))
+    from .compiler.symbols import GUARDED_RANGES
+
+    llvm.add_symbol(GUARDED_RANGES, ctypes.addressof(TABLE))
     return on_bus_error.address
 
 

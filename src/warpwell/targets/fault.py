@@ -43,10 +43,9 @@ class LaunchFlag:
 
     def __init__(self, target: str) -> None:
         self.interrupted = False
-        self._on_gpu = target == "cuda"
         self._pinned: Pair | None = None
         self._pair: Pair | None = None
-        if not self._on_gpu:
+        if target != "cuda":
             pair = np.zeros(2, np.int64)
             self._pair = pair, int(pair.ctypes.data)
 

@@ -22,11 +22,7 @@ CLOCK_OFFSET = "warpwell_clock_offset"
 """Nanoseconds that `clock_ns` adds to the monotonic clock: 0, except under test."""
 llvm.add_symbol(CLOCK_OFFSET, clock.offset_address)
 GUARDED_RANGES = "warpwell_guarded_ranges"
-
-
-def provide_guarded_ranges(address: int) -> None:
-    """Make known where the table of `bus_error` is, before what asks for it is compiled or loaded."""
-    llvm.add_symbol(GUARDED_RANGES, address)
+"""The table of `bus_error`, which adds it before code that names it is compiled or loaded."""
 
 
 def forget_context() -> None:
