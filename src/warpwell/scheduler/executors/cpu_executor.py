@@ -42,7 +42,7 @@ from typing import Any
 from ... import errors
 from ..._check import checked_integer, checked_nbytes, checked_seconds
 from ..._os import Threads
-from ...targets.blocks import CURSOR, DONE, NEVER, STOP, TARGET, BlockLaunch, load_cpu_workers
+from ...targets.blocks import CURSOR, DONE, NEVER, STOP, TARGET, BlockLaunch
 from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
@@ -197,7 +197,9 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._leaving: set[CpuRun] = set()
         self._woken = False
         self._lock = threading.RLock()
-        load_cpu_workers()
+        from ...targets.compiler import load_cpu
+
+        load_cpu()
         self._changed = threading.Condition(self._lock)
 
     # -- calls of the scheduler ----------------------------------------------------------------------------------

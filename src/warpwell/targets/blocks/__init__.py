@@ -21,5 +21,4 @@ from .control import (
     fresh,
     mirror_word,
 )
-from .cpu import load as load_cpu_workers
 from .launch import BLOCK_INDICES, BlockLaunch

@@ -40,13 +40,6 @@ _CONSTANTS = {name: word for name, word in vars(at).items() if name.isupper() an
 """Indices of the words of the control record, by their names in the driver."""
 
 
-def load() -> None:
-    """Import the compiler, in this thread; see `run_cpu.load`."""
-    from ..compiler import run_cpu
-
-    run_cpu.load()
-
-
 def driver(blocks: Any) -> Any:
     """Return the compiled worker of a `BlockLaunch`."""
     from ..compiler.run_cpu import compile_for, driver_of, host_arrays  # imports the compiler

@@ -7,7 +7,6 @@ claimed. So the state of a launch that was stopped is one number, and every bloc
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,10 +21,6 @@ from .control import CONTROL_WORDS, fresh
 
 BLOCK_INDICES = 256
 """Indices of a block of a kernel that is launched over indices."""
-
-
-_copies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The virtual copy of each kernel's function, so that its forms are compiled once."""
 
 
 class BlockLaunch:
@@ -75,12 +70,12 @@ class BlockLaunch:
         self.flag = LaunchFlag(self.device)
 
     def _check(self) -> None:
-        function = self.kernel.function
+        function, compiled = self.kernel.function, self.kernel.compiled
         self.launch.check(self.args)
         if self.device == "cpu":
             return  # a block is one thread, for which no barrier waits
         try:
-            self.virtual = _copies.get(function) or _copies.setdefault(function, virtual_copy(function))
+            self.virtual = compiled.get("virtual") or compiled.setdefault("virtual", virtual_copy(function))
         except errors.TransformError as error:
             self.reason = error
             return

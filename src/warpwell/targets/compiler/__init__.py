@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .code_cache import cache_folder, cache_key
     from .compiled import compile_for_words, dispatcher
     from .compiling import compilation_logger
+    from .run_cpu import load_cpu
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
 
 __all__ = ["intrinsics_for"]
@@ -40,6 +41,7 @@ _FROM = {
     "code_cache": "cache_folder cache_key",
     "compiled": "compile_for_words dispatcher",
     "compiling": "compilation_logger",
+    "run_cpu": "load_cpu",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
 }
 __getattr__, __dir__ = on_first_use(

@@ -150,7 +150,7 @@ def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def load() -> None:
+def load_cpu() -> None:
     """Import modules before launches in other threads need them: a child that is forked during an import deadlocks.
 
     Numba imports its own modules while it compiles, and a fork waits for compilations.
