@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell._npy import npy_writer
-from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError, StorageFullError
+from warpwell.errors import ArgumentError, FormatError, MissingFileError, StorageFullError
 from warpwell.graph import Graph, build, convert
 from warpwell.graph.build import default_memory_bytes
 from warpwell.graph.external import ExternalSort
@@ -270,7 +270,7 @@ def test_a_replaced_graph_survives_a_failure(tmp_path: Path) -> None:
     build(chunks([(0, 1)]), out)
     source = tmp_path / "edges.txt"
     source.write_text("0 2\n1 x\n")
-    with pytest.raises(EdgeListError, match="row 2"):
+    with pytest.raises(FormatError, match="row 2"):
         convert(source, out, overwrite=True)
     assert rows_of(Graph.open(out)) == [(0, 1)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.txt", "graph.ww"]

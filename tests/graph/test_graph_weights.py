@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.harness.graphs import given_rows
 
 from warpwell.cli import main
-from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError
+from warpwell.errors import ArgumentError, FormatError, MissingFileError
 from warpwell.graph import Graph, build, convert, generate
 from warpwell.graph.external import ExternalSort
 from warpwell.graph.generate import random_edges
@@ -238,7 +238,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
             FormatError, match=rf"a.wel: the weight \S+ does not fit {options.get('weights', 'float32')}"
         ):
             converted(tmp_path, f"0 1 5\n1 2 {weight}\n", "a.wel", **options)
-    with pytest.raises(EdgeListError, match="expected 'source target weight'"):
+    with pytest.raises(FormatError, match="expected 'source target weight'"):
         converted(tmp_path, "0 1\n", "a.el", weights="int32")
     with pytest.raises(ArgumentError, match="has no weights"):
         converted(tmp_path, HEAD + "pattern general\n2 2 1\n1 2\n", "a.mtx", weights="int32")

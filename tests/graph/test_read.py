@@ -21,7 +21,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warpwell.errors import ArgumentError, EdgeListError, FormatError, MissingFileError
+from warpwell.errors import ArgumentError, FormatError, MissingFileError
 from warpwell.graph import read
 from warpwell.graph.names import VertexNumbers
 from warpwell.graph.read import EdgeReader
@@ -130,7 +130,7 @@ def test_compressed_data_that_cannot_be_read(tmp_path: Path) -> None:
 )
 def test_a_malformed_row_is_named(tmp_path: Path, line: str, problem: str) -> None:
     path = write(tmp_path, f"# head\n0 1\n\n{line}\n2 3\n".encode("latin-1"))
-    with pytest.raises(EdgeListError, match=problem) as caught:
+    with pytest.raises(FormatError, match=problem) as caught:
         edges_of(path)
     assert (caught.value.row, caught.value.path) == (2, path)
     assert str(caught.value).startswith(f"{path}, row 2: ")
@@ -143,7 +143,7 @@ def test_the_first_row_determines_the_fields(tmp_path: Path) -> None:
         ("0,1\n", r"got '0,1'; a \.csv file needs a header"),
         ("0 1 5\n1 2 6\n", r"got '0 1 5'; read the third field with weights='float32' .* \(--weights\)"),
     ):
-        with pytest.raises(EdgeListError, match=problem):
+        with pytest.raises(FormatError, match=problem):
             edges_of(write(tmp_path, text))
     path = write(tmp_path, "0 1 5\n1 2 6\n")
     assert edges_of(path, weights="int32") == [(0, 1, 5), (1, 2, 6)]
@@ -153,10 +153,10 @@ def test_the_first_row_determines_the_fields(tmp_path: Path) -> None:
 def test_the_row_is_right_far_into_a_file(tmp_path: Path) -> None:
     lines = [f"{i} {i + 1}" for i in range(400_000)]
     lines[345_678] = "12 x"
-    with pytest.raises(EdgeListError, match="row 345679: invalid value 'x'"):
+    with pytest.raises(FormatError, match="row 345679: invalid value 'x'"):
         edges_of(write(tmp_path, gzip.compress("\n".join(lines).encode(), 1)))
     lines[345_678] = "12 -1"
-    with pytest.raises(EdgeListError, match="row 345679: the target -1"):
+    with pytest.raises(FormatError, match="row 345679: the target -1"):
         edges_of(write(tmp_path, "\n".join(lines)))
 
 
@@ -164,7 +164,7 @@ def test_a_vertex_beyond_the_given_number(tmp_path: Path) -> None:
     assert edges_of(write(tmp_path, f"{2**48 - 1} 0\n")) == [(2**48 - 1, 0)]
     path = write(tmp_path, "0 1\n1 5\n")
     assert edges_of(path, vertices=6) == [(0, 1), (1, 5)]
-    with pytest.raises(EdgeListError, match="row 2: the target 5 is not in 0 to 4"):
+    with pytest.raises(FormatError, match="row 2: the target 5 is not in 0 to 4"):
         edges_of(path, vertices=5)
 
 
@@ -179,7 +179,7 @@ def test_weights_of_a_list(tmp_path: Path) -> None:
         ("0 1 5\n2 3\n", "row 2: expected 3 columns, got 2"),
         ("0 1\n", "row 1: expected 'source target weight', got '0 1'"),
     ):
-        with pytest.raises(EdgeListError, match=problem):
+        with pytest.raises(FormatError, match=problem):
             edges_of(write(tmp_path, text, "graph.wel"))
 
 
@@ -204,7 +204,7 @@ def test_files_without_edges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", [b"", b"0 1\n", b"src,dst\n0,1\n"])
 def test_an_endless_row_does_not_fill_the_memory(tmp_path: Path, head: bytes) -> None:
-    with pytest.raises(EdgeListError, match=r"a row is longer than|expected 'source target', got '1111"):
+    with pytest.raises(FormatError, match=r"a row is longer than|expected 'source target', got '1111"):
         edges_of(write(tmp_path, gzip.compress(head + b"1" * (64 << 20))))
 
 
@@ -278,7 +278,7 @@ def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
     ],
 )
 def test_malformed_tables(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(EdgeListError, match=problem):
+    with pytest.raises(FormatError, match=problem):
         edges_of(write(tmp_path, text, "a.csv"))
 
 
@@ -286,7 +286,7 @@ def test_columns_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, "a,b,c\n0,1,9\n", "a.csv")
     assert edges_of(path, columns=("c", "a")) == [(9, 0)]
     assert edges_of(path, columns=("a", "b", "c")) == [(0, 1, 9)]
-    with pytest.raises(EdgeListError, match=r"one column for the target \(d\), got 0 in the header 'a, b, c'"):
+    with pytest.raises(FormatError, match=r"one column for the target \(d\), got 0 in the header 'a, b, c'"):
         edges_of(path, columns=("a", "d"))
     with pytest.raises(ArgumentError, match="expected the names of source, target"):
         edges_of(path, columns=("a",))
@@ -316,9 +316,9 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
         ("source\ttarget\na\tb\nc\t\n", "row 3: the target has no name"),
         (b"\xe4 b\n", "invalid UTF8"),
     ):
-        with pytest.raises(EdgeListError, match=problem):
+        with pytest.raises(FormatError, match=problem):
             named(write(tmp_path, text))
-    with pytest.raises(EdgeListError, match="invalid value '9223372036854775808'"):
+    with pytest.raises(FormatError, match="invalid value '9223372036854775808'"):
         named(write(tmp_path, f"1 {2**63}\n"), "int64")
     with pytest.raises(ArgumentError, match="is a matrix"):
         named(write(tmp_path, HEAD + "pattern general\n1 1 0\n"))
@@ -332,7 +332,7 @@ def test_any_names_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows:
     path = write(tmp_path_factory.mktemp("names"), "\n".join(["src,dst", *quoted]) + "\n", "a.csv")
     stripped = [tuple(pyarrow.compute.utf8_trim_whitespace(pyarrow.array(row)).to_pylist()) for row in rows]
     if any("" in row for row in stripped):
-        with pytest.raises(EdgeListError, match="has no name"):
+        with pytest.raises(FormatError, match="has no name"):
             named(path)
     else:
         assert named(path) == stripped

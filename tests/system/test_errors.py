@@ -17,7 +17,6 @@ BUILTIN = {
     "ArgumentError": ValueError,
     "DTypeError": TypeError,
     "FormatError": ValueError,
-    "EdgeListError": ValueError,
     "MissingFileError": FileNotFoundError,
     "ReadOnlyError": ValueError,
     "ClosedError": ValueError,
@@ -57,8 +56,7 @@ BUILTIN = {
 
 EXAMPLES = [
     errors.ArgumentError("m", name="page_size"),
-    errors.FormatError("m", path="a.npy"),
-    errors.EdgeListError("m", path="a.txt", row=3),
+    errors.FormatError("m", path="a.txt", row=3),
     errors.MissingFileError("m", path="a.npy"),
     errors.SharingError("m", path="a.npy"),
     errors.DeviceNotFoundError("m", device="cuda"),

@@ -10,7 +10,6 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── DTypeError (TypeError)                  a dtype that is not supported
     │   └── SchemaError                         fields that do not match the schema of a store
     ├── FormatError (ValueError)                a file whose content contradicts its name or header
-    │   ├── EdgeListError                       a row of an edge list that cannot be parsed
     │   ├── CorruptionError                     a store whose bytes differ from those written
     │   └── StoreVersionError                   a store in a newer format
     ├── MissingFileError (FileNotFoundError)    a path that does not exist
@@ -120,28 +119,17 @@ class SchemaError(DTypeError):
 
 
 class FormatError(WarpwellError, ValueError):
-    """A file contradicts its name or header: it has no ``.npy`` magic, is truncated, or has the wrong size.
-
-    Attributes
-    ----------
-    path : str or os.PathLike
-        The file.
-    """
-
-    path: str | _PathLike[str] | None = None
-
-
-class EdgeListError(FormatError):
-    """A row of an edge list cannot be parsed, or names a vertex that is not allowed.
+    """A file contradicts its name or header: it has no ``.npy`` magic, is truncated, or has a malformed row.
 
     Attributes
     ----------
     path : str or os.PathLike
         The file.
     row : int
-        Number of the row, from 1. Blank lines and comments between rows are not counted.
+        Number of the row of an edge list, from 1. Blank lines and comments between rows are not counted.
     """
 
+    path: str | _PathLike[str] | None = None
     row: int | None = None
 
 

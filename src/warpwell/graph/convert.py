@@ -70,10 +70,9 @@ def convert(
         No such file, or no folder to write into.
     ArgumentError
         `out` already exists, or an argument is out of range.
-    EdgeListError
-        A malformed row, or a vertex that is negative, not an integer or too large; names file and row.
     FormatError
-        The file has an unknown format, is damaged, holds no graph, or is an ``.npz`` file that exceeds the memory.
+        The file has an unknown format, is damaged, holds no graph, or is an ``.npz`` file that exceeds the memory; or a
+        row is malformed, or its vertex is negative, not an integer or too large (names file and row).
     StorageFullError
         No space is left; no file remains.
     """

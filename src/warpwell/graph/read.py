@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .._npy import read_header
-from ..errors import ArgumentError, EdgeListError, FormatError, MissingFileError, WarpwellError
+from ..errors import ArgumentError, FormatError, MissingFileError, WarpwellError
 from .build import default_memory_bytes
 from .external import VERTEX_LIMIT, Edges, Vertices
 from .names import VertexNumbers, library
@@ -76,9 +76,8 @@ class EdgeReader:
     MissingFileError
         No such file.
     FormatError
-        The file has an unknown format, is damaged, or holds no graph (also while iterating).
-    EdgeListError
-        A malformed row, or a vertex that is not in range (also while iterating).
+        The file has an unknown format, is damaged, holds no graph, or has a malformed row or a vertex that is not in
+        range (also while iterating).
     """
 
     def __init__(
@@ -150,9 +149,9 @@ class EdgeReader:
     def _format_error(self, problem: str) -> FormatError:
         return FormatError(f"{self.path} {problem}", path=self.path)
 
-    def _row_error(self, row: int | None, problem: str) -> EdgeListError:
+    def _row_error(self, row: int | None, problem: str) -> FormatError:
         where = "" if row is None else f", row {row}"
-        return EdgeListError(f"{self.path}{where}: {problem}", path=self.path, row=row)
+        return FormatError(f"{self.path}{where}: {problem}", path=self.path, row=row)
 
     # -- text ----------------------------------------------------------------------------------------------------------
 
