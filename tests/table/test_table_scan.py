@@ -202,6 +202,33 @@ def test_a_closed_table_and_wrong_names(written, tmp_path):
         ww.table.scan(tmp_path / "t.arrow")
 
 
+def test_nested_columns_are_carried_and_types_that_polars_lacks_are_left_out(tmp_path, caplog):
+    rows = range(1000)
+    table = pa.table(
+        {
+            "number": rows,
+            "list": [[str(k)] * (k % 3) if k % 5 else None for k in rows],
+            "struct": [{"x": k} if k % 7 else None for k in rows],
+            "interval": pa.nulls(1000, pa.month_day_nano_interval()),
+            "wide": pa.nulls(1000, pa.decimal256(60, 2)),
+            "runs": pa.RunEndEncodedArray.from_arrays(pa.array([1000]), pa.array([5])),
+        }
+    )
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=300)
+    with caplog.at_level("WARNING", "warpwell.table"):
+        lazy = ww.table.scan(tmp_path / "t.arrow")
+    frame = pl.from_arrow(table.select(["number", "list", "struct"]))
+    for name in ("interval", "wide", "runs"):
+        assert repr(name) in caplog.text
+    for where in (pl.col("number") > 900, pl.col("list").list.len() > 1, pl.col("struct").struct.field("x") < 9):
+        assert lazy.filter(where).collect().equals(frame.filter(where))
+        with ww.table.open(tmp_path / "t.arrow", device="cpu") as opened:
+            assert opened.where(where).take(frame.columns).polars().equals(frame.filter(where))
+    with ww.table.open(tmp_path / "t.arrow", device="cpu") as opened:
+        assert opened.where([("list", "is null")]).numpy().tolist() == list(range(0, 1000, 5))
+
+
 def test_an_empty_table(tmp_path):
     empty = pa.table({"a": pa.array([], pa.int64())})
     with pa.ipc.new_file(tmp_path / "t.arrow", empty.schema):

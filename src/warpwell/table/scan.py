@@ -8,6 +8,7 @@ threads, on columns in place. The other columns of a chunk are read where rows m
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array.gather import ChunkedTask, WorkerGroup
-from ..errors import ArgumentError, DTypeError
+from ..errors import ArgumentError
 from .column import Column
 from .library import arrow, polars
 from .predicate import Condition, mask_of
 from .reading import IoCounters, Ranges, read_ranges, split_ranges
 from .table import Table, open_table
 from .take import take
+
+_log = logging.getLogger(__package__)
 
 CHUNK_ROWS = 1 << 20
 """Rows on which a predicate is evaluated at a time."""
@@ -60,13 +63,12 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     MissingFileError, FormatError
     ArgumentError
         pyarrow or Polars is not installed, or two columns have one name.
-    DTypeError
-        Polars does not have the type of a column.
 
     Notes
     -----
-    It is made by ``polars.io.plugins.register_io_source``, which Polars calls unstable: with another version than those
-    of the ``table`` extra it may fail.
+    Columns of types that Polars does not have are left out, and named in a warning of the log. The frame is made by
+    ``polars.io.plugins.register_io_source``, which Polars calls unstable: with another version than those of the
+    ``table`` extra it may fail.
     """
     polars()
     name = os.fspath(path)
@@ -86,21 +88,25 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
 
 
 def _schema(table: Table) -> dict[str, Any]:
-    """Return the types that Polars gives to the columns."""
-    found = {}
+    """Return the types that Polars gives to the columns; columns of other types are left out, and named in the log."""
+    found, omitted = {}, []
     for field in table.schema:
-        if field.name in found:
+        if table.names.count(field.name) > 1:
             raise ArgumentError(
                 f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the others, with columns="
             )
         try:
+            if arrow().types.is_interval(field.type) or arrow().types.is_decimal256(field.type):
+                raise TypeError  # Polars would panic, and print the stack
             found[field.name] = _frame([field.name], [arrow().chunked_array([], type=field.type)]).schema[field.name]
         except BaseException as error:  # a panic of Polars is not an Exception
             if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
                 raise
-            raise DTypeError(
-                f"column {field.name!r} is {field.type}, which Polars does not have ({error}): use ww.table.open"
-            ) from None
+            omitted.append(f"{field.name!r} ({field.type})")
+    if omitted:
+        _log.warning(
+            "the scan of %s leaves out columns of types that Polars does not have: %s", table.path, ", ".join(omitted)
+        )
     return found
 
 
