@@ -180,8 +180,8 @@ def _begin_gather(
 def rows_of(table: QueriedTable, run: ColumnRun) -> Array:
     """Return the values of a run as rows of the array of words that filters read, whose cache they share."""
     assert run.values is not None
-    words, begin_byte, _ = _words_of(table, run.values)
-    return words.over(run.values.offset - begin_byte, run.values.shape, run.values.dtype)
+    words, _ = _words_of(table, run.values)
+    return words.over(8 * _first_word(run.values), run.values.shape, run.values.dtype)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -356,7 +356,8 @@ def _select(
     groups: dict[tuple[Any, ...], list[tuple[ColumnRun, int]]] = {}
     for run, start in zip(column.runs, starts, strict=False):
         if run.rows:
-            groups.setdefault(tuple(_begin_byte(extent) for extent in _buffers(run)), []).append((run, start))
+            key = tuple(extent and (extent.path, extent.offset % 8) for extent in _buffers(run))
+            groups.setdefault(key, []).append((run, start))
     bitmap: Any = None
     for runs in groups.values():  # whose buffers are in the same arrays
         arrays, tails = _arrays(table, runs[0][0])
@@ -397,41 +398,30 @@ def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | Non
     return values, run.valid, run.bytes
 
 
-def _begin_byte(extent: Extent | None) -> tuple[str, int] | None:
-    """Return the file of an extent, and the byte of it at which an array of words begins that contains the extent.
-
-    It is not byte 0 if possible, because a .npy file that is opened there is read as such. It is a multiple of 16,
-    which spans need, if the extent begins at a multiple of 8.
-    """
-    if extent is None:
-        return None
-    rest = extent.offset % 8
-    return extent.path, rest + min(16, extent.offset - rest)
+_FIRST_BYTE = 16
+"""Byte of a file at which its array of words begins, as spans need it. Arrow files have no buffer before it."""
 
 
-def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int, int]:
-    """Return the words of the file of an extent, as an array for kernels; its first byte; its last bytes as a word."""
-    place = _begin_byte(extent)
-    assert place is not None
-    file, begin_byte = extent.file, place[1]
-    count = (file.nbytes - begin_byte) // 8
-    end = begin_byte + 8 * count
+def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int]:
+    """Return the 64-bit words of the file of an extent, shifted so that it begins at one, and the file's last bytes."""
+    file, first = extent.file, _FIRST_BYTE + extent.offset % 8
+    count = (file.nbytes - first) // 8
+    end = first + 8 * count
     rest = file.buffer.slice(end, file.nbytes - end).to_pybytes()
-    words = Extent(file, begin_byte, np.dtype("<i8"), (count,))
-    return table.array_of(words), begin_byte, int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
+    words = Extent(file, first, np.dtype("<i8"), (count,))
+    return table.array_of(words), int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
 
 
-def _first_word(extent: Extent | None, missing: int) -> int:
+def _first_word(extent: Extent | None, missing: int = 0) -> int:
     """Return the word of its array at which an extent begins."""
-    place = _begin_byte(extent)
-    return missing if extent is None or place is None else (extent.offset - place[1]) // 8
+    return missing if extent is None else (extent.offset - _FIRST_BYTE) // 8
 
 
 def _arrays(table: QueriedTable, run: ColumnRun) -> tuple[list[Array], list[int]]:
     """Return the arrays of a run's buffers and their last words; another of them in place of one that it has not."""
-    opened = [None if one is None else _words_of(table, one) for one in _buffers(run)]
-    known = next(one for one in opened if one is not None)
-    return [(one or known)[0] for one in opened], [0 if one is None else one[2] for one in opened]
+    opened = [None if extent is None else _words_of(table, extent) for extent in _buffers(run)]
+    known = next(words for words in opened if words is not None)
+    return [(words or known)[0] for words in opened], [0 if words is None else words[1] for words in opened]
 
 
 MAX_AHEAD_RUNS = 16
@@ -449,7 +439,7 @@ def _units_read_ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units
     for run, _ in runs:
         items = run.codes or run.values
         assert items is not None
-        base, count, nbytes = _first_word(items, 0), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
+        base, count, nbytes = _first_word(items), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
         each = max(1, -(-count // -(-nbytes // max(part_bytes, 1)))) if nbytes else 1
         for first in range(0, count, each):
             end = min(first + each, count)
