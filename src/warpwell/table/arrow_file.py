@@ -155,42 +155,43 @@ class ArrowFile:
                 f"{file.path}: {what} has {len(column)} rows, and its batch {rows}: the file is damaged", path=file.path
             )
         if layout.kind == "null":
-            return ColumnRun(first, rows, rows, field.type, layout)
-        nested = column
-        if isinstance(column, pa.ExtensionArray):
-            column = column.storage
-        valid, *buffers = column.buffers()
+            return ColumnRun(first, rows, rows, field.type, layout, array=column)
+        storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+        valid, *buffers = storage.buffers()
         bits = None
         if valid is not None:
             bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{what}, validity")
-        nulls = int(column.null_count)  # after the check, because it may count the bits
+        nulls = int(storage.null_count)  # after the check, because it may count the bits
         if not 0 <= nulls <= rows or (nulls and bits is None and layout != NESTED):
             raise FormatError(
                 f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged", path=file.path
             )
         if layout.kind == "list":
-            if column.values.null_count:
-                layout = NESTED
+            self._require_items(storage, what)
+            layout = NESTED if storage.values.null_count else layout
             buffers = buffers[1:]
-        given: dict[str, Any] = {}
+        run = ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, array=column)
         if layout == NESTED:
-            data = tuple(extent for buffer in [valid, *buffers] if (extent := self._whole(buffer)))
-            return ColumnRun(
-                first, rows, nulls, field.type, layout, valid=bits if nulls else None, nested=nested, data=data
-            )
+            return dataclasses.replace(run, data=tuple(filter(None, map(self._whole, (valid, *buffers)))))
         main = checked_extent(file, buffers[0], layout, layout.shape(rows), what)
         if layout.kind == "text":
-            given = {"offsets": main, "bytes": self._whole(buffers[1])}
-        elif layout.kind == "views":
-            given = {"views": main, "data": tuple(self._whole(buffer) or _nothing(file) for buffer in buffers[1:])}
-        elif layout.kind == "codes":
-            given = {"codes": main, "dictionary": self._dictionary(column.dictionary, what)}
-        else:
-            given = {"values": main}
-        run = ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, **given)
-        if run.dictionary is not None and run.dictionary.null_count:
+            return dataclasses.replace(run, offsets=main, bytes=self._whole(buffers[1]))
+        if layout.kind == "views":
+            data = [self._whole(buffer) or Extent(file, 0, _BYTE, (0,)) for buffer in buffers[1:]]
+            return dataclasses.replace(run, views=main, data=tuple(data))
+        if layout.kind != "codes":
+            return dataclasses.replace(run, values=main)
+        run = dataclasses.replace(run, codes=main, dictionary=self._dictionary(storage.dictionary, what))
+        if run.dictionary.null_count:
             run = dataclasses.replace(run, nulls=run.arrow().dictionary_decode().null_count)
         return run
+
+    def _require_items(self, lists: Any, what: str) -> None:
+        """Raise FormatError if a fixed-size list has other items than its length says."""
+        try:
+            lists.validate()
+        except arrow().ArrowException as error:
+            raise FormatError(f"{self.path}: {what} is damaged ({line_of(error)})", path=self.path) from None
 
     def _whole(self, buffer: Any) -> Extent | None:
         """Return the extent of all bytes of a buffer."""
@@ -221,8 +222,3 @@ class ArrowFile:
         """Close the file; views stay valid."""
         self._batches = []
         self._file.close()
-
-
-def _nothing(file: MappedFile) -> Extent:
-    """Return an extent of no bytes: views count their buffers."""
-    return Extent(file, 0, _BYTE, (0,))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..array import Array
 from ..errors import ArgumentError, FormatError
 from .extent import Extent, MappedFile
-from .layout import Layout, storage_of
+from .layout import Layout
 from .library import arrow, line_of
 from .zones import PartZones
 
@@ -41,13 +41,13 @@ class ColumnRun:
     views : Extent or None
         Of ``string_view`` and ``binary_view``, shape (rows, 16).
     data : tuple of Extent
-        The buffers that `views` point into; all buffers of `nested`.
+        The buffers that `views` point into; all buffers of nested types.
     codes : Extent or None
         Unsigned or signed integers, the indices of the values in `dictionary`; a null row has any code.
     dictionary : pyarrow.Array or None
         The values of the codes, in memory.
-    nested : pyarrow.Array or None
-        All rows, not checked, of a type that kernels do not read; see `checked_nested`.
+    array : pyarrow.Array or None
+        All rows over the mapping of the file, not checked.
     """
 
     first: int
@@ -63,7 +63,7 @@ class ColumnRun:
     data: tuple[Extent, ...] = ()
     codes: Extent | None = None
     dictionary: Any = None
-    nested: Any = None
+    array: Any = None
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -73,20 +73,20 @@ class ColumnRun:
 
     @functools.cached_property
     def checked_nested(self) -> Any:
-        """`nested`, checked once: offsets, codes and text of all rows.
+        """`array` of a nested type, checked once: offsets, codes and text of all rows.
 
         Raises
         ------
         FormatError
         """
         try:
-            validate(self.nested)
+            validate(self.array)
         except arrow().ArrowException as error:
             raise self._damaged(error) from None
-        return self.nested
+        return self.array
 
     def take_nested(self, rows: Any) -> Any:
-        """Return rows of `nested` by their numbers."""
+        """Return rows of a nested type by their numbers."""
         values = self.checked_nested
         try:
             found = values.take(rows)
@@ -121,43 +121,28 @@ class ColumnRun:
             found = self.checked_nested.slice(first, count)
             self._require()
             return found
+        found = self.array.slice(first, count)
+        is_extension = isinstance(found, pa.ExtensionArray)
+        found = found.storage if is_extension else found
         try:
-            found = self._built(first, count)
+            if self.layout.kind == "codes":
+                found = pa.DictionaryArray.from_arrays(
+                    found.indices, self.dictionary, ordered=found.type.ordered, safe=False
+                )
+            elif self.layout.kind == "text" and self.offsets is not None:
+                # A copy of the offsets, which stay as they were checked if the file is truncated later.
+                start = first - first % 8
+                valid = None if self.valid is None else self.valid.buffer.slice(start // 8)
+                offsets = pa.py_buffer(self.offsets.numpy()[start : first + count + 1].tobytes())
+                found = pa.Array.from_buffers(
+                    found.type, count, [valid, offsets, found.buffers()[2]], offset=first - start
+                )
             if self.layout.kind in ("text", "views", "codes"):
                 validate(found)
         except pa.ArrowException as error:
             raise self._damaged(error) from None
         self._require()
-        return (
-            pa.ExtensionArray.from_storage(self.type, found) if isinstance(self.type, pa.BaseExtensionType) else found
-        )
-
-    def _built(self, first: int, count: int) -> Any:
-        """Return rows as an array over the mapping, not checked."""
-        pa = arrow()
-        kind = storage_of(self.type)
-        valid = None if self.valid is None else self.valid.buffer
-        if self.layout.kind == "null":
-            return pa.nulls(count)
-        if self.layout.kind == "codes":
-            code = pa.from_numpy_dtype(self.layout.dtype)
-            codes = pa.Array.from_buffers(code, count, [valid, _buffer(self.codes)], offset=first)
-            return pa.DictionaryArray.from_arrays(codes, self.dictionary, ordered=kind.ordered, safe=False)
-        if self.layout.kind == "list":
-            width = self.layout.inner[0]
-            items = pa.Array.from_buffers(kind.value_type, self.rows * width, [None, _buffer(self.values)])
-            return pa.Array.from_buffers(kind, count, [valid], offset=first, children=[items])
-        if self.layout.kind == "text":
-            # a copy of the offsets: they were checked, and a file that is cut later must not lead anybody outside
-            start = first - first % 8
-            valid = None if valid is None else valid.slice(start // 8)
-            offsets = b"" if self.offsets is None else self.offsets.numpy()[start : first + count + 1].tobytes()
-            buffers = [valid, pa.py_buffer(offsets), _buffer(self.bytes)]
-            return pa.Array.from_buffers(kind, count, buffers, offset=first - start)
-        if self.layout.kind == "views":
-            buffers = [valid, _buffer(self.views), *(one.buffer for one in self.data)]
-            return pa.Array.from_buffers(kind, count, buffers, offset=first)
-        return pa.Array.from_buffers(kind, count, [valid, _buffer(self.values)], offset=first)
+        return pa.ExtensionArray.from_storage(self.type, found) if is_extension else found
 
     def _require(self) -> None:
         """Raise MediumError if bytes of a file could not be read."""
@@ -249,11 +234,7 @@ class Column:
         if run.values is None:
             raise ArgumentError(
                 f"column {self.name!r} of {self.type} has no values of one size: kernels take "
-                + (
-                    "its codes"
-                    if run.codes
-                    else "the runs' offsets.array() and bytes.array() of strings, no nested type"
-                ),
+                + ("its codes" if run.codes else "run.offsets.array() and run.bytes.array(), and no nested type")
             )
         return self._home.array_of(run.values)
 
@@ -304,17 +285,25 @@ class Column:
         FormatError, MediumError
             See `ColumnRun.arrow`.
         """
-        start, end = bounds(first, rows, self.rows)
+        chunks = self.chunks(*bounds(first, rows, self.rows)).chunks
+        if len(chunks) < 2:
+            return chunks[0] if chunks else arrow().nulls(0, self.type)
+        try:
+            return arrow().concat_arrays(chunks)
+        except arrow().ArrowException as error:
+            raise ArgumentError(
+                f"rows of {self.name!r} do not fit into one array ({line_of(error)}): take fewer rows, or all from "
+                "Table.arrow"
+            ) from None
+
+    def chunks(self, start: int, end: int) -> Any:
+        """Return rows [start, end) as a `pyarrow.ChunkedArray` with a chunk a run, without a copy."""
         parts = [
             run.arrow(max(start - run.first, 0), min(end, run.first + run.rows) - max(start, run.first))
             for run in self.runs
             if run.first < end and start < run.first + run.rows
         ]
-        if len(parts) == 1:
-            return parts[0]
-        if not parts:
-            return arrow().nulls(0, self.type)
-        return arrow().concat_arrays(parts)
+        return arrow().chunked_array(parts, self.type)
 
 
 def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
@@ -332,10 +321,6 @@ def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
     if start < 0 or count < 0 or start + count > total:
         raise ArgumentError(f"rows {start} to {start + count} of a table of {total}: give rows that it has")
     return start, start + count
-
-
-def _buffer(extent: Extent | None) -> Any:
-    return arrow().py_buffer(b"") if extent is None else extent.buffer
 
 
 def checked_extent(file: MappedFile, buffer: Any, layout: Layout, shape: tuple[int, ...], what: str) -> Extent | None:

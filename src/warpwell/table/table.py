@@ -106,7 +106,7 @@ class Table:
         self.require_open()
         start, end = bounds(first, rows, self.rows)
         numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
-        taken = [self[number].arrow(start, end - start) for number in numbers]
+        taken = [self[number].chunks(start, end) for number in numbers]
         fields = [self.schema.field(number) for number in numbers]
         return arrow().Table.from_arrays(taken, schema=arrow().schema(fields, self.schema.metadata))
 

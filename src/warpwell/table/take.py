@@ -169,7 +169,7 @@ def _segments(column: Column, numbers: NDArray[np.int64], direct: bool | None) -
             {id(one.file) for one in run.extents},
             id(run.dictionary),
             run.layout,
-            (run.views or run.nested is not None) and id(run),
+            run.layout.kind in ("views", "nested") and id(run),
         )
 
     for _, parts in groupby(split_by_run(column.runs, numbers), key):
