@@ -266,38 +266,33 @@ class _Segment:
         if layout.kind == "nested":
             return run.take_nested(self._rows)
         if layout.kind == "null":
-            found = pa.nulls(count)
-        elif layout.kind == "fixed":
-            found = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self._items("values"))])
-        elif layout.kind == "bits":
-            found = pa.Array.from_buffers(kind, count, [valid, self._packed("values")])
-        elif layout.kind == "list":
-            items = [None, pa.py_buffer(self._items("values"))]
-            values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], items)
-            found = pa.Array.from_buffers(kind, count, [valid], children=[values])
-        elif layout.kind == "codes":
-            indices = [valid, pa.py_buffer(self._items("codes"))]
-            codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, indices)
-            codes = pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=kind.ordered, safe=False)
-            found = self._checked(codes)
-        elif layout.kind == "views":
-            data = [one.buffer for one in run.data]
-            found = pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(self._items("views")), *data])
-            found = self._checked(found)
-        else:
+            return pa.nulls(count)
+        what = layout.kind if layout.kind in ("codes", "views") else "values"
+        items = self._packed("values") if layout.kind == "bits" else pa.py_buffer(self._items(what))
+        buffers = [valid, items, *(extent.buffer for extent in run.data)]
+        if layout.kind == "text":
             starts, ends = self._string_bounds
             offsets = np.concatenate(([0], np.cumsum(ends - starts)))
             if offsets[-1] >= 1 << 31:
                 kind = pa.large_binary() if "binary" in str(kind) else pa.large_string()
             width = np.int64 if str(kind).startswith("large") else np.int32
             buffers = [valid, pa.py_buffer(offsets.astype(width)), pa.py_buffer(self._items("bytes"))]
-            found = self._checked(pa.Array.from_buffers(kind, count, buffers))
+        if layout.kind == "list":
+            values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], [None, items])
+            found = pa.Array.from_buffers(kind, count, [valid], children=[values])
+        elif layout.kind == "codes":
+            codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, buffers)
+            found = pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=kind.ordered, safe=False)
+        else:
+            found = pa.Array.from_buffers(kind, count, buffers)
+        if layout.kind in ("text", "views", "codes"):
+            self._check(found)
         for file in {extent.file for run in self._runs for extent in run.extents}:
             file.require()
         is_extension = isinstance(run.type, pa.BaseExtensionType)
         return pa.ExtensionArray.from_storage(run.type, found) if is_extension else found
 
-    def _checked(self, found: Any) -> Any:
+    def _check(self, found: Any) -> None:
         try:
             validate(found)
         except arrow().ArrowException as error:
@@ -308,7 +303,6 @@ class _Segment:
                 "corrupt, write it again",
                 path=file.path,
             ) from None
-        return found
 
 
 def corrupt_offsets(file: Any, name: str, row: int) -> FormatError:
