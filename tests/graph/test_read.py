@@ -267,6 +267,7 @@ def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
         ("src,dst,to\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
         ("src,dst,dst\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
         ("src,dst,w,cost\n0,1,2,3\n", "row 1: expected one column for the weight .*got 2"),
+        ('src,"dst\n0,1\n1,2\n', "empty CSV file.*; columns src, dst are read"),
         ("src,dst\n0,1\n1,\n", "row 3: invalid value ''"),
         ("src,dst\n0,1\n1,NA\n", "row 3: invalid value 'NA'"),
         ("src,dst\n0,1\n1,2,3\n", "row 3: expected 2 columns, got 3: 1,2,3"),

@@ -235,9 +235,9 @@ class EdgeReader:
             try:
                 reader = parser.open_csv(stream, *options)
             except self._arrow.ArrowInvalid as error:
-                if "Empty CSV file" in str(error):
-                    return
-                raise
+                if names is None or "Empty CSV file" not in str(error):
+                    raise
+                return
             for batch in reader:
                 if batch.num_rows:
                     ends = self._vertices(batch, row, ranges or (range(limit), range(limit)), advice)
