@@ -31,9 +31,10 @@ _SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
 _BLOCK = 1 << 20
 # Edges of a matrix in a batch.
 _BATCH = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
-_BANNER = re.compile(rb"\s*%{1,2}matrixmarket", re.IGNORECASE)
+_BANNER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%{1,2}matrixmarket", re.IGNORECASE)
+# A byte order mark, and the comments and blank lines in front of a header.
+_PREAMBLE = re.compile(rb"(?:\xef\xbb\xbf)?(?:[ \t]*(?:#[^\r\n]*)?[\r\n]+)*")
 _ARROW_ERROR = re.compile(
     r"(?:In CSV column #\d+: )?(?:CSV parse error: )?(?:Row #(\d+): )?(?:CSV conversion error to \w+: )?(.*)", re.DOTALL
 )
@@ -95,7 +96,7 @@ class EdgeReader:
         self._arrow = library("pyarrow")
         self.size = self.path.stat().st_size
         with self._translated("copy it again"):
-            head = self._stream().read(_BLOCK).removeprefix(_BOM)
+            head = self._stream().read(_BLOCK)
         self.batches = self._choose_format(head, columns)
 
     def position(self) -> int:
@@ -161,24 +162,46 @@ class EdgeReader:
             raise ArgumentError(
                 f"columns is {tuple(columns)}; expected the names of source, target and perhaps weight", name="columns"
             )
-        rows = [(number, row.decode("utf-8", "replace")) for number, row in enumerate(head.splitlines())]
-        skip, header = next(((number, row) for number, row in rows if not re.match(r"\s*(#|$)", row)), (len(rows), ""))
+        start = _PREAMBLE.match(head).end()  # type: ignore[union-attr]
+        header = re.split(rb"[\r\n]", head[start:], maxsplit=1)[0].decode("utf-8", "replace")
         delimiter = max("\t,;", key=header.count)
         fields = next(csv.reader([header[: csv.field_size_limit()]], delimiter=delimiter), [])
         if columns is None and not name.endswith((".csv", ".tsv")) and not _names_ends(fields):
             return self._list(head, is_weighted=name.endswith(".wel") or isinstance(self._weights, str))
-        chosen = self._choose_columns(fields, columns, skip + 1)
-        return self._rows(self._stream(), None, chosen, skip, delimiter)
+        chosen = self._choose_columns(fields, columns)
+        stream = self._stream()
+        stream.read(start)
+        return self._table(stream, chosen, delimiter)
+
+    def _table(self, stream: Any, chosen: list[str], delimiter: str) -> Batches:
+        """Yield the edges of a table, each of whose rows is a line. A quote that does not end would hide rows."""
+        lines, rows, after_break = 0, 1, True
+
+        def count_lines(piece: bytes) -> bytes:
+            nonlocal lines, after_break
+            codes = np.frombuffer(piece, np.uint8)
+            is_break = np.concatenate(([after_break], (codes == ord("\n")) | (codes == ord("\r"))))
+            lines += int(np.count_nonzero(is_break[:-1] & ~is_break[1:]))
+            after_break = bool(is_break[-1])
+            return piece
+
+        stream = self._arrow.TransformInputStream(stream, count_lines)
+        for batch in self._rows(stream, None, chosen, 0, delimiter):
+            rows += batch[0].size
+            yield batch
+        if lines != rows:
+            problem = f"{lines} lines have {rows} rows; a quoted field does not end, or has a line break: correct it"
+            raise self._row_error(None, problem)
 
     def _list(self, head: bytes, is_weighted: bool) -> Batches:
         """Return the edges of rows of two or three fields, with or without a header."""
         rows = self._without_comments(b"#%")(head + b"\n")
-        fields = rows.partition(b"\n")[0].decode("utf-8", "replace").split()
+        fields = rows.partition(b"\n")[0].decode("utf-8-sig", "replace").split()
         if not fields:
             return iter(())
         stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"#%"))
         if _names_ends(fields):
-            return self._rows(stream, fields, self._choose_columns(fields, None, 1), 1)
+            return self._rows(stream, fields, self._choose_columns(fields, None), 1)
         width = 3 if is_weighted or (self._weights is False and len(fields) == 3) else 2
         names = _ROLES[:width]
         if len(fields) != width:
@@ -188,7 +211,7 @@ class EdgeReader:
             raise self._row_error(1, f"expected {' '.join(names)!r}, got {' '.join(fields)[:60]!r}; {advice}")
         return self._rows(stream, names, names[: 2 if self._weights is False else width], 0)
 
-    def _choose_columns(self, fields: list[str], columns: Sequence[str] | None, row: int) -> list[str]:
+    def _choose_columns(self, fields: list[str], columns: Sequence[str] | None) -> list[str]:
         """Return the fields of a header that name the source, the target and, if it is to be read, the weight."""
         name_sets: Any = [(name,) for name in columns or ()] or [SOURCES, TARGETS, WEIGHT_NAMES]
         chosen = []
@@ -202,7 +225,7 @@ class EdgeReader:
                 )
                 example = ",".join(fields[:2]) if len(fields) > 1 else "a,b"
                 advice = f"name the columns, such as --columns {example} (columns=), or put a header in front"
-                raise self._row_error(row, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
+                raise self._row_error(1, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
         return chosen
 
     def _rows(
