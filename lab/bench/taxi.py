@@ -64,7 +64,9 @@ def make(folder: Path, rows: int) -> None:
             writer.write_batch(batch)
             other.write_batch(batch)
     ww.table.convert(str(arrow), folder / "trips.ww").close()
-    ww.table.convert(str(arrow), folder / "coded.ww", codes=COLUMNS[2:]).close()
+    ww.table.convert(
+        str(arrow), folder / "coded.ww", codes=[name for name in COLUMNS[2:] if name != "ehail_fee"]
+    ).close()
     if importlib.util.find_spec("duckdb"):
         import duckdb
 
