@@ -67,6 +67,15 @@ def storage_full(path: Path, advice: str = ": free some, or write to another dis
         raise StorageFullError(f"{path}: no space left ({os.strerror(error.errno)}){advice}", path=path) from error
 
 
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder if it exists; of a link, only the link."""
     if path.is_dir() and not path.is_symlink():

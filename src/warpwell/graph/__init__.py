@@ -9,8 +9,6 @@ Files, in the order in which edges meet them:
 - build.py          `build`: write a graph on disk from chunks of edges
 - external.py       sort edges in bounded memory
 - order.py          the order of degree, and the first neighbours of each vertex
-- folder.py         create a folder atomically
-- npy.py            ``.npy`` files whose length is known only at the end
 - graph.py          `Graph`: a graph on disk, checked when it is opened
 - loaded.py         `LoadedGraph`: a graph that kernels can traverse
 - algorithms/       `bfs`, `connected_components`, `sssp`, `pagerank`, `triangles`

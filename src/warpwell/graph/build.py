@@ -13,14 +13,18 @@ import numpy.typing as npt
 
 from .._check import checked_integer, checked_nbytes
 from .._npy import npy_writer
-from ..errors import ArgumentError, FormatError
+from ..errors import ArgumentError, FormatError, MissingFileError
+from ..replacing import replacing, storage_full, sync_names
 from .external import VERTEX_LIMIT, Edges, ExternalSort, Vertices
-from .folder import new_folder
 from .graph import FORMAT, FORMAT_VERSION, IN_PART, META, ORDERS, OUT_PART, SMALL, WEIGHTS, Graph, Progress
 from .names import write_names
 from .order import sort_by_degree, stored_edges, write_heads
 
 _MIN_MEMORY = 1 << 16
+_FULL_DISK = (
+    ". No partial file is left. Free some space or write to another disk. "
+    "A graph larger than memory needs about three times its own size during conversion."
+)
 _Chunk = tuple[Vertices, Vertices, npt.NDArray[Any] | None]
 
 
@@ -108,12 +112,43 @@ def build(
     chunks = _chunks(edges, kind, source, drop=weights is False, self_loops=self_loops, vertices=vertices)
     both = undirected or symmetric
     graph = Graph(Path(out), vertices or 0, 0, both, source, kind, in_edges or both, order=order)
-    with new_folder(out, overwrite=overwrite) as folder:
+    with _new_folder(Path(os.path.abspath(out)), overwrite) as folder:
         with _sorting(chunks, folder, memory, kind, undirected, report) as sort:
             graph = _checked(graph, sort, vertices)
             _write(folder, graph, sort, memory, report)
             write_names(folder, names, graph.vertices)
     return Graph.open(out)
+
+
+@contextlib.contextmanager
+def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` at the end of the block, durably, and is removed if it raises."""
+
+    def refuse() -> None:
+        if not os.path.lexists(path):
+            return
+        if not overwrite:
+            raise ArgumentError(
+                f"{path} exists already. Choose another name, or replace it with overwrite=True (--overwrite)."
+            )
+        is_folder = path.is_dir() and not path.is_symlink()
+        if not is_folder or not ((path / META).is_file() or not any(path.iterdir())):
+            raise ArgumentError(
+                f"{path} exists and is not a graph, so it is not replaced. Choose another name or remove it yourself."
+            )
+
+    refuse()
+    if not path.parent.is_dir():
+        raise MissingFileError(
+            f"{path.parent}: no such folder to write {path.name} into. Create it first.", path=path.parent
+        )
+    with replacing(path) as part:
+        with storage_full(part, _FULL_DISK):
+            part.mkdir()
+            yield part
+            sync_names(part)
+        refuse()  # Another process may have been faster.
+    sync_names(path.parent)
 
 
 def _write(folder: Path, graph: Graph, sort: ExternalSort, memory: int, report: Progress) -> None:

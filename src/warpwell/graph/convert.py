@@ -33,8 +33,8 @@ def convert(
 
     Reads SNAP edge lists, GAP ``.el`` and ``.wel``, ``.csv`` and ``.tsv`` files with a header, MatrixMarket ``.mtx``,
     each also compressed with gzip, bzip2, zstd or lz4, and sparse matrices that SciPy saved as ``.npz``. Except for
-    ``.npz``, the graph may exceed the memory; then it temporarily needs about twice its own size on the disk of `out`.
-    This needs pyarrow and SciPy: ``pip install "warpwell[graph]"``.
+    ``.npz``, the graph may exceed the memory; then it temporarily needs about three times its own size on the disk of
+    `out`. This needs pyarrow and SciPy: ``pip install "warpwell[graph]"``.
 
     Parameters
     ----------

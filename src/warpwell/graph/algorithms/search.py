@@ -411,6 +411,8 @@ class _Search:
             self._push_small()
             return
         few = not loaded.in_memory and self._pages(self.found, self.edges) <= FEW_PAGES
+        if not few and not loaded.in_memory:
+            self.listed = None  # A list in the order of vertices reads each page once.
         if few or not self.graph.in_edges:
             counts = self._push(self.visited)
         else:
@@ -429,22 +431,13 @@ class _Search:
         self.left -= self.edges
 
     def _launch_pull(self, pull: Any, neighbours: Any) -> NDArray[np.int64]:
+        """Launch a kernel over all words of `visited`, and return what it counted."""
         loaded, warps = self.loaded, min(self.words, WARPS)
-        self._run.launch(
-            pull,
-            warps * loaded.warp,
-            neighbours,
-            loaded.in_offsets,
-            loaded.offsets,
-            self.levels,
-            self.visited,
-            self.after,
-            self.level + 1,
-            self.words,
-            warps,
-            self.counters,
-            reads=any(neighbours is array for array in self.arrays),
-        )
+        graph = neighbours, loaded.in_offsets, loaded.offsets
+        sets = self.levels, self.visited, self.after
+        reads = any(neighbours is array for array in self.arrays)
+        words = self.level + 1, self.words, warps
+        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *words, self.counters, reads=reads)
         return self._read()
 
     def _list(self) -> tuple[int, int]:
@@ -459,22 +452,9 @@ class _Search:
     def _push(self, visited: Any) -> NDArray[np.int64]:
         """Follow the edges of the frontier to vertices outside of a set, which receives them."""
         begin, end = self._list()
-        base = end - int(self.counts[ITEMS])
-        loaded = self.loaded
-        self._run.launch(
-            _push,
-            (end - begin) * loaded.warp,
-            loaded.edges,
-            loaded.offsets,
-            self.levels,
-            visited,
-            self.items,
-            begin,
-            end,
-            base,
-            self.level + 1,
-            self.counters,
-        )
+        base, loaded = end - int(self.counts[ITEMS]), self.loaded
+        state = loaded.edges, loaded.offsets, self.levels, visited, self.items
+        self._run.launch(_push, (end - begin) * loaded.warp, *state, begin, end, base, self.level + 1, self.counters)
         counts = self._read()
         self.listed = end, base + int(self.counts[ITEMS])
         return counts
@@ -482,22 +462,9 @@ class _Search:
     def _push_small(self) -> None:
         """Follow the edges of the frontier, and of those after it while they are small."""
         begin, end = self._list()
-        loaded, base = self.loaded, end - int(self.counts[ITEMS])
-        self._run.launch(
-            _push_levels,
-            1,
-            loaded.edges,
-            loaded.offsets,
-            self.levels,
-            self.visited,
-            self.items,
-            begin,
-            end,
-            base,
-            self.level + 1,
-            SMALL,
-            self.counters,
-        )
+        base, loaded = end - int(self.counts[ITEMS]), self.loaded
+        state = loaded.edges, loaded.offsets, self.levels, self.visited, self.items
+        self._run.launch(_push_levels, 1, *state, begin, end, base, self.level + 1, SMALL, self.counters)
         self.left -= int(self._read()[DEGREES])
         self.listed = int(self.counts[BEGIN]), base + int(self.counts[ITEMS])
         self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
