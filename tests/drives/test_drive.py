@@ -750,7 +750,7 @@ def test_memory_that_somebody_has_outlives_the_drive() -> None:
         arena = drive.arena
     place = f"{arena.address:x}-"
     assert place in Path("/proc/self/maps").read_text() and (block.words == 7).all()
-    assert arena.closed
+    assert arena._closed
     with pytest.raises(errors.ClosedError, match="open the drive again"):
         arena.allocate(8)
     del qemu, drive, arena, block

@@ -164,18 +164,13 @@ class DmaArena:
         if not used:
             self._mapping()
 
-    @property
-    def closed(self) -> bool:
-        """Whether the arena was closed."""
-        return self._closed
-
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise errors.ForkError(
                 f"the drive's memory belongs to process {self._pid}, and this is {os.getpid()}, forked from it: use "
                 "the drive there, or open another drive here"
             )
-        if self.closed:
+        if self._closed:
             raise errors.ClosedError("the drive's memory is closed: open the drive again")
 
     def _reclaim(self) -> None:

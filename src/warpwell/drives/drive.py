@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 import time
@@ -146,7 +145,7 @@ class Drive:
             raise self._refusal(f"its queues have at most {self.entries} entries, and not {MIN_ENTRIES}")
 
     def _enable(self) -> None:
-        read, write = self.transport.read32, self.transport.write32
+        write = self.transport.write32
         self._disable()
         self._admin = HostQueue(self.transport, ADMIN_ENTRIES)
         self._admin.connect(0, self.stride)
@@ -154,26 +153,25 @@ class Drive:
         self.transport.write64(controller.ASQ, self._admin.submission.address)
         self.transport.write64(controller.ACQ, self._admin.completion.address)
         write(controller.CC, controller.cc_value(enable=True))
-        status = self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
+        status = self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status))
         if not controller.csts_ready(status) or controller.csts_fatal(status):
             raise self.transport.fail(f"it was not ready {self.timeout:g} s after it was enabled (CSTS {status:#x})")
 
     def _disable(self) -> None:
         """Clear CC.EN and wait for CSTS.RDY to follow, in the time that CAP.TO gives."""
-        read, write = self.transport.read32, self.transport.write32
-        if read(controller.CC) & 1:
+        if self.transport.read32(controller.CC) & 1:
             # An enable in progress has to end before CC.EN may change. One that failed ends here.
-            self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
-        write(controller.CC, controller.cc_value(enable=False))
-        status = self._until(lambda status: not controller.csts_ready(status), read)
+            self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status))
+        self.transport.write32(controller.CC, controller.cc_value(enable=False))
+        status = self._until(lambda status: not controller.csts_ready(status))
         if controller.csts_ready(status):
             raise self.transport.fail(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
 
-    def _until(self, done: Callable[[int], bool], read: Callable[[int], int], seconds: float = 0.0) -> int:
+    def _until(self, done: Callable[[int], bool], seconds: float = 0.0) -> int:
         """Read CSTS until `done` accepts it, or until the time-out (`timeout`, or longer); return it."""
         until = time.monotonic() + max(self.timeout, seconds)
         while True:
-            status = read(controller.CSTS)
+            status = self.transport.read32(controller.CSTS)
             if status == controller.ALL_ONES:
                 raise self.transport.fail("its registers read as all ones: it is not there any more")
             if done(status) or time.monotonic() > until:
@@ -341,7 +339,6 @@ class Drive:
                     )
                     self._until(
                         lambda status: controller.csts_shutdown(status) == controller.SHUTDOWN_COMPLETE,
-                        self.transport.read32,
                         SHUTDOWN_SECONDS,
                     )
             try:
@@ -728,17 +725,9 @@ class Namespace:
 
     def _range(self, lba: int, count: int) -> tuple[int, int]:
         """Return a range of blocks as integers; raise if it is not inside the namespace."""
-        try:
-            lba, count = operator.index(lba), operator.index(count)
-        except TypeError:
-            raise errors.ArgumentError(
-                f"lba and count must be integers, got {lba!r} and {count!r}", name="lba"
-            ) from None
-        if lba < 0 or count < 0 or lba + count > self.blocks:
-            raise errors.ArgumentError(
-                f"namespace {self.name} has {self.blocks} blocks, got {lba} to {lba + count}", name="lba"
-            )
-        return lba, count
+        owner = f"namespace {self.name}"
+        lba = checked_integer(lba, "lba", minimum=0, maximum=self.blocks, of=owner)
+        return lba, checked_integer(count, "count", minimum=0, maximum=self.blocks - lba, of=owner)
 
     def _chunks(self, lba: int, count: int, raw: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         max_blocks = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
