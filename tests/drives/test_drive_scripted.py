@@ -105,9 +105,7 @@ def test_what_the_host_asks_is_checked() -> None:
     with Drive(ScriptedDrive()) as drive:
         space = drive.namespace(1)
         for lba, count in ((0, 65), (-1, 2), (64, 1), (2**64, 1)):
-            with pytest.raises(
-                errors.ArgumentError, match=r"of namespace scripted/1 is -?\d+: give an integer from 0 to "
-            ):
+            with pytest.raises(errors.ArgumentError, match=r"of namespace scripted/1 is .*: give an integer"):
                 space.read(lba, count)
         with pytest.raises(errors.ArgumentError, match="must be whole blocks of 512"):
             space.write(0, np.zeros(100, np.uint8))
