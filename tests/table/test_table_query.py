@@ -67,6 +67,18 @@ def test_a_comparison(path, capsys, where, rows):
     assert found["columns"]["count"] == TABLE["count"].take(rows).to_pylist()
 
 
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [("n > -6", [0, 1]), ("f > -1e3", [1]), ("f > -inf", [0, 1]), ("n in -5,7", [0, 1]), ("s = -x", [0])],
+)
+def test_values_that_begin_with_a_dash(tmp_path, capsys, where, rows):
+    table = pa.table({"n": [-5, 7], "f": [-2000.0, 1.0], "s": ["-x", "y"], "list": [[1], []], "pair": [{"a": 1}, None]})
+    ww.table.convert(table, tmp_path / "t.ww").close()
+    found = query(str(tmp_path / "t.ww"), capsys, "--where", *where.split(" ", 2), "--limit", "2")
+    assert found["rows"] == rows and found["columns"]["list"] == [[[1], []][row] for row in rows]
+    assert found["columns"]["pair"] == [[{"a": 1}, None][row] for row in rows]
+
+
 def test_several_comparisons_columns_and_a_limit(path, capsys):
     found = query(
         path,
@@ -119,6 +131,7 @@ def test_rows_are_written(path, capsys, tmp_path, ending):
     [
         ([], "give --where"),
         (["--where", "count", "=", "x"], "cannot convert"),
+        (["--where", "count", "in", "[1,"], "is not a list of JSON"),
         (["--where", "none", "=", "1"], "no column"),
         (["--where", "count", "=", "256"], "0 to 255"),
         (["--where", "at", "=", "2024-01-01"], "zone"),

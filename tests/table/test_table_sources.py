@@ -145,6 +145,19 @@ def test_keys_of_folders(tmp_path: Path) -> None:
     assert converted(tmp_path, tmp_path / "data", columns=["month", "a"]).column_names == ["month", "a"]
 
 
+def test_tables_as_sources(tmp_path: Path) -> None:
+    """The files beside the rows, such as zone maps, are no rows."""
+    table = pa.table({"a": [1, 2]})
+    (tmp_path / "in").mkdir()
+    ww.table.convert(table, tmp_path / "in" / "x.ww").close()
+    ww.table.append(tmp_path / "in" / "x.ww", table)
+    ww.table.convert(table, tmp_path / "in" / "y.arrow").close()
+    assert converted(tmp_path, tmp_path / "in" / "x.ww").to_pydict() == {"a": [1, 2, 1, 2]}
+    for source in (tmp_path / "in", [tmp_path / "in" / "y.arrow", tmp_path / "in" / "x.ww"]):
+        assert converted(tmp_path, source).to_pydict() == {"a": [1, 2, 1, 2, 1, 2]}
+    assert converted(tmp_path, tmp_path / "out.ww").num_rows == 6  # a table into itself
+
+
 def test_int96(tmp_path: Path) -> None:
     near = pa.array([0, 1, -1, (1 << 62) + 7], pa.timestamp("ns"))
     far = pa.array(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import datetime
 import decimal
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,28 +257,20 @@ def _write_rows(rows: Any, path: Path) -> None:
 
     from ..replacing import replacing, storage_full
 
-    with storage_full(path), replacing(path) as part, _as_argument_errors(path):
-        if path.suffix == ".parquet":
-            import pyarrow.parquet as parquet
-
-            parquet.write_table(rows, part)
-        elif path.suffix == ".csv":
-            import pyarrow.csv as csv
-
-            columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in rows.columns]
-            csv.write_csv(pa.table(columns, names=rows.column_names), part)
-        else:
-            with pa.ipc.new_file(part, rows.schema) as writer:
-                writer.write_table(rows.unify_dictionaries())
-
-
-@contextlib.contextmanager
-def _as_argument_errors(path: Path) -> Iterator[None]:
-    """Turn errors of pyarrow about values that a format cannot store into ArgumentError."""
-    import pyarrow as pa  # an extra
-
     try:
-        yield
+        with storage_full(path), replacing(path) as part:
+            if path.suffix == ".parquet":
+                import pyarrow.parquet as parquet
+
+                parquet.write_table(rows, part)
+            elif path.suffix == ".csv":
+                import pyarrow.csv as csv
+
+                columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in rows.columns]
+                csv.write_csv(pa.table(columns, names=rows.column_names), part)
+            else:
+                with pa.ipc.new_file(part, rows.schema) as writer:
+                    writer.write_table(rows.unify_dictionaries())
     except pa.ArrowException as error:
         raise ArgumentError(
             f"--out {path}: {path.suffix} files cannot store these values ({error}); choose columns with --columns, "
@@ -294,6 +286,8 @@ def _to_list(array: Any) -> list[Any]:
         import pyarrow as pa  # an extra
 
         kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if pa.types.is_nested(kind):
+            return ["(not shown)"] * len(array)
         return list(array.cast(kind).cast(pa.string()).to_pylist())
 
 
@@ -301,6 +295,8 @@ def _json_value(value: Any) -> Any:
     """Return a value as JSON can represent it: anything but numbers, text and lists as text."""
     if isinstance(value, list):
         return list(map(_json_value, value))
+    if isinstance(value, dict):
+        return {str(key): _json_value(each) for key, each in value.items()}
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
@@ -351,14 +347,30 @@ def _filter_value(opened: Table, name: str, op: str, value: Any) -> Any:
     if op not in ("in", "not in"):
         return _typed(kind, name, value)
     if isinstance(value, str):
-        value = json.loads(value, parse_float=decimal.Decimal) if value.startswith("[") else value.split(",")
+        try:
+            value = json.loads(value, parse_float=decimal.Decimal) if value.startswith("[") else value.split(",")
+        except ValueError as error:
+            raise ArgumentError(f'{value!r} is not a list of JSON ({error}); give A,B or \'["A", "B"]\'') from None
     return [_typed(kind, name, each) for each in value] if isinstance(value, list) else value
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "is_boolean": lambda text: {"true": True, "false": False}.get(text.lower(), text),
+    "is_integer": int,
+    "is_decimal": decimal.Decimal,
+    "is_date": datetime.date.fromisoformat,
+    "is_timestamp": datetime.datetime.fromisoformat,
+    "is_time": datetime.time.fromisoformat,
+    "is_duration": lambda text: datetime.timedelta(seconds=float(text)),
+    "is_binary": bytes.fromhex,
+    "is_large_binary": bytes.fromhex,
+    "is_fixed_size_binary": bytes.fromhex,
+}
+"""Functions from text to values, by the test of `pyarrow.types` for the type."""
 
 
 def _typed(kind: Any, name: str, value: Any) -> Any:
     """Convert a value of JSON, or text, to a type; a value that does not fit is left for `Table.where` to refuse."""
-    import datetime
-
     import numpy as np
     import pyarrow.types as types  # an extra
 
@@ -366,24 +378,7 @@ def _typed(kind: Any, name: str, value: Any) -> Any:
     try:
         if types.is_floating(kind) and isinstance(value, str | int | decimal.Decimal) and not isinstance(value, bool):
             return np.dtype(f"f{kind.bit_width // 8}").type(float(value))
-        if not isinstance(value, str):
-            return value
-        if types.is_boolean(kind):
-            return {"true": True, "false": False}.get(value.lower(), value)
-        if types.is_integer(kind):
-            return int(value)
-        if types.is_decimal(kind):
-            return decimal.Decimal(value)
-        if types.is_date(kind):
-            return datetime.date.fromisoformat(value)
-        if types.is_timestamp(kind):
-            return datetime.datetime.fromisoformat(value)
-        if types.is_time(kind):
-            return datetime.time.fromisoformat(value)
-        if types.is_duration(kind):
-            return datetime.timedelta(seconds=float(value))
-        if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-            return bytes.fromhex(value)
+        parse = next((parse for test, parse in _PARSERS.items() if getattr(types, test)(kind)), str)
+        return parse(value) if isinstance(value, str) else value
     except (ValueError, ArithmeticError) as error:
         raise ArgumentError(f"cannot convert {value!r} to {kind}, the type of column {name!r} ({error})") from None
-    return value

@@ -428,10 +428,16 @@ def _require_free(path: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ArgumentError(f"{path} exists: choose another name, or replace it with overwrite=True (--overwrite)")
-    if path.is_symlink() or not (
-        is_table_folder(path) or not any(path.iterdir()) if path.is_dir() else path.read_bytes()[:6] == b"ARROW1"
-    ):
+    if path.is_symlink() or not _is_replaceable(path):
         raise ArgumentError(f"{path} exists and is not a table, so it is not replaced: choose another name")
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Return whether a path is a table or an empty folder."""
+    if path.is_dir():
+        return is_table_folder(path) or os.path.isfile(path / "table.json") or not any(path.iterdir())
+    with open(path, "rb") as file:
+        return file.read(6) == b"ARROW1"
 
 
 def _sync_names(folder: Path) -> None:

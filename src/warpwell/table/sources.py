@@ -16,8 +16,9 @@ import numpy as np
 from ..errors import ArgumentError, FormatError, MissingFileError
 from .column import validate
 from .library import arrow, line_of, readable_columns
-from .table import BATCH_ROWS, is_table_folder, open_table
+from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas
+from .zones import SUFFIX as ZONES
 
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "ipc", b"ORC": "orc"}
 _SUFFIXES = {
@@ -72,12 +73,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[T
     pa = arrow()
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        names = [os.fspath(path) for path in paths]
-        if len(names) == 1 and is_table_folder(names[0]):
-            with open_table(names[0]) as table:
-                yield select_columns(TableSource(table.schema, table.rows, table.batches()), columns)
-        else:
-            yield select_columns(_of_files(names, columns), columns)
+        yield select_columns(_of_files([os.fspath(path) for path in paths], columns), columns)
         return
     name = type(source).__name__
     with format_errors(name):
@@ -210,7 +206,11 @@ def _files(path: str) -> Iterator[_File]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "_")))
         parts = [part.split("=", 1) for part in os.path.relpath(folder, path).split(os.sep) if "=" in part]
         keys = {name: unquote(value) for name, value in parts if value != "__HIVE_DEFAULT_PARTITION__"}
-        for name in sorted(name for name in names if not name.startswith((".", "_"))):
+        if is_table_folder(folder):
+            names = [part["file"] for part in read_parts(folder)]
+        else:
+            names = sorted(name for name in names if not name.startswith((".", "_")) and not name.endswith(ZONES))
+        for name in names:
             count += 1
             yield _File(os.path.join(folder, name), _format(os.path.join(folder, name)), keys)
     if not count:
