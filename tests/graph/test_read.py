@@ -141,7 +141,10 @@ def test_the_first_row_determines_the_fields(tmp_path: Path) -> None:
         ("0 1 2 3\n", "row 1: expected 'source target', got '0 1 2 3'"),
         ("0\n1\n", "row 1: expected 'source target', got '0'"),
         ("0,1\n", r"got '0,1'; a \.csv file needs a header"),
-        ("0 1 5\n1 2 6\n", r"got '0 1 5'; read the third field with weights='float32' .* \(--weights\)"),
+        (
+            "0 1 5\n1 2 6\n",
+            r"got '0 1 5'; use weights='float32' or 'int32' to read the third field, .* \(--weights none\)",
+        ),
     ):
         with pytest.raises(FormatError, match=problem):
             edges_of(write(tmp_path, text))

@@ -207,7 +207,7 @@ class EdgeReader:
         if len(fields) != width:
             advice = "a .csv file needs a header such as 'src,dst'"
             if len(fields) == 3:
-                advice = "read the third field with weights='float32' or 'int32' or skip it with False (--weights)"
+                advice = "use weights='float32' or 'int32' to read the third field, or weights=False (--weights none)"
             raise self._row_error(1, f"expected {' '.join(names)!r}, got {' '.join(fields)[:60]!r}; {advice}")
         return self._rows(stream, names, names[: 2 if self._weights is False else width], 0)
 
