@@ -103,10 +103,7 @@ _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
 _HIT = "cache.hit"
 _WORDS_OF = "array.spans.words"
-_BUFFERS = "array.spans.buffers"
-_ROWS = "array.gather.page_batches"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
-_ROW_COPIED = "frame_of(word)) + first, padded)\n"
 _ROW_KERNELS = "array.gather.kernels"
 _UNITS_LOADED = "load_units(source, second_source, unit)\n"
 
@@ -234,9 +231,10 @@ _NO_VALIDATION = Edit(
 )
 _GROUPS = """        groups = load(view.frames + (frame_of(word) << shift) + at - (page << shift), step * size)
 """
-_COPIED = """        copy_foreign(buffer, view.frames + (frame_of(word) << shift) + first, nbytes)
+_COPIED = """    copy_foreign(buffer, frames + (frame_of(word) << shift) + first, nbytes)
 """
 _FENCE = "        fence(DEVICE)\n"
+_UNFENCED_COPY = Edit(_HIT, "copy_part", _COPIED + "    fence(DEVICE)\n", _COPIED)
 _FOLDED = """                if is_valid:
                     is_done, total = use_four("""
 
@@ -878,7 +876,7 @@ FAULTS = (
         "copy-without-a-fence",
         "spans",
         "nothing orders the look at the word after the copy of the page",
-        (Edit(_BUFFERS, "copied_window", _COPIED + _FENCE, _COPIED),),
+        (_UNFENCED_COPY,),
         seed=17,
     ),
     Fault(
@@ -903,7 +901,7 @@ FAULTS = (
         "row-without-a-fence",
         "gather",
         "nothing orders the look at the word after the copy of a part of a row",
-        (Edit(_ROWS, "take_row", _ROW_COPIED + _FENCE.replace("        ", "            ", 1), _ROW_COPIED),),
+        (_UNFENCED_COPY,),
     ),
     Fault(
         "row-first-look-relaxed",

@@ -34,6 +34,7 @@ from .access import (
 from .cache import Cache, choose_page_size, default_queues
 from .hit import (
     PIN_FUNCTIONS,
+    copy_part,
     count_read,
     item_adder,
     item_reader,

@@ -308,7 +308,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
 def copy_run(space, page, inside, nbytes, last, buffer, stores):
     """Copy bytes of a page between its frame and `buffer`, under a transient pin (thread; `cpu` and `interp`).
 
-    Called by `array.spans.buffers` and by `take_row` of `array.gather.page_batches`.
+    Called by `array.spans.buffers` and by `cache.hit.copy_part`.
 
     Parameters
     ----------

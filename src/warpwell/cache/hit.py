@@ -8,7 +8,7 @@ The loads of the bytes are ordered before the second load of the word in one of 
 
 - One item has acquire order (`item_reader`).
 - Several loads are relaxed, and an acquire-release fence follows them: one for all pages that are validated after it
-  (`array.spans`; `take_row` and `read_units` in `array.gather`).
+  (`copy_part`; `array.spans`; `read_units` in `array.gather`).
 
 If a byte was stored by a thread that filled the frame again, its fence (`transfer.fill`) and this order make the
 INVALID word visible to the second load, and the generation differs.
@@ -30,6 +30,8 @@ from warpwell.targets.primitives import (
     DEVICE,
     as_bits,
     bits_as,
+    copy_foreign,
+    fence,
     fetch_add_as,
     fetch_or_as,
     load_acquire,
@@ -39,7 +41,7 @@ from warpwell.targets.primitives import (
 )
 
 from . import layout as at
-from .access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE, access, item_of, pin_long, unpin_long
+from .access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE, access, copy_run, item_of, pin_long, unpin_long
 from .lookup import count
 from .paging import pin_valid
 from .pins import HELD, add_pin, take_pin
@@ -57,8 +59,8 @@ PIN_TRIES = 4
 def load_word(address):
     """Return the page word at an address, for the first time in a read (thread; acquire).
 
-    Called by `item_reader`, by the reads of spans, and by the kernels that gather. Each lane calls it for itself: a
-    shuffle would order nothing.
+    Called by `item_reader`, by `copy_part`, by the reads of spans, and by the kernels that gather. Each lane calls it
+    for itself: a shuffle would order nothing.
     """
     return load_acquire(address, DEVICE)
 
@@ -82,6 +84,36 @@ def mark_referenced(address, word, no_reuse):
     """
     if word & REF == 0 and no_reuse == 0:
         fetch_or_as(address, REF, I8)
+
+
+@device
+def copy_part(space, address, frames, shift, page, first, nbytes, last, buffer, no_reuse):
+    """Copy bytes of a page to memory of this thread; return whether it was a hit, and whether no error is latched.
+
+    It is a validated read, or if that fails a copy under a transient pin, which reads the page if it must. Only
+    validated bytes may be used (thread; `cpu` and `interp`).
+
+    Parameters
+    ----------
+    space : int
+    address, frames : int
+        Addresses of the page's word, and of frame 0.
+    shift : int
+        log2 of the bytes of a page.
+    page, first, nbytes, last : int
+        As for `copy_run`.
+    buffer : int
+        Address of the memory.
+    no_reuse : int
+        1 if pages are read once, else 0.
+    """
+    word = load_word(address)
+    copy_foreign(buffer, frames + (frame_of(word) << shift) + first, nbytes)
+    fence(DEVICE)
+    if validate_read(address, word):
+        mark_referenced(address, word, no_reuse)
+        return True, True
+    return False, copy_run(space, page, first, nbytes, last, buffer, 0) != 0
 
 
 @device

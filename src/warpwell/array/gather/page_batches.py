@@ -19,19 +19,15 @@ from numpy.typing import NDArray
 from ...cache import (
     READABLE,
     batches_of,
-    copy_run,
+    copy_part,
     count_read,
     frame_address,
-    frame_of,
-    load_word,
-    mark_referenced,
-    validate_read,
     word_address,
 )
 from ...cache import layout as at
 from ...queues import field
 from ...targets import device, kernel
-from ...targets.primitives import DEVICE, copy_bytes, copy_foreign, div, fence, grid, load_weak_as, scratch
+from ...targets.primitives import copy_bytes, div, grid, load_weak_as, scratch
 from .host import expand, read_gap, require_in_range, row_bytes, runs_of
 
 I8 = np.dtype(np.int64)
@@ -47,12 +43,11 @@ MAX_KERNEL_FAULTS = 4
 def take_row(core, space, offset, nbytes, target, no_reuse, itemsize):
     """Copy `nbytes` bytes of an array from byte `offset` of its file to `target` (thread; `cpu` and `interp`).
 
-    Each part of a page is copied by a validated read (`warpwell.cache.hit`), and if that fails under a transient pin,
-    which reads the page if it must. Only validated bytes reach `target`. Return 0 if an error is latched.
+    Only validated bytes reach `target`. Return 0 if an error is latched.
     """
     buffer = scratch(BUFFER_BYTES)
     shift = field(core, at.C_PAGE_SHIFT)
-    base = field(space, at.S_BASE)
+    base, frames = field(space, at.S_BASE), frame_address(core, 0)
     end = offset + nbytes
     last = (end - 1) >> shift
     while offset < end:
@@ -62,17 +57,10 @@ def take_row(core, space, offset, nbytes, target, no_reuse, itemsize):
         part = min(end - offset, min((1 << shift) - inside, BUFFER_BYTES - 8))
         padded = (inside - first + part + 7) & -8
         address = word_address(core, page + base)
-        word = load_word(address)
-        good = word & READABLE != 0
-        if good:
-            copy_foreign(buffer, frame_address(core, frame_of(word)) + first, padded)
-            fence(DEVICE)
-            good = validate_read(address, word)
+        is_hit, is_copied = copy_part(space, address, frames, shift, page, first, padded, last, buffer, no_reuse)
         if itemsize != 0:
-            count_read(core, div(part, itemsize), part, good)
-        if good:
-            mark_referenced(address, word, no_reuse)
-        elif copy_run(space, page, first, padded, last, buffer, 0) == 0:
+            count_read(core, div(part, itemsize), part, is_hit)
+        if not is_copied:
             return 0
         copy_bytes(target, buffer + inside - first, part)
         target += part

@@ -3,8 +3,8 @@
 A thread copies a part of a page, looks again, and computes from its copy; arrays in memory it reads where they lie.
 
 No compiler merges or vectorizes atomic loads. A copy by a function that the compiler does not know may be as wide as
-the processor likes, and the loop over the thread's own memory, or over arrays in memory, is a plain one. The look is
-that of `words`: acquire the word, copy, fence, load the word again. If it fails, the page is copied under a pin.
+the processor likes, and the loop over the thread's own memory, or over arrays in memory, is a plain one. The copy is
+validated as in `words` (`warpwell.cache.hit.copy_part`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...cache import copy_run, count_read, frame_of, load_word, mark_referenced, validate_read
+from ...cache import copy_part, copy_run, count_read
 from ...targets import device
-from ...targets.primitives import DEVICE, bits_as, copy_foreign, fence, i64, items_at, items_of_array, scratch
+from ...targets.primitives import bits_as, i64, items_at, items_of_array, scratch
 from ..items import item_of
 from .words import Stored
 
@@ -162,17 +162,13 @@ def copied_window(array: Stored, stores: bool) -> Window:
         # whole words: the items begin at the same place in the first word of the buffer
         first = (at - (page << shift)) & -8
         nbytes = (n * size + (at & 7) + 7) & -8
-        address = view.table + 8 * page
-        word = load_word(address)
-        copy_foreign(buffer, view.frames + (frame_of(word) << shift) + first, nbytes)
-        fence(DEVICE)
-        is_valid = validate_read(address, word)
+        address, last_page = view.table + 8 * page, (view.origin + last * size) >> shift
+        is_hit, is_copied = copy_part(
+            view.space, address, view.frames, shift, page, first, nbytes, last_page, buffer, view.once
+        )
         if full:
-            count_read(view.core, n, n * size, is_valid)
-        if is_valid:
-            mark_referenced(address, word, view.once)
-            return True
-        return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer, 0) != 0
+            count_read(view.core, n, n * size, is_hit)
+        return is_copied
 
     @device
     def address_of(view, buffer, i):
