@@ -147,7 +147,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "a .npy file": (lambda p: p.write_bytes(b"\x93NUMPY\x01\x00" + bytes(200)), FormatError, "a .npy file"),
     "CSV": (lambda p: p.write_text("a,b\n1,2\n" * 50), FormatError, "not an Arrow IPC file"),
     "a folder": (lambda p: p.mkdir(), FormatError, "a folder, but not a table"),
-    "a pipe": (lambda p: os.mkfifo(p), FormatError, "neither a file"),
+    "a pipe": (lambda p: os.mkfifo(p), FormatError, "not a file or folder"),
     "a length of 2 GiB": (
         lambda p: p.write_bytes(b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(64)),
         FormatError,

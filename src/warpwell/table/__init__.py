@@ -13,10 +13,10 @@ Files, in the order in which a column meets them:
 - arrow_file.py  Arrow IPC files, opened where they are
 - table.py       `open`, and `Table`
 - sources.py     rows of Parquet, Arrow and ORC files, of folders of files, and of frames in memory
-- text_files.py  rows of CSV and JSON, whose types are inferred from all rows
+- text_files.py  rows of CSV and JSON, with types that hold all rows
 - convert.py     `convert` and `append`: write Arrow files, completely or not at all
 - check.py       `check`: compare a table with its checksums
-- zones.py       zone maps and checksums of an Arrow file, in a file beside it
+- zones.py       zone maps and checksums of an Arrow file, in a second file
 - predicate.py   `Condition`: pyarrow's filters and Polars' expressions as intervals of values
 - where.py       `Table.where`, and `Selection`
 - selecting.py   the kernel that finds the rows whose keys are in a set

@@ -22,7 +22,7 @@ from .zones import FILE_ID, ZoneMap, Zones, read_zones
 _BYTE = np.dtype(np.uint8)
 _BITS = Layout("bits", _BYTE)
 _FILE = b"ARROW1"
-_OTHERS = {
+_OTHER_FORMATS = {
     b"PAR1": "a Parquet file",
     b"FEA1": "a Feather file of version 1",
     b"ORC": "an ORC file",
@@ -75,10 +75,10 @@ class ArrowFile:
     def _parse(self) -> tuple[Any, list[Any]]:
         pa, path = arrow(), self._file.path
         head = self._file.buffer.slice(0, min(8, self._file.nbytes)).to_pybytes()
-        for magic, what in _OTHERS.items():
+        for magic, description in _OTHER_FORMATS.items():
             if head.startswith(magic):
                 raise FormatError(
-                    f"{path} is {what}, not an Arrow IPC file: write ww.table.convert({path!r}, "
+                    f"{path} is {description}, not an Arrow IPC file: write ww.table.convert({path!r}, "
                     "'NAME.ww') once, if pyarrow reads it, and open that",
                     path=path,
                 )
@@ -149,10 +149,11 @@ class ArrowFile:
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
         pa, file = arrow(), self._file
-        what = f"column {field.name!r}, rows from {first}"
+        description = f"column {field.name!r}, rows from {first}"
         if len(column) != rows or column.offset:
             raise FormatError(
-                f"{file.path}: {what} has {len(column)} rows, and its batch {rows}: the file is damaged", path=file.path
+                f"{file.path}: {description} has {len(column)} rows, and its batch {rows}: the file is damaged",
+                path=file.path,
             )
         if layout.kind == "null":
             return ColumnRun(first, rows, rows, field.type, layout, array=column)
@@ -160,44 +161,44 @@ class ArrowFile:
         valid, *buffers = storage.buffers()
         bits = None
         if valid is not None:
-            bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{what}, validity")
+            bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{description}, validity")
         nulls = int(storage.null_count)  # after the check, because it may count the bits
         if not 0 <= nulls <= rows or (nulls and bits is None and layout != NESTED):
             raise FormatError(
-                f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged", path=file.path
+                f"{file.path}: {description} says that {nulls} of {rows} are null: the file is damaged", path=file.path
             )
         if layout.kind == "list":
-            self._require_items(storage, what)
+            self._require_items(storage, description)
             layout = NESTED if storage.values.null_count else layout
             buffers = buffers[1:]
         run = ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, array=column)
         if layout == NESTED:
-            return dataclasses.replace(run, data=tuple(filter(None, map(self._whole, (valid, *buffers)))))
-        main = checked_extent(file, buffers[0], layout, layout.shape(rows), what)
+            return dataclasses.replace(run, data=tuple(filter(None, map(self._all_bytes, (valid, *buffers)))))
+        main = checked_extent(file, buffers[0], layout, layout.shape(rows), description)
         if layout.kind == "text":
-            return dataclasses.replace(run, offsets=main, bytes=self._whole(buffers[1]))
+            return dataclasses.replace(run, offsets=main, bytes=self._all_bytes(buffers[1]))
         if layout.kind == "views":
-            data = [self._whole(buffer) or Extent(file, 0, _BYTE, (0,)) for buffer in buffers[1:]]
+            data = [self._all_bytes(buffer) or Extent(file, 0, _BYTE, (0,)) for buffer in buffers[1:]]
             return dataclasses.replace(run, views=main, data=tuple(data))
         if layout.kind != "codes":
             return dataclasses.replace(run, values=main)
-        run = dataclasses.replace(run, codes=main, dictionary=self._dictionary(storage.dictionary, what))
+        run = dataclasses.replace(run, codes=main, dictionary=self._dictionary(storage.dictionary, description))
         if run.dictionary.null_count:
             run = dataclasses.replace(run, nulls=run.arrow().dictionary_decode().null_count)
         return run
 
-    def _require_items(self, lists: Any, what: str) -> None:
+    def _require_items(self, lists: Any, description: str) -> None:
         """Raise FormatError if a fixed-size list has other items than its length says."""
         try:
             lists.validate()
         except arrow().ArrowException as error:
-            raise FormatError(f"{self.path}: {what} is damaged ({line_of(error)})", path=self.path) from None
+            raise FormatError(f"{self.path}: {description} is damaged ({line_of(error)})", path=self.path) from None
 
-    def _whole(self, buffer: Any) -> Extent | None:
+    def _all_bytes(self, buffer: Any) -> Extent | None:
         """Return the extent of all bytes of a buffer."""
         return None if buffer is None else checked_extent(self._file, buffer, _BITS, (int(buffer.size),), "bytes")
 
-    def _dictionary(self, values: Any, what: str) -> Any:
+    def _dictionary(self, values: Any, description: str) -> Any:
         """Return the values of codes, checked, and copied because the file may be cut later."""
         key = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
         if key not in self._dictionaries:
@@ -205,7 +206,7 @@ class ArrowFile:
                 validate(values)
             except arrow().ArrowException as error:
                 raise FormatError(
-                    f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write the file again",
+                    f"{self._file.path}: the dictionary of {description} is damaged ({line_of(error)}): write it again",
                     path=self._file.path,
                 ) from None
             buffers = [None if b is None else arrow().py_buffer(b.to_pybytes()) for b in values.buffers()]

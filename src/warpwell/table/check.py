@@ -89,7 +89,7 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
 
 
 def _check_bytes(path: str, problems: list[Problem], is_folder: bool) -> Zones | None:
-    """Compare a file with the checksums of its zones, and return these; None if there are none."""
+    """Compare a file with the checksums of its zones, and return the zones, or None if they are missing."""
     try:
         zones = load_zones(path)
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def _check_bytes(path: str, problems: list[Problem], is_folder: bool) -> Zones |
         return zones
     for k, (found, written) in enumerate(zip(checksums, zones.checksums, strict=True)):
         if found != written:
-            problems.append(Problem(path, k * CHECKED_BYTES, "the MiB from here differs from what was written"))
+            problems.append(Problem(path, k * CHECKED_BYTES, "the MiB from here differs from its checksum"))
     return zones
 
 
@@ -123,7 +123,7 @@ def _check_rows(table: Table, zones: Zones | None, problems: list[Problem]) -> N
             except (FormatError, MediumError) as error:
                 problems.append(Problem(table.path, None, str(error)))
                 continue
-            nulls = 0 if run.valid is None else run.rows - _ones(run)
+            nulls = 0 if run.valid is None else run.rows - _count_valid(run)
             if nulls != run.nulls and run.dictionary is None and run.layout.kind not in ("null", "nested"):
                 text = f"column {name!r}: {nulls} rows from row {run.first} are null, and {run.nulls} should be"
                 problems.append(Problem(table.path, None, text))
@@ -131,7 +131,7 @@ def _check_rows(table: Table, zones: Zones | None, problems: list[Problem]) -> N
         problems.append(Problem(table.path + SUFFIX, None, "differs from the rows: run ww.table.index again"))
 
 
-def _ones(run: ColumnRun) -> int:
+def _count_valid(run: ColumnRun) -> int:
     """Return the number of valid rows."""
     assert run.valid is not None
     return int(np.unpackbits(run.valid.numpy(), bitorder="little", count=run.rows).sum())

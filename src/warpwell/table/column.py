@@ -1,4 +1,4 @@
-"""`Column`: one column of a table. `ColumnRun`: rows of it whose buffers lie in one piece each."""
+"""`Column`: one column of a table. `ColumnRun`: its rows in one record batch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .zones import PartZones
 
 @dataclass(frozen=True, eq=False)
 class ColumnRun:
-    """Rows of a column whose buffers are contiguous: those of a record batch of an Arrow file.
+    """Rows of a column whose buffers are contiguous: one record batch of an Arrow file.
 
-    Extents are None if there is nothing: `valid` if no row is null, `values` if the column has codes.
+    Extents are None if the run has no such buffer: `valid` if no row is null, `values` if the column has codes.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class ColumnRun:
     def extents(self) -> tuple[Extent, ...]:
         """All extents of the run that have bytes."""
         found = (self.valid, self.values, self.offsets, self.bytes, self.views, self.codes, *self.data)
-        return tuple(one for one in found if one is not None and one.nbytes)
+        return tuple(extent for extent in found if extent is not None and extent.nbytes)
 
     @functools.cached_property
     def checked_nested(self) -> Any:
@@ -146,7 +146,7 @@ class ColumnRun:
 
     def _require(self) -> None:
         """Raise MediumError if bytes of a file could not be read."""
-        for file in {one.file for one in self.extents}:
+        for file in {extent.file for extent in self.extents}:
             file.require()
 
 
@@ -220,7 +220,7 @@ class Column:
 
     @property
     def values(self) -> Array:
-        """What a kernel takes for the values: an array over the extent of the only run.
+        """The values for kernels: an array over the extent of the only run.
 
         The table opens it with its options, and closes it. A column of several runs has several: a kernel is launched
         once a run, over ``run.values.array()``.
@@ -240,7 +240,7 @@ class Column:
 
     @property
     def codes(self) -> Array:
-        """What a kernel takes for the codes, the places of the values in ``runs[0].dictionary``; see `values`.
+        """The codes for kernels: indices of the values in ``runs[0].dictionary``; see `values`.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Column:
 
     @property
     def valid(self) -> Array | None:
-        """What a kernel takes for the validity bits (see `is_valid`); None if no row is null.
+        """The validity bits for kernels (see `is_valid`); None if no row is null.
 
         Raises
         ------
@@ -323,7 +323,9 @@ def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
     return start, start + count
 
 
-def checked_extent(file: MappedFile, buffer: Any, layout: Layout, shape: tuple[int, ...], what: str) -> Extent | None:
+def checked_extent(
+    file: MappedFile, buffer: Any, layout: Layout, shape: tuple[int, ...], description: str
+) -> Extent | None:
     """Return the extent of a buffer that pyarrow found in a file, if it holds items of that shape.
 
     Raises
@@ -336,7 +338,7 @@ def checked_extent(file: MappedFile, buffer: Any, layout: Layout, shape: tuple[i
     size = 0 if buffer is None else int(buffer.size)
     if extent.nbytes > size:
         raise FormatError(
-            f"{file.path}: {what} has {size} bytes, and its rows take {extent.nbytes}: the file is "
+            f"{file.path}: {description} has {size} bytes, and its rows take {extent.nbytes}: the file is "
             "damaged, write it again",
             path=file.path,
         )
@@ -362,7 +364,7 @@ def validate(array: Any) -> None:
 
 
 def in_place_error(path: str) -> FormatError:
-    """Return the error for a file whose bytes are not those of memory."""
+    """Return the error for a file that cannot be read in place."""
     return FormatError(
         f"{path} is compressed, or big-endian, and cannot be read in place: write ww.table.convert({path!r}, "
         "'NAME.ww') once and open that, or write the file without compression",

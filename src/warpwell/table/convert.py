@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 BATCH_BYTES = 256 << 20
 """Bytes of a record batch: kernels see few of them, and a conversion holds two in memory."""
 MAX_CODES = 1 << 16
-"""Values of a column of ``codes=``, whose codes take two bytes."""
+"""Maximum number of values of a column of ``codes=``: codes take two bytes."""
 FULL_ADVICE = ". Nothing is left of it. Free some space, or write to another disk."
 _log = logging.getLogger(__package__)
 
@@ -75,7 +75,7 @@ def convert(
     Raises
     ------
     ArgumentError
-        The path is taken, a column does not exist, or has more values than codes.
+        The path exists, a column does not, or has more values than codes.
     DTypeError
         No column has a type that Arrow files hold.
     MissingFileError, FormatError, StorageFullError
@@ -86,15 +86,15 @@ def convert(
     checked_callable(progress, "progress")
     _require_free(target, checked_flag(overwrite, "overwrite"))
     with open_source(source, _names(columns, "columns")) as opened, storage_full(target, FULL_ADVICE):
-        taken = _with_stored_types(opened, set(_names(codes, "codes") or ()))
+        stored = _with_stored_types(opened, set(_names(codes, "codes") or ()))
         if target.suffix in SUFFIXES:
             with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
-                _write_file(part, zones, taken, progress)
+                _write_file(part, zones, stored, progress)
                 _require_free(target, overwrite)  # another process may have been faster
         else:
             with replacing(target) as part:
                 part.mkdir()
-                write_parts(part, [_write_part(part, 0, taken, progress)])
+                write_parts(part, [_write_part(part, 0, stored, progress)])
                 _sync_names(part)
                 _require_free(target, overwrite)
         _sync_names(target.parent)
@@ -120,7 +120,7 @@ def append(
     SchemaError
         The source has another column, or a column of another type.
     SharingError
-        Other processes append to the table for `timeout` seconds, or another table has taken its place.
+        Other processes append to the table for `timeout` seconds, or the table was replaced.
     ArgumentError, MissingFileError, FormatError, StorageFullError
         The table is as it was.
     """
@@ -149,9 +149,9 @@ def append(
             extra = [column for column in opened.schema.names if column not in schema.names]
             if extra:
                 raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
-            taken = _as_table(select_columns(opened, schema.names), schema, name)
+            stored = _as_table(select_columns(opened, schema.names), schema, name)
             try:
-                added = _write_part(folder, number, taken, progress)
+                added = _write_part(folder, number, stored, progress)
                 require_same()
                 write_parts(folder, [*parts, added])
             except BaseException:
@@ -231,7 +231,7 @@ class _Writer:
     def append(self, batch: Any, out: Any) -> None:
         """Append rows, and write a batch to `out` if there are enough."""
         self._pending.append(batch)
-        if sum(one.nbytes for one in self._pending) >= BATCH_BYTES:
+        if sum(pending.nbytes for pending in self._pending) >= BATCH_BYTES:
             self.flush(out)
 
     def flush(self, out: Any, is_last: bool = False) -> None:
@@ -251,9 +251,9 @@ class _Writer:
 
     def _with_one_dictionary(self, number: int, column: Any) -> Any:
         """Return a column with one dictionary, which begins with all values of earlier batches."""
-        pa, known, name = arrow(), self._values[number], self._schema.names[number]
+        pa, earlier, name = arrow(), self._values[number], self._schema.names[number]
         try:
-            unified = pa.chunked_array([known, *column.chunks]).unify_dictionaries()
+            unified = pa.chunked_array([earlier, *column.chunks]).unify_dictionaries()
             count = len(unified.chunk(0).dictionary)
         except pa.ArrowInvalid:  # the codes are too short
             count = MAX_CODES + 1
@@ -264,16 +264,16 @@ class _Writer:
             )
         if column.type.ordered and any(len(chunk.dictionary) != count for chunk in column.chunks):
             raise FormatError(f"column {name!r} is an ordered dictionary whose values change: cast it to its values")
-        self.has_grown |= not self._is_first and count > len(known.dictionary)
+        self.has_grown |= not self._is_first and count > len(earlier.dictionary)
         self._values[number] = unified.chunk(0)
         return pa.chunked_array(unified.chunks[1:], column.type)
 
     def with_all_values(self, batch: Any) -> Any:
         """Return a batch that was written, with the dictionaries of the last one."""
         pa, columns = arrow(), batch.columns
-        for number, known in self._values.items():
-            codes, ordered = columns[number].indices, known.type.ordered
-            columns[number] = pa.DictionaryArray.from_arrays(codes, known.dictionary, ordered=ordered, safe=False)
+        for number, earlier in self._values.items():
+            codes, ordered = columns[number].indices, earlier.type.ordered
+            columns[number] = pa.DictionaryArray.from_arrays(codes, earlier.dictionary, ordered=ordered, safe=False)
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
@@ -281,10 +281,10 @@ class _Writer:
 
 
 def stored_type(kind: Any, inside: bool = False) -> Any:
-    """Return the type of a column in a table's file: that of the source, with views and run ends written out.
+    """Return the type of a column in a table's file: the source's type, with views and run ends written out.
 
-    Dictionaries have codes of 32 bits, because other batches may add values; `inside` of another type, there are
-    values in place of a dictionary.
+    Dictionaries have codes of 32 bits, because other batches may add values; `inside` of another type, the values
+    replace a dictionary.
     """
     pa = arrow()
     types = pa.types
@@ -328,8 +328,8 @@ def _stored(array: Any, kind: Any) -> Any:
     values = values if values.type == value_type else _stored(values, value_type)
     codes = array.indices
     if values.null_count:
-        places = pa.compute.subtract(pa.compute.cumulative_sum(values.is_valid().cast(pa.int32())), 1)
-        codes = pa.compute.if_else(values.is_valid(), places, pa.scalar(None, pa.int32())).take(codes)
+        new_codes = pa.compute.subtract(pa.compute.cumulative_sum(values.is_valid().cast(pa.int32())), 1)
+        codes = pa.compute.if_else(values.is_valid(), new_codes, pa.scalar(None, pa.int32())).take(codes)
         values = values.drop_null()
     if not pa.types.is_dictionary(kind):
         return values.take(codes)
@@ -337,11 +337,11 @@ def _stored(array: Any, kind: Any) -> Any:
 
 
 def _with_stored_types(source: TableSource, codes: set[str]) -> TableSource:
-    """Return a source with the types of a table's file; columns that have none are left out and named in the log."""
+    """Return a source with the types of a table's file; other columns are left out and named in the log."""
     pa = arrow()
     missing = sorted(codes - set(source.schema.names))
     if missing:
-        raise ArgumentError(f"codes names {missing[0]!r}, which is not a column that is taken", name="codes")
+        raise ArgumentError(f"codes names {missing[0]!r}, which is not a column of the new table", name="codes")
     numbers, fields, left_out = [], [], []
     for number, field in enumerate(source.schema):
         try:
@@ -421,7 +421,7 @@ def _names(names: Any, option: str) -> list[str] | None:
 
 
 def _require_free(path: Path, overwrite: bool) -> None:
-    """Raise if a table cannot be written to a path, because of what is there."""
+    """Raise if a table cannot be written to a path, or would replace something else."""
     if not path.parent.is_dir():
         raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
     if not os.path.lexists(path):
@@ -459,7 +459,7 @@ def _remove_leftovers(folder: Path, files: set[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
-    """Hold the lock for appending; yield a function that raises if another table has taken the place."""
+    """Hold the lock for appending; yield a function that raises if the table was replaced."""
     deadline = clock.monotonic() + seconds
     queue = os.open(folder, os.O_RDONLY)
     try:

@@ -48,7 +48,7 @@ class MappedFile:
     def __init__(self, path: str, direct: bool | None = None) -> None:
         self.path = os.path.abspath(path)
         if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would wait for its writer
-            raise FormatError(f"{self.path} is neither a file nor a folder: name one", path=self.path)
+            raise FormatError(f"{self.path} is not a file or folder", path=self.path)
         self._medium = FileMedium(self.path, direct=False)
         try:
             allow_more_files(self._medium.fileno())
@@ -64,7 +64,7 @@ class MappedFile:
         """Raise MediumError if the file was cut, or bytes of it could not be read."""
         self._mapping.require()
         size = os.fstat(self._medium.fileno()).st_size
-        if size < self.nbytes:  # nobody has touched what is gone yet
+        if size < self.nbytes:  # the missing pages were not touched yet
             raise MediumError(
                 f"{self.path} was truncated from {self.nbytes} to {size} bytes while it was open: "
                 "restore it, and open the table again"
@@ -89,8 +89,8 @@ class MappedFile:
 
     def is_other(self, medium: Any) -> bool:
         """Return whether a `FileMedium` of this path is another file by now."""
-        mine, its = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())
-        return (mine.st_dev, mine.st_ino) != (its.st_dev, its.st_ino)
+        opened, current = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())
+        return not os.path.samestat(opened, current)
 
     def offset_of(self, buffer: Any) -> int | None:
         """Return where in the file a `pyarrow.Buffer` begins; None if it is not within the mapping."""

@@ -27,7 +27,7 @@ class Layout:
         Of the items: of offsets for "text", of codes for "codes".
     inner : tuple of int
         Extents of one row: ``(k,)`` for a list of k items, or for the bytes of fixed-size binary; ``(2,)`` for the
-        words of a decimal128.
+        limbs of a decimal128.
     """
 
     kind: str
@@ -73,7 +73,7 @@ def storage_of(kind: Any) -> Any:
 
 
 def _flat(kind: Any) -> Layout | None:
-    """Return the layout of a type that is neither nested nor a dictionary."""
+    """Return the layout of a type that is not nested and not a dictionary."""
     types = arrow().types
     if types.is_boolean(kind):
         return Layout("bits", np.dtype(np.uint8))
@@ -86,10 +86,10 @@ def _flat(kind: Any) -> Layout | None:
     if types.is_integer(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
         return Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
     if types.is_decimal(kind):
-        words = kind.bit_width // 64
+        limbs = kind.bit_width // 64
         return (
-            Layout("fixed", np.dtype("<i8"), (words,))
-            if words > 1
+            Layout("fixed", np.dtype("<i8"), (limbs,))
+            if limbs > 1
             else Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
         )
     if types.is_fixed_size_binary(kind):

@@ -100,7 +100,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[T
 
 
 def _checked(name: str, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches after a check of what leads to other bytes: offsets, dictionary indices, text."""
+    """Yield batches after a check of their offsets, dictionary indices and text."""
     batches = iter(batches)
     while True:
         with format_errors(name):
@@ -178,7 +178,7 @@ def _of_files(paths: Sequence[str], columns: Sequence[str] | None) -> TableSourc
         _read_schemas(kind, [file for file in files if file.format == kind], columns)
     schemas = [file.schema for file in files]
     schema = schemas[0]
-    if any(one != schema for one in schemas):
+    if any(file.schema != schema for file in files):
         try:
             schema = pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schema.metadata)
         except pa.ArrowException as error:
@@ -193,7 +193,7 @@ def _of_files(paths: Sequence[str], columns: Sequence[str] | None) -> TableSourc
 
 
 def _files(path: str) -> Iterator[_File]:
-    """Yield the files of a path, in order; those of a folder with the keys of its subfolders."""
+    """Yield the files of a path, in order; files in a folder have the keys of its subfolders."""
     if not os.path.exists(path):
         raise MissingFileError(f"{path} does not exist: check the path", path=path)
     if os.path.isfile(path):

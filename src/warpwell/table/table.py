@@ -106,9 +106,9 @@ class Table:
         self.require_open()
         start, end = bounds(first, rows, self.rows)
         numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
-        taken = [self[number].chunks(start, end) for number in numbers]
+        chunks = [self[number].chunks(start, end) for number in numbers]
         fields = [self.schema.field(number) for number in numbers]
-        return arrow().Table.from_arrays(taken, schema=arrow().schema(fields, self.schema.metadata))
+        return arrow().Table.from_arrays(chunks, schema=arrow().schema(fields, self.schema.metadata))
 
     def head(self, rows: int = 5) -> Any:
         """Return the first rows, at most `rows`, as a `pyarrow.Table`."""
@@ -224,7 +224,7 @@ class Table:
         Raises
         ------
         MediumError
-            A file was cut while it was open, or could not be read: what was read from it may be zeros.
+            A file was truncated while it was open, or could not be read: values may be zeros.
         """
         if self._closed:
             return

@@ -41,7 +41,7 @@ def open_text(path: str) -> Any:
     Raises
     ------
     FormatError
-        It is compressed, and its name does not say so.
+        It is compressed, but its name does not end in .gz.
     """
     with open(path, "rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
@@ -68,8 +68,8 @@ class CsvTypes:
     def add(self, name: str, values: Any) -> None:
         """Widen the type of a column so that it holds these strings."""
         pa = arrow()
-        compute, known = pa.compute, self._found.get(name)
-        if known == pa.string():
+        compute, current = pa.compute, self._found.get(name)
+        if current == pa.string():
             return
         values = values.filter(compute.invert(compute.is_in(values, pa.array(_NULLS))))
         if not len(values):
@@ -77,8 +77,8 @@ class CsvTypes:
             return
         values = compute.utf8_trim_whitespace(values)
         for ladder in self._ladders:
-            if known in (None, pa.null()) or known in ladder:
-                for kind in ladder[ladder.index(known) if known in ladder else 0 :]:
+            if current in (None, pa.null()) or current in ladder:
+                for kind in ladder[ladder.index(current) if current in ladder else 0 :]:
                     if self._holds(name, kind, values):
                         self._found[name] = kind
                         return
