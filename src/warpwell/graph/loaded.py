@@ -113,9 +113,16 @@ class LoadedGraph:
         return self.edges.tier not in ("storage", "host-cached")
 
     @property
+    def on_device(self) -> bool:
+        """Whether the edges are in device memory, as first neighbours are."""
+        return self.edges.tier == "device"
+
+    @property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays that kernels of a traversal index: destinations, sources of in-edges, first neighbours."""
-        parts = (self.edges, self.in_edges, self.heads) if self.graph.in_edges else (self.edges,)
+        parts = [self.edges, *([self.in_edges] if self.graph.in_edges else [])]
+        if self.graph.in_edges and not self.on_device:
+            parts.append(self.heads)
         return tuple(dict.fromkeys(part for part in parts if isinstance(part, Array)))
 
     @property

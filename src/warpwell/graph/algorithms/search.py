@@ -242,15 +242,18 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, words
 
 
 @kernel
-def _pull(edges, in_offsets, offsets, levels, visited, after, level, words, warps, counters):
-    """Put vertices with a later neighbour in `visited` into `after`, which `_pull_heads` made, word by word as it."""
+def _pull(edges, in_offsets, offsets, levels, visited, known, after, skip, level, words, warps, counters):
+    """Put `known`, and vertices with a neighbour in `visited`, into `after`, word by word as `_pull_heads`.
+
+    The first `skip` neighbours are not looked at: those that `_pull_heads` looked at, which made `known`, or none.
+    """
     mask = activemask()
     lane = lane_id()
     word = div(grid(1), warp_size())
     found = 0
     degrees = 0
     while word < words:
-        seen = i64(after[word])
+        seen = i64(known[word])
         fresh = 0
         k = lane
         while k < WORD:
@@ -258,7 +261,7 @@ def _pull(edges, in_offsets, offsets, levels, visited, after, level, words, warp
             at = 0
             stop = 0
             if vertex < levels.size and (seen >> k) & 1 == 0:
-                at = in_offsets[vertex] + HEAD
+                at = in_offsets[vertex] + skip
                 stop = in_offsets[vertex + 1]
             hit = _leads_to(edges, visited, at, stop, mask, levels.size, counters)
             if hit:
@@ -293,13 +296,14 @@ def bfs(
 ) -> Result:
     """Search a graph breadth-first, reading its edges on demand.
 
-    A large level first pulls ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic, Patterson, 2012) along the
-    first neighbours of each vertex, which are in device memory: a vertex that is not found yet looks for a neighbour
-    that is. If vertices remain, either their other edges are read, or the edges of the frontier are pushed: the
-    direction that reads less. Pushing, a warp takes a vertex of the frontier (or a segment of a large one) and its
-    lanes read adjacent edges, so their pages are fetched together. Small frontiers of edges in memory are visited by
-    one block, several levels in one launch. Graphs without in-edges only push. Levels, offsets, first neighbours and
-    frontier are in device memory: about 36 bytes a vertex.
+    A large level first pulls ("Direction-Optimizing Breadth-First Search", Beamer, Asanovic, Patterson, 2012) along
+    the first neighbours of each vertex, which are in device memory: a vertex that is not found yet looks for a
+    neighbour that is. If vertices remain, either their other edges are read, or the edges of the frontier are
+    pushed: the direction that reads less. If all edges are in device memory, it pulls along all of them at once.
+    Pushing, a warp takes a vertex of the frontier (or a segment of a large one) and its lanes read adjacent edges,
+    so their pages are fetched together. Small frontiers of edges in memory are visited by one block, several levels
+    in one launch. Graphs without in-edges only push. Levels, offsets, first neighbours and frontier are in device
+    memory: about 36 bytes a vertex.
 
     Parameters
     ----------
@@ -376,9 +380,10 @@ class _Search:
         if loaded.in_memory:
             _push_levels[1](edges, offsets, *state, self.items, 0, 0, 0, 0, 0, self.counters, **options)
         if self.graph.in_edges:
-            pulled = loaded.in_offsets, offsets, *state, self.after, 0, 0, 1, self.counters
-            _pull_heads[one](loaded.heads, *pulled, **options)
-            _pull[one](loaded.in_edges, *pulled, **options)
+            given, pulled = (loaded.in_offsets, offsets, *state), (0, 0, 1, self.counters)
+            if not loaded.on_device:
+                _pull_heads[one](loaded.heads, *given, self.after, *pulled, **options)
+            _pull[one](loaded.in_edges, *given, self.after, self.after, HEAD, *pulled, **options)
 
     def run(self, run: Run, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -410,34 +415,47 @@ class _Search:
         if loaded.in_memory and self.edges <= SMALL:
             self._push_small()
             return
-        few = not loaded.in_memory and self._pages(self.found, self.edges) <= FEW_PAGES
-        if not few and not loaded.in_memory:
-            self.listed = None  # A list in the order of vertices reads each page once.
-        if few or not self.graph.in_edges:
+        if loaded.in_memory:
+            pushes = self.edges * ALPHA <= self.left
+        else:
+            pushes = self._pages(self.found, self.edges) <= FEW_PAGES
+            if not pushes:
+                self.listed = None  # A list in the order of vertices reads each page once.
+        if pushes or not self.graph.in_edges:
             counts = self._push(self.visited)
         else:
-            counts = self._launch_pull(_pull_heads, loaded.heads)
-            if counts[REST]:
-                rest, rest_edges = int(counts[REST]), int(counts[REST_EDGES])
-                if loaded.in_memory:
-                    pull = rest_edges < ALPHA * self.edges
-                else:
-                    pull = self._pages(rest, rest_edges) <= self._pages(self.found, self.edges)
-                counts = counts + (self._launch_pull(_pull, loaded.in_edges) if pull else self._push(self.after))
+            counts = self._pull_all() if loaded.on_device else self._pull_heads_first()
             self.listed = None
             self.visited, self.after = self.after, self.visited
         self.level += 1
         self.found, self.edges = int(counts[FOUND]), int(counts[DEGREES])
         self.left -= self.edges
 
-    def _launch_pull(self, pull: Any, neighbours: Any) -> NDArray[np.int64]:
+    def _pull_heads_first(self) -> NDArray[np.int64]:
+        """Look at the first neighbours of all vertices, then follow the fewer edges; return what both counted."""
+        loaded = self.loaded
+        counts = self._launch_pull(_pull_heads, loaded.heads, self.after)
+        rest, rest_edges = int(counts[REST]), int(counts[REST_EDGES])
+        if not rest:
+            return counts
+        if loaded.in_memory:
+            pulls = rest_edges < ALPHA * self.edges
+        else:
+            pulls = self._pages(rest, rest_edges) <= self._pages(self.found, self.edges)
+        return counts + (self._pull_all(self.after, HEAD) if pulls else self._push(self.after))
+
+    def _pull_all(self, known: Any = None, skip: int = 0) -> NDArray[np.int64]:
+        """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
+        known = self.visited if known is None else known
+        return self._launch_pull(_pull, self.loaded.in_edges, known, self.after, skip)
+
+    def _launch_pull(self, pull: Any, neighbours: Any, *given: Any) -> NDArray[np.int64]:
         """Launch a kernel over all words of `visited`, and return what it counted."""
         loaded, warps = self.loaded, min(self.words, WARPS)
-        graph = neighbours, loaded.in_offsets, loaded.offsets
-        sets = self.levels, self.visited, self.after
+        graph = neighbours, loaded.in_offsets, loaded.offsets, self.levels, self.visited
         reads = any(neighbours is array for array in self.arrays)
         words = self.level + 1, self.words, warps
-        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *words, self.counters, reads=reads)
+        self._run.launch(pull, warps * loaded.warp, *graph, *given, *words, self.counters, reads=reads)
         return self._read()
 
     def _list(self) -> tuple[int, int]:
