@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
 from tests.harness import table_queries
@@ -33,6 +32,13 @@ def test_filters_select_what_pyarrow_selects(written: Any, options: str) -> None
     path, table = written
     with ww.table.open(path, device="cuda", **OPTIONS[options]) as opened:
         assert table_queries.first_difference(opened, table, 5, 100) is None
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_expressions_select_what_polars_selects(written: Any, options: str) -> None:
+    pl = pytest.importorskip("polars")
+    path, table = written
+    with ww.table.open(path, device="cuda", **OPTIONS[options]) as opened:
         for expression in (
             (pl.col("i8") > 3) & pl.col("text").str.starts_with("a"),
             pl.col("u8").ne_missing(7) | pl.col("bool"),
