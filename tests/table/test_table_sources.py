@@ -100,11 +100,14 @@ def test_types_and_keys_of_json(tmp_path: Path) -> None:
     assert found["n"].to_pylist()[-3:] == [{"x": 1, "y": None}, {"x": None, "y": [2]}, None]
     (tmp_path / "b.json").write_text('{"a": 1e300}\n{"a": 2}\n')
     assert converted(tmp_path, tmp_path / "b.json")["a"].to_pylist() == [1e300, 2.0]
+    (tmp_path / "b.json").write_text('{"a": [1e300, 1]}\n')
+    assert converted(tmp_path, tmp_path / "b.json")["a"].to_pylist() == [[1e300, 1.0]]
     for text, problem in (
         ('[{"a": 1}]', "one object a line"),
         ('{"a": 1}\n{"a": "x"}', "newline-delimited|in one row"),
         ('{"a": 1}\n' * 9000 + '{"a": "x"}', "'a' is int64 in one row and string in another"),
         ("", "is empty"),
+        ('{"a": 1, "l": [{"x": 18446744073709551615}]}', "'l' has integers beyond 64 bits"),
     ):
         (tmp_path / "c.json").write_text(text)
         with pytest.raises(FormatError, match=problem):

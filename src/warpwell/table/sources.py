@@ -17,7 +17,7 @@ from ..errors import ArgumentError, FormatError, MissingFileError
 from .column import validate
 from .library import arrow, line_of, readable_columns
 from .table import BATCH_ROWS, is_table_folder, read_parts
-from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas
+from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves
 from .zones import SUFFIX as ZONES
 
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "ipc", b"ORC": "orc"}
@@ -341,12 +341,12 @@ def _int96_unit(files: Sequence[_File]) -> str:
     for file in files:
         with format_errors(file.path), contextlib.ExitStack() as stack:
             readers = [stack.enter_context(_opened(replace(file, int96_unit=unit))) for unit in _UNITS]
-            leaves = [readers[0].schema.column(k) for k in range(len(readers[0].schema))]
-            columns = list({leaf.path.split(".")[0]: None for leaf in leaves if leaf.physical_type == "INT96"})
+            fields = [readers[0].schema.column(k) for k in range(len(readers[0].schema))]
+            columns = list({field.path.split(".")[0]: None for field in fields if field.physical_type == "INT96"})
             if not columns:
                 continue
             for batches in zip(*(reader.iter_batches(BATCH_ROWS, columns=columns) for reader in readers), strict=True):
-                found = [[values for column in batch.columns for values in _timestamps(column)] for batch in batches]
+                found = [[_integers(leaf) for column in batch.columns for leaf in leaves(column)] for batch in batches]
                 for nanoseconds, microseconds, milliseconds in zip(*found, strict=True):
                     is_in_range = (microseconds // 1000 == milliseconds).all()
                     is_exact = {
@@ -362,13 +362,7 @@ def _int96_unit(files: Sequence[_File]) -> str:
     return min(units, key=_UNITS.index)
 
 
-def _timestamps(column: Any) -> list[Any]:
-    """Return the timestamps in a column as integers, also those in lists and structs."""
-    types = arrow().types
-    if types.is_timestamp(column.type):
-        return [np.asarray(column.drop_null().cast(arrow().int64()))]
-    if types.is_struct(column.type):
-        return [leaf for child in column.flatten() for leaf in _timestamps(child)]
-    if types.is_map(column.type):
-        return [*_timestamps(column.keys), *_timestamps(column.items)]
-    return _timestamps(column.flatten()) if types.is_list(column.type) or types.is_large_list(column.type) else []
+def _integers(leaf: Any) -> Any:
+    """Return timestamps as integers, and nothing of other types."""
+    is_timestamp = arrow().types.is_timestamp(leaf.type)
+    return np.asarray(leaf.drop_null().cast(arrow().int64())) if is_timestamp else np.zeros(0, np.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -170,15 +171,40 @@ def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
 
 
 def _exact_type(path: str, block: bytes, name: str, column: Any) -> Any:
-    """Return the type of a column; a decimal if pyarrow has rounded integers that int64 does not have to floats."""
+    """Return the type of a column; a decimal if pyarrow has rounded integers that int64 does not have to floats.
+
+    Raises
+    ------
+    FormatError
+        Such an integer is in a list or an object.
+    """
     pa = arrow()
-    if (
-        pa.types.is_float64(column.type)
-        and pa.compute.any(pa.compute.greater_equal(pa.compute.abs(column), 2.0**63)).as_py()
-    ):
+    floats = [leaf for chunk in column.chunks for leaf in leaves(chunk) if pa.types.is_float64(leaf.type)]
+    if not any(pa.compute.any(pa.compute.greater_equal(pa.compute.abs(leaf), 2.0**63)).as_py() for leaf in floats):
+        return column.type
+    if pa.types.is_float64(column.type):
         with contextlib.suppress(FormatError):  # there are fractions
             return _read_json(path, block, pa.schema([(name, pa.decimal128(38, 0))]))[name].type
+    elif any(_has_large_integer(json.loads(line).get(name)) for line in block.splitlines() if line.strip()):
+        raise FormatError(f"{path}: {name!r} has integers beyond 64 bits in a list or an object: write them as text")
     return column.type
+
+
+def _has_large_integer(value: Any) -> bool:
+    """Return whether a value of JSON is, or contains, an integer that int64 does not have."""
+    if isinstance(value, dict | list):
+        return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
+    return type(value) is int and not -(1 << 63) <= value < 1 << 63
+
+
+def leaves(column: Any) -> list[Any]:
+    """Return the arrays of values in an array of lists, maps and structs, or the array itself."""
+    types = arrow().types
+    if types.is_struct(column.type):
+        return [leaf for child in column.flatten() for leaf in leaves(child)]
+    if types.is_map(column.type):
+        return [*leaves(column.keys), *leaves(column.items)]
+    return leaves(column.flatten()) if types.is_nested(column.type) and not types.is_union(column.type) else [column]
 
 
 def _common_type(path: str, name: str, first: Any, second: Any) -> Any:
@@ -216,11 +242,11 @@ def _json_blocks(path: str) -> Iterator[bytes]:
 
 
 def _read_json(path: str, block: bytes, schema: Any = None) -> Any:
-    json = importlib.import_module("pyarrow.json")
-    read = json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    parse = json.ParseOptions(explicit_schema=schema)
+    module = importlib.import_module("pyarrow.json")
+    read = module.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parse = module.ParseOptions(explicit_schema=schema)
     try:
-        return json.read_json(arrow().BufferReader(block), read, parse)
+        return module.read_json(arrow().BufferReader(block), read, parse)
     except arrow().ArrowInvalid as error:
         hint = "; write one object a line, not an array" if block.lstrip().startswith(b"[") else ""
         raise FormatError(f"{path} is not newline-delimited JSON ({error}){hint}", path=path) from None
