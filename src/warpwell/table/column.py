@@ -204,7 +204,11 @@ class Column:
         """The runs in which its rows lie, in order; checked against the file, but not read."""
         self._home.require_open()
         if self._runs is None:
-            self._runs = self._home.runs(self._number)
+            try:
+                runs = self._home.runs(self._number)
+            finally:
+                self._home.require_open()  # another thread closes: a descriptor may be another file's
+            self._runs = runs
         return self._runs
 
     @property
