@@ -49,7 +49,7 @@ _FAMILIES = {
     "duration": ("a datetime.timedelta", "is_duration"),
     "time": ("a datetime.time without a time zone", "is_time"),
 }
-"""What the values of comparable types are compared with, and the tests of pyarrow for these types."""
+"""By family of comparable types: the values that a message asks for, and the tests of pyarrow for these types."""
 _NUMBERS = ("integer", "float", "decimal")
 
 
@@ -431,15 +431,16 @@ def _condition_of(node: Any, type_of: TypeOf, *, negated: bool) -> Condition:
         if op == "Not":
             return _condition_of(inputs[0], type_of, negated=not negated)
         if op in ("And", "LogicalAnd", "Or", "LogicalOr"):
-            a, b = (_condition_of(one, type_of, negated=negated) for one in inputs)
+            a, b = (_condition_of(operand, type_of, negated=negated) for operand in inputs)
             return _conjoin(a, b) if ("And" in op) != negated else _disjoin(a, b)
         if "Literal" in inputs[0]:
             op, inputs = _MIRRORED.get(op, op), inputs[::-1]
         name = inputs[0]["Column"]
-        values, others = _values_of(name, type_of(name), op, inputs[1:], options)
+        sets, negated_sets = _values_of(name, type_of(name), op, inputs[1:], options)
     except (ArgumentError, DTypeError, LookupError, TypeError, ValueError, NotImplementedError):
         return MAY_MATCH
-    return functools.reduce(_disjoin, [Condition.of_column(name, one) for one in (others if negated else values)])
+    conditions = [Condition.of_column(name, values) for values in (negated_sets if negated else sets)]
+    return functools.reduce(_disjoin, conditions)
 
 
 def _operation_of(node: Any) -> tuple[str, list[Any], dict[str, Any]]:

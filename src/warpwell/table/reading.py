@@ -59,9 +59,9 @@ class IoCounters:
         """Add pieces that were fetched, read ahead, or only planned."""
         for each in pieces:
             count = len(each.starts)
-            wanted = each.sizes * count if isinstance(each.sizes, int) else int(each.sizes.sum())
+            nbytes = each.sizes * count if isinstance(each.sizes, int) else int(each.sizes.sum())
             read = each.from_storage if is_mapped else each.read
-            self.add_reads(ColumnReads(column, wanted, each.read, each.commands, read))
+            self.add_reads(ColumnReads(column, nbytes, each.read, each.commands, read))
 
     def add_reads(self, reads: ColumnReads) -> None:
         """Add reads of a column."""

@@ -32,7 +32,7 @@ _log = logging.getLogger(__package__)
 CHUNK_ROWS = 1 << 20
 """Rows on which a predicate is evaluated at a time."""
 MAX_CHUNKS_AHEAD = 4
-"""Chunks that are evaluated before the one that is used."""
+"""Maximum chunks that are evaluated ahead of the current chunk."""
 GROUP_ROWS = 1 << 12
 """Matching rows of several chunks that are taken together."""
 DENSE_FRACTION = 8
@@ -67,8 +67,8 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     Notes
     -----
     Columns of types that Polars does not have are left out, and named in a warning of the log. The frame is made by
-    ``polars.io.plugins.register_io_source``, which Polars calls unstable: with another version than those of the
-    ``table`` extra it may fail.
+    ``polars.io.plugins.register_io_source``, which Polars calls unstable: it may fail with versions that the
+    ``table`` extra does not allow.
     """
     polars()
     name = os.fspath(path)
@@ -80,7 +80,7 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
         with_columns: list[str] | None, predicate: Any, n_rows: int | None, batch_size: int | None
     ) -> Iterator[Any]:
         names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))  # it may name one twice
-        # a generator of its own: it is closed, and the table with it, whatever the query does
+        # a separate generator: it is closed, and the table with it, even if the query fails
         own_counters = IoCounters() if counters is None else counters
         return _frames(name, schema, names, predicate, n_rows, batch_size, own_counters, direct)
 
@@ -132,7 +132,9 @@ def _frames(
         elif predicate is None or polars().select(predicate).item() is True:
             chunks = _chunks([(0, end)], min(CHUNK_ROWS, max_rows))
             read = partial(_whole_columns, columns, names)
-            found = _in_order((partial(read, chunk) for chunk in _announced(columns, names, chunks, counters)), None)
+            found = _in_order(
+                (partial(read, chunk) for chunk in _with_readahead(columns, names, chunks, counters)), None
+            )
         else:
             found = _in_order([], None)
         with contextlib.closing(found):  # before the table
@@ -155,10 +157,10 @@ def _matching_rows(
     """Yield the rows of [0, end) for which a predicate is true."""
     condition = Condition.from_polars(predicate, lambda name: columns[name].type)
     ranges = condition.candidate_rows({name: columns[name] for name in roots})
-    wanted = [(start, min(stop, end)) for start, stop in ranges if start < end]
-    is_long = sum(stop - start for start, stop in wanted) > CHUNK_ROWS
+    ranges = [(start, min(stop, end)) for start, stop in ranges if start < end]
+    is_long = sum(stop - start for start, stop in ranges) > CHUNK_ROWS
     workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
-    chunks = _announced(columns, roots, _chunks(wanted, CHUNK_ROWS), counters)
+    chunks = _with_readahead(columns, roots, _chunks(ranges, CHUNK_ROWS), counters)
     evaluate = partial(_evaluate, columns, names, roots, predicate, counters)
     with contextlib.closing(_in_order((partial(evaluate, chunk) for chunk in chunks), workers)) as matches:
         groups = (partial(_take_columns, columns, names, counters, group) for group in _groups(matches))
@@ -167,11 +169,11 @@ def _matching_rows(
 
 
 _Matches = tuple["NDArray[np.int64] | None", Any]
-"""The rows of a chunk that match, and the columns that decide of them; or None, and all columns."""
+"""The numbers of a chunk's matching rows, and the predicate's columns of these rows; or None, and all columns."""
 
 
 def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
-    """Yield what is found in chunks, of several chunks together if few rows match, so that more is read at once."""
+    """Yield groups of chunks: several chunks if few rows match, so that more rows are read at once."""
     group: list[_Matches] = []
     count = 0
     for found in matches:
@@ -185,7 +187,7 @@ def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
 
 
 def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -> Generator[Any, None, None]:
-    """Yield what functions return, in their order; a few are called ahead by other threads, at first one."""
+    """Yield the results of functions in their order; other threads call up to `MAX_CHUNKS_AHEAD` functions ahead."""
     started: deque[ChunkedTask] = deque()
     ahead = 0
     try:
@@ -205,11 +207,11 @@ def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -
             task.exception()
 
 
-def _chunks(wanted: Ranges, max_rows: int) -> Iterator[Ranges]:
+def _chunks(ranges: Ranges, max_rows: int) -> Iterator[Ranges]:
     """Yield ranges of rows in chunks of at most `max_rows` rows."""
     chunk: Ranges = []
     count = 0
-    for start, end in wanted:
+    for start, end in ranges:
         while start < end:
             stop = min(end, start + max_rows - count)
             chunk.append((start, stop))
@@ -222,10 +224,10 @@ def _chunks(wanted: Ranges, max_rows: int) -> Iterator[Ranges]:
         yield chunk
 
 
-def _announced(
+def _with_readahead(
     columns: Mapping[str, Column], names: Sequence[str], chunks: Iterable[Ranges], counters: IoCounters
 ) -> Iterator[Ranges]:
-    """Yield chunks; each is read ahead while the one before it is used."""
+    """Yield chunks; each is read ahead while the previous chunk is used."""
     previous: Ranges | None = None
     for chunk in chunks:
         for name in names:
@@ -253,8 +255,8 @@ def _evaluate(
         for name in names:
             if name not in roots:
                 read_ranges(columns[name], chunk, counters)
-        whole = _whole_columns(columns, names, chunk)
-        return None, whole if count == len(mask) else whole.filter(mask)
+        rows = _whole_columns(columns, names, chunk)
+        return None, rows if count == len(mask) else rows.filter(mask)
     positions = mask.arg_true()
     return _row_numbers(chunk, positions.to_numpy().astype(np.int64)), frame[positions]
 
@@ -262,17 +264,20 @@ def _evaluate(
 def _take_columns(
     columns: Mapping[str, Column], names: Sequence[str], counters: IoCounters, group: Sequence[_Matches]
 ) -> Any:
-    """Return the rows of some chunks as a frame."""
+    """Return the matching rows of a group of chunks as a frame."""
     frames = [frame for numbers, frame in group if numbers is None]
     sparse = [(numbers, frame) for numbers, frame in group if numbers is not None]
     if sparse:
-        decided = polars().concat([frame for _, frame in sparse], rechunk=False)
-        parts = {series.name: series for series in decided}
-        if rest := [name for name in names if name not in parts]:
-            taken = take([columns[name] for name in rest], np.concatenate([numbers for numbers, _ in sparse]), counters)
-            parts |= {series.name: series for series in _frame(rest, taken.columns)}
+        root_columns = polars().concat([frame for _, frame in sparse], rechunk=False)
+        parts = {series.name: series for series in root_columns}
+        if unread := [name for name in names if name not in parts]:
+            row_numbers = np.concatenate([numbers for numbers, _ in sparse])
+            rows = take([columns[name] for name in unread], row_numbers, counters)
+            parts |= {series.name: series for series in _frame(unread, rows.columns)}
         found = (
-            polars().DataFrame([parts[name] for name in names]) if names else polars().DataFrame(height=len(decided))
+            polars().DataFrame([parts[name] for name in names])
+            if names
+            else polars().DataFrame(height=len(root_columns))
         )
         frames.insert(0, found)
     return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)

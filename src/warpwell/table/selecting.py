@@ -1,7 +1,7 @@
 """`select`: the kernel of filters: the rows of a column whose order key is in a set, as bits. `select_whole`: by spans.
 
-They read 64-bit words of files, whatever these hold, so that they are compiled once and no query compiles anything;
-`predicate` defines keys and sets, `where` makes the arguments. `select` reads the values of rows that are wanted;
+They read 64-bit words of files for all types, so that they are compiled once and no query compiles anything;
+`predicate` defines keys and sets, `where` makes the arguments. `select` reads the values of candidate rows;
 `select_whole` reads all words of numbers, as fast as a span is read.
 """
 
@@ -40,7 +40,7 @@ WIDE = 2
 TEXT = 3
 """Offsets, of 32 or 64 bits, into bytes."""
 BYTES = 4
-"""As many bytes in each row."""
+"""Rows of a fixed number of bytes."""
 
 UNIT = 32
 """Words of the bitmap, of 64 rows each, that one index (on a GPU a warp) writes."""
@@ -48,13 +48,13 @@ UNIT = 32
 # Fields of the record of a run.
 FIRST_UNIT = 0
 FIRST_WORD = 1
-"""Where its rows begin in the bitmap."""
+"""First word of the run's rows in the bitmap."""
 ROWS = 2
 VALUES = 3
 VALID = 4
 """-1 if no row is null."""
 DATA = 5
-"""Where values, validity and bytes begin: words of their arrays."""
+"""First words of values, validity and bytes in their arrays."""
 NBYTES = 6
 FIRST_EDGE = 7
 EDGES = 8
@@ -62,15 +62,15 @@ RUN_WORDS = 9
 
 I8 = np.dtype(np.int64)
 ALL_LANES = 0xFFFFFFFF
-LEAST = -(1 << 63)
-GREATEST = (1 << 63) - 1
+MIN_INT64 = -(1 << 63)
+MAX_INT64 = (1 << 63) - 1
 
 
 @device
-def word_at(words, i, tail):
+def word_at(array, i, tail):
     """Return a word of an array; behind its end, the file's last, incomplete word (any thread)."""
-    if i < words.size:
-        return i64(words[i])
+    if i < array.size:
+        return i64(array[i])
     return i64(tail)
 
 
@@ -92,8 +92,8 @@ def is_in_set(edges, count, key):
 def matching_items(word, shift, pattern, order, edges, count, low, last):
     """Return the bits of the numbers of a word, of 2**`shift` bits each, that are in the set (any thread).
 
-    `edges` is the address of `count` edges; `low` and `last` are the least and the greatest key there may be. Who calls
-    this for each item of a span passes no array on, each of which would be counted on `cpu`.
+    `low` and `last` are the minimum and the maximum key of the set. `edges` is the address of `count` edges, because
+    `cpu` counts each array that is passed for an item of a span.
     """
     word ^= pattern
     bits = 1 << shift
@@ -112,10 +112,10 @@ def matching_items(word, shift, pattern, order, edges, count, low, last):
 
 @device
 def bounds(edges, count):
-    """Return the least and the greatest key that a set may have (any thread)."""
+    """Return the minimum and the maximum key of a set (any thread)."""
     if count & 1 == 0:
         return load_weak_as(edges, I8), load_weak_as(i64(edges + 8 * (count - 1)), I8) - 1
-    return load_weak_as(edges, I8), i64(GREATEST)
+    return load_weak_as(edges, I8), i64(MAX_INT64)
 
 
 @device
@@ -123,15 +123,15 @@ def mark_rows(nothing, word, i, base, bitmap, shift, pattern, order, edges, coun
     """Set the bits of the rows of word i of a column; row 0 is in word `base`, its bit at address `bitmap` (thread)."""
     key = word ^ pattern
     key ^= (key >> 63) & order
-    # of 64-bit numbers most are seen to be outside here, by few instructions
+    # this test excludes most 64-bit numbers in few instructions
     if shift != 6 or ((key >= low) & (key <= last)):
-        place = i - base
+        item = i - base
         bits = i64(
             matching_items(word, shift, pattern, order, edges, count, low, last)
-            << ((place & ((1 << shift) - 1)) << (6 - shift))
+            << ((item & ((1 << shift) - 1)) << (6 - shift))
         )
         if bits != 0:
-            address = i64(bitmap + 8 * (place >> shift))
+            address = i64(bitmap + 8 * (item >> shift))
             if warp_size() == 1:
                 store_weak_as(address, load_weak_as(address, I8) | bits, I8)
             else:
@@ -140,21 +140,21 @@ def mark_rows(nothing, word, i, base, bitmap, shift, pattern, order, edges, coun
 
 
 @device
-def numbers_in(values, tail, base, want, shift, pattern, order, edges, first, count, keys, lane, lanes):
-    """Return the bits of the rows wanted of 64 whose numbers are in the set; each lane its own (any thread).
+def numbers_in(values, tail, base, mask, shift, pattern, order, edges, first, count, keys, lane, lanes):
+    """Return the bits of rows in `mask`, of 64, with numbers in the set; each lane reads other words (any thread).
 
     Written out: with `matching_items` in the inner loop it takes a quarter longer on `cpu`.
     """
     per = 64 >> shift
     bits = 1 << shift
     low = edges[first]
-    last = i64(GREATEST)
+    last = i64(MAX_INT64)
     if count == 2:
         last = edges[first + 1] - 1
     found = i64(0)
     for k in range(lane, bits, lanes):
         at = k * per
-        if (want >> at) & ((1 << per) - 1) != 0:
+        if (mask >> at) & ((1 << per) - 1) != 0:
             word = word_at(values, base + k, tail) ^ pattern
             for j in range(per):
                 key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
@@ -165,25 +165,25 @@ def numbers_in(values, tail, base, want, shift, pattern, order, edges, first, co
                 elif key >= low and key <= last:
                     inside = 1
                 found |= i64(i64(inside) << (at + j))
-    return found & want
+    return found & mask
 
 
 @device
-def bits_in(values, tail, at, want, edges, count):
-    """Return the bits of the rows wanted of 64 whose bool is in the set (any thread)."""
+def bits_in(values, tail, at, mask, edges, count):
+    """Return the bits of rows in `mask`, of 64, with a bool in the set (any thread)."""
     word = word_at(values, at, tail)
     true = i64(0 - is_in_set(edges, count, 1))
     false = i64(0 - is_in_set(edges, count, 0))
-    return ((word & true) | ((word ^ -1) & false)) & want
+    return ((word & true) | ((word ^ -1) & false)) & mask
 
 
 @device
-def wide_in(values, tail, base, want, edges, first, count, lane, lanes):
-    """Return the bits of the rows wanted of 64 whose number of 128 bits is in the set (any thread)."""
+def wide_in(values, tail, base, mask, edges, first, count, lane, lanes):
+    """Return the bits of rows in `mask`, of 64, with a number of 128 bits in the set (any thread)."""
     found = i64(0)
     for k in range(lane, 64, lanes):
-        if (want >> k) & 1 != 0:
-            low_word = word_at(values, base + 2 * k, tail) ^ i64(LEAST)
+        if (mask >> k) & 1 != 0:
+            low_word = word_at(values, base + 2 * k, tail) ^ i64(MIN_INT64)
             high_word = word_at(values, base + 2 * k + 1, tail)
             low = 0
             high = count
@@ -200,13 +200,13 @@ def wide_in(values, tail, base, want, edges, first, count, lane, lanes):
 
 @device
 def is_not_below(data, tail, base, start, length, pool, begin, end):
-    """Return 1 if a row's bytes are not less than a edge's (any thread)."""
+    """Return 1 if a row's bytes are not less than an edge's (any thread)."""
     for j in range(min(length, end - begin)):
         at = start + j
         byte = (word_at(data, base + (at >> 3), tail) >> ((at & 7) << 3)) & 255
-        other = i64(pool[begin + j])
-        if byte != other:
-            return 1 if byte > other else 0
+        edge_byte = i64(pool[begin + j])
+        if byte != edge_byte:
+            return 1 if byte > edge_byte else 0
     return 1 if length >= end - begin else 0
 
 
@@ -236,7 +236,7 @@ def offset_at(values, tail, base, row, shift):
 
 @device
 def run_of(runs, unit):
-    """Return where the record of the run begins in which a unit is: the last that begins there or before (thread)."""
+    """Return the offset of the record of a unit's run: the last run that begins at or before the unit (thread)."""
     low = 0
     high = runs.size // RUN_WORDS
     while high - low > 1:
@@ -250,18 +250,18 @@ def run_of(runs, unit):
 
 @device
 def valid_rows(rows, group, valid, base, tail):
-    """Return the bits of the rows that there are, of 64, and that are not null; `base` is -1 if none is (thread)."""
-    want = i64(-1)
+    """Return the bits of the existing rows, of 64, that are not null; `base` is -1 if no row is null (thread)."""
+    mask = i64(-1)
     if rows - (group << 6) < 64:
-        want = (i64(1) << (rows - (group << 6))) - 1
+        mask = (i64(1) << (rows - (group << 6))) - 1
     if base >= 0:
-        want &= word_at(valid, base + group, tail)
-    return want
+        mask &= word_at(valid, base + group, tail)
+    return mask
 
 
 @kernel
 def select_whole(values, valid, runs, edges, shift, pattern, order, joined, tails, before, bitmap, first_unit):
-    """Do what `select` does, for NUMBERS of which nearly all rows are wanted: their words are read as spans.
+    """Do what `select` does, for NUMBERS of which nearly all rows are candidates: their words are read as spans.
 
     `bitmap` is zeros before. Units are counted from `first_unit`.
     """
@@ -273,13 +273,13 @@ def select_whole(values, valid, runs, edges, shift, pattern, order, joined, tail
     start = runs[run + FIRST_WORD]
     begin = (unit - runs[run + FIRST_UNIT]) * UNIT
     end = min(begin + UNIT, (rows + 63) >> 6)
-    some = joined == 0
+    has_rows = joined == 0
     for group in range(begin + lane, end, lanes):
         if joined != 0 and before[start + group] != 0:
-            some = True
+            has_rows = True
     first = runs[run + FIRST_EDGE]
     count = runs[run + EDGES]
-    if ballot(ALL_LANES, some) != 0 and count != 0:
+    if ballot(ALL_LANES, has_rows) != 0 and count != 0:
         keys = element_address(edges, first)
         low, last = bounds(keys, count)
         at = element_address(bitmap, start)
@@ -293,11 +293,11 @@ def select_whole(values, valid, runs, edges, shift, pattern, order, joined, tail
             mark_rows(0, i64(tails[0]), stop, base, at, shift, pattern, order, keys, count, low, last)
         syncwarp(ALL_LANES)
         for group in range(begin + lane, end, lanes):
-            want = valid_rows(rows, group, valid, runs[run + VALID], tails[1])
+            mask = valid_rows(rows, group, valid, runs[run + VALID], tails[1])
             if joined != 0:
-                want &= before[start + group]
-            if want != -1:
-                bitmap[start + group] = load_relaxed(i64(at + 8 * group), DEVICE) & want
+                mask &= before[start + group]
+            if mask != -1:
+                bitmap[start + group] = load_relaxed(i64(at + 8 * group), DEVICE) & mask
 
 
 @kernel
@@ -320,26 +320,26 @@ def select(values, valid, data, runs, edges, pool, kind, shift, pattern, order, 
     begin = (unit - runs[run + FIRST_UNIT]) * UNIT
     for group in range(begin, min(begin + UNIT, (rows + 63) >> 6)):
         row = group << 6
-        want = i64(-1)
+        mask = i64(-1)
         if joined != 0:
-            want = before[runs[run + FIRST_WORD] + group]
-        if want != 0:
-            want &= valid_rows(rows, group, valid, runs[run + VALID], tails[1])
+            mask = before[runs[run + FIRST_WORD] + group]
+        if mask != 0:
+            mask &= valid_rows(rows, group, valid, runs[run + VALID], tails[1])
         part = i64(0)
         base = runs[run + VALUES]
-        if want == 0 or count == 0:
+        if mask == 0 or count == 0:
             pass
         elif kind == NUMBERS:
             at = base + (group << shift)
-            part = numbers_in(values, tails[0], at, want, shift, pattern, order, edges, first, count, keys, lane, lanes)
+            part = numbers_in(values, tails[0], at, mask, shift, pattern, order, edges, first, count, keys, lane, lanes)
         elif kind == WIDE:
-            part = wide_in(values, tails[0], base + 2 * row, want, edges, first, count, lane, lanes)
+            part = wide_in(values, tails[0], base + 2 * row, mask, edges, first, count, lane, lanes)
         elif kind == BITS:
             if lane == 0:
-                part = bits_in(values, tails[0], base + group, want, keys, count)
+                part = bits_in(values, tails[0], base + group, mask, keys, count)
         else:
             for k in range(lane, 64, lanes):
-                if (want >> k) & 1 != 0:
+                if (mask >> k) & 1 != 0:
                     start = (row + k) * shift
                     end = start + shift
                     if kind == TEXT:

@@ -19,7 +19,7 @@ from .reading import IoCounters
 
 
 class ColumnBatch:
-    """Some rows of some columns, in memory.
+    """Rows of columns, in memory.
 
     ``batch["name"]`` is a `pyarrow.ChunkedArray`. Polars, pandas, DuckDB, and other readers of Arrow streams
     (``__arrow_c_stream__``) take the batch without a copy.
@@ -43,15 +43,15 @@ class ColumnBatch:
         return self._table.column(name)
 
     def arrow(self) -> Any:
-        """Return them as a `pyarrow.Table`."""
+        """Return the rows as a `pyarrow.Table`."""
         return self._table
 
     def polars(self) -> Any:
-        """Return them as a `polars.DataFrame`."""
+        """Return the rows as a `polars.DataFrame`."""
         return polars().from_arrow(self._table)
 
     def numpy(self) -> dict[str, NDArray[Any]]:
-        """Return a NumPy array of each column; nulls of numbers are NaN, and others None.
+        """Return a NumPy array of each column; nulls of numbers are NaN, other nulls None.
 
         Arrays without nulls share no memory with Arrow, can be written, and go to other libraries by DLPack.
         """
@@ -75,7 +75,7 @@ class ColumnBatch:
 MAX_READ_BYTES = 128 << 20
 """Maximum bytes that a take reads at a time."""
 ROW_READ_BYTES = 16 << 10
-"""Bytes of that which a row of a column is expected to take, with pages and gaps. It limits the rows of a read."""
+"""Expected size in bytes of the read of one row of a column, with pages and gaps. It limits the rows of a read."""
 
 
 def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> Any:
@@ -90,8 +90,8 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCoun
     """
     pa = arrow()
     chunks: list[list[Any]] = [[] for _ in columns]
-    for some in _slices(columns, numbers):
-        for segment, number in _read(columns, some, counters, fetch_pieces):
+    for rows in _slices(columns, numbers):
+        for segment, number in _read(columns, rows, counters, fetch_pieces):
             chunks[number].append(segment.arrow())
     arrays = []
     for column, found in zip(columns, chunks, strict=True):
@@ -103,15 +103,15 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCoun
 
 
 def plan_take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> None:
-    """Count what `take` would read. Of strings the offsets are read."""
-    for some in _slices(columns, numbers):
-        _read(columns, some, counters, partial(fetch_pieces, plan_only=True))
+    """Count the bytes that `take` would read. The offsets of strings are read."""
+    for rows in _slices(columns, numbers):
+        _read(columns, rows, counters, partial(fetch_pieces, plan_only=True))
 
 
 def readahead_rows(column: Column, numbers: NDArray[np.int64], counters: IoCounters) -> None:
-    """Have the system read what rows of a column need into its page cache."""
-    for some in _slices([column], numbers):
-        _read([column], some, counters, read_ahead, direct=False)
+    """Have the system read the bytes of rows of a column into its page cache."""
+    for rows in _slices([column], numbers):
+        _read([column], rows, counters, read_ahead, direct=False)
 
 
 def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -134,17 +134,19 @@ def _read(
     *,
     direct: bool | None = None,
 ) -> list[tuple[_Segment, int]]:
-    """Read everything that rows need, by a function of pieces, but offsets always; return segments and columns."""
-    found = [(one, number) for number, column in enumerate(columns) for one in _segments(column, numbers, direct)]
+    """Read the bytes of rows with `read`, but offsets always; return segments, each with the number of its column."""
+    found = [
+        (segment, number) for number, column in enumerate(columns) for segment in _segments(column, numbers, direct)
+    ]
     fetch_pieces([pieces for segment, _ in found if segment.has_offsets for pieces in segment.pieces.values()])
-    rest = []
+    unread: list[Pieces] = []
     for segment, _ in found:
         if segment.has_offsets:
             segment.add_bytes()
-            rest += [segment.pieces[what] for what in segment.pieces if what == "bytes"]
+            unread += [segment.pieces["bytes"]] if "bytes" in segment.pieces else []
         else:
-            rest += segment.pieces.values()
-    read(rest)
+            unread += segment.pieces.values()
+    read(unread)
     for segment, _ in found:
         counters.add(segment.column.name, segment.pieces.values())
     return found
@@ -166,7 +168,7 @@ def _segments(column: Column, numbers: NDArray[np.int64], direct: bool | None) -
     def key(part: tuple[ColumnRun, Any]) -> tuple[Any, ...]:
         run = part[0]
         return (
-            {id(one.file) for one in run.extents},
+            {id(extent.file) for extent in run.extents},
             id(run.dictionary),
             run.layout,
             run.layout.kind in ("views", "nested") and id(run),
@@ -183,7 +185,7 @@ class _Segment:
     ----------
     column : Column
     pieces : dict of str to Pieces
-        What is read, by attribute of `ColumnRun`.
+        Bytes to read, by attribute of `ColumnRun`.
     has_offsets : bool
     """
 
@@ -197,23 +199,23 @@ class _Segment:
         self.has_offsets = self._runs[0].layout.kind == "text"
         self.pieces: dict[str, Pieces] = {}
         self._add("valid", self._rows >> 3, 1)
-        for what in ("values", "codes", "views", "offsets"):
-            extent = getattr(self._runs[0], what)
+        for attribute in ("values", "codes", "views", "offsets"):
+            extent = getattr(self._runs[0], attribute)
             if extent is not None and extent.nbytes:
                 is_bits = self._runs[0].layout.kind == "bits"
                 width = 1 if is_bits else extent.nbytes // extent.shape[0]
                 rows = self._rows >> 3 if is_bits else self._rows
-                self._add(what, rows * width, 2 * width if what == "offsets" else width)
+                self._add(attribute, rows * width, 2 * width if attribute == "offsets" else width)
 
-    def _extents(self, what: str) -> tuple[Any, NDArray[np.int64]]:
-        """Return a file, and where in it the extent of each row's run begins; -1 if the run has none."""
-        extents = [getattr(run, what) for run in self._runs]
-        offsets = np.array([-1 if one is None or not one.nbytes else one.offset for one in extents])
-        return next((one.file for one in extents if one is not None), None), offsets[self._run_of]
+    def _extents(self, attribute: str) -> tuple[Any, NDArray[np.int64]]:
+        """Return a file, and the offset in it of the extent of each row's run; -1 without an extent."""
+        extents = [getattr(run, attribute) for run in self._runs]
+        offsets = np.array([-1 if extent is None or not extent.nbytes else extent.offset for extent in extents])
+        return next((extent.file for extent in extents if extent is not None), None), offsets[self._run_of]
 
-    def _add(self, what: str, starts: NDArray[np.int64], sizes: Any) -> None:
-        """Add bytes that are counted from the beginning of each row's extent; rows without an extent have none."""
-        file, offsets = self._extents(what)
+    def _add(self, attribute: str, starts: NDArray[np.int64], sizes: Any) -> None:
+        """Add bytes that are counted from the beginning of each row's extent; skip rows without an extent."""
+        file, offsets = self._extents(attribute)
         if file is None:
             return
         used = np.flatnonzero((offsets >= 0) & (np.asarray(sizes) > 0))
@@ -221,16 +223,16 @@ class _Segment:
         firsts = np.flatnonzero(np.diff(runs, prepend=-1))
         pieces = file.pieces((offsets + starts)[used], sizes if isinstance(sizes, int) else sizes[used], firsts)
         pieces.direct = pieces.direct if self._direct is None else self._direct
-        self.pieces[what] = pieces
+        self.pieces[attribute] = pieces
 
     def add_bytes(self) -> None:
-        """Add the bytes of strings, whose offsets were fetched."""
+        """Add the bytes of strings after their offsets were fetched."""
         starts, ends = self._string_bounds
         self._add("bytes", starts, ends - starts)
 
     @cached_property
     def _string_bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the bytes of rows begin and end, checked; null rows have none."""
+        """The checked begin and end of the bytes of each row; null rows are empty."""
         offsets = self._runs[0].offsets
         assert offsets is not None
         starts, ends = self._items("offsets").view(offsets.dtype).astype(np.int64).T
@@ -244,19 +246,19 @@ class _Segment:
             raise corrupt_offsets(offsets.file, self.column.name, int(run.first + self._rows[wrong[0]]))
         return starts, ends
 
-    def _items(self, what: str) -> NDArray[np.uint8]:
-        return self.pieces[what].items() if what in self.pieces else np.zeros(0, np.uint8)
+    def _items(self, attribute: str) -> NDArray[np.uint8]:
+        return self.pieces[attribute].items() if attribute in self.pieces else np.zeros(0, np.uint8)
 
-    def _bits(self, what: str) -> NDArray[np.bool_] | None:
+    def _bits(self, attribute: str) -> NDArray[np.bool_] | None:
         """Return the bit of each row; set if its run has no bits."""
-        if what not in self.pieces:
+        if attribute not in self.pieces:
             return None
         found = np.full(len(self._rows), 255, np.uint8)
-        found[self._extents(what)[1] >= 0] = self._items(what).reshape(-1)
+        found[self._extents(attribute)[1] >= 0] = self._items(attribute).reshape(-1)
         return np.asarray((found >> (self._rows & 7).astype(np.uint8)) & 1, np.bool_)
 
-    def _packed(self, what: str) -> Any:
-        bits = self._bits(what)
+    def _packed(self, attribute: str) -> Any:
+        bits = self._bits(attribute)
         return None if bits is None else arrow().py_buffer(np.packbits(bits, bitorder="little"))
 
     def arrow(self) -> Any:
@@ -267,8 +269,8 @@ class _Segment:
             return run.take_nested(self._rows)
         if layout.kind == "null":
             return pa.nulls(count)
-        what = layout.kind if layout.kind in ("codes", "views") else "values"
-        items = self._packed("values") if layout.kind == "bits" else pa.py_buffer(self._items(what))
+        attribute = layout.kind if layout.kind in ("codes", "views") else "values"
+        items = self._packed("values") if layout.kind == "bits" else pa.py_buffer(self._items(attribute))
         buffers = [valid, items, *(extent.buffer for extent in run.data)]
         if layout.kind == "text":
             starts, ends = self._string_bounds

@@ -103,7 +103,7 @@ class Selection:
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
 
-        On "cuda" only what storage puts into host memory passes through it.
+        On "cuda" only bytes that storage puts into host memory pass through it.
 
         Parameters
         ----------
@@ -122,16 +122,18 @@ class Selection:
             Values of a column have several sizes, or a dictionary, or some are null: `take` returns these.
         MediumError
         """
-        wanted = self._columns(columns)
-        if len({one.name for one in wanted}) != len({id(one) for one in wanted}):
+        selected = self._columns(columns)
+        if len({column.name for column in selected}) != len({id(column) for column in selected}):
             raise ArgumentError("two columns have one name: gather them one after another, by their numbers")
-        found = {one.name: _begin_gather(self._table, one, self._numbers, self._counters) for one in wanted}
-        return {name: result() for name, result in found.items()}
+        results = {
+            column.name: _begin_gather(self._table, column, self._numbers, self._counters) for column in selected
+        }
+        return {name: result() for name, result in results.items()}
 
     def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
-        """Return what was read so far; with `columns`, what `take` of them would read.
+        """Return the reads so far; with `columns`, the reads that `take` of these would add.
 
-        Of strings the offsets are read to find their bytes.
+        The offsets of strings are read to find their bytes.
         """
         if columns is None:
             return self._counters.listed()
@@ -163,9 +165,9 @@ def _begin_gather(
         if result is None:
             result, address = new_result(array, (len(numbers), *array.shape[1:]))
         nbytes = array._strides[0]
-        given: Any = indices_of(rows, 0) if by_stream(array) else rows
+        indices: Any = indices_of(rows, 0) if by_stream(array) else rows
         stream = stream_of(array.device, 0) if by_stream(array) else None
-        futures.append(begin(array, given, result, address + at, result, stream, report_bytes=read.append))
+        futures.append(begin(array, indices, result, address + at, result, stream, report_bytes=read.append))
         at += len(rows) * nbytes
 
     def wait() -> Any:
@@ -178,10 +180,10 @@ def _begin_gather(
 
 
 def rows_of(table: QueriedTable, run: ColumnRun) -> Array:
-    """Return the values of a run as rows of the array of words that filters read, whose cache they share."""
+    """Return the values of a run as rows of the array of words that filters read; both share a cache."""
     assert run.values is not None
-    words, _ = _words_of(table, run.values)
-    return words.over(8 * _first_word(run.values), run.values.shape, run.values.dtype)
+    array, _ = _words_of(table, run.values)
+    return array.over(8 * _first_word(run.values), run.values.shape, run.values.dtype)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -202,10 +204,10 @@ def where(table: QueriedTable, filters: Any) -> Selection:
     if not condition.is_exact:
         parts = [rows[:0]]
         for start in range(0, len(rows), MAX_FILTER_ROWS):
-            some = rows[start : start + MAX_FILTER_ROWS]
-            frame = polars().from_arrow(take([table[name] for name in names], some, counters))
+            candidates = rows[start : start + MAX_FILTER_ROWS]
+            frame = polars().from_arrow(take([table[name] for name in names], candidates, counters))
             try:
-                parts.append(some[mask_of(frame, filters).to_numpy()])
+                parts.append(candidates[mask_of(frame, filters).to_numpy()])
             except polars().exceptions.PolarsError as error:
                 raise ArgumentError(f"Polars cannot evaluate the expression: {error!s:.300}", name="filters") from None
         rows = np.concatenate(parts)
@@ -297,14 +299,14 @@ def _bitmap_of_validity(runs: Sequence[ColumnRun], *, nulls: bool) -> NDArray[np
     starts = _first_words(runs)
     found = np.zeros(starts[-1], np.int64)
     for run, start, end in zip(runs, starts, starts[1:], strict=False):
-        words = found[start:end]
+        part = found[start:end]
         if run.valid is not None:
-            words.view(np.uint8)[: run.valid.nbytes] = run.valid.numpy().reshape(-1)
+            part.view(np.uint8)[: run.valid.nbytes] = run.valid.numpy().reshape(-1)
             run.valid.file.require()
         elif run.layout.kind != "null":
-            words[:] = -1
+            part[:] = -1
         if nulls:
-            np.invert(words, out=words)
+            np.invert(part, out=part)
     return _without_tails(runs, found)
 
 
@@ -350,7 +352,7 @@ def _select(
 ) -> Any:
     """Return the bitmap of rows whose keys are in a set, in memory of the device.
 
-    Rows are those of the bitmap `before`. `ranges` are the rows that are read ahead if nearly all rows are looked at.
+    Only rows of the bitmap `before` are selected. `ranges` are read ahead if nearly all rows are candidates.
     """
     starts = _first_words(column.runs)
     groups: dict[tuple[Any, ...], list[tuple[ColumnRun, int]]] = {}
@@ -359,7 +361,8 @@ def _select(
             key = tuple(extent and (extent.path, extent.offset % 8) for extent in _buffers(run))
             groups.setdefault(key, []).append((run, start))
     bitmap: Any = None
-    for runs in groups.values():  # whose buffers are in the same arrays
+    # the buffers of all runs of a group are in the same arrays
+    for runs in groups.values():
         arrays, tails = _arrays(table, runs[0][0])
         device = arrays[0].device
         if bitmap is None:
@@ -403,13 +406,13 @@ _FIRST_BYTE = 16
 
 
 def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int]:
-    """Return the 64-bit words of the file of an extent, shifted so that it begins at one, and the file's last bytes."""
+    """Return an extent's file as 64-bit words, shifted so that the extent begins at one, and the file's last bytes."""
     file, first = extent.file, _FIRST_BYTE + extent.offset % 8
     count = (file.nbytes - first) // 8
     end = first + 8 * count
-    rest = file.buffer.slice(end, file.nbytes - end).to_pybytes()
-    words = Extent(file, first, np.dtype("<i8"), (count,))
-    return table.array_of(words), int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
+    tail = file.buffer.slice(end, file.nbytes - end).to_pybytes()
+    array = table.array_of(Extent(file, first, np.dtype("<i8"), (count,)))
+    return array, int.from_bytes(tail.ljust(8, b"\0"), "little", signed=True)
 
 
 def _first_word(extent: Extent | None, missing: int = 0) -> int:
@@ -418,22 +421,22 @@ def _first_word(extent: Extent | None, missing: int = 0) -> int:
 
 
 def _arrays(table: QueriedTable, run: ColumnRun) -> tuple[list[Array], list[int]]:
-    """Return the arrays of a run's buffers and their last words; another of them in place of one that it has not."""
+    """Return the arrays of a run's buffers and their last words; a missing buffer gets the array of another buffer."""
     opened = [None if extent is None else _words_of(table, extent) for extent in _buffers(run)]
-    known = next(words for words in opened if words is not None)
-    return [(words or known)[0] for words in opened], [0 if words is None else words[1] for words in opened]
+    default = next(pair for pair in opened if pair is not None)
+    return [(pair or default)[0] for pair in opened], [0 if pair is None else pair[1] for pair in opened]
 
 
 MAX_AHEAD_RUNS = 16
 """Maximum runs of a column that is read ahead of a filter through a cache."""
 
 
-def _units_read_ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
-    """Yield units [first, end) whose words are in the cache, while those of the next are read in large commands."""
-    if words.tier != "storage" or len(runs) > MAX_AHEAD_RUNS:
+def _units_read_ahead(array: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
+    """Yield units [first, end) with words in the cache, while words of the next units are read in large commands."""
+    if array.tier != "storage" or len(runs) > MAX_AHEAD_RUNS:
         yield 0, units
         return
-    part_bytes = words.cache.space(words._nsid).pool.frames * words.cache.page_size // 4
+    part_bytes = array.cache.space(array._nsid).pool.frames * array.cache.page_size // 4
     part_bytes += part_bytes // 8  # three parts are used at a time; half of all frames are two parts without a rest
     parts, unit = [], 0
     for run, _ in runs:
@@ -444,15 +447,15 @@ def _units_read_ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units
         for first in range(0, count, each):
             end = min(first + each, count)
             low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
-            parts.append((unit + first, unit + end, low, min(high + 1, words.size)))
+            parts.append((unit + first, unit + end, low, min(high + 1, array.size)))
         unit += count
-    with words.cache.keep_io_threads_running():
-        prefetches = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
+    with array.cache.keep_io_threads_running():
+        prefetches = deque(array.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
         for k, (first, end, _, _) in enumerate(parts):
             prefetches.popleft().exception()
             yield first, end
             if k + 2 < len(parts):
-                prefetches.append(words.prefetch(*parts[k + 2][2:]))
+                prefetches.append(array.prefetch(*parts[k + 2][2:]))
 
 
 def _tables(
@@ -462,19 +465,19 @@ def _tables(
     records = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
     step = 2 if kind in (selecting.WIDE, selecting.TEXT, selecting.BYTES) else 1
     tables: list[NDArray[np.int64]] = []
-    known: dict[int, tuple[int, int]] = {}
+    edges_of: dict[int, tuple[int, int]] = {}
     end = unit = 0
     for record, (run, start) in zip(records, runs, strict=True):
         key = id(run.dictionary)
-        if key not in known:
-            words, pool = _encode(values if run.codes is None else _indices_of(run, values), kind)
-            tables.append(words)
-            known[key] = end, len(words) // step
-            end += len(words)
+        if key not in edges_of:
+            edges, pool = _encode(values if run.codes is None else _indices_of(run, values), kind)
+            tables.append(edges)
+            edges_of[key] = end, len(edges) // step
+            end += len(edges)
         buffers = _buffers(run)
         nbytes = 0 if buffers[2] is None else buffers[2].nbytes
-        places = [_first_word(one, missing) for one, missing in zip(buffers, (0, -1, 0), strict=True)]
-        record[:] = unit, start, run.rows, *places, nbytes, *known[key]
+        starts = [_first_word(extent, missing) for extent, missing in zip(buffers, (0, -1, 0), strict=True)]
+        record[:] = unit, start, run.rows, *starts, nbytes, *edges_of[key]
         unit += -(-run.rows // (64 * selecting.UNIT))
     return unit, records.reshape(-1), np.concatenate([*tables, np.zeros(1, np.int64)]), np.append(pool, np.uint8(0))
 
@@ -487,24 +490,24 @@ def _indices_of(run: ColumnRun, values: IntervalSet) -> IntervalSet:
     edges = np.flatnonzero(np.diff(np.concatenate(([0], inside.astype(np.int8), [0]))))
     dtype = run.layout.dtype
     assert dtype is not None
-    least = -(1 << (8 * dtype.itemsize - 1)) if dtype.kind == "u" else 0
-    return IntervalSet(tuple((edges + least).tolist()))
+    minimum = -(1 << (8 * dtype.itemsize - 1)) if dtype.kind == "u" else 0
+    return IntervalSet(tuple((edges + minimum).tolist()))
 
 
 def _encode(values: IntervalSet, kind: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Return edges as words for the kernel, and the bytes that they point into.
 
     Integers are one word each, or two for `WIDE`: high, and low with the order of signed words. Bytes are a start and
-    an end. A set from the start begins at the least word. Edges above the greatest word are left out.
+    an end. A set from the start begins at the smallest word. Edges above the largest word are left out.
     """
     if kind in (selecting.TEXT, selecting.BYTES):
         texts = [b""] * values.from_start + list(values.edges)
-        ends = np.cumsum([len(one) for one in texts], dtype=np.int64)
-        starts = ends - np.array([len(one) for one in texts], np.int64)
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        starts = ends - np.array([len(text) for text in texts], np.int64)
         return np.stack([starts, ends], axis=1).reshape(-1), np.frombuffer(b"".join(texts), np.uint8)
     bits = 127 if kind == selecting.WIDE else 63
     edges = [-(1 << bits)] * values.from_start + [int(edge) for edge in values.edges if edge < 1 << bits]
-    edges = edges[2:] if edges[1:2] == [-(1 << bits)] else edges  # no key is below the least
+    edges = edges[2:] if edges[1:2] == [-(1 << bits)] else edges  # no key is below the smallest word
     if kind == selecting.WIDE:
         edges = [word for edge in edges for word in (edge >> 64, (edge & ((1 << 64) - 1)) - (1 << 63))]
     return np.array(edges, np.int64), np.zeros(0, np.uint8)
