@@ -30,7 +30,7 @@ from ._common import (
 )
 
 if TYPE_CHECKING:
-    from ..table import ColumnBatch, ColumnReads, Selection, Table
+    from ..table import ColumnBatch, Selection, Table
 
 _SHOWN_ROWS = 20
 """Default number of rows of ``query``."""
@@ -213,7 +213,7 @@ def query(arguments: argparse.Namespace) -> int:
         columns = opened.names if names is None else names
         values = {"table": str(arguments.table), "matches": count}
         if arguments.explain:
-            _explain(output, values, rows.explain(), selected.explain(columns))
+            _explain(output, values, rows, selected, columns)
             return 0
         taken = selected.take(columns)
         if out is not None:
@@ -237,9 +237,10 @@ def _show(output: Output, values: dict[str, Any], rows: Selection, taken: Column
 
 
 def _explain(
-    output: Output, values: dict[str, Any], filters: Sequence[ColumnReads], columns: Sequence[ColumnReads]
+    output: Output, values: dict[str, Any], rows: Selection, selected: Selection, names: Sequence[str]
 ) -> None:
-    """Print the bytes that filters have read, and that the columns of the rows would read."""
+    """Print the bytes that filters have read, and the bytes that columns of the selected rows would read."""
+    filters, columns = rows.explain(), selected.explain(names)
     if output.print_json({**values, "filters": list(map(vars, filters)), "columns": list(map(vars, columns))}):
         return
     heads = ["column", "for", "wanted", "read", "commands", "from storage"]

@@ -25,12 +25,11 @@ Files, in the order in which a column meets them:
 - reading.py     `IoCounters`: the bytes that a query reads
 """
 
-from .check import TableCheck, check
-from .column import Column, ColumnRun
+from .check import check
+from .column import Column
 from .convert import append, convert
-from .extent import Extent
 from .layout import is_valid
-from .reading import ColumnReads, IoCounters
+from .reading import IoCounters
 from .scan import scan
 from .table import Table, index
 from .table import open_table as open  # reads as table.open, like io.open
@@ -38,6 +37,16 @@ from .take import ColumnBatch
 from .where import Selection
 
 __all__ = [
-    "Column", "ColumnBatch", "ColumnReads", "ColumnRun", "Extent", "IoCounters", "Selection", "Table", "TableCheck",
-    "append", "check", "convert", "index", "is_valid", "open", "scan",
-]  # fmt: skip
+    "Column",
+    "ColumnBatch",
+    "IoCounters",
+    "Selection",
+    "Table",
+    "append",
+    "check",
+    "convert",
+    "index",
+    "is_valid",
+    "open",
+    "scan",
+]
