@@ -1,8 +1,8 @@
 """Questions of the BaM paper about taxi trips, compared with DuckDB, Polars and pyarrow where they are installed.
 
 Q0 is the mean distance of the trips of at least 30 miles; each next question adds the mean of one column. Rows are
-bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or made up; nobody paid a hail fee in these, so
-that column has no bytes. Systems alternate. ``-o cold=1`` also asks in new processes after fsync and DONTNEED.
+bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or made up; no trip has a hail fee, so that
+column has no bytes. Systems alternate. ``-o cold=1`` also asks in new processes after fsync and DONTNEED.
 
 On a GPU (needs PyTorch; columns are made up): the kernel of filters, compared with a span scan of a cached column, and
 Q5 on demand with pages of 4 KiB and 512 B, compared with loading the columns whole, and KvikIO if it is installed.
@@ -42,27 +42,27 @@ def make(folder: Path, rows: int) -> None:
     files = sorted(glob.glob(os.environ.get("TAXI_MONTHS", "")))
     random = np.random.default_rng(1)
     if files:
-        months = [parquet.read_table(one, columns=COLUMNS) for one in files]
+        months = [parquet.read_table(file, columns=COLUMNS) for file in files]
         source = pa.concat_tables(months, promote_options="permissive")
     else:
         miles = np.round(random.lognormal(0.6, 0.9, 100_000), 2)
         drawn = [random.choice([0, 0.5, 2.5], 100_000) for _ in range(4)]
         source = pa.table([miles, 4 * miles, *drawn], names=COLUMNS).set_column(3, COLUMNS[3], pa.nulls(100_000))
-    values = [None if one.null_count == len(one) else one.fill_null(0).to_numpy() for one in source.columns]
+    values = [None if column.null_count == len(column) else column.fill_null(0).to_numpy() for column in source.columns]
     schema = pa.schema(
-        [(name, pa.null() if one is None else pa.float64()) for name, one in zip(COLUMNS, values, strict=True)]
+        [(name, pa.null() if column is None else pa.float64()) for name, column in zip(COLUMNS, values, strict=True)]
     )
     arrow = folder / "trips.arrow"
     with (
         pa.ipc.new_file(arrow, schema) as writer,
-        parquet.ParquetWriter(folder / "trips.parquet", schema, compression="zstd") as other,
+        parquet.ParquetWriter(folder / "trips.parquet", schema, compression="zstd") as parquet_writer,
     ):
         for start in range(0, rows, BATCH):
             chosen = random.integers(0, len(source), min(BATCH, rows - start))
-            taken = [pa.nulls(len(chosen)) if one is None else one[chosen] for one in values]
-            batch = pa.record_batch(taken, schema=schema)
+            arrays = [pa.nulls(len(chosen)) if column is None else column[chosen] for column in values]
+            batch = pa.record_batch(arrays, schema=schema)
             writer.write_batch(batch)
-            other.write_batch(batch)
+            parquet_writer.write_batch(batch)
     ww.table.convert(str(arrow), folder / "trips.ww").close()
     ww.table.convert(
         str(arrow), folder / "coded.ww", codes=[name for name in COLUMNS[2:] if name != "ehail_fee"]
@@ -74,12 +74,12 @@ def make(folder: Path, rows: int) -> None:
             base.execute(f"create table trips as select * from read_parquet('{folder / 'trips.parquet'}')")
 
 
-def question(folder: Path, system: str, count: int, least: float) -> list[float]:
-    """Return the means of the first `count` columns over trips of at least `least` miles; NaN for missing values."""
-    return [math.nan if one is None else float(one) for one in _asked(folder, system, COLUMNS[:count], least)]
+def question(folder: Path, system: str, count: int, min_miles: float) -> list[float]:
+    """Return the means of the first `count` columns over trips of at least `min_miles`; NaN for missing values."""
+    return [math.nan if mean is None else float(mean) for mean in _means(folder, system, COLUMNS[:count], min_miles)]
 
 
-def _asked(folder: Path, system: str, names: list[str], least: float) -> list[float | None]:
+def _means(folder: Path, system: str, names: list[str], min_miles: float) -> list[float | None]:
     if system.startswith("warpwell"):
         import warpwell as ww
 
@@ -87,33 +87,37 @@ def _asked(folder: Path, system: str, names: list[str], least: float) -> list[fl
         name = {"file": "trips.arrow", "folder": "trips.ww", "coded": "coded.ww"}[system.split()[1]]
         if "where" in system:
             with ww.table.open(folder / name, device="cpu", direct=direct) as table:
-                taken = table.where([(COLUMNS[0], ">=", least)]).take(names).arrow()
-                return [None if one.null_count == len(one) else one.to_numpy().mean() for one in taken.columns]
-        return _polars(ww.table.scan(folder / name, direct=direct), names, least)
+                rows = table.where([(COLUMNS[0], ">=", min_miles)]).take(names).arrow()
+                return [
+                    None if column.null_count == len(column) else column.to_numpy().mean() for column in rows.columns
+                ]
+        return _polars(ww.table.scan(folder / name, direct=direct), names, min_miles)
     if system.startswith("polars"):
         import polars as pl
 
         lazy = pl.scan_ipc(folder / "trips.arrow") if "ipc" in system else pl.scan_parquet(folder / "trips.parquet")
-        return _polars(lazy, names, least)
+        return _polars(lazy, names, min_miles)
     if system == "pyarrow":
         import pyarrow.compute as pc
         import pyarrow.dataset as ds
 
-        found = ds.dataset(folder / "trips.arrow", format="ipc").to_table(names, filter=ds.field(COLUMNS[0]) >= least)
-        return [pc.mean(found[one]).as_py() for one in names]
+        found = ds.dataset(folder / "trips.arrow", format="ipc").to_table(
+            names, filter=ds.field(COLUMNS[0]) >= min_miles
+        )
+        return [pc.mean(found[name]).as_py() for name in names]
     import duckdb
 
-    means = ", ".join(f"avg({one})" for one in names)
+    means = ", ".join(f"avg({name})" for name in names)
     file = str(folder / "trips.duckdb")
     with duckdb.connect(file if system == "duckdb" else ":memory:", read_only=system == "duckdb") as base:
-        what = "trips" if system == "duckdb" else f"read_parquet('{folder / 'trips.parquet'}')"
-        return list(base.execute(f"select {means} from {what} where {COLUMNS[0]} >= {least}").fetchone())
+        relation = "trips" if system == "duckdb" else f"read_parquet('{folder / 'trips.parquet'}')"
+        return list(base.execute(f"select {means} from {relation} where {COLUMNS[0]} >= {min_miles}").fetchone())
 
 
-def _polars(lazy, names, least):
+def _polars(lazy, names, min_miles):
     import polars as pl
 
-    return list(lazy.filter(pl.col(COLUMNS[0]) >= least).select(pl.col(names).mean()).collect().row(0))
+    return list(lazy.filter(pl.col(COLUMNS[0]) >= min_miles).select(pl.col(names).mean()).collect().row(0))
 
 
 SYSTEMS = [
@@ -130,9 +134,9 @@ SYSTEMS = [
 ]
 
 
-def measured(folder: Path, system: str, count: int, least: float) -> tuple[float, list[float]]:
+def measured(folder: Path, system: str, count: int, min_miles: float) -> tuple[float, list[float]]:
     start = time.perf_counter()
-    found = question(folder, system, count, least)
+    found = question(folder, system, count, min_miles)
     return time.perf_counter() - start, found
 
 
@@ -146,10 +150,10 @@ def drop(folder: Path) -> None:
             os.close(descriptor)
 
 
-def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, int]:
+def cold(folder: Path, system: str, count: int, min_miles: float) -> tuple[float, int]:
     """Return the time of a question in a new process that has asked a small table before, and the bytes that it read.
 
-    A system with "whole" in its name reads whole columns: holes of any size are read with what is around them.
+    A system with "whole" in its name reads whole columns, with gaps of any size.
     """
     small = folder.parent / "20000"
     if not (small / "coded.ww").exists():
@@ -159,17 +163,17 @@ def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, in
     code = (
         "import sys, json; from lab.bench import taxi; from pathlib import Path\n"
         "import polars, pyarrow.dataset, warpwell.table\n"
-        "folder, small, system, count, least = sys.argv[1:]\n"
+        "folder, small, system, count, min_miles = sys.argv[1:]\n"
         "taxi.measured(Path(small), system, int(count), 1.0)\n"
         "read = lambda: int([l for l in open('/proc/self/io') if l.startswith('read_bytes')][0].split()[1])\n"
         "before = read()\n"
-        "took, _ = taxi.measured(Path(folder), system, int(count), float(least))\n"
+        "took, _ = taxi.measured(Path(folder), system, int(count), float(min_miles))\n"
         "print(json.dumps([took, read() - before]))"
     )
-    given = [str(folder), str(small), system, str(count), str(least)]
+    arguments = [str(folder), str(small), system, str(count), str(min_miles)]
     environment = dict(os.environ, WARPWELL_READ_GAP_BYTES="1GiB") if "whole" in system else None
     done = subprocess.run(
-        [sys.executable, "-c", code, *given], capture_output=True, text=True, check=True, env=environment
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, env=environment
     )
     took, read = json.loads(done.stdout.splitlines()[-1])
     return took, read
@@ -209,7 +213,7 @@ def span_kernel():
 
 
 def selection(path: Path, rows: int, options: dict, record: Record) -> None:
-    """Time the kernel of filters beside a span scan of the same column, whose pages are in the cache."""
+    """Compare the kernel of filters with a span scan of the same column; its pages are in the cache."""
     import torch
 
     import warpwell as ww
@@ -236,74 +240,73 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
         for share in (3e-4, 0.5):
             values = predicate.compare(NUMBERS[0], column.type, ">=", 1 - share)
             units, *tables = where._tables([(run, 0)], values, selecting.NUMBERS)
-            near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
-            given = (*arrays[:2], *near[:2], *where._form(run)[1:], 0, near[2], nothing, mask, 0)
-            args = (selecting.select_whole, units * 32, *given)
-            times = kernel_times(*args, device="cuda", arrays=[arrays[0]])
+            near = [torch.as_tensor(array, device="cuda") for array in (*tables[:2], np.array(tails, np.int64))]
+            args = (*arrays[:2], *near[:2], *where._form(run)[1:], 0, near[2], nothing, mask, 0)
+            times = kernel_times(selecting.select_whole, units * 32, *args, device="cuda", arrays=[arrays[0]])
             limit = ("span", 8 * rows / seconds)
             record(f"select/{options['page_size']}B/{share:g}", rates(8 * rows, times), "B/s", ceiling=limit)
 
 
 def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int, record: Record) -> None:
-    """Ask Q5 on demand, and of columns that are loaded whole, in turns; all caches are empty before each."""
+    """Ask Q5 on demand and of columns loaded whole, in turns; all caches are empty before each query."""
     import torch
 
     import warpwell as ww
     from warpwell.table import where
 
-    least, times = 1 - share, []
-    chosen = np.flatnonzero(columns[0] >= least)
-    expected = [one[chosen].mean() for one in columns[1:]]
+    threshold, times = 1 - share, []
+    chosen = np.flatnonzero(columns[0] >= threshold)
+    expected = [column[chosen].mean() for column in columns[1:]]
     with ww.table.open(path, device="cuda", **options) as table:
         arrays = [where.rows_of(table, table[name].runs[0]) for name in NUMBERS]
 
         def demanded():
-            rows = table.where([(NUMBERS[0], ">=", least)])
+            rows = table.where([(NUMBERS[0], ">=", threshold)])
             found = rows.gather(NUMBERS[1:])
-            return [float(torch.from_dlpack(one).mean()) for one in found.values()], rows
+            return [float(torch.from_dlpack(values).mean()) for values in found.values()], rows
 
         def loaded():
-            there = [torch.from_dlpack(one[:].read()) for one in arrays]
-            keep = there[0] >= least
-            return [float(one[keep].mean()) for one in there[1:]], None
+            tensors = [torch.from_dlpack(array[:].read()) for array in arrays]
+            keep = tensors[0] >= threshold
+            return [float(tensor[keep].mean()) for tensor in tensors[1:]], None
 
         for _ in range(repeats + 1):
             took = []
-            for way in (demanded, loaded):
-                for one in arrays:
-                    one.evict()
+            for compute in (demanded, loaded):
+                for array in arrays:
+                    array.evict()
                 torch.cuda.synchronize()
                 start = time.perf_counter()
-                means, rows = way()
+                means, rows = compute()
                 took.append(time.perf_counter() - start)
-                assert np.allclose(means, expected, rtol=1e-9), (way, means, expected)
+                assert np.allclose(means, expected, rtol=1e-9), (compute, means, expected)
                 if rows is not None:
-                    read = sum(one.read for one in rows.explain())
+                    read = sum(reads.read for reads in rows.explain())
             times.append(took)
     name = f"q5/{options['page_size']}B/{share:g}"
-    peers = [("columns loaded whole", ww.__version__, statistics.median(one[1] for one in times[1:]))]
-    if (other := kvikio_seconds(path, columns)) is not None:
-        peers.append(("KvikIO, columns", "installed", other))
-    record(name, [one[0] for one in times[1:]], "s", better="lower", peers=peers)
-    wanted = columns[0].nbytes + 8 * (len(NUMBERS) - 1) * len(chosen)
-    record(f"{name}/amplification", read / wanted, "bytes read per byte", better="lower")
+    peers = [("columns loaded whole", ww.__version__, statistics.median(loading for _, loading in times[1:]))]
+    if (seconds := kvikio_seconds(path, columns)) is not None:
+        peers.append(("KvikIO, columns", "installed", seconds))
+    record(name, [demand for demand, _ in times[1:]], "s", better="lower", peers=peers)
+    needed = columns[0].nbytes + 8 * (len(NUMBERS) - 1) * len(chosen)
+    record(f"{name}/amplification", read / needed, "bytes read per byte", better="lower")
 
 
 def kvikio_seconds(path: Path, columns: list[np.ndarray]) -> float | None:
-    """Return the seconds in which KvikIO reads as many bytes of the file to the GPU; None without it."""
+    """Return the seconds in which KvikIO reads the size of the columns from the file to the GPU; None without it."""
     try:
         import cupy
         import kvikio
     except ImportError:
         return None
-    there = [cupy.empty(one.nbytes, cupy.uint8) for one in columns]
+    buffers = [cupy.empty(column.nbytes, cupy.uint8) for column in columns]
     best = math.inf
     with kvikio.CuFile(str(path), "r") as file:
         for _ in range(3):
             start, at = time.perf_counter(), 0
-            for one in there:
-                file.read(one, file_offset=at)
-                at += one.nbytes
+            for buffer in buffers:
+                file.read(buffer, file_offset=at)
+                at += buffer.nbytes
             cupy.cuda.Device().synchronize()
             best = min(best, time.perf_counter() - start)
     return best
@@ -328,26 +331,32 @@ def on_gpu(folder: Path, setting: Setting, record: Record) -> None:
             on_demand(path, columns, share, options, 3, record)
 
 
-def ask(folder: Path, count: int, runs: int, least: float, is_cold: bool, record: Record) -> None:
+def compare_systems(folder: Path, count: int, runs: int, min_miles: float, is_cold: bool, record: Record) -> None:
     """Ask a question of all systems in turns, and compare the answers."""
     names = systems()
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    expected = question(folder, "pyarrow", count, least)
+    expected = question(folder, "pyarrow", count, min_miles)
     for k in range(runs + (not is_cold)):
         for name in names:
             if is_cold:
-                seconds[name].append(cold(folder, name, count, least)[0])
+                seconds[name].append(cold(folder, name, count, min_miles)[0])
                 continue
-            took, found = measured(folder, name, count, least)
+            took, found = measured(folder, name, count, min_miles)
             if not np.allclose(found, expected, rtol=1e-9, equal_nan=True):
                 raise SystemExit(f"{name} returned {found}, expected {expected}")
             if k:
                 seconds[name].append(took)
-    others = [name for name in names if not name.startswith("warpwell")]
-    peers = [(name, "installed", statistics.median(seconds[name])) for name in others]
-    for name in [name for name in names if name not in others]:
-        what = name.removeprefix("warpwell ")
-        record(f"q{count - 1}/{'cold' if is_cold else 'warm'}/{what}", seconds[name], "s", better="lower", peers=peers)
+    peer_names = [name for name in names if not name.startswith("warpwell")]
+    peers = [(name, "installed", statistics.median(seconds[name])) for name in peer_names]
+    for name in [name for name in names if name not in peer_names]:
+        short_name = name.removeprefix("warpwell ")
+        record(
+            f"q{count - 1}/{'cold' if is_cold else 'warm'}/{short_name}",
+            seconds[name],
+            "s",
+            better="lower",
+            peers=peers,
+        )
 
 
 @benchmark("taxi", needs={"pyarrow"}, figures=["q0", "q5", "select"])
@@ -364,6 +373,6 @@ def run(setting: Setting, record: Record) -> None:
         folder.mkdir()
         make(folder, rows)
         for count in (1, 6):
-            ask(folder, count, 5, 30.0, False, record)
+            compare_systems(folder, count, 5, 30.0, False, record)
             if setting.options.get("cold"):
-                ask(folder, count, 3, 30.0, True, record)
+                compare_systems(folder, count, 3, 30.0, True, record)
