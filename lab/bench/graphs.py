@@ -87,8 +87,8 @@ class Gap:
         ).stdout
 
 
-def taken(wsg: Path, out: Path, kind: str, scale: int) -> wg.Graph:
-    """Make a graph of ours, and one of GAP's without weights beside it, from a weighted one of GAP's."""
+def import_gap_graph(wsg: Path, out: Path, kind: str, scale: int) -> wg.Graph:
+    """Convert a weighted graph of GAP to a graph of Warpwell, and write it next to `wsg` without weights for GAP."""
     with wsg.open("rb") as file:
         directed = file.read(1) != b"\0"
         edges, vertices = (int(n) for n in np.fromfile(file, np.int64, 2))
@@ -114,11 +114,11 @@ def taken(wsg: Path, out: Path, kind: str, scale: int) -> wg.Graph:
     return wg.Graph.open(out)
 
 
-# -- ours -------------------------------------------------------------------------------------------------------
+# -- Warpwell ---------------------------------------------------------------------------------------------------
 
 
 class OnDrives(wg.LoadedGraph):
-    """A graph whose destinations lie on emulated drives, striped."""
+    """A graph whose destinations are striped over emulated drives."""
 
     drives = 1
 
@@ -141,26 +141,26 @@ def algorithms(sources: list[int], repeat: int) -> dict[str, tuple[Callable[...,
         "bfs": (wg.bfs, [(source,) for source in sources]),
         "cc": (wg.connected_components, [()] * repeat),
     }
-    # GAP's tolerance and bound of iterations
+    # The tolerance and the maximum number of iterations are GAP's.
     found["pr"] = (functools.partial(wg.pagerank, tolerance=1e-4, iterations=20), [()] * repeat)
     found["sssp"] = (wg.sssp, [(source,) for source in sources[: max(1, len(sources) // 4)]])
     return found
 
 
-def same(name: str, found: np.ndarray, check: dict[str, Any]) -> None:
-    """Raise unless a first result is that of the first tier, and agrees with GAP's."""
+def require_same_result(name: str, found: np.ndarray, check: dict[str, Any]) -> None:
+    """Raise unless a result equals the result of the first tier, and agrees with GAP's."""
     if name in check:
-        kept = check[name]
-        equal = np.allclose(found, kept, rtol=1e-3, atol=1e-9) if name == "pr" else np.array_equal(found, kept)
+        first = check[name]
+        equal = np.allclose(found, first, rtol=1e-3, atol=1e-9) if name == "pr" else np.array_equal(found, first)
         if not equal:
-            raise SystemExit(f"{name}: the result differs from that of another tier")
+            raise SystemExit(f"{name}: the result differs from another tier's")
         return
     check[name] = found
     path = None if check["folder"] is None else check["folder"] / f"{name}.0"
     if path is None or not path.exists():
         return
     gap = np.fromfile(path, np.float32 if name == "pr" else np.int32)
-    if name == "bfs":  # their parents, our levels
+    if name == "bfs":  # GAP returns parents, Warpwell levels.
         reached = found >= 0
         away = reached & (np.arange(len(found)) != check["source"])
         good = bool(np.array_equal(reached, gap >= 0) and np.all(found[gap[away]] + 1 == found[away]))
@@ -168,11 +168,11 @@ def same(name: str, found: np.ndarray, check: dict[str, Any]) -> None:
         good = bool(np.array_equal(found, gap))
     elif name == "sssp":
         infinite = gap >= np.iinfo(np.int32).max // 2
-        ours = np.asarray(found, np.float64)
-        reachable = np.isfinite(ours) & (ours >= 0) & (ours < 2**31 - 1)
-        good = bool(np.array_equal(reachable, ~infinite) and np.array_equal(ours[reachable], gap[~infinite]))
+        distances = np.asarray(found, np.float64)
+        reachable = np.isfinite(distances) & (distances >= 0) & (distances < 2**31 - 1)
+        good = bool(np.array_equal(reachable, ~infinite) and np.array_equal(distances[reachable], gap[~infinite]))
     else:
-        # GAP drops the rank of vertices without edges, ours goes to all: the vectors are proportional
+        # GAP drops the rank of vertices without edges, Warpwell spreads it: the vectors are proportional.
         difference = float(np.abs(found / found.sum() - gap / gap.sum(dtype=np.float64)).sum())
         good = difference < 2e-3
     check.setdefault("agrees", {})[name] = good
@@ -218,16 +218,16 @@ def measure_tier(
     """Record the seconds of each algorithm in a tier, and the loading time."""
     kind = type("OnDrives", (OnDrives,), {"drives": drives}) if drives else wg.LoadedGraph
     threads = setting.option("threads", 14 if setting.on_gpu else 2)
-    given = {"threads": threads} if tier in ("storage", "host-cached") else {}
-    begun = time.perf_counter()
+    options = {"threads": threads} if tier in ("storage", "host-cached") else {}
+    started = time.perf_counter()
     cache = max(1 << 20, graph.edges)
-    with kind(graph, device=setting.device, tier=tier, cache=cache, page_size=4096, **given) as loaded:
-        record(f"{name}/loading", time.perf_counter() - begun, "s", better="lower")
+    with kind(graph, device=setting.device, tier=tier, cache=cache, page_size=4096, **options) as loaded:
+        record(f"{name}/loading", time.perf_counter() - started, "s", better="lower")
         for algorithm, (run, runs) in algorithms(sources, 3).items():
             if algorithm in ("sssp", "pr") and (drives or tier == "host-cached"):
                 continue
             result = run(loaded, *runs[0])  # compiles
-            same(algorithm, np.asarray(result.values), check)
+            require_same_result(algorithm, np.asarray(result.values), check)
             if loaded.edges.tier in ("storage", "host-cached"):
                 loaded.edges.evict()
             results = [run(loaded, *arguments) for arguments in runs]
@@ -249,7 +249,7 @@ def measure_graph(kind: str, setting: Setting, record: Record) -> None:
         folder, gap, times = Path(name), None, {}
         if "gap" in setting.options:
             gap = Gap(Path(setting.options["gap"]), folder)
-            graph = taken(gap.make(kind, scale, degree), folder / "graph.ww", kind, scale)
+            graph = import_gap_graph(gap.make(kind, scale, degree), folder / "graph.ww", kind, scale)
         else:
             graph = wg.generate(kind, scale, folder / "graph.ww", degree=degree, weights="int32")
         degrees = graph.degrees()

@@ -179,7 +179,7 @@ class EveryEdge(components._Components):
         run.launch(components._select, vertices, loaded.offsets, parents, -1, *state)
         count = int(run.read(self.counters)[0])
         state = self.items, count, self.counters
-        run.launch(components._link_rest, count * loaded.warp, loaded.edges, loaded.offsets, parents, *state)
+        run.launch(components._link_neighbours, count * loaded.warp, loaded.edges, loaded.offsets, parents, *state)
         run.launch(components._compress, vertices, parents, vertices)
 
 

@@ -439,8 +439,8 @@ def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:
     graph = convert(DATA / "cnr-2000.txt.gz", tmp_path / "cnr.ww", undirected=undirected, memory_bytes=1 << 24)
     offsets, edges = graph.load()
     pairs = np.loadtxt(DATA / "cnr-2000.txt.gz", dtype=np.int64)
-    ones = np.ones(len(pairs), np.int8)
-    matrix = scipy.sparse.coo_array((ones, tuple(pairs.T)), (325_557, 325_557)).tocsr()
+    values = np.ones(len(pairs), np.int8)
+    matrix = scipy.sparse.coo_array((values, tuple(pairs.T)), (325_557, 325_557)).tocsr()
     if undirected:
         matrix = (matrix + matrix.T).tocsr()
     matrix.sort_indices()
@@ -456,8 +456,8 @@ def test_vertices_have_names(tmp_path: Path, options: dict[str, Any]) -> None:
     names = graph.names.to_pylist()
     assert names == ["alice", "bob", "carol", "dave", "erin"]
     assert [graph.vertex(name) for name in names] == list(range(5))
-    wanted = {*edges, *((target, source) for source, target in edges)} if "undirected" in options else set(edges)
-    assert {(names[source], names[target]) for source, target in rows_of(graph)} == wanted
+    expected = {*edges, *((target, source) for source, target in edges)} if "undirected" in options else set(edges)
+    assert {(names[source], names[target]) for source, target in rows_of(graph)} == expected
     assert graph.top(graph.in_degrees(), 2) == [
         ("alice", 4 if "undirected" in options else 3),
         ("bob", 2 if "undirected" in options else 1),
@@ -507,10 +507,10 @@ def test_names_that_do_not_fit(tmp_path: Path) -> None:
         (graph.path / "names.arrow").write_bytes(damaged)
         with pytest.raises(FormatError, match=r"names\.arrow is damaged"):
             print(Graph.open(graph.path).names)
-    other = build(chunks([(0, 2)]), tmp_path / "b.ww")
-    (other.path / "names.arrow").write_bytes(data)
+    larger = build(chunks([(0, 2)]), tmp_path / "b.ww")
+    (larger.path / "names.arrow").write_bytes(data)
     with pytest.raises(FormatError, match="has 2 names of type string for 3 vertices"):
-        print(other.names)
+        print(larger.names)
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path: Path) -> None:

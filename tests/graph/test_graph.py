@@ -66,7 +66,7 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
     assert np.array_equal(found.values, levels)
     assert found.count == np.count_nonzero(levels >= 0)
     assert found.rounds == levels.max()
-    # who pulls looks at no more of its neighbours once one is found
+    # A pulling vertex stops reading its neighbours once it has found one of them.
     assert 0 < found.stats.bytes_wanted <= 4 * np.diff(kron.load()[0])[levels >= 0].sum()
     assert found.stats.misses > 0
     components = connected_components(kron, **options)
@@ -81,7 +81,7 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
 @pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
 def test_every_tier(kron: Graph, tier: str) -> None:
     source = int(np.argmax(np.diff(kron.load()[0])))
-    # with what other tests here compile, where there is a cache
+    # These options use kernels that other tests have compiled.
     with LoadedGraph(kron, device="cpu", tier=tier, cache="16KiB", page_size=4096, stats="full") as loaded:
         assert np.array_equal(bfs(loaded, source).values, expected_levels(kron, source))
         assert np.array_equal(connected_components(loaded).values, expected_labels(kron))
@@ -153,20 +153,20 @@ def test_one_cache_for_several_runs(kron: Graph) -> None:
 
 
 def test_progress(kron: Graph) -> None:
-    seen: list[tuple[str, int, int]] = []
+    steps: list[tuple[str, int, int]] = []
     source = int(np.argmax(np.diff(kron.load()[0])))
     options = {"device": "cpu", "tier": "storage", "page_size": 4096, "stats": "full"}
-    depth = bfs(kron, source, **options, progress=lambda *step: seen.append(step)).rounds
-    assert seen[:2] == [("compile", 0, 1), ("compile", 1, 1)]
-    # each level; the last one that is tried finds nothing, unless its vertices have no edges left
-    levels = [level for stage, level, _ in seen[2:] if stage == "search"]
-    assert levels == list(range(1, len(levels) + 1)) and len(levels) == len(seen) - 2
+    depth = bfs(kron, source, **options, progress=lambda *step: steps.append(step)).rounds
+    assert steps[:2] == [("compile", 0, 1), ("compile", 1, 1)]
+    # Each level is reported. The last one finds nothing, unless its vertices have no edges left.
+    levels = [level for stage, level, _ in steps[2:] if stage == "search"]
+    assert levels == list(range(1, len(levels) + 1)) and len(levels) == len(steps) - 2
     assert levels[-1] in (depth, depth + 1)
-    seen.clear()
-    assert bfs(kron, source, device="cpu", progress=lambda *step: seen.append(step)).rounds == depth
-    # in memory one launch visits levels of few edges together: the first of them is told
-    assert {stage for stage, _, _ in seen[2:]} == {"search"}
-    levels = [level for _, level, _ in seen[2:]]
+    steps.clear()
+    assert bfs(kron, source, device="cpu", progress=lambda *step: steps.append(step)).rounds == depth
+    # In memory, one launch visits several levels of few edges, and only the first of them is reported.
+    assert {stage for stage, _, _ in steps[2:]} == {"search"}
+    levels = [level for _, level, _ in steps[2:]]
     assert levels[0] == 1 and levels == sorted(set(levels)) and levels[-1] <= depth + 1
 
 

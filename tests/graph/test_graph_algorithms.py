@@ -21,8 +21,8 @@ Edges = list[tuple[int, int, int]]
 
 def matrix(graph: Graph, values: npt.NDArray[Any] | None = None) -> csr_array:
     offsets, edges = graph.load()
-    given = np.ones(graph.edges) if values is None else values
-    return csr_array((given, edges, offsets), shape=(graph.vertices,) * 2)
+    weights = np.ones(graph.edges) if values is None else values
+    return csr_array((weights, edges, offsets), shape=(graph.vertices,) * 2)
 
 
 def expected_distances(graph: Graph, source: int) -> npt.NDArray[Any]:
@@ -30,13 +30,13 @@ def expected_distances(graph: Graph, source: int) -> npt.NDArray[Any]:
     offsets, edges, weights = given_rows(graph)
     weights = weights.astype(np.float64 if graph.weights == "float32" else np.int64)
     starts = np.repeat(np.arange(graph.vertices), np.diff(offsets))
-    most: Any = np.inf if graph.weights == "float32" else np.iinfo(np.int64).max
-    found = np.full(graph.vertices, most, weights.dtype)
+    no_path: Any = np.inf if graph.weights == "float32" else np.iinfo(np.int64).max
+    found = np.full(graph.vertices, no_path, weights.dtype)
     found[source] = 0
     while True:
         before = found.copy()
-        some = found[starts] != most
-        np.minimum.at(found, edges[some], found[starts[some]] + weights[some])
+        reached = found[starts] != no_path
+        np.minimum.at(found, edges[reached], found[starts[reached]] + weights[reached])
         if np.array_equal(before, found):
             return found
 
@@ -134,10 +134,10 @@ def test_shortest_paths_with_the_smallest_caches(tmp_path: Path, cache: int | st
 def test_scipy_agrees(kron: Graph) -> None:
     source = 5
     weights = given_rows(kron)[2].astype(np.float64)
-    wanted = csgraph.dijkstra(matrix(kron, weights), indices=source)
+    expected = csgraph.dijkstra(matrix(kron, weights), indices=source)
     found = sssp(kron, source, device="cpu").values
     found = np.where(found == np.iinfo(np.int64).max, np.inf, found) if kron.weights == "int32" else found
-    assert np.array_equal(found, wanted)
+    assert np.array_equal(found, expected)
 
 
 @pytest.mark.parametrize("delta", [0.5, 3.0, 1e6])
@@ -231,11 +231,11 @@ def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
 
 
 def test_progress(kron: Graph) -> None:
-    seen: list[tuple[str, int, int]] = []
-    pagerank(kron, device="cpu", iterations=2, tolerance=0.0, progress=lambda *step: seen.append(step))
-    assert seen == [("compile", 0, 1), ("compile", 1, 1), ("iterate", 0, 2), ("iterate", 1, 2)]
-    seen.clear()
-    assert sssp(kron, 5, device="cpu", progress=lambda *step: seen.append(step)).rounds == seen[-1][1]
+    steps: list[tuple[str, int, int]] = []
+    pagerank(kron, device="cpu", iterations=2, tolerance=0.0, progress=lambda *step: steps.append(step))
+    assert steps == [("compile", 0, 1), ("compile", 1, 1), ("iterate", 0, 2), ("iterate", 1, 2)]
+    steps.clear()
+    assert sssp(kron, 5, device="cpu", progress=lambda *step: steps.append(step)).rounds == steps[-1][1]
 
 
 @st.composite
@@ -266,7 +266,7 @@ def test_random_graphs(
         assert np.allclose(ranks, expected_ranks(graph, 0.85, 5), rtol=1e-12, atol=1e-15)
         if undirected:
             count, groups = csgraph.connected_components(links, directed=False)
-            least = np.full(count, vertices)
-            np.minimum.at(least, groups, np.arange(vertices))
-            assert np.array_equal(connected_components(loaded).values, least[groups])
+            smallest = np.full(count, vertices)
+            np.minimum.at(smallest, groups, np.arange(vertices))
+            assert np.array_equal(connected_components(loaded).values, smallest[groups])
             assert triangles(loaded).count == expected_triangles(graph)

@@ -15,7 +15,7 @@ from warpwell.graph.algorithms import triangles as counts
 from warpwell.graph.algorithms.work_items import SEGMENT
 from warpwell.targets.compiler import run_cuda
 
-WORDS = np.zeros(8, np.int64)
+INTEGERS = np.zeros(8, np.int64)
 LABELS = np.zeros(8, np.int32)
 BITS = np.zeros(8, np.uint32)
 RANKS = np.zeros(8, np.float64)
@@ -30,13 +30,13 @@ def edges(full: bool, *, cached: bool = True, dtype: str = "<i4") -> ArrayView:
 @pytest.mark.ptx
 @pytest.mark.parametrize("full", [False, True], ids=["basic", "full"])
 def test_kernels_that_read_edges_compile(full: bool) -> None:
-    w, e, lengths = WORDS, edges(full), edges(full, dtype="<f4")
+    w, e, lengths = INTEGERS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
         (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
         (search._pull, (e, w, w, LABELS, BITS, BITS, BITS, 0, 0, 0, 1, w), "vote.sync.ballot"),
         (search._pull_heads, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
         (components._link_heads, (e, LABELS, 0, w), ".min.s32"),
-        (components._link_rest, (e, w, LABELS, w, 0, w), ".min.s32"),
+        (components._link_neighbours, (e, w, LABELS, w, 0, w), ".min.s32"),
         (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
@@ -51,7 +51,7 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.ptx
 def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
-    w, e = WORDS, edges(False, cached=False)
+    w, e = INTEGERS, edges(False, cached=False)
     for kernel, arguments in (
         (search._push_levels, (e, w, LABELS, BITS, w, 0, 0, 0, 0, 0, w)),
         (search._pull, (e, w, w, LABELS, BITS, BITS, BITS, 0, 0, 0, 1, w)),
@@ -59,7 +59,7 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (search._collect, (w, LABELS, 0, w, 0, 0, w)),
         (components._link_heads, (LABELS, LABELS, 0, w)),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),
-        (components._link_rest, (e, w, LABELS, w, 0, w)),
+        (components._link_neighbours, (e, w, LABELS, w, 0, w)),
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
         (components._select, (w, LABELS, 0, w, 0, w)),
@@ -113,6 +113,6 @@ def test_paths_ranks_and_triangles_are_the_cpus(tmp_path: Path, tier: str, weigh
 def test_many_searches_of_one_graph(tmp_path: Path) -> None:
     """A search leaves nothing behind for the next: launches of one do not wait for their end."""
     graph = generate("urand", 10, tmp_path / "urand.ww", degree=4)
-    with LoadedGraph(graph, device="cpu") as there, LoadedGraph(graph, device="cuda", tier="device") as here:
+    with LoadedGraph(graph, device="cpu") as on_cpu, LoadedGraph(graph, device="cuda", tier="device") as on_gpu:
         for source in range(0, 1024, 64):
-            assert np.array_equal(bfs(here, source).values, bfs(there, source).values)
+            assert np.array_equal(bfs(on_gpu, source).values, bfs(on_cpu, source).values)

@@ -66,11 +66,11 @@ def test_links_that_meet_leave_nothing_apart() -> None:
 
 
 def test_a_link_that_forgets_the_tree_that_came_first_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: who finds that another thread linked the root first leaves its own tree apart."""
-    kept, planted = "            p = above\n            q = low", "            return"
+    """Planted: a thread that finds its root linked by another thread does not link its own tree."""
+    original, planted = "            p = above\n            q = low", "            return"
     source = inspect.getsource(components._link)
-    assert kept in source
-    source = source.replace(kept, planted)
+    assert original in source
+    source = source.replace(original, planted)
     scope = dict(vars(components))
     exec(compile(textwrap.dedent(source), "planted", "exec"), scope)
     monkeypatch.setattr(components, "_link", scope["_link"])

@@ -27,7 +27,7 @@ Rows = list[tuple[int, int, float]]
 
 
 def rows_of(graph: Graph, part: str = "") -> Rows:
-    """All edges of a graph with their weights, in order; those of in-edges as they are stored."""
+    """Return all edges of a graph with their weights, in order; in-edges as they are stored."""
     offsets, edges, weights = given_rows(graph, part)
     assert (offsets.dtype, edges.dtype, weights.dtype) == (np.int64, graph.destinations, graph.weights)
     sources = np.repeat(np.arange(graph.vertices), np.diff(offsets))
@@ -40,8 +40,8 @@ def chunks(rows: list[tuple[int, int, Any]], size: int = 7) -> Iterator[tuple[np
         yield np.array(sources, np.int64), np.array(destinations, np.int64), np.array(weights)
 
 
-def least(rows: Rows) -> Rows:
-    """Both directions of each edge once, with the least weight."""
+def lightest_both_ways(rows: Rows) -> Rows:
+    """Return both directions of each edge once, with the smallest weight."""
     found: dict[tuple[int, int], float] = {}
     for source, destination, weight in rows:
         for edge in ((source, destination), (destination, source)):
@@ -60,7 +60,7 @@ def test_weights_stay_with_their_edges(
     out = tmp_path_factory.mktemp("any") / "graph.ww"
     graph = build(chunks(rows, size), out, undirected=undirected, in_edges=True)
     assert graph.weights == ("int32" if unit == 1 else "float32") and graph.in_edges
-    assert rows_of(graph) == (least(rows) if undirected else sorted(rows))
+    assert rows_of(graph) == (lightest_both_ways(rows) if undirected else sorted(rows))
     swapped = sorted((destination, source, weight) for source, destination, weight in rows_of(graph))
     assert rows_of(graph, "in_") == swapped
     assert graph.in_degrees().tolist() == np.bincount([r[0] for r in swapped], minlength=graph.vertices).tolist()
@@ -83,7 +83,7 @@ def test_a_sort_that_spills_equals_one_in_memory(
     ]
     for file in sorted(graphs[0].path.iterdir()):
         assert file.read_bytes() == (graphs[1].path / file.name).read_bytes()
-    assert rows_of(graphs[0]) == (least(rows) if undirected else sorted(rows))
+    assert rows_of(graphs[0]) == (lightest_both_ways(rows) if undirected else sorted(rows))
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -139,15 +139,15 @@ def test_the_dtype_of_weights(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="integers or floats, not complex"):
         made([1j])
     with pytest.raises(ArgumentError, match="some chunks of edges have weights and some do not"):
-        one = np.array([1])
-        build([(one, one, one), (one, one)], tmp_path / "h.ww")
+        column = np.array([1])
+        build([(column, column, column), (column, column)], tmp_path / "h.ww")
     with pytest.raises(ArgumentError, match="has no weights: leave weights='int32' out"):
-        build([(one, one)], tmp_path / "h.ww", weights="int32")
+        build([(column, column)], tmp_path / "h.ww", weights="int32")
     assert [path.name for path in tmp_path.iterdir()] == ["g.ww"]
 
 
 def test_destinations_take_eight_bytes_where_four_do_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph of so many vertices is too large for a test, so the limit is."""
+    """The test lowers the limit, because a graph above it is too large."""
     monkeypatch.setattr(sys.modules["warpwell.graph.build"], "SMALL", 5)
     for vertices, kind in ((5, "int32"), (6, "int64")):
         graph = build([(np.array([0]), np.array([vertices - 1]))], tmp_path / f"{vertices}.ww")
@@ -264,7 +264,7 @@ def test_values_of_scipy(tmp_path: Path, kind: str) -> None:
 
 
 def test_weights_of_gap(tmp_path: Path) -> None:
-    """What std::uniform_int_distribution(1, 255) makes of std::mt19937, begun again for each block."""
+    """The weights are std::uniform_int_distribution(1, 255) of std::mt19937, restarted for each block."""
     weights = np.concatenate([chunk[2] for chunk in random_edges("urand", 15, degree=9, weights="int32")])
     model = []
     for block, count in ((0, 1 << 18), (1, (9 << 15) - (1 << 18))):
@@ -280,22 +280,22 @@ def test_weights_of_gap(tmp_path: Path) -> None:
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def answer(*words: object) -> dict[str, Any]:
-        assert main(["graph", *map(str, words), "--json"]) == 0
+    def run_command(*arguments: object) -> dict[str, Any]:
+        assert main(["graph", *map(str, arguments), "--json"]) == 0
         found: dict[str, Any] = json.loads(capsys.readouterr().out)
         return found
 
     (tmp_path / "a.csv").write_text("b,a,c\n1,0,5\n2,1,6\n")
-    said = answer("convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--in-edges")
-    assert (said["weights"], said["in_edges"], said["destinations"]) == ("int32", True, "int32")
-    assert said["bytes_on_disk"] == 8 * 4096 + 2 * 4 * 8 + 4 * 2 * 4 + 3 * 16 + 3 * 8
+    report = run_command("convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--in-edges")
+    assert (report["weights"], report["in_edges"], report["destinations"]) == ("int32", True, "int32")
+    assert report["bytes_on_disk"] == 8 * 4096 + 2 * 4 * 8 + 4 * 2 * 4 + 3 * 16 + 3 * 8
     assert rows_of(Graph.open(tmp_path / "a.ww")) == [(0, 1, 5), (1, 2, 6)]
-    same = "convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--overwrite"
-    said = answer(*same, "--weights", "none")
-    assert (said["weights"], said["in_edges"]) == (None, False)
-    said = answer("generate", "urand", tmp_path / "u.ww", "--scale", 6, "--weights", "float32")
-    assert (said["weights"], said["in_edges"]) == ("float32", True)
+    convert_command = "convert", tmp_path / "a.csv", tmp_path / "a.ww", "--columns", "a,b,c", "--overwrite"
+    report = run_command(*convert_command, "--weights", "none")
+    assert (report["weights"], report["in_edges"]) == (None, False)
+    report = run_command("generate", "urand", tmp_path / "u.ww", "--scale", 6, "--weights", "float32")
+    assert (report["weights"], report["in_edges"]) == ("float32", True)
     degrees = Graph.open(tmp_path / "u.ww").degrees()
-    said = answer("info", tmp_path / "u.ww")
-    assert (said["vertices"], said["edges"], said["weights"]) == (64, degrees.sum(), "float32")
-    assert (said["largest_degree"], said["vertices_without_edges"]) == (degrees.max(), (degrees == 0).sum())
+    report = run_command("info", tmp_path / "u.ww")
+    assert (report["vertices"], report["edges"], report["weights"]) == (64, degrees.sum(), "float32")
+    assert (report["largest_degree"], report["vertices_without_edges"]) == (degrees.max(), (degrees == 0).sum())

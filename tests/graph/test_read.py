@@ -154,13 +154,13 @@ def test_the_first_row_determines_the_fields(tmp_path: Path) -> None:
 
 
 def test_the_row_is_right_far_into_a_file(tmp_path: Path) -> None:
-    lines = [f"{i} {i + 1}" for i in range(400_000)]
-    lines[345_678] = "12 x"
+    rows = [f"{i} {i + 1}" for i in range(400_000)]
+    rows[345_678] = "12 x"
     with pytest.raises(FormatError, match="row 345679: invalid value 'x'"):
-        edges_of(write(tmp_path, gzip.compress("\n".join(lines).encode(), 1)))
-    lines[345_678] = "12 -1"
+        edges_of(write(tmp_path, gzip.compress("\n".join(rows).encode(), 1)))
+    rows[345_678] = "12 -1"
     with pytest.raises(FormatError, match="row 345679: the target -1"):
-        edges_of(write(tmp_path, "\n".join(lines)))
+        edges_of(write(tmp_path, "\n".join(rows)))
 
 
 def test_a_vertex_beyond_the_given_number(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
     except FormatError:
         return
     # Accepted bytes are what Python's own reading of the lines gives.
-    lines = (line.split() for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"))
-    assert rows == [(int(line[0]), int(line[1])) for line in lines if line and line[0][:1] not in (b"#", b"%")]
+    fields = (line.split() for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"))
+    assert rows == [(int(row[0]), int(row[1])) for row in fields if row and row[0][:1] not in (b"#", b"%")]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -481,9 +481,9 @@ def test_npz_files_that_hold_no_graph(tmp_path: Path, monkeypatch: pytest.Monkey
             edges_of(npz(path, **(good | change)))
     with pytest.raises(FormatError, match=r"cannot be read .*write it with scipy\.sparse\.save_npz"):
         EdgeReader(npz(path, edges=[1, 2]))
-    whole = npz(path, **good).read_bytes()
+    content = npz(path, **good).read_bytes()
     with pytest.raises(FormatError, match="cannot be read"):
-        EdgeReader(write(tmp_path, whole[: len(whole) // 2], "graph.npz"))
+        EdgeReader(write(tmp_path, content[: len(content) // 2], "graph.npz"))
     monkeypatch.setattr(read, "default_memory_bytes", lambda: 1000)
     with pytest.raises(FormatError, match=r"needs \d+ MiB, more than half of the free memory"):
         EdgeReader(npz(path, **good))

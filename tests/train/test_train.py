@@ -244,7 +244,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> ww.graph.Graph:
 
 def in_edges(graph: ww.graph.Graph, vertex: int) -> tuple[int, np.ndarray[Any, Any]]:
     offsets, edges = graph.map(graph.in_offsets_path), graph.map(graph.in_edges_path)
-    stored = graph.places[vertex]
+    stored = graph.positions[vertex]
     return int(offsets[stored]), graph.stored_order()[edges[offsets[stored] : offsets[stored + 1]]]
 
 

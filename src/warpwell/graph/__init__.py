@@ -16,7 +16,6 @@ Files, in the order in which edges meet them:
 
 from warpwell.graph.algorithms.components import connected_components
 from warpwell.graph.algorithms.pagerank import pagerank
-from warpwell.graph.algorithms.run import Result
 from warpwell.graph.algorithms.search import bfs
 from warpwell.graph.algorithms.shortest_paths import sssp
 from warpwell.graph.algorithms.triangles import triangles
@@ -29,7 +28,6 @@ from warpwell.graph.loaded import LoadedGraph
 __all__ = [
     "Graph",
     "LoadedGraph",
-    "Result",
     "bfs",
     "build",
     "connected_components",

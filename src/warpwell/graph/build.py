@@ -71,8 +71,8 @@ def build(
     source : str
         Origin of the edges, recorded in the graph.
     weights : {"int32", "float32"} or False, optional
-        The dtype of the weights, or False to drop them. Default: none if the chunks have none; int32 if all weights are
-        integers that fit; else float32, to which they are rounded.
+        The dtype of the weights, or False to drop them. By default, they are stored as int32 if all are integers that
+        fit, else as float32, to which they are rounded.
     in_edges : bool, default False
         Also store for each vertex the sources of the edges that end in it, as a second part of about the same size. A
         graph whose edges are stored in both directions has them already.
@@ -190,9 +190,9 @@ def _chunks(
 ) -> Iterator[_Chunk]:
     """Yield chunks of edges as int64 with their weights, of one dtype in a chunk, or None."""
     limit = VERTEX_LIMIT if vertices is None else vertices
-    for sources, destinations, *rest in edges:
+    for sources, destinations, *weight_columns in edges:
         sources, destinations = (_vertices_of(side, limit, source) for side in (sources, destinations))
-        weights = weights_of(rest[0], kind, source) if rest and not drop else None
+        weights = convert_weights(weight_columns[0], kind, source) if weight_columns and not drop else None
         if sources.size != destinations.size or (weights is not None and weights.shape != sources.shape):
             sizes = [sources.size, destinations.size, *([] if weights is None else [weights.size])]
             raise ArgumentError(f"a chunk of edges has columns of {sizes} items. Give equal numbers.", name="edges")
@@ -205,18 +205,18 @@ def _chunks(
 
 def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
     """Return vertices as int64, or raise unless they are integers from 0 to ``limit - 1``."""
-    given = np.asarray(values)
-    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+    vertices = np.asarray(values)
+    if vertices.ndim != 1 or (vertices.dtype.kind not in "iu" and vertices.size):
         raise ArgumentError(
-            f"vertices are one-dimensional arrays of integers, not {given.dtype} of shape {given.shape}. "
+            f"vertices are one-dimensional arrays of integers, not {vertices.dtype} of shape {vertices.shape}. "
             "Convert them first.",
             name="edges",
         )
-    if given.size and not 0 <= int(given.min()) <= int(given.max()) < limit:
-        bad = int(given.min()) if given.min() < 0 else int(given.max())
+    if vertices.size and not 0 <= int(vertices.min()) <= int(vertices.max()) < limit:
+        bad = int(vertices.min()) if vertices.min() < 0 else int(vertices.max())
         advice = "Raise vertices or leave it out." if 0 <= bad < VERTEX_LIMIT else "Renumber the vertices from 0."
         raise FormatError(f"{source or 'the input'}: vertex {bad} does not fit {limit} vertices. {advice}")
-    return given.astype(np.int64, copy=False)
+    return vertices.astype(np.int64, copy=False)
 
 
 def _sorting(
@@ -250,7 +250,7 @@ def _sorting(
 
 
 def _checked(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
-    """Return the graph with what the edges in `sort` determine, or raise if they contradict what was requested."""
+    """Return the graph with the properties of the edges in `sort`, or raise if they contradict the arguments."""
     name = graph.source or "the input"
     if graph.weights is not None and sort.weights is None:
         raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
@@ -276,24 +276,24 @@ def checked_weights(weights: object) -> str:
     return weights
 
 
-def weights_of(given: npt.ArrayLike, wanted: str | None, source: str) -> npt.NDArray[Any]:
-    """Return weights as int32 or float32, as `wanted` says; without it integers that fit become int32.
+def convert_weights(weights: npt.ArrayLike, kind: str | None, source: str) -> npt.NDArray[Any]:
+    """Return weights in the dtype `kind`; by default as int32 if all are integers that fit, else as float32.
 
     Raises
     ------
     FormatError
         A weight is not finite, or does not fit.
     """
-    values: npt.NDArray[Any] = np.asarray(given)
+    values: npt.NDArray[Any] = np.asarray(weights)
     if values.dtype.kind not in "biuf":
         raise ArgumentError(f"weights are integers or floats, not {values.dtype}. Convert them first.", name="weights")
     low, high = -(2**31), 2**31 - 1
-    whole = values.dtype.kind in "biu"
-    fits = not values.size or (int(values.min()) >= low and int(values.max()) <= high) if whole else False
-    dtype = np.dtype(wanted or ("int32" if fits else "float32"))
+    is_integer = values.dtype.kind in "biu"
+    fits = not values.size or (int(values.min()) >= low and int(values.max()) <= high) if is_integer else False
+    dtype = np.dtype(kind or ("int32" if fits else "float32"))
     if dtype.kind == "i":
         bad = np.zeros(values.shape, bool) if fits else ~((values >= low) & (values <= high))
-        if not whole:
+        if not is_integer:
             bad |= values != np.trunc(values)
         advice = 'An int32 is a whole number of at most 2**31 - 1: use weights="float32".'
     else:
@@ -319,8 +319,8 @@ def default_memory_bytes() -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with contextlib.suppress(OSError, ValueError, StopIteration):
         # Unlike free pages, this includes the reclaimable part of the page cache.
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+        meminfo = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))

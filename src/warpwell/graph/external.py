@@ -21,9 +21,9 @@ Rows = npt.NDArray[Any]
 VERTEX_LIMIT = 1 << 48
 """Largest number of vertices: a vertex is exact in a float64, see `_Wide`."""
 _BLOCK = 1 << 20
-"""Edges that are returned or read at a time, at most: 8 MiB of packed keys."""
+"""Maximum number of edges that are returned or read at a time: 8 MiB of packed keys."""
 _MIN_READ = 1 << 8
-"""Edges that are read of a run at a time, at least."""
+"""Minimum number of edges that are read from a run at a time."""
 _FAN_IN = 256
 """Runs that are merged at once; more of them are merged in several passes."""
 
@@ -268,15 +268,15 @@ def _sorted(rows: Rows) -> Rows:
     tied = np.zeros(keys.size + 1, bool)
     np.equal(keys[1:], keys[:-1], out=tied[1:-1])
     if tied.any():
-        # Few keys are equal: only these are sorted once more.
-        places = np.flatnonzero(tied[1:] | tied[:-1])
-        some = rows[places]
-        rows[places] = some[np.lexsort((some["weight"], some["key"]))]
+        # Few keys are equal: only their rows are sorted again.
+        positions = np.flatnonzero(tied[1:] | tied[:-1])
+        tied_rows = rows[positions]
+        rows[positions] = tied_rows[np.lexsort((tied_rows["weight"], tied_rows["key"]))]
     return rows
 
 
 def _rows_up_to(rows: Rows, bound: Any) -> int:
-    """Return how many sorted rows are not after the row `bound`."""
+    """Return the number of sorted rows up to and including the row `bound`."""
     keys = np.ascontiguousarray(rows["key"])
     end = int(np.searchsorted(keys, bound["key"], "right"))
     if "weight" not in rows.dtype.fields:  # type: ignore[operator]
@@ -311,10 +311,10 @@ class _Run:
         """Return the next rows, at most `count`, in a format."""
         rows = np.empty(min(count, self.left), self.format.dtype)
         self.left -= rows.size
-        rest = memoryview(rows.view(np.uint8).data)
-        while rest:
-            done = os.preadv(self.file.fileno(), [rest], self.offset)
+        unread = memoryview(rows.view(np.uint8).data)
+        while unread:
+            done = os.preadv(self.file.fileno(), [unread], self.offset)
             if not done:
                 raise FormatError("a temporary file of the sort has become shorter. Check the disk and convert again.")
-            rest, self.offset = rest[done:], self.offset + done
+            unread, self.offset = unread[done:], self.offset + done
         return row_format.convert(rows, self.format)

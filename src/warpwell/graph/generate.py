@@ -16,8 +16,8 @@ from warpwell.graph.build import build, checked_weights
 from warpwell.graph.external import Edges
 from warpwell.graph.graph import Graph, Progress
 
-#: Kinds of graphs: Kronecker (R-MAT) and uniformly random.
 KINDS = ("kron", "urand")
+"""Kinds of graphs: Kronecker (R-MAT) and uniformly random."""
 
 # GAP's constants (src/util.h, src/generator.h): each block of edges has a random stream of its own.
 _GAP_SEED = 27491095
@@ -52,14 +52,14 @@ def generate(
     the reverse of each edge and removes repeated edges and self-loops, and so do the defaults here. The
     graph depends on kind, scale, degree and seed only, not on the memory or the number of processors.
 
-    With seed 0 the random numbers are those of GAP 0.7 to 1.4, built with GCC's standard library of versions 11
-    to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise):
+    With seed 0, GAP 0.7 to 1.4 draws the same random numbers if it is built with GCC's standard library of versions
+    11 to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise):
 
     - ``urand`` is GAP's graph, vertex by vertex;
     - ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them with ``std::shuffle``,
       Warpwell with NumPy's ``RandomState.permutation``;
-    - weights of int32 are GAP's: 1 to 255, uniform. Both directions of an edge have the same one, and of
-      repeated edges the least stays.
+    - weights of int32 are GAP's: 1 to 255, uniform. Both directions of an edge have the same one, and
+      the smallest weight of repeated edges is kept.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def _kron(scale: int, seed: int) -> Maker:
     right_above = _first_draw(lambda point: point > _A)
     below = _first_draw(lambda point: not point < _A + _B)
     right_below = _first_draw(lambda point: point > _A + _B + _C)
-    # The seed in front of the first block's, so that this stream is not that of a block.
+    # The seed before the first block's, so that no block draws from this stream.
     stream = np.random.RandomState((_GAP_SEED - 1 + seed * _SPREAD) % 2**32)
     names = stream.permutation(1 << scale).astype(np.uint32)
 
@@ -247,10 +247,10 @@ def _draws(stream: np.random.RandomState, count: int) -> npt.NDArray[np.uint32]:
 
 def _first_draw(test: Callable[[np.float32], object]) -> np.uint32:
     """Return the smallest draw whose point in [0, 1) passes a test that all later ones pass too."""
-    one = np.float32(1)
+    below_one = np.nextafter(np.float32(1), np.float32(0))
 
     def passes(draw: int) -> bool:
-        return bool(test(min(np.float32(draw) / np.float32(2**32), np.nextafter(one, np.float32(0)))))
+        return bool(test(min(np.float32(draw) / np.float32(2**32), below_one)))
 
     return np.uint32(bisect_left(range(2**32), True, key=passes))
 

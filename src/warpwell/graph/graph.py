@@ -33,7 +33,7 @@ SMALL = 1 << 31
 """Graphs with more vertices than this have 8-byte destinations."""
 _STEP = 1 << 24
 Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done and how much there is in all (0 if unknown)."""
+"""Called with a stage, the amount that is done and the total (0 if unknown)."""
 AGAIN = "Make the graph again with `warpwell graph convert`."
 
 
@@ -60,13 +60,13 @@ class Graph:
     source : str
         Origin of the edges.
     weights : {"int32", "float32"} or None
-        Dtype of the weights, None if there are none.
+        Dtype of the weights, or None.
     in_edges : bool
         The edges that end in a vertex can be read, too; always so if the graph is undirected.
     destinations : {"int32", "int64"}
         Dtype of the destinations: int32 if all vertices fit.
     order : {"given", "degree"}
-        Order in which the vertices are stored: that of their numbers, or the vertices with most edges first.
+        Order in which the vertices are stored: ascending by number, or descending by number of edges.
     """
 
     path: Path
@@ -96,7 +96,7 @@ class Graph:
 
     @property
     def in_offsets_path(self) -> Path:
-        """The ``.npy`` file of offsets of in-edges; that of the offsets, if the graph is undirected."""
+        """The ``.npy`` file of offsets of in-edges; `offsets_path` if the graph is undirected."""
         return self.path / self._in_part[0]
 
     @property
@@ -183,25 +183,25 @@ class Graph:
         return graph
 
     @cached_property
-    def places(self) -> npt.NDArray[np.int64]:
-        """The number under which each vertex is stored: int64, shape ``(vertices,)``, in memory."""
+    def positions(self) -> npt.NDArray[np.int64]:
+        """The position at which each vertex is stored: int64, shape ``(vertices,)``, in memory."""
         if self.order == "given":
             return np.arange(self.vertices)
         order = self.stored_order()
-        places = np.full(self.vertices, -1)
+        positions = np.full(self.vertices, -1)
         if self.vertices and 0 <= order.min() <= order.max() < self.vertices:
-            places[order] = np.arange(self.vertices)
-        if (places < 0).any():
+            positions[order] = np.arange(self.vertices)
+        if (positions < 0).any():
             raise FormatError(f"{self.path / ORDER} does not have each vertex once. {AGAIN}", path=self.path / ORDER)
-        return places
+        return positions
 
     def stored_order(self) -> npt.NDArray[np.int64]:
-        """Return the given number of each stored vertex, the inverse of `places`."""
+        """Return the given number of each stored vertex, the inverse of `positions`."""
         return np.arange(self.vertices) if self.order == "given" else self.map(self.path / ORDER)
 
     def original(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array with an item for each stored vertex in the order of the given numbers."""
-        return values if self.order == "given" else values[self.places]
+        return values if self.order == "given" else values[self.positions]
 
     def load(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """Return offsets and destinations in the given numbers, for host code and comparisons.
@@ -307,10 +307,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
             path=file,
         )
     types: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str, "in_edges": bool}
-    known: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}
+    allowed: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}
     for key in (field.name for field in fields(Graph) if field.name != "path"):
         value = meta.get(key, "missing")
-        valid = value in known[key] if key in known else type(value) is types[key]
+        valid = value in allowed[key] if key in allowed else type(value) is types[key]
         if not valid or (types.get(key) is int and value < 0):
             raise FormatError(f"{file}: {key!r} is {value!r}. {AGAIN}", path=file)
     return {field.name: meta[field.name] for field in fields(Graph) if field.name != "path"}
@@ -318,17 +318,17 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 def _check_file(path: Path, dtype: str, length: int) -> None:
     """Raise unless a file has `length` items of a dtype."""
-    wanted = np.dtype(dtype).newbyteorder("<")
+    expected_dtype = np.dtype(dtype).newbyteorder("<")
     if not path.is_file():
         raise MissingFileError(f"{path} is missing. {AGAIN}", path=path)
     with open(path, "rb") as file:
-        shape, found = read_header(file, str(path))
-        if found != wanted or shape != (length,):
+        shape, actual_dtype = read_header(file, str(path))
+        if actual_dtype != expected_dtype or shape != (length,):
             raise FormatError(
-                f"{path} holds {found} of shape {shape}, not {dtype} of shape ({length},). {AGAIN}", path=path
+                f"{path} holds {actual_dtype} of shape {shape}, not {dtype} of shape ({length},). {AGAIN}", path=path
             )
-        size, expected = os.fstat(file.fileno()).st_size, file.tell() + wanted.itemsize * length
-        if size != expected:
+        size, expected_size = os.fstat(file.fileno()).st_size, file.tell() + expected_dtype.itemsize * length
+        if size != expected_size:
             raise FormatError(
-                f"{path} has {size} bytes, not {expected}: it was not copied whole. Copy it again.", path=path
+                f"{path} has {size} bytes, not {expected_size}: it was not copied whole. Copy it again.", path=path
             )

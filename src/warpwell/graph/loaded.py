@@ -23,7 +23,7 @@ MAX_WINDOWS = 32
 class LoadedGraph:
     """A graph for kernels: destinations behind a cache, offsets in device memory.
 
-    Weights and in-edges are opened when they are first asked for, with the same options and in the same cache.
+    Weights and in-edges are opened on first use, with the same options and in the same cache.
     `bfs` and `connected_components` accept it, so that several runs share one cache. It is a context manager; `close`
     releases everything.
 
@@ -32,8 +32,8 @@ class LoadedGraph:
     graph : Graph or path-like
         The graph on disk.
     edges : Array, optional
-        An open array with the destinations of `graph`, which lies elsewhere than in its folder, as on a drive: it stays
-        the caller's. Then no further option is needed.
+        An open array with the destinations of `graph`, which are stored outside its folder, as on a drive. The caller
+        closes it. Then no further option is needed.
     device, tier, cache, page_size, stats
         As for `warpwell.open`, which opens the destinations with them.
     **options
@@ -85,8 +85,8 @@ class LoadedGraph:
             **options,
         }
         self._opened: dict[Path, Any] = {} if edges is None else {self.graph.edges_path: edges}
-        self._lent = edges
-        self._closed = self._back = False
+        self._caller_edges = edges
+        self._closed = False
         try:
             self.edges = self._array(self.graph.edges_path)
             self.offsets = self._offsets(self.graph.offsets_path)
@@ -109,7 +109,7 @@ class LoadedGraph:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the edges are in memory, so that nothing is read meanwhile."""
+        """Whether the edges are in memory, so that kernels read no storage."""
         return self.edges.tier not in ("storage", "host-cached")
 
     @property
@@ -149,14 +149,14 @@ class LoadedGraph:
 
     @property
     def weights(self) -> Array | None:
-        """The weights of `edges`, int32 or float32; None if the graph has none."""
+        """The weights of `edges`, int32 or float32, or None."""
         return None if self.graph.weights is None else self._array(self.graph.weights_path)
 
     @property
     def heads(self) -> Any:
         """The first neighbours of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
 
-        Searches read those of all vertices, in order and several times, so they are in device memory, as offsets are,
+        Searches read all of them in order, several times, so they are in device memory, as offsets are,
         unless they are larger than the cache: then they are an array in the same cache.
         """
         path = self._of_in_edges(self.graph.heads_path)
@@ -185,7 +185,7 @@ class LoadedGraph:
 
     @property
     def in_weights(self) -> Array | None:
-        """The weights of `in_edges`; None if the graph has none."""
+        """The weights of `in_edges`, or None."""
         return None if self.graph.weights is None else self._array(self._of_in_edges(self.graph.in_weights_path))
 
     def _of_in_edges(self, path: Path) -> Path:
@@ -231,9 +231,9 @@ class LoadedGraph:
     def close(self) -> None:
         """Close the arrays and drop the offsets (idempotent)."""
         self._closed = True
-        # the last opened first: the cache belongs to the destinations
+        # In reverse order, because the destinations own the cache.
         for path in reversed(list(self._opened)):
-            if isinstance(self._opened[path], Array) and self._opened[path] is not self._lent:
+            if isinstance(self._opened[path], Array) and self._opened[path] is not self._caller_edges:
                 self._opened[path].close()
             del self._opened[path]
         self.offsets = None
@@ -252,6 +252,6 @@ def _check(offsets: Any, path: Path, vertices: int) -> None:
         falls = np.flatnonzero(part[1:] < part[:-1])
         if falls.size:
             raise FormatError(
-                f"{path}: offset {first + int(falls[0]) + 1} is smaller than the one before. {AGAIN}",
+                f"{path}: offset {first + int(falls[0]) + 1} is smaller than the previous offset. {AGAIN}",
                 path=path,
             )

@@ -39,20 +39,20 @@ def sort_by_degree(folder: Path, graph: Graph, sort: ExternalSort) -> None:
     order = np.argsort(-np.diff(np.load(folder / OUT_PART[0])), kind="stable")
     with npy_writer(folder / ORDER, np.int64) as write:
         write(order)
-    places = np.empty_like(order)
-    places[order] = np.arange(order.size)
+    positions = np.empty_like(order)
+    positions[order] = np.arange(order.size)
     for sources, destinations, *weights in stored_edges(folder, graph):
-        sort.add(places[sources], places[destinations], *weights)
+        sort.add(positions[sources], positions[destinations], *weights)
 
 
 def write_heads(folder: Path, graph: Graph, part: tuple[str, str, str]) -> None:
-    """Write the first neighbours of each vertex, from which edges lead to it; -1 where there are fewer."""
+    """Write the first neighbours of each vertex, from which edges lead to it, padded with -1."""
     offsets, edges = np.load(folder / part[0]), graph.map(folder / part[1])
     with npy_writer(folder / HEADS, graph.destinations) as write:
         for first in range(0, graph.vertices, _BLOCK):
             starts = offsets[first : first + _BLOCK + 1]
-            places = starts[:-1, None] + np.arange(HEAD)
-            present = places < starts[1:, None]
-            heads = np.full(places.shape, -1, np.int64)
-            heads[present] = edges[places[present]]
+            positions = starts[:-1, None] + np.arange(HEAD)
+            present = positions < starts[1:, None]
+            heads = np.full(positions.shape, -1, np.int64)
+            heads[present] = edges[positions[present]]
             write(heads)

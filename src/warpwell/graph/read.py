@@ -174,24 +174,24 @@ class EdgeReader:
         return self._table(stream, chosen, delimiter)
 
     def _table(self, stream: Any, chosen: list[str], delimiter: str) -> Batches:
-        """Yield the edges of a table, each of whose rows is a line. A quote that does not end would hide rows."""
-        lines, rows, after_break = 0, 1, True
+        """Yield the edges of a table with one line per row. An unclosed quote would hide rows, so lines are counted."""
+        line_count, row_count, after_break = 0, 1, True
 
         def count_lines(piece: bytes) -> bytes:
-            nonlocal lines, after_break
+            nonlocal line_count, after_break
             codes = np.frombuffer(piece, np.uint8)
             is_break = np.concatenate(([after_break], (codes == ord("\n")) | (codes == ord("\r"))))
-            lines += int(np.count_nonzero(is_break[:-1] & ~is_break[1:]))
+            line_count += int(np.count_nonzero(is_break[:-1] & ~is_break[1:]))
             after_break = bool(is_break[-1])
             return piece
 
         stream = self._arrow.TransformInputStream(stream, count_lines)
         for batch in self._rows(stream, None, chosen, 0, delimiter):
-            rows += batch[0].size
+            row_count += batch[0].size
             yield batch
-        if lines != rows:
-            problem = f"{lines} lines have {rows} rows; a quoted field does not end, or has a line break: correct it"
-            raise self._row_error(None, problem)
+        if line_count != row_count:
+            advice = "a quoted field does not end, or has a line break: correct it"
+            raise self._row_error(None, f"{line_count} lines have {row_count} rows; {advice}")
 
     def _list(self, head: bytes, is_weighted: bool) -> Batches:
         """Return the edges of rows of two or three fields, with or without a header."""

@@ -143,7 +143,7 @@ class Neighbors:
         number = checked_integer(number, "the number of a batch", minimum=0)
         nodes = self.batch(number)
         if self.graph.order == "degree":
-            nodes = self.graph.places[nodes]
+            nodes = self.graph.positions[nodes]
         draws = _Draws(self.seed, number)
         sources: list[Numbers] = []
         targets: list[Numbers] = []
@@ -171,7 +171,7 @@ class Neighbors:
         return Neighborhood(number, nodes, indices[0], indices[1], indices[2], node_counts, edge_counts)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without `Graph.places`, which has 8 bytes a vertex: each process reads it again.
+        # Without `Graph.positions`, which has 8 bytes a vertex: each process reads it again.
         return {**self.__dict__, "graph": replace(self.graph)}
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ from .work_items import (
     SEGMENT,
     append,
     head_at,
-    most_items,
+    max_items,
     neighbour_at,
     start_of,
     vertex_dtype,
@@ -120,7 +120,7 @@ def _select(offsets, parents, largest, items, count, counters):
 
 
 @kernel
-def _link_rest(edges, offsets, parents, items, count, counters):
+def _link_neighbours(edges, offsets, parents, items, count, counters):
     """Link vertices with their neighbours: a warp takes one item, its lanes adjacent edges."""
     mask = activemask()
     index = div(grid(1), warp_size())
@@ -185,21 +185,21 @@ class _Components:
         self.loaded, where, vertices = loaded, loaded.device, loaded.graph.vertices
         self.arrays = loaded.arrays
         self.parents = to_device(where, np.arange(vertices, dtype=vertex_dtype(vertices)))
-        self.items = zeros(where, most_items(vertices, loaded.graph.edges))
+        self.items = zeros(where, max_items(vertices, loaded.graph.edges))
         self.counters = zeros(where, N_COUNTERS)
         self.picks = zeros(where, min(SAMPLES, vertices))
 
     def compile(self) -> None:
         """Compile all kernels, by launches that change nothing: every vertex is its own parent."""
-        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
-        _link_heads[one](loaded.heads, self.parents, 0, self.counters, **options)
-        _link_rest[one](loaded.edges, loaded.offsets, self.parents, self.items, 0, self.counters, **options)
-        _select[one](loaded.offsets, self.parents, 0, self.items, 0, self.counters, **options)
-        _compress[one](self.parents, 0, **options)
-        _sample[one](self.parents, 1, 0, self.picks, **options)
+        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
+        _link_heads[warp](loaded.heads, self.parents, 0, self.counters, **options)
+        _link_neighbours[warp](loaded.edges, loaded.offsets, self.parents, self.items, 0, self.counters, **options)
+        _select[warp](loaded.offsets, self.parents, 0, self.items, 0, self.counters, **options)
+        _compress[warp](self.parents, 0, **options)
+        _sample[warp](self.parents, 1, 0, self.picks, **options)
 
     def run(self, run: Run, report: Progress) -> None:
-        """Link the first neighbours, then the other ones of vertices outside of the largest component."""
+        """Link the first neighbours, then the other neighbours of vertices outside of the largest component."""
         loaded, vertices, parents = self.loaded, self.loaded.graph.vertices, self.parents
         report("link", 0, 2)
         run.launch(_link_heads, vertices, loaded.heads, parents, vertices, self.counters)
@@ -214,8 +214,8 @@ class _Components:
                 _select, vertices, loaded.offsets, parents, largest, self.items, vertices, self.counters, reads=False
             )
             count = int(run.read(self.counters)[ITEMS])
-            rest = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
-            run.launch(_link_rest, count * loaded.warp, *rest)
+            arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
+            run.launch(_link_neighbours, count * loaded.warp, *arguments)
             run.launch(_compress, vertices, parents, vertices, reads=False)
         report("link", 2, 2)
 
@@ -227,10 +227,10 @@ class _Components:
         return smallest[roots], int(np.count_nonzero(smallest < vertices)), 2
 
 
-def require_undirected(graph: Graph, what: str = "components") -> None:
+def require_undirected(graph: Graph, results: str = "components") -> None:
     """Raise ArgumentError if the edges of a graph are stored in one direction only."""
     if not graph.undirected:
         raise ArgumentError(
-            f"{graph.path} is directed, and {what} are those of an undirected graph: convert its edges "
+            f"{graph.path} is directed, and {results} need an undirected graph: convert its edges "
             "again with undirected=True (`warpwell graph convert EDGES OUT --undirected`)"
         )

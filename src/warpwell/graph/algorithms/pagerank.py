@@ -26,7 +26,7 @@ from .work_items import (
     SEGMENT,
     WARPS,
     append,
-    most_items,
+    max_items,
     start_of,
     up_to_warps,
     vertex_of,
@@ -188,7 +188,7 @@ class _PageRank:
         where, n = loaded.device, loaded.graph.vertices
         self.arrays = (loaded.in_edges,)
         self.ranks, self.shares, self.sums = (zeros(where, n, np.float64) for _ in range(3))
-        self.items = zeros(where, most_items(n, loaded.graph.edges))
+        self.items = zeros(where, max_items(n, loaded.graph.edges))
         self.counters = zeros(where, N_COUNTERS)
         self.totals = zeros(where, 2 * (iterations + 1), np.float64)
         self.threads = min(up_to_warps(n, loaded.warp), WARPS * loaded.warp)
@@ -196,13 +196,13 @@ class _PageRank:
 
     def compile(self) -> None:
         """Compile all kernels, by launches that change nothing."""
-        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
+        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
         empty = zeros(loaded.device, 0, np.float64)
-        _list[one](loaded.in_offsets, 0, 0, self.items, 0, self.counters, **options)
-        _gather[one](
+        _list[warp](loaded.in_offsets, 0, 0, self.items, 0, self.counters, **options)
+        _gather[warp](
             loaded.in_edges, loaded.in_offsets, self.items, 0, (0, 0), self.shares, self.sums, self.counters, **options
         )
-        _step[one](loaded.offsets, empty, empty, empty, 0.0, 0.0, one, 0, 1, self.totals, **options)
+        _step[warp](loaded.offsets, empty, empty, empty, 0.0, 0.0, warp, 0, 1, self.totals, **options)
 
     def run(self, run: Run, report: Progress) -> None:
         """Iterate until the change is below the tolerance."""
@@ -235,7 +235,7 @@ class _PageRank:
         run.launch(_step, self.threads, *arrays, base, self.damping, self.threads, *totals, reads=False)
 
     def _list(self, run: Run, vertex: int, end: int) -> int:
-        """List the items of vertices [vertex, end), and return how many they are."""
+        """List the items of vertices [vertex, end), and return their number."""
         before = int(run.read(self.counters)[ITEMS])
         arguments = self.loaded.in_offsets, vertex, end, self.items, -before, self.counters
         run.launch(_list, end - vertex, *arguments, reads=False)

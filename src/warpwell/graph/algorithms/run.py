@@ -27,7 +27,7 @@ class Result:
     Attributes
     ----------
     values : ndarray, shape (vertices,)
-        A value for each vertex, in the given numbers; what it means depends on the algorithm. Empty for `triangles`.
+        A value for each vertex, in the given numbers, as each algorithm describes it. Empty for `triangles`.
     count : int
         Vertices with a path from the source (`bfs`, `sssp`), components, triangles, or vertices (`pagerank`).
     rounds : int

@@ -38,23 +38,23 @@ from .work_items import (
     FOUND,
     ITEMS,
     N_COUNTERS,
-    REST,
-    REST_EDGES,
     SEGMENT,
+    UNDECIDED,
+    UNDECIDED_EDGES,
     WARPS,
     WORD,
     add_all,
     append,
     contains,
+    count_words,
     head_at,
     insert,
-    most_items,
+    max_items,
     neighbour_at,
     start_array,
     start_of,
     vertex_dtype,
     vertex_of,
-    words_of,
 )
 
 LEVEL, BEGIN, FRONTIER, STOP = 6, 7, 8, 9
@@ -86,12 +86,12 @@ def _visit(edges, offsets, levels, visited, items, index, base, level, mask, cou
             found = True
             levels[neighbour] = level
         # The lanes meet here, so their next edges are read together.
-        some = ballot(mask, found)
-        if some != 0:
+        found_mask = ballot(mask, found)
+        if found_mask != 0:
             degrees = append(mask, found, neighbour, offsets, items, base, counters)
             if lane == warp_size() - 1:
                 atomic_add(counters, DEGREES, degrees)
-                atomic_add(counters, FOUND, popc(some))
+                atomic_add(counters, FOUND, popc(found_mask))
         at += warp_size()
 
 
@@ -105,20 +105,20 @@ def _push(edges, offsets, levels, visited, items, begin, end, base, level, count
 
 
 @kernel(block=1024)
-def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level, most, counters):
-    """Visit level after level while the frontier has at most `most` edges (one block; its warps take items)."""
+def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level, max_edges, counters):
+    """Visit level after level while the frontier has at most `max_edges` edges (one block; its warps take items)."""
     mask = activemask()
     degrees = load_relaxed_as(element_address(counters, DEGREES), counters.dtype)
     first = begin
     last = end
-    now = level - 1
+    current_level = level - 1
     count = 0
-    going = True
-    while going:
-        now += 1
+    should_continue = True
+    while should_continue:
+        current_level += 1
         index = first + div(thread_index(), warp_size())
         while index < last:
-            _visit(edges, offsets, levels, visited, items, index, base, now, mask, counters)
+            _visit(edges, offsets, levels, visited, items, index, base, current_level, mask, counters)
             index += div(block_threads(), warp_size())
         if thread_index() == 0:
             counters[STOP] = failed()
@@ -128,12 +128,12 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
         before = degrees
         degrees = load_relaxed_as(element_address(counters, DEGREES), counters.dtype)
         count = degrees - before
-        going = first < last and count <= most and counters[STOP] == 0
+        should_continue = first < last and count <= max_edges and counters[STOP] == 0
         # No thread appends before all have read.
         barrier()
     if thread_index() == 0:
         counters[BEGIN] = first
-        counters[LEVEL] = now
+        counters[LEVEL] = current_level
         counters[FRONTIER] = count
 
 
@@ -141,7 +141,7 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
 def _leads_to(edges, visited, at, stop, mask, vertices, counters):
     """Return True if one of the caller's edges [at, stop) leads to a set that does not change (all lanes of mask).
 
-    Each lane reads `OWN_STEPS` of its own edges; then the whole warp reads those of one lane after the other.
+    Each lane reads `OWN_STEPS` of its own edges; then the whole warp reads the other edges of each lane in turn.
     """
     lane = lane_id()
     own = OWN_STEPS
@@ -200,27 +200,27 @@ def _head_in(heads, visited, vertex, vertices, counters):
 
 
 @kernel
-def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, words, warps, counters):
+def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_count, warps, counters):
     """Put vertices with a first neighbour in `visited` into `after`, and count those that need their other edges.
 
-    A warp takes every `warps`-th of `words` words. A vertex outside of `visited` with such a neighbour has one on the
-    level before. `visited` does not change.
+    A warp takes every `warps`-th of `word_count` words. Such a neighbour of a vertex outside of `visited` is on the
+    previous level. `visited` does not change.
     """
     mask = activemask()
     lane = lane_id()
     word = div(grid(1), warp_size())
     found = 0
     degrees = 0
-    rest = 0
-    rest_edges = 0
-    while word < words:
-        seen = i64(visited[word])
+    undecided = 0
+    undecided_edges = 0
+    while word < word_count:
+        visited_bits = i64(visited[word])
         fresh = 0
         k = lane
         while k < WORD:
             vertex = WORD * word + k
             hit = False
-            if vertex < levels.size and (seen >> k) & 1 == 0:
+            if vertex < levels.size and (visited_bits >> k) & 1 == 0:
                 hit = _head_in(heads, visited, vertex, levels.size, counters)
                 left = in_offsets[vertex + 1] - in_offsets[vertex] - HEAD
                 if hit:
@@ -228,39 +228,39 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, words
                     found += 1
                     degrees += offsets[vertex + 1] - offsets[vertex]
                 elif left > 0:
-                    rest += 1
-                    rest_edges += left
+                    undecided += 1
+                    undecided_edges += left
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
-            after[word] = seen | fresh
+            after[word] = visited_bits | fresh
         word += warps
     add_all(counters, FOUND, found)
     add_all(counters, DEGREES, degrees)
-    add_all(counters, REST, rest)
-    add_all(counters, REST_EDGES, rest_edges)
+    add_all(counters, UNDECIDED, undecided)
+    add_all(counters, UNDECIDED_EDGES, undecided_edges)
 
 
 @kernel
-def _pull(edges, in_offsets, offsets, levels, visited, known, after, skip, level, words, warps, counters):
-    """Put `known`, and vertices with a neighbour in `visited`, into `after`, word by word as `_pull_heads`.
+def _pull(edges, in_offsets, offsets, levels, visited, reached, after, skip, level, word_count, warps, counters):
+    """Put `reached`, and vertices with a neighbour in `visited`, into `after`, word by word as `_pull_heads`.
 
-    The first `skip` neighbours are not looked at: those that `_pull_heads` looked at, which made `known`, or none.
+    The first `skip` neighbours are skipped: `_pull_heads` has read them, and added their vertices to `reached`.
     """
     mask = activemask()
     lane = lane_id()
     word = div(grid(1), warp_size())
     found = 0
     degrees = 0
-    while word < words:
-        seen = i64(known[word])
+    while word < word_count:
+        reached_bits = i64(reached[word])
         fresh = 0
         k = lane
         while k < WORD:
             vertex = WORD * word + k
             at = 0
             stop = 0
-            if vertex < levels.size and (seen >> k) & 1 == 0:
+            if vertex < levels.size and (reached_bits >> k) & 1 == 0:
                 at = in_offsets[vertex] + skip
                 stop = in_offsets[vertex + 1]
             hit = _leads_to(edges, visited, at, stop, mask, levels.size, counters)
@@ -271,7 +271,7 @@ def _pull(edges, in_offsets, offsets, levels, visited, known, after, skip, level
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
-            after[word] = seen | fresh
+            after[word] = reached_bits | fresh
         word += warps
     add_all(counters, FOUND, found)
     add_all(counters, DEGREES, degrees)
@@ -343,7 +343,7 @@ def bfs(
         graph,
         options,
         lambda found: require_vertex(source, found.vertices),
-        lambda loaded: _Search(loaded, int(loaded.graph.places[source])),
+        lambda loaded: _Search(loaded, int(loaded.graph.positions[source])),
         progress,
     )
 
@@ -353,12 +353,12 @@ class _Search:
 
     def __init__(self, loaded: LoadedGraph, source: int) -> None:
         self.loaded, self.graph, where = loaded, loaded.graph, loaded.device
-        vertices, self.words = self.graph.vertices, words_of(self.graph.vertices)
+        vertices, self.word_count = self.graph.vertices, count_words(self.graph.vertices)
         self.arrays = loaded.arrays
         self.levels = to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices)))
-        self.visited = to_device(where, start_array(self.words, source // WORD, 0, 1 << source % WORD, np.uint32))
-        self.after = zeros(where, self.words, np.uint32)
-        self.items = zeros(where, most_items(vertices, self.graph.edges))
+        self.visited = to_device(where, start_array(self.word_count, source // WORD, 0, 1 << source % WORD, np.uint32))
+        self.after = zeros(where, self.word_count, np.uint32)
+        self.items = zeros(where, max_items(vertices, self.graph.edges))
         self.counters = zeros(where, N_COUNTERS)
         self.counts = np.zeros(N_COUNTERS, np.int64)
         self.level = 0
@@ -372,18 +372,18 @@ class _Search:
 
     def compile(self) -> None:
         """Compile all kernels, by launches that change nothing."""
-        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
+        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
         edges, offsets = loaded.edges, loaded.offsets
         state = self.levels, self.visited
-        _push[one](edges, offsets, *state, self.items, 0, 0, 0, 0, self.counters, **options)
-        _collect[one](offsets, self.levels, 0, self.items, 0, 0, self.counters, **options)
+        _push[warp](edges, offsets, *state, self.items, 0, 0, 0, 0, self.counters, **options)
+        _collect[warp](offsets, self.levels, 0, self.items, 0, 0, self.counters, **options)
         if loaded.in_memory:
             _push_levels[1](edges, offsets, *state, self.items, 0, 0, 0, 0, 0, self.counters, **options)
         if self.graph.in_edges:
-            given, pulled = (loaded.in_offsets, offsets, *state), (0, 0, 1, self.counters)
+            inputs, pulled = (loaded.in_offsets, offsets, *state), (0, 0, 1, self.counters)
             if not loaded.on_device:
-                _pull_heads[one](loaded.heads, *given, self.after, *pulled, **options)
-            _pull[one](loaded.in_edges, *given, self.after, self.after, HEAD, *pulled, **options)
+                _pull_heads[warp](loaded.heads, *inputs, self.after, *pulled, **options)
+            _pull[warp](loaded.in_edges, *inputs, self.after, self.after, HEAD, *pulled, **options)
 
     def run(self, run: Run, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -432,30 +432,30 @@ class _Search:
         self.left -= self.edges
 
     def _pull_heads_first(self) -> NDArray[np.int64]:
-        """Look at the first neighbours of all vertices, then follow the fewer edges; return what both counted."""
+        """Look at the first neighbours of all vertices, then follow the fewer edges; return the counters of both."""
         loaded = self.loaded
         counts = self._launch_pull(_pull_heads, loaded.heads, self.after)
-        rest, rest_edges = int(counts[REST]), int(counts[REST_EDGES])
-        if not rest:
+        undecided, undecided_edges = int(counts[UNDECIDED]), int(counts[UNDECIDED_EDGES])
+        if not undecided:
             return counts
         if loaded.in_memory:
-            pulls = rest_edges < ALPHA * self.edges
+            pulls = undecided_edges < ALPHA * self.edges
         else:
-            pulls = self._pages(rest, rest_edges) <= self._pages(self.found, self.edges)
+            pulls = self._pages(undecided, undecided_edges) <= self._pages(self.found, self.edges)
         return counts + (self._pull_all(self.after, HEAD) if pulls else self._push(self.after))
 
-    def _pull_all(self, known: Any = None, skip: int = 0) -> NDArray[np.int64]:
+    def _pull_all(self, reached: Any = None, skip: int = 0) -> NDArray[np.int64]:
         """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
-        known = self.visited if known is None else known
-        return self._launch_pull(_pull, self.loaded.in_edges, known, self.after, skip)
+        reached = self.visited if reached is None else reached
+        return self._launch_pull(_pull, self.loaded.in_edges, reached, self.after, skip)
 
-    def _launch_pull(self, pull: Any, neighbours: Any, *given: Any) -> NDArray[np.int64]:
-        """Launch a kernel over all words of `visited`, and return what it counted."""
-        loaded, warps = self.loaded, min(self.words, WARPS)
+    def _launch_pull(self, pull: Any, neighbours: Any, *sets: Any) -> NDArray[np.int64]:
+        """Launch a kernel over all words of `visited`, and return its counters."""
+        loaded, warps = self.loaded, min(self.word_count, WARPS)
         graph = neighbours, loaded.in_offsets, loaded.offsets, self.levels, self.visited
         reads = any(neighbours is array for array in self.arrays)
-        words = self.level + 1, self.words, warps
-        self._run.launch(pull, warps * loaded.warp, *graph, *given, *words, self.counters, reads=reads)
+        scalars = self.level + 1, self.word_count, warps
+        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *scalars, self.counters, reads=reads)
         return self._read()
 
     def _list(self) -> tuple[int, int]:

@@ -37,12 +37,12 @@ from .work_items import (
     WARPS,
     WORD,
     append,
+    count_words,
     insert,
-    most_items,
+    max_items,
     start_array,
     start_of,
     vertex_of,
-    words_of,
 )
 
 STAGING_THREADS, STAGING_WARPS = 64, 1 << 13
@@ -53,46 +53,46 @@ NEGATIVE = 2
 """Counter: weights below 0."""
 TOO_LONG = 3
 """Counter: distances that do not fit the dtype."""
-LEAST = 0
-"""Item of the array of distances with the result of a launch: the smallest one that waits."""
+NEAREST = 0
+"""Index in `nearest`, an array with one item: the smallest distance of a waiting vertex."""
 
 
 @kernel
-def _select(offsets, distances, waiting, limit, items, base, word, warps, least, counters):
+def _select(offsets, distances, waiting, limit, items, base, word, warps, nearest, counters):
     """Append the items of waiting vertices nearer than `limit`, and remove these from `waiting`; a warp takes words.
 
-    `least` receives the smallest distance of the vertices that remain.
+    `nearest` receives the smallest distance of the vertices that remain.
     """
     mask = activemask()
     lane = lane_id()
     word += div(grid(1), warp_size())
     while word < waiting.size:
-        waits = i64(waiting[word])
-        if waits != 0:
-            taken = 0
+        waiting_bits = i64(waiting[word])
+        if waiting_bits != 0:
+            selected_bits = 0
             k = lane
             while k < WORD:
                 vertex = WORD * word + k
                 found = False
-                if (waits >> k) & 1 != 0:
+                if (waiting_bits >> k) & 1 != 0:
                     distance = distances[vertex]
                     found = distance < limit
                     if not found:
-                        address = element_address(least, LEAST)
-                        if distance < load_relaxed_as(address, least.dtype):
-                            fetch_min_as(address, distance, least.dtype)
-                some = ballot(mask, found)
-                if some != 0:
+                        address = element_address(nearest, NEAREST)
+                        if distance < load_relaxed_as(address, nearest.dtype):
+                            fetch_min_as(address, distance, nearest.dtype)
+                found_mask = ballot(mask, found)
+                if found_mask != 0:
                     append(mask, found, vertex, offsets, items, base, counters)
-                taken |= some << (k - lane)
+                selected_bits |= found_mask << (k - lane)
                 k += warp_size()
-            if lane == 0 and taken != 0:
-                waiting[word] = waits & ~taken
+            if lane == 0 and selected_bits != 0:
+                waiting[word] = waiting_bits & ~selected_bits
         word += warps
 
 
 @device
-def _follow(destination, weight, distance, distances, waiting, most, counters):
+def _follow(destination, weight, distance, distances, waiting, max_distance, counters):
     """Shorten the path to a destination by an edge (thread)."""
     to = i64(destination)
     length = distance + weight
@@ -100,7 +100,7 @@ def _follow(destination, weight, distance, distances, waiting, most, counters):
         atomic_add(counters, BAD, 1)
     elif weight < 0:
         atomic_add(counters, NEGATIVE, 1)
-    elif length >= most:
+    elif length >= max_distance:
         atomic_add(counters, TOO_LONG, 1)
     else:
         address = element_address(distances, to)
@@ -111,10 +111,10 @@ def _follow(destination, weight, distance, distances, waiting, most, counters):
 
 
 @kernel
-def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most, least, counters):
-    """Follow the edges of items, a warp one item, and reset `least`; `zero` has the type of sums."""
+def _relax(edges, weights, offsets, distances, waiting, items, count, zero, max_distance, nearest, counters):
+    """Follow the edges of items, a warp one item, and reset `nearest`; `zero` has the type of sums."""
     if grid(1) == 0:
-        least[LEAST] = most
+        nearest[NEAREST] = max_distance
     index = div(grid(1), warp_size())
     if index < count:
         item = items[index]
@@ -124,20 +124,20 @@ def _relax(edges, weights, offsets, distances, waiting, items, count, zero, most
         distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
         at += lane_id()
         while at < stop:
-            _follow(edges[at], weights[at], distance, distances, waiting, most, counters)
+            _follow(edges[at], weights[at], distance, distances, waiting, max_distance, counters)
             at += warp_size()
 
 
 @kernel
 def _relax_staged(
-    edges, weights, offsets, distances, waiting, items, count, staged, warps, zero, most, least, counters
+    edges, weights, offsets, distances, waiting, items, count, staged, warps, zero, max_distance, nearest, counters
 ):
     """As `_relax`, but a warp takes every `warps`-th item, and copies its weights before it reads its edges.
 
-    So it uses one page after the other, because the cache may not have room for two.
+    So it uses one page at a time, because the cache may not have room for two.
     """
     if grid(1) == 0:
-        least[LEAST] = most
+        nearest[NEAREST] = max_distance
     index = div(grid(1), warp_size())
     base = index * SEGMENT
     mask = activemask()
@@ -154,7 +154,7 @@ def _relax_staged(
         syncwarp(mask)
         at = first + lane_id()
         while at < stop:
-            _follow(edges[at], staged[base + at - first], distance, distances, waiting, most, counters)
+            _follow(edges[at], staged[base + at - first], distance, distances, waiting, max_distance, counters)
             at += warp_size()
         syncwarp(mask)
         index += warps
@@ -238,13 +238,13 @@ class _Paths:
     """One search for shortest paths; see `run.Work`."""
 
     def __init__(self, loaded: LoadedGraph, source: int, delta: float | None) -> None:
-        self.loaded, self.source, where = loaded, int(loaded.graph.places[source]), loaded.device
+        self.loaded, self.source, where = loaded, int(loaded.graph.positions[source]), loaded.device
         graph, weights = loaded.graph, loaded.weights
         assert weights is not None
         self.weights = weights
         self.arrays = (loaded.edges, weights)
         self.delta = delta or default_delta(graph)
-        self.items = zeros(where, most_items(graph.vertices, graph.edges))
+        self.items = zeros(where, max_items(graph.vertices, graph.edges))
         self.rounds = 0
         self.warps = 0
         self.staged: Any = None
@@ -256,24 +256,24 @@ class _Paths:
         self._start(np.dtype(np.float64 if graph.weights == "float32" else np.int32))
 
     def _start(self, dtype: np.dtype[Any]) -> None:
-        """Set all distances, of a dtype, to that of vertices without a path, except the source's."""
+        """Create distances of a dtype: 0 for the source, `no_path` for all other vertices."""
         where, vertices, source = self.loaded.device, self.loaded.graph.vertices, self.source
         self.zero = np.float64(0) if dtype.kind == "f" else np.int64(0)
         self.no_path = np.inf if dtype.kind == "f" else int(np.iinfo(dtype).max)
         self.distances = to_device(where, start_array(vertices, source, self.no_path, 0, dtype))
-        self.least = to_device(where, np.full(1, self.no_path, dtype))
-        bits = start_array(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)
+        self.nearest = to_device(where, np.full(1, self.no_path, dtype))
+        bits = start_array(count_words(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)
         self.waiting = to_device(where, bits)
         self.counters = zeros(where, N_COUNTERS)
 
     def compile(self) -> None:
         """Compile all kernels, by launches that change nothing."""
-        loaded, one, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
+        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
         relax, arguments = self._relax(0)
-        relax[one](*arguments, **options)
-        words = words_of(loaded.graph.vertices)
+        relax[warp](*arguments, **options)
+        word_count = count_words(loaded.graph.vertices)
         state = loaded.offsets, self.distances, self.waiting, 0.0, self.items
-        _select[one](*state, 0, words, 1, self.least, self.counters, **options)
+        _select[warp](*state, 0, word_count, 1, self.nearest, self.counters, **options)
 
     def run(self, run: Run, report: Progress) -> None:
         """Follow edges, bucket after bucket."""
@@ -291,31 +291,31 @@ class _Paths:
 
     def _search(self, run: Run, report: Progress) -> None:
         loaded, done, limit = self.loaded, 0, self.delta
-        warps = min(words_of(loaded.graph.vertices), WARPS)
+        warps = min(count_words(loaded.graph.vertices), WARPS)
         while not run.failed:
             state = loaded.offsets, self.distances, self.waiting, float(limit), self.items
-            run.launch(_select, warps * loaded.warp, *state, -done, 0, warps, self.least, self.counters, reads=False)
+            run.launch(_select, warps * loaded.warp, *state, -done, 0, warps, self.nearest, self.counters, reads=False)
             counts = run.read(self.counters)
             count, done = int(counts[ITEMS]) - done, int(counts[ITEMS])
             if count == 0:
-                least = run.read(self.least)[LEAST]
-                if least == self.no_path:
+                nearest = run.read(self.nearest)[NEAREST]
+                if nearest == self.no_path:
                     break
-                limit = (math.floor(float(least) / self.delta) + 1) * self.delta
-                limit = max(limit, math.nextafter(float(least), math.inf))
+                limit = (math.floor(float(nearest) / self.delta) + 1) * self.delta
+                limit = max(limit, math.nextafter(float(nearest), math.inf))
             else:
                 self.rounds += 1
                 report("search", self.rounds, 0)
-            # Without items it only resets `least`.
+            # Without items it only resets `nearest`.
             relax, arguments = self._relax(count)
-            wanted = min(count, self.warps) if self.warps else count
-            run.launch(relax, max(1, wanted) * loaded.warp, *arguments)
+            item_warps = min(count, self.warps) if self.warps else count
+            run.launch(relax, max(1, item_warps) * loaded.warp, *arguments)
 
     def _relax(self, count: int) -> tuple[Any, tuple[Any, ...]]:
         """Return the kernel that follows the edges of items, and its arguments."""
         edges = self.loaded.edges, self.weights, self.loaded.offsets
         first = *edges, self.distances, self.waiting, self.items, count
-        last = self.zero, self.no_path, self.least, self.counters
+        last = self.zero, self.no_path, self.nearest, self.counters
         return (_relax_staged, (*first, self.staged, self.warps, *last)) if self.warps else (_relax, (*first, *last))
 
     def result(self) -> tuple[NDArray[Any], int, int]:

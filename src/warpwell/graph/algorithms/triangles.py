@@ -25,90 +25,90 @@ BATCH = 8
 
 
 @device
-def _later(offsets, vertex, other):
-    """Return True if `other` follows `vertex` in ascending order of degree (thread)."""
+def _precedes(offsets, vertex, neighbour):
+    """Return True if `vertex` precedes `neighbour` in ascending order of degree (thread)."""
     degree = offsets[vertex + 1] - offsets[vertex]
-    other_degree = offsets[other + 1] - offsets[other]
-    return other_degree > degree or (other_degree == degree and other > vertex)
+    neighbour_degree = offsets[neighbour + 1] - offsets[neighbour]
+    return neighbour_degree > degree or (neighbour_degree == degree and neighbour > vertex)
 
 
 @kernel
-def _orient(edges, offsets, vertex, end, window, writes, later, places, counters):
-    """Count, or write to `later`, the neighbours in a window that follow vertices in order of degree, a warp a vertex.
+def _orient(edges, offsets, vertex, end, window, writes, successors, cursors, counters):
+    """Count, or write to `successors`, the neighbours in a window that follow a vertex in order of degree.
 
-    ``places[v]`` grows by their number: from 0, or from where the neighbours of v begin in `later`. They stay in their
-    order, which ascends.
+    A warp takes a vertex. ``cursors[v]`` grows by the number of neighbours: from 0, or from the start of the successors
+    of v in `successors`, which stay in ascending order.
     """
     mask = activemask()
     v = vertex + div(grid(1), warp_size())
     if v < end:
-        at = max(offsets[v], window[0])
+        edge = max(offsets[v], window[0])
         stop = min(offsets[v + 1], window[1])
-        place = places[v]
+        cursor = cursors[v]
         lane = lane_id()
-        while at < stop:
+        while edge < stop:
             neighbour = -1
-            if at + lane < stop:
-                neighbour = neighbour_at(edges, at + lane, offsets.size - 1, counters)
-            keep = ballot(mask, neighbour >= 0 and _later(offsets, v, neighbour))
+            if edge + lane < stop:
+                neighbour = neighbour_at(edges, edge + lane, offsets.size - 1, counters)
+            keep = ballot(mask, neighbour >= 0 and _precedes(offsets, v, neighbour))
             if writes and (keep >> lane) & 1 != 0:
-                later[place + popc(keep & ((1 << lane) - 1))] = neighbour
-            place += popc(keep)
-            at += warp_size()
+                successors[cursor + popc(keep & ((1 << lane) - 1))] = neighbour
+            cursor += popc(keep)
+            edge += warp_size()
         if lane == 0:
-            places[v] = place
+            cursors[v] = cursor
 
 
 @device
-def _holds(later, first, end, vertex):
-    """Return True if an ascending part of `later` has a vertex (thread)."""
+def _holds(successors, first, end, vertex):
+    """Return True if an ascending part of `successors` has a vertex (thread)."""
     low = first
     high = end
     while low < high:
         middle = (low + high) >> 1
-        if later[middle] < vertex:
+        if successors[middle] < vertex:
             low = middle + 1
         else:
             high = middle
-    return low < end and later[low] == vertex
+    return low < end and successors[low] == vertex
 
 
 @device
-def _common(later, first, end, other, other_end):
-    """Count the vertices in both of two ascending parts of `later` (all lanes of a warp; their sum is the count)."""
+def _common(successors, first, end, second, second_end):
+    """Count the vertices in both of two ascending parts of `successors` (a warp: the sum over its lanes)."""
     at = first + lane_id()
     found = 0
     while at < end:
-        vertex = later[at]
-        if (at == first or later[at - 1] != vertex) and _holds(later, other, other_end, vertex):
+        vertex = successors[at]
+        if (at == first or successors[at - 1] != vertex) and _holds(successors, second, second_end, vertex):
             found += 1
         at += warp_size()
     return found
 
 
 @kernel
-def _count(later, places, edges, counters):
-    """Count the triangles of edges to vertices of higher degree; a warp takes several edges, one after the other."""
+def _count(successors, starts, edges, counters):
+    """Count the triangles of edges to vertices of higher degree; a warp takes `BATCH` edges in turn."""
     at = BATCH * div(grid(1), warp_size())
     stop = min(at + BATCH, edges)
     found = 0
     v = 0
     if at < stop:
-        v = vertex_at(places, at, places.size - 1)
+        v = vertex_at(starts, at, starts.size - 1)
     while at < stop:
-        while places[v + 1] <= at:
+        while starts[v + 1] <= at:
             v += 1
-        first = places[v]
-        end = places[v + 1]
-        other = later[at]
-        if at == first or later[at - 1] != other:
-            other_first = places[other]
-            other_end = places[other + 1]
+        first = starts[v]
+        end = starts[v + 1]
+        neighbour = successors[at]
+        if at == first or successors[at - 1] != neighbour:
+            second = starts[neighbour]
+            second_end = starts[neighbour + 1]
             # The shorter list is walked, the longer one searched.
-            if end - first < other_end - other_first:
-                found += _common(later, first, end, other_first, other_end)
+            if end - first < second_end - second:
+                found += _common(successors, first, end, second, second_end)
             else:
-                found += _common(later, other_first, other_end, first, end)
+                found += _common(successors, second, second_end, first, end)
         at += 1
     found = reduce_warp(operator.add, found)
     if lane_id() == 0 and found != 0:
@@ -162,29 +162,29 @@ class _Triangles:
 
     def compile(self) -> None:
         """Compile all kernels, by launches that change nothing."""
-        loaded, one, where = self.loaded, self.loaded.warp, self.loaded.device
-        later, places = empty(where, 1, self.dtype), zeros(where, 2)
-        _orient[one](loaded.edges, loaded.offsets, 0, 0, (0, 0), 0, later, places, self.counters, device=where)
-        _count[one](later, places, 0, self.counters, device=where)
+        loaded, warp, where = self.loaded, self.loaded.warp, self.loaded.device
+        successors, starts = empty(where, 1, self.dtype), zeros(where, 2)
+        _orient[warp](loaded.edges, loaded.offsets, 0, 0, (0, 0), 0, successors, starts, self.counters, device=where)
+        _count[warp](successors, starts, 0, self.counters, device=where)
 
     def run(self, run: Run, report: Progress) -> None:
         """Orient the edges in two passes, then count."""
         loaded, vertices, where = self.loaded, self.loaded.graph.vertices, self.loaded.device
         report("count", 0, 3)
-        places = zeros(where, vertices + 1)
-        self._orient(run, 0, empty(where, 1, self.dtype), places)
-        counts = run.read(places)
-        ends = np.zeros(vertices + 1, np.int64)
-        np.cumsum(counts[:-1], out=ends[1:])
-        edges = int(ends[-1])
+        cursors = zeros(where, vertices + 1)
+        self._orient(run, 0, empty(where, 1, self.dtype), cursors)
+        counts = run.read(cursors)
+        starts = np.zeros(vertices + 1, np.int64)
+        np.cumsum(counts[:-1], out=starts[1:])
+        edges = int(starts[-1])
         if run.failed or not edges:
             return
         report("count", 1, 3)
-        later, places = empty(where, edges, self.dtype), to_device(where, ends)
-        self._orient(run, 1, later, places)
+        successors, cursors = empty(where, edges, self.dtype), to_device(where, starts)
+        self._orient(run, 1, successors, cursors)
         report("count", 2, 3)
-        places = to_device(where, ends)
-        run.launch(_count, -(-edges // BATCH) * loaded.warp, later, places, edges, self.counters, reads=False)
+        cursors = to_device(where, starts)
+        run.launch(_count, -(-edges // BATCH) * loaded.warp, successors, cursors, edges, self.counters, reads=False)
         run.read(self.counters)
         report("count", 3, 3)
 
@@ -192,12 +192,12 @@ class _Triangles:
         """Return no values, the number of triangles, and three passes."""
         return np.empty(0), int(to_host(self.counters)[TRIANGLES]), 3
 
-    def _orient(self, run: Run, writes: int, later: Any, places: Any) -> None:
+    def _orient(self, run: Run, writes: int, successors: Any, cursors: Any) -> None:
         """Visit all edges in order."""
         loaded, graph = self.loaded, self.loaded.graph
         offsets = graph.map(graph.offsets_path)
         for window in loaded.windows(loaded.edges):
             vertex, end = vertices_of(offsets, window)
-            arguments = vertex, end, window, writes, later, places, self.counters
+            arguments = vertex, end, window, writes, successors, cursors, self.counters
             run.launch(_orient, (end - vertex) * loaded.warp, loaded.edges, loaded.offsets, *arguments)
         run.read(self.counters)  # The arguments stay alive until the launches are done.

@@ -46,15 +46,15 @@ FOUND = 2
 """Vertices that were found."""
 DEGREES = 3
 """Edges of the vertices that were found."""
-REST = 4
+UNDECIDED = 4
 """Vertices whose first neighbours do not decide whether they are found."""
-REST_EDGES = 5
-"""Edges of these vertices, without the first ones."""
+UNDECIDED_EDGES = 5
+"""Edges of these vertices, without their first neighbours."""
 N_COUNTERS = 10
 """The last 4 items belong to a kernel that visits several levels."""
 
 
-def most_items(vertices: int, edges: int) -> int:
+def max_items(vertices: int, edges: int) -> int:
     """Return the maximum number of items of all vertices together."""
     return vertices + edges // SEGMENT + 1
 
@@ -66,7 +66,7 @@ def start_array(length: int, index: int, value: Any, at_index: Any, dtype: Any) 
     return array
 
 
-def words_of(vertices: int) -> int:
+def count_words(vertices: int) -> int:
     """Return the number of words of a bitmap of vertices."""
     return -(-vertices // WORD)
 
