@@ -70,19 +70,19 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
     total = sum(os.path.getsize(file) for file in files if os.path.exists(file))
     rows = done = 0
     for file in files:
-        found: list[Problem] = []
-        zones = _check_bytes(file, found, is_folder)
+        file_problems: list[Problem] = []
+        zones = _check_bytes(file, file_problems, is_folder)
         rows += 0 if zones is None else zones.rows
-        if not found:
+        if not file_problems:
             try:
                 with Table(file, [ArrowFile(file)], {}) as table:
                     rows += table.rows if zones is None else 0
-                    _check_rows(table, zones, found)
+                    _check_rows(table, zones, file_problems)
             except WarpwellError as error:
                 if not is_folder and zones is None:
                     raise
-                found.append(Problem(file, None, str(error)))
-        problems += found[:_MAX_PROBLEMS]
+                file_problems.append(Problem(file, None, str(error)))
+        problems += file_problems[:_MAX_PROBLEMS]
         done += os.path.getsize(file) if os.path.exists(file) else 0
         report("verify", done, total)
     return TableCheck(rows, done, problems)
@@ -107,8 +107,8 @@ def _check_bytes(path: str, problems: list[Problem], is_folder: bool) -> Zones |
     if size != zones.nbytes:
         problems.append(Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written"))
         return zones
-    for k, (found, written) in enumerate(zip(checksums, zones.checksums, strict=True)):
-        if found != written:
+    for k, (checksum, written) in enumerate(zip(checksums, zones.checksums, strict=True)):
+        if checksum != written:
             problems.append(Problem(path, k * CHECKED_BYTES, "the MiB from here differs from its checksum"))
     return zones
 

@@ -68,8 +68,8 @@ class ColumnRun:
     @property
     def extents(self) -> tuple[Extent, ...]:
         """All extents of the run that have bytes."""
-        found = (self.valid, self.values, self.offsets, self.bytes, self.views, self.codes, *self.data)
-        return tuple(extent for extent in found if extent is not None and extent.nbytes)
+        extents = (self.valid, self.values, self.offsets, self.bytes, self.views, self.codes, *self.data)
+        return tuple(extent for extent in extents if extent is not None and extent.nbytes)
 
     @functools.cached_property
     def checked_nested(self) -> Any:
@@ -89,11 +89,11 @@ class ColumnRun:
         """Return rows of a nested type by their numbers."""
         values = self.checked_nested
         try:
-            found = values.take(rows)
+            array = values.take(rows)
         except arrow().ArrowNotImplementedError:  # of views
-            found = arrow().concat_arrays([values.slice(0, 0), *(values.slice(row, 1) for row in rows.tolist())])
+            array = arrow().concat_arrays([values.slice(0, 0), *(values.slice(row, 1) for row in rows.tolist())])
         self._require()
-        return found
+        return array
 
     def _damaged(self, error: BaseException) -> FormatError:
         self._require()
@@ -118,31 +118,31 @@ class ColumnRun:
         pa = arrow()
         count = self.rows - first if rows is None else rows
         if self.layout.kind == "nested":
-            found = self.checked_nested.slice(first, count)
+            array = self.checked_nested.slice(first, count)
             self._require()
-            return found
-        found = self.array.slice(first, count)
-        is_extension = isinstance(found, pa.ExtensionArray)
-        found = found.storage if is_extension else found
+            return array
+        array = self.array.slice(first, count)
+        is_extension = isinstance(array, pa.ExtensionArray)
+        array = array.storage if is_extension else array
         try:
             if self.layout.kind == "codes":
-                found = pa.DictionaryArray.from_arrays(
-                    found.indices, self.dictionary, ordered=found.type.ordered, safe=False
+                array = pa.DictionaryArray.from_arrays(
+                    array.indices, self.dictionary, ordered=array.type.ordered, safe=False
                 )
             elif self.layout.kind == "text" and self.offsets is not None:
                 # A copy of the offsets, which stay as they were checked if the file is truncated later.
                 start = first - first % 8
                 valid = None if self.valid is None else self.valid.buffer.slice(start // 8)
                 offsets = pa.py_buffer(self.offsets.numpy()[start : first + count + 1].tobytes())
-                found = pa.Array.from_buffers(
-                    found.type, count, [valid, offsets, found.buffers()[2]], offset=first - start
+                array = pa.Array.from_buffers(
+                    array.type, count, [valid, offsets, array.buffers()[2]], offset=first - start
                 )
             if self.layout.kind in ("text", "views", "codes"):
-                validate(found)
+                validate(array)
         except pa.ArrowException as error:
             raise self._damaged(error) from None
         self._require()
-        return pa.ExtensionArray.from_storage(self.type, found) if is_extension else found
+        return pa.ExtensionArray.from_storage(self.type, array) if is_extension else array
 
     def _require(self) -> None:
         """Raise MediumError if bytes of a file could not be read."""

@@ -188,15 +188,15 @@ def _write_file(path: Path, zones: Path, source: TableSource, progress: Progress
                     progress("convert", rows, source.rows)
             writer.flush(out, is_last=True)
 
-        found = compute_zones(source.schema, batches())
+        zone_maps = compute_zones(source.schema, batches())
     if writer.has_grown:  # Polars reads no file in which a later batch adds to a dictionary
         with arrow().memory_map(str(path)) as file, replacing(path) as part:
             with _new_file(part, source.schema, file_id) as out:
                 reader = arrow().ipc.open_file(file)
                 for number in range(reader.num_record_batches):
                     out.write_batch(writer.with_all_values(reader.get_batch(number)))
-    write_zones(str(path), zones, file_id, found)
-    return {"rows": found.rows, "id": file_id}
+    write_zones(str(path), zones, file_id, zone_maps)
+    return {"rows": zone_maps.rows, "id": file_id}
 
 
 @contextlib.contextmanager

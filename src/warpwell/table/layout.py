@@ -50,9 +50,9 @@ def layout_of(kind: Any) -> Layout:
     """Return the layout of a `pyarrow.DataType`."""
     types = arrow().types
     kind = storage_of(kind)
-    found = _flat(kind)
-    if found is not None:
-        return found
+    layout = _flat(kind)
+    if layout is not None:
+        return layout
     if types.is_fixed_size_list(kind):
         items = _flat(storage_of(kind.value_type))
         if items is not None and items.kind == "fixed" and not items.inner and items.dtype is not None:
@@ -113,5 +113,5 @@ def is_valid(bits: Any, row: int) -> int:
         `Column.valid`, or ``run.valid.array()``, with rows counted from the run's first.
     row : int
     """
-    found: int = (bits[row >> 3] >> (row & 7)) & 1
-    return found
+    bit: int = (bits[row >> 3] >> (row & 7)) & 1
+    return bit

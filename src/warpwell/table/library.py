@@ -64,17 +64,17 @@ def readable_columns(schema: Any, source: str) -> list[int]:
 
     Intervals of months, and of days and times, are types of Arrow, but not of pyarrow.
     """
-    found, left_out = [], []
+    readable, left_out = [], []
     for number, name in enumerate(schema.names):
         is_unknown = re.search(r"\b(month|day_time)_interval", str(schema.field(number).type))
         if is_unknown:
             left_out.append(repr(name))
         else:
-            found.append(number)
-    if left_out and not found:
+            readable.append(number)
+    if left_out and not readable:
         raise DTypeError(f"{source}: pyarrow does not have the types of its columns {', '.join(left_out)}: cast them")
     if left_out:
         _log.warning(
             "%s: columns are left out because pyarrow does not have their types: %s", source, ", ".join(left_out)
         )
-    return found
+    return readable

@@ -210,9 +210,9 @@ def compare(name: str, kind: Any, op: str, value: Any, *, nan_is_greatest: bool 
     keys = order_keys(arrow().array([literal for literal in literals if literal is not None], key_type)).tolist()
     has_nan = nan_is_greatest and None in literals
     if op in ("=", "==", "in", "!=", "not in"):
-        found = _equal_to(keys, numbers)
-        found = ~(~found & numbers) if has_nan else found
-        return ~found if op in ("!=", "not in") else found
+        matches = _equal_to(keys, numbers)
+        matches = ~(~matches & numbers) if has_nan else matches
+        return ~matches if op in ("!=", "not in") else matches
     if not keys:  # compared with NaN
         below, up_to = (numbers, EVERYTHING) if nan_is_greatest else (NOTHING, NOTHING)
     else:
@@ -251,9 +251,9 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
             scalar = scalar.value
         if not scalar.is_valid:
             raise ValueError('null matches nothing: leave it out, or compare by "is null"')
-        found = family_of(scalar.type)
-        numeric = family in _NUMBERS and found in _NUMBERS and (family, found) != ("decimal", "float")
-        if (found != family and not numeric) or (family == "time" and getattr(value, "tzinfo", None)):
+        scalar_family = family_of(scalar.type)
+        numeric = family in _NUMBERS and scalar_family in _NUMBERS and (family, scalar_family) != ("decimal", "float")
+        if (scalar_family != family and not numeric) or (family == "time" and getattr(value, "tzinfo", None)):
             raise TypeError(f"expected {_FAMILIES[family][0]}")
         if family == "binary":
             return scalar.cast(pa.large_binary())
@@ -312,7 +312,7 @@ class Condition:
         for clauses in alternatives or [None]:
             if not isinstance(clauses, list | tuple) or not clauses or not all(map(_is_clause, clauses)):
                 raise ArgumentError(f"invalid filters {filters!r:.60}; {example}", name="filters")
-        found = cls([])
+        condition = cls([])
         for clauses in alternatives:
             part = cls([{}])
             for name, op, *value in clauses:
@@ -320,8 +320,8 @@ class Condition:
                 if not value and not shown.startswith("is"):
                     raise ArgumentError(f"filters: column {name!r} {op} needs a value; {example}", name="filters")
                 part = _conjoin(part, cls.of_column(name, compare(name, type_of(name), shown, *(value or [None]))))
-            found = _disjoin(found, part)
-        return found
+            condition = _disjoin(condition, part)
+        return condition
 
     @classmethod
     def from_polars(cls, expression: Any, type_of: TypeOf) -> Condition:
@@ -338,7 +338,7 @@ class Condition:
 
     def candidate_rows(self, columns: Mapping[str, Column]) -> Ranges:
         """Return the rows of the blocks that may have a matching row; `columns` are the condition's."""
-        found: Ranges = []
+        ranges: Ranges = []
         for parts in zip(*(column.zones for column in columns.values()), strict=True):
             first, rows, _ = parts[0]
             zones = {name: part.zones for name, part in zip(columns, parts, strict=True) if part.zones is not None}
@@ -346,10 +346,10 @@ class Condition:
             edges = np.flatnonzero(np.diff(np.concatenate(([0], blocks.astype(np.int8), [0])))) * BLOCK_ROWS
             for start, end in edges.reshape(-1, 2).tolist():
                 start, end = first + start, first + min(end, rows)
-                if found and found[-1][1] == start:
-                    start, _ = found.pop()
-                found.append((start, end))
-        return found
+                if ranges and ranges[-1][1] == start:
+                    start, _ = ranges.pop()
+                ranges.append((start, end))
+        return ranges
 
     def candidate_blocks(self, zones: Mapping[str, ZoneMap], blocks: int) -> NDArray[np.bool_]:
         """Return which blocks of rows may have a row that matches.
@@ -360,13 +360,13 @@ class Condition:
             Zone maps of the columns that have one.
         blocks : int
         """
-        found = np.zeros(blocks, np.bool_)
+        selected = np.zeros(blocks, np.bool_)
         for sets in self.conjunctions:
             candidates = np.ones(blocks, np.bool_)
             for name in sets.keys() & zones.keys():
                 candidates &= _blocks_of(sets[name], zones[name])
-            found |= candidates
-        return found
+            selected |= candidates
+        return selected
 
 
 MAY_MATCH = Condition([{}], is_exact=False)
@@ -385,8 +385,8 @@ def _conjoin(a: Condition, b: Condition) -> Condition:
         for x in a.conjunctions
         for y in b.conjunctions
     ]
-    found = [sets for sets in merged if not any(values.is_empty for values in sets.values())]
-    return Condition(found, a.is_exact and b.is_exact)
+    conjunctions = [sets for sets in merged if not any(values.is_empty for values in sets.values())]
+    return Condition(conjunctions, a.is_exact and b.is_exact)
 
 
 def _disjoin(a: Condition, b: Condition) -> Condition:
@@ -404,13 +404,13 @@ def _blocks_of(values: IntervalSet, zone: ZoneMap) -> NDArray[np.bool_]:
     """Return which blocks of a column may have a value that is in a set."""
     low, high = order_keys(zone.minimum), order_keys(zone.maximum)
     valid = zone.minimum.is_valid().to_numpy(zero_copy_only=False)
-    found = values.overlaps(low, high) & valid
+    candidates = values.overlaps(low, high) & valid
     if values.nulls:
-        found |= zone.null_counts > 0
+        candidates |= zone.null_counts > 0
     if low.dtype != object:  # NaN is below and above all numbers
         limit = np.iinfo(np.int64)
-        found |= zone.has_nan & values.contains(np.array([limit.min, limit.max])).any()
-    return np.asarray(found)
+        candidates |= zone.has_nan & values.contains(np.array([limit.min, limit.max])).any()
+    return np.asarray(candidates)
 
 
 # -- expressions of Polars --------------------------------------------------------------------------------------------
@@ -470,20 +470,20 @@ def _values_of(
     if op in ("IsNull", "IsNotNull"):
         return ([ONLY_NULL], [EVERYTHING]) if op == "IsNull" else ([EVERYTHING], [ONLY_NULL])
     if op in ("IsNan", "IsNotNan"):
-        found = compare_values("==" if op == "IsNan" else "!=", np.nan)
+        matches = compare_values("==" if op == "IsNan" else "!=", np.nan)
     elif op == "IsBetween":
         low, high = map(_value_of, inputs)
         ops = _CLOSED[options["closed"]]
-        found = compare_values(ops[0], low) & compare_values(ops[1], high)
+        matches = compare_values(ops[0], low) & compare_values(ops[1], high)
     elif op in ("EqValidity", "NotEqValidity"):
-        found = compare_values("==", _value_of(inputs[0]))
-        sets = [found], [~found, ONLY_NULL]
+        matches = compare_values("==", _value_of(inputs[0]))
+        sets = [matches], [~matches, ONLY_NULL]
         return sets if op == "EqValidity" else sets[::-1]
     elif options.get("nulls_equal"):
         raise NotImplementedError
     else:
-        found = compare_values(_OPERATORS[op], _value_of(inputs[0]))
-    return [found], [~found]
+        matches = compare_values(_OPERATORS[op], _value_of(inputs[0]))
+    return [matches], [~matches]
 
 
 def _value_of(node: Any) -> Any:
@@ -539,8 +539,9 @@ def pushed_down(expression: Any, schema: Any, type_of: TypeOf) -> Condition:
         raise ArgumentError(f"Polars refuses the expression: {error!s:.300}", name="filters") from None
     if len(handed) != 1 or handed[0] is None:
         return MAY_MATCH
-    found = Condition.from_polars(handed[0], type_of)
-    return Condition(found.conjunctions, found.is_exact and "FILTER" not in plan)  # Polars keeps parts that may fail
+    condition = Condition.from_polars(handed[0], type_of)
+    # Polars keeps parts that may fail in a filter of its own
+    return Condition(condition.conjunctions, condition.is_exact and "FILTER" not in plan)
 
 
 def _is_row_by_row(expression: Any) -> bool:

@@ -97,21 +97,21 @@ def read_ranges(column: Column, ranges: Ranges, counters: IoCounters, *, is_mapp
 def _span_pieces(run: ColumnRun, ranges: Sequence[tuple[int, int]]) -> list[Pieces]:
     """Return all bytes of some ranges of rows of a run, ascending, except those that views point to."""
     first, end = np.array(ranges, np.int64).reshape(-1, 2).T
-    found = [_pieces(run.valid, first >> 3, (end + 7) >> 3)]
+    parts = [_pieces(run.valid, first >> 3, (end + 7) >> 3)]
     for extent in (run.values, run.codes, run.views):
         if run.layout.kind == "bits":
-            found.append(_pieces(extent, first >> 3, (end + 7) >> 3))
+            parts.append(_pieces(extent, first >> 3, (end + 7) >> 3))
         elif extent is not None:
             width = extent.nbytes // extent.shape[0]
-            found.append(_pieces(extent, first * width, end * width))
+            parts.append(_pieces(extent, first * width, end * width))
     if run.offsets is not None and run.bytes is not None:
         offsets, width = run.offsets.numpy(), run.offsets.dtype.itemsize
-        found.append(_pieces(run.offsets, first * width, (end + 1) * width))
+        parts.append(_pieces(run.offsets, first * width, (end + 1) * width))
         low, high = offsets[first].astype(np.int64), offsets[end].astype(np.int64)
         edges = np.stack([low, high], axis=1).reshape(-1)
         if len(edges) and edges[0] >= 0 and edges[-1] <= run.bytes.nbytes and (np.diff(edges) >= 0).all():
-            found.append(_pieces(run.bytes, low, high))  # corrupt offsets raise where they are used
-    return [pieces for pieces in found if pieces is not None]
+            parts.append(_pieces(run.bytes, low, high))  # corrupt offsets raise where they are used
+    return [pieces for pieces in parts if pieces is not None]
 
 
 def _pieces(extent: Extent | None, first: NDArray[np.int64], end: NDArray[np.int64]) -> Pieces | None:

@@ -89,7 +89,7 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
 
 def _schema(table: Table) -> dict[str, Any]:
     """Return the types that Polars gives to the columns; columns of other types are left out, and named in the log."""
-    found, omitted = {}, []
+    schema, omitted = {}, []
     for field in table.schema:
         if table.names.count(field.name) > 1:
             raise ArgumentError(
@@ -98,7 +98,7 @@ def _schema(table: Table) -> dict[str, Any]:
         try:
             if arrow().types.is_interval(field.type) or arrow().types.is_decimal256(field.type):
                 raise TypeError  # Polars would panic, and print the stack
-            found[field.name] = _frame([field.name], [arrow().chunked_array([], type=field.type)]).schema[field.name]
+            schema[field.name] = _frame([field.name], [arrow().chunked_array([], type=field.type)]).schema[field.name]
         except BaseException as error:  # a panic of Polars is not an Exception
             if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
                 raise
@@ -107,7 +107,7 @@ def _schema(table: Table) -> dict[str, Any]:
         _log.warning(
             "the scan of %s leaves out columns of types that Polars does not have: %s", table.path, ", ".join(omitted)
         )
-    return found
+    return schema
 
 
 def _frames(
@@ -128,17 +128,17 @@ def _frames(
         columns = {name: table[name] for name in dict.fromkeys([*names, *roots])}
         is_empty = True
         if roots:
-            found = _matching_rows(columns, names, roots, predicate, end, counters)
+            frames = _matching_rows(columns, names, roots, predicate, end, counters)
         elif predicate is None or polars().select(predicate).item() is True:
             chunks = _chunks([(0, end)], min(CHUNK_ROWS, max_rows))
             read = partial(_whole_columns, columns, names)
-            found = _in_order(
+            frames = _in_order(
                 (partial(read, chunk) for chunk in _with_readahead(columns, names, chunks, counters)), None
             )
         else:
-            found = _in_order([], None)
-        with contextlib.closing(found):  # before the table
-            for frame in found:
+            frames = _in_order([], None)
+        with contextlib.closing(frames):  # before the table
+            for frame in frames:
                 if len(frame):
                     is_empty = False
                     yield from frame.iter_slices(max_rows)
@@ -164,8 +164,8 @@ def _matching_rows(
     evaluate = partial(_evaluate, columns, names, roots, predicate, counters)
     with contextlib.closing(_in_order((partial(evaluate, chunk) for chunk in chunks), workers)) as matches:
         groups = (partial(_take_columns, columns, names, counters, group) for group in _groups(matches))
-        with contextlib.closing(_in_order(groups, workers)) as found:
-            yield from found
+        with contextlib.closing(_in_order(groups, workers)) as frames:
+            yield from frames
 
 
 _Matches = tuple["NDArray[np.int64] | None", Any]
@@ -176,10 +176,10 @@ def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
     """Yield groups of chunks: several chunks if few rows match, so that more rows are read at once."""
     group: list[_Matches] = []
     count = 0
-    for found in matches:
-        group.append(found)
-        count += len(found[1])
-        if found[0] is None or count >= GROUP_ROWS:
+    for match in matches:
+        group.append(match)
+        count += len(match[1])
+        if match[0] is None or count >= GROUP_ROWS:
             yield group
             group, count = [], 0
     if count:
@@ -274,12 +274,12 @@ def _take_columns(
             row_numbers = np.concatenate([numbers for numbers, _ in sparse])
             rows = take([columns[name] for name in unread], row_numbers, counters)
             parts |= {series.name: series for series in _frame(unread, rows.columns)}
-        found = (
+        sparse_frame = (
             polars().DataFrame([parts[name] for name in names])
             if names
             else polars().DataFrame(height=len(root_columns))
         )
-        frames.insert(0, found)
+        frames.insert(0, sparse_frame)
     return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)
 
 

@@ -97,7 +97,7 @@ def matching_items(word, shift, pattern, order, edges, count, low, last):
     """
     word ^= pattern
     bits = 1 << shift
-    found = i64(0)
+    matches = i64(0)
     for j in range(64 >> shift):
         key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
         key ^= (key >> 63) & order
@@ -106,8 +106,8 @@ def matching_items(word, shift, pattern, order, edges, count, low, last):
             inside = 1
             if count > 2:
                 inside = is_in_set(edges, count, key)
-        found |= i64(i64(inside) << j)
-    return found
+        matches |= i64(i64(inside) << j)
+    return matches
 
 
 @device
@@ -151,7 +151,7 @@ def numbers_in(values, tail, base, mask, shift, pattern, order, edges, first, co
     last = i64(MAX_INT64)
     if count == 2:
         last = edges[first + 1] - 1
-    found = i64(0)
+    matches = i64(0)
     for k in range(lane, bits, lanes):
         at = k * per
         if (mask >> at) & ((1 << per) - 1) != 0:
@@ -164,8 +164,8 @@ def numbers_in(values, tail, base, mask, shift, pattern, order, edges, first, co
                     inside = is_in_set(keys, count, key)
                 elif key >= low and key <= last:
                     inside = 1
-                found |= i64(i64(inside) << (at + j))
-    return found & mask
+                matches |= i64(i64(inside) << (at + j))
+    return matches & mask
 
 
 @device
@@ -180,7 +180,7 @@ def bits_in(values, tail, at, mask, edges, count):
 @device
 def wide_in(values, tail, base, mask, edges, first, count, lane, lanes):
     """Return the bits of rows in `mask`, of 64, with a number of 128 bits in the set (any thread)."""
-    found = i64(0)
+    matches = i64(0)
     for k in range(lane, 64, lanes):
         if (mask >> k) & 1 != 0:
             low_word = word_at(values, base + 2 * k, tail) ^ i64(MIN_INT64)
@@ -194,8 +194,8 @@ def wide_in(values, tail, base, mask, edges, first, count, lane, lanes):
                     low = middle + 1
                 else:
                     high = middle
-            found |= i64(i64(low & 1) << k)
-    return found
+            matches |= i64(i64(low & 1) << k)
+    return matches
 
 
 @device

@@ -126,12 +126,12 @@ def select_columns(source: TableSource, columns: Sequence[str] | None) -> TableS
     schema = source.schema
     numbers = []
     for name in columns:
-        found = schema.get_all_field_indices(name)
-        if len(found) != 1:
-            count = f"{len(found)} columns" if found else "no column"
+        indices = schema.get_all_field_indices(name)
+        if len(indices) != 1:
+            count = f"{len(indices)} columns" if indices else "no column"
             names = ", ".join(map(repr, schema.names[:20])) + (", ..." if len(schema.names) > 20 else "")
             raise ArgumentError(f"the source has {count} {name!r:.60}: it has {names}", name="columns")
-        numbers += found
+        numbers += indices
     selected = arrow().schema([schema.field(number) for number in numbers], schema.metadata)
     return TableSource(selected, source.rows, (batch.select(numbers) for batch in source.batches))
 
@@ -238,8 +238,8 @@ def _format(path: str) -> str:
 
 def _key_type(values: Sequence[str | None]) -> Any:
     """Return the type of a key in paths: an integer, or text, also if a value has a leading zero."""
-    found = [value for value in values if value is not None]
-    is_integer = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", value) for value in found)
+    present = [value for value in values if value is not None]
+    is_integer = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", value) for value in present)
     return arrow().int64() if is_integer else arrow().string()
 
 
@@ -274,8 +274,8 @@ def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | No
     """Set the schema of each file, and its rows if they are known; text is read whole."""
     if kind in ("csv", "tsv", "json"):
         paths = [file.path for file in files]
-        found = json_schemas(paths) if kind == "json" else csv_schemas(paths, _DELIMITERS[kind], columns)
-        for file, schema in zip(files, found, strict=True):
+        schemas = json_schemas(paths) if kind == "json" else csv_schemas(paths, _DELIMITERS[kind], columns)
+        for file, schema in zip(files, schemas, strict=True):
             file.schema = schema
         return
     unit = _int96_unit(files) if kind == "parquet" else "ns"
@@ -346,8 +346,10 @@ def _int96_unit(files: Sequence[_File]) -> str:
             if not columns:
                 continue
             for batches in zip(*(reader.iter_batches(BATCH_ROWS, columns=columns) for reader in readers), strict=True):
-                found = [[_integers(leaf) for column in batch.columns for leaf in leaves(column)] for batch in batches]
-                for nanoseconds, microseconds, milliseconds in zip(*found, strict=True):
+                batch_leaves = [
+                    [_integers(leaf) for column in batch.columns for leaf in leaves(column)] for batch in batches
+                ]
+                for nanoseconds, microseconds, milliseconds in zip(*batch_leaves, strict=True):
                     is_in_range = (microseconds // 1000 == milliseconds).all()
                     is_exact = {
                         "ns": (nanoseconds // 1_000_000 == milliseconds).all(),

@@ -93,11 +93,11 @@ class Table:
     def _number(self, name: str | int) -> int:
         if not isinstance(name, str):
             return checked_integer(name, "the number of a column", minimum=0, maximum=len(self.schema) - 1)
-        found = self.schema.get_all_field_indices(name)
-        if len(found) == 1:
-            return int(found[0])
-        if found:
-            raise ArgumentError(f"{self.path} has columns {found} named {name!r}: take one by its number")
+        indices = self.schema.get_all_field_indices(name)
+        if len(indices) == 1:
+            return int(indices[0])
+        if indices:
+            raise ArgumentError(f"{self.path} has columns {indices} named {name!r}: take one by its number")
         names = ", ".join(map(repr, self.names[:20])) + (", ..." if len(self.names) > 20 else "")
         raise ArgumentError(f"{self.path} has no column {name!r}: it has {names}", name="name")
 
@@ -186,17 +186,17 @@ class Table:
         """Open an extent for kernels, with the table's options; once, and `close` closes it."""
         self.require_open()
         key = extent.path, extent.offset, extent.nbytes
-        found = self._arrays.get(key)
-        if found is None:
+        array = self._arrays.get(key)
+        if array is None:
             opened = extent.array(**self._options)
-            found = self._arrays.setdefault(key, opened)
-            if found is not opened:  # another thread was faster
+            array = self._arrays.setdefault(key, opened)
+            if array is not opened:  # another thread was faster
                 opened.close()
             if self._closed:  # by another thread, which may not have seen this one
                 with contextlib.suppress(SharingError):  # a launch has it, and closes it with itself
-                    found.close()
+                    array.close()
                 self.require_open()
-        return found
+        return array
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.path, self._options, self._direct)
@@ -308,16 +308,16 @@ def read_parts(path: str) -> list[dict[str, Any]]:
             "Parquet or other files, and open that",
             path=path,
         )
-    found = read_json(os.path.join(path, PARTS), "a folder of ww.table.convert")
-    if found.get("format") != _FORMAT["format"]:
+    description = read_json(os.path.join(path, PARTS), "a folder of ww.table.convert")
+    if description.get("format") != _FORMAT["format"]:
         raise FormatError(f"{path} is not a table: its {PARTS} has another format", path=path)
-    if found.get("version") != _FORMAT["version"]:
+    if description.get("version") != _FORMAT["version"]:
         raise StoreVersionError(
-            f"{path} has version {found.get('version')!r:.40}, and this Warpwell reads {_FORMAT['version']}: install "
-            "a newer one, or convert the source again",
+            f"{path} has version {description.get('version')!r:.40}, and this Warpwell reads {_FORMAT['version']}: "
+            "install a newer one, or convert the source again",
             path=path,
         )
-    parts = found.get("parts")
+    parts = description.get("parts")
     if not isinstance(parts, list) or not parts or not all(_is_part(part) for part in parts):
         raise FormatError(f"{path}: {PARTS} is damaged: convert the source again", path=path)
     return parts

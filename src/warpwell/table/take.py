@@ -55,7 +55,7 @@ class ColumnBatch:
 
         Arrays without nulls share no memory with Arrow, can be written, and go to other libraries by DLPack.
         """
-        found = {}
+        arrays = {}
         if len(set(self.names)) != len(self.names):
             raise ArgumentError("two columns have one name: take them one after another, by their numbers")
         for name in self.names:
@@ -63,10 +63,10 @@ class ColumnBatch:
             kind = storage_of(column.type)
             if arrow().types.is_fixed_size_list(kind) and not column.null_count:
                 items = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False))
-                found[name] = items.reshape(len(column), kind.list_size)
+                arrays[name] = items.reshape(len(column), kind.list_size)
             else:
-                found[name] = np.array(column.to_numpy())
-        return found
+                arrays[name] = np.array(column.to_numpy())
+        return arrays
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self._table.__arrow_c_stream__(requested_schema)
@@ -94,10 +94,10 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCoun
         for segment, number in _read(columns, rows, counters, fetch_pieces):
             chunks[number].append(segment.arrow())
     arrays = []
-    for column, found in zip(columns, chunks, strict=True):
-        kind = max((array.type for array in found), key=lambda kind: "large" in str(kind), default=column.type)
-        found = [array if array.type == kind else array.cast(kind) for array in found]
-        arrays.append(pa.chunked_array(found, type=kind))
+    for column, chunk_arrays in zip(columns, chunks, strict=True):
+        kind = max((array.type for array in chunk_arrays), key=lambda kind: "large" in str(kind), default=column.type)
+        chunk_arrays = [array if array.type == kind else array.cast(kind) for array in chunk_arrays]
+        arrays.append(pa.chunked_array(chunk_arrays, type=kind))
     fields = [pa.field(column.name, array.type) for column, array in zip(columns, arrays, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
 
@@ -135,21 +135,21 @@ def _read(
     direct: bool | None = None,
 ) -> list[tuple[_Segment, int]]:
     """Read the bytes of rows with `read`, but offsets always; return segments, each with the number of its column."""
-    found = [
+    segments = [
         (segment, number) for number, column in enumerate(columns) for segment in _segments(column, numbers, direct)
     ]
-    fetch_pieces([pieces for segment, _ in found if segment.has_offsets for pieces in segment.pieces.values()])
+    fetch_pieces([pieces for segment, _ in segments if segment.has_offsets for pieces in segment.pieces.values()])
     unread: list[Pieces] = []
-    for segment, _ in found:
+    for segment, _ in segments:
         if segment.has_offsets:
             segment.add_bytes()
             unread += [segment.pieces["bytes"]] if "bytes" in segment.pieces else []
         else:
             unread += segment.pieces.values()
     read(unread)
-    for segment, _ in found:
+    for segment, _ in segments:
         counters.add(segment.column.name, segment.pieces.values())
-    return found
+    return segments
 
 
 def split_by_run(
@@ -253,9 +253,9 @@ class _Segment:
         """Return the bit of each row; set if its run has no bits."""
         if attribute not in self.pieces:
             return None
-        found = np.full(len(self._rows), 255, np.uint8)
-        found[self._extents(attribute)[1] >= 0] = self._items(attribute).reshape(-1)
-        return np.asarray((found >> (self._rows & 7).astype(np.uint8)) & 1, np.bool_)
+        packed = np.full(len(self._rows), 255, np.uint8)
+        packed[self._extents(attribute)[1] >= 0] = self._items(attribute).reshape(-1)
+        return np.asarray((packed >> (self._rows & 7).astype(np.uint8)) & 1, np.bool_)
 
     def _packed(self, attribute: str) -> Any:
         bits = self._bits(attribute)
@@ -281,22 +281,22 @@ class _Segment:
             buffers = [valid, pa.py_buffer(offsets.astype(width)), pa.py_buffer(self._items("bytes"))]
         if layout.kind == "list":
             values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], [None, items])
-            found = pa.Array.from_buffers(kind, count, [valid], children=[values])
+            array = pa.Array.from_buffers(kind, count, [valid], children=[values])
         elif layout.kind == "codes":
             codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, buffers)
-            found = pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=kind.ordered, safe=False)
+            array = pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=kind.ordered, safe=False)
         else:
-            found = pa.Array.from_buffers(kind, count, buffers)
+            array = pa.Array.from_buffers(kind, count, buffers)
         if layout.kind in ("text", "views", "codes"):
-            self._check(found)
+            self._check(array)
         for file in {extent.file for run in self._runs for extent in run.extents}:
             file.require()
         is_extension = isinstance(run.type, pa.BaseExtensionType)
-        return pa.ExtensionArray.from_storage(run.type, found) if is_extension else found
+        return pa.ExtensionArray.from_storage(run.type, array) if is_extension else array
 
-    def _check(self, found: Any) -> None:
+    def _check(self, array: Any) -> None:
         try:
-            validate(found)
+            validate(array)
         except arrow().ArrowException as error:
             file = self._runs[0].extents[0].file
             file.require()

@@ -156,18 +156,18 @@ def _open_csv(file: Any, delimiter: str, types: dict[str, Any] | None, columns: 
 
 def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
     """Yield the schema of all files for each file, after they were read: a key may first appear in their last line."""
-    pa, found = arrow(), dict[str, Any]()
+    pa, types = arrow(), dict[str, Any]()
     for path in paths:
         with format_errors(path):
             for block in _json_blocks(path):
                 table = _read_json(path, block)
                 for field in table.schema:
                     kind = _exact_type(path, block, field.name, table[field.name])
-                    found[field.name] = _common_type(path, field.name, found.get(field.name, kind), kind)
-    if not found:
+                    types[field.name] = _common_type(path, field.name, types.get(field.name, kind), kind)
+    if not types:
         raise FormatError(f"{paths[0]} is empty: there are no columns", path=paths[0])
     for _ in paths:
-        yield pa.schema(list(found.items()))
+        yield pa.schema(list(types.items()))
 
 
 def _exact_type(path: str, block: bytes, name: str, column: Any) -> Any:

@@ -216,14 +216,14 @@ def where(table: QueriedTable, filters: Any) -> Selection:
 
 def _rows_of_condition(table: QueriedTable, condition: Condition, counters: IoCounters) -> NDArray[np.int64]:
     """Return the rows that match one of the conjunctions."""
-    found: Any = None
+    matches: Any = None
     runs = table[0].runs if table.names else ()
     for sets in condition.conjunctions:
         left = _remaining_sets(table, sets)
         if left is not None:
             bitmap = _evaluate_sets(table, left, runs, counters)
-            found = bitmap if found is None else to_host(found) | to_host(bitmap)
-    return _rows_in_bitmap(runs, found)
+            matches = bitmap if matches is None else to_host(matches) | to_host(bitmap)
+    return _rows_in_bitmap(runs, matches)
 
 
 def _remaining_sets(table: QueriedTable, sets: Mapping[str, IntervalSet]) -> dict[str, IntervalSet] | None:
@@ -272,18 +272,18 @@ def _set_bits(bitmap: Any, device: str = "cuda") -> NDArray[np.int64]:
     n = int(to_host(count)[0])
     if not n:
         return np.zeros(0, np.int64)
-    found, count = empty(device, n), zeros(device, 1)
-    selecting.list_bits[len(bitmap)](bitmap, found, count, device=device)
-    return np.sort(to_host(found))
+    positions, count = empty(device, n), zeros(device, 1)
+    selecting.list_bits[len(bitmap)](bitmap, positions, count, device=device)
+    return np.sort(to_host(positions))
 
 
 def _bitmap_of_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> NDArray[np.int64]:
     """Return the bitmap of ranges of rows, rounded to words: it may have more rows of the same runs."""
     starts = _first_words(runs)
-    found = np.zeros(starts[-1], np.int64)
+    bitmap = np.zeros(starts[-1], np.int64)
     for number, first, end in split_ranges(runs, ranges):
-        found[starts[number] + first // 64 : starts[number] + -(-end // 64)] = -1
-    return _without_tails(runs, found)
+        bitmap[starts[number] + first // 64 : starts[number] + -(-end // 64)] = -1
+    return _without_tails(runs, bitmap)
 
 
 def _without_tails(runs: Sequence[ColumnRun], bitmap: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -297,9 +297,9 @@ def _without_tails(runs: Sequence[ColumnRun], bitmap: NDArray[np.int64]) -> NDAr
 def _bitmap_of_validity(runs: Sequence[ColumnRun], *, nulls: bool) -> NDArray[np.int64]:
     """Return the bitmap of the rows that are null, or of those that are not."""
     starts = _first_words(runs)
-    found = np.zeros(starts[-1], np.int64)
+    bitmap = np.zeros(starts[-1], np.int64)
     for run, start, end in zip(runs, starts, starts[1:], strict=False):
-        part = found[start:end]
+        part = bitmap[start:end]
         if run.valid is not None:
             part.view(np.uint8)[: run.valid.nbytes] = run.valid.numpy().reshape(-1)
             run.valid.file.require()
@@ -307,7 +307,7 @@ def _bitmap_of_validity(runs: Sequence[ColumnRun], *, nulls: bool) -> NDArray[np
             part[:] = -1
         if nulls:
             np.invert(part, out=part)
-    return _without_tails(runs, found)
+    return _without_tails(runs, bitmap)
 
 
 # -- evaluation -------------------------------------------------------------------------------------------------------
@@ -336,8 +336,8 @@ def _evaluate_sets(
         if values.nulls or not has_keys:
             nbytes = sum(run.valid.nbytes for run in column.runs if run.valid is not None)
             counters.add_reads(ColumnReads(name, nbytes, nbytes))
-            found = _bitmap_of_validity(column.runs, nulls=values.nulls)
-            parts.append(found if bitmap is None else found & to_host(bitmap))
+            validity = _bitmap_of_validity(column.runs, nulls=values.nulls)
+            parts.append(validity if bitmap is None else validity & to_host(bitmap))
         bitmap = parts[0] if len(parts) == 1 else to_host(parts[0]) | to_host(parts[1])
     return bitmap
 

@@ -94,10 +94,10 @@ class Zones:
 
     def is_of(self, path: str, file_id: str | None) -> bool:
         """Return whether they describe an Arrow file as it is; `file_id` is the `FILE_ID` of its footer, if any."""
-        state, found = os.stat(path), self._description
-        if found["bytes"] != state.st_size:
+        state, description = os.stat(path), self._description
+        if description["bytes"] != state.st_size:
             return False
-        return bool(found["id"] == file_id if file_id else found["mtime_ns"] == state.st_mtime_ns)
+        return bool(description["id"] == file_id if file_id else description["mtime_ns"] == state.st_mtime_ns)
 
     def equals(self, zones: Zones) -> bool:
         """Return whether the zone maps are equal."""
@@ -203,7 +203,7 @@ def compute_zones(schema: Any, batches: Iterable[Any]) -> Zones:
 
 def file_checksums(path: str) -> list[int]:
     """Return the CRC-32C of each MiB of a file."""
-    found: list[int] = []
+    checksums: list[int] = []
     with open(path, "rb", buffering=0) as file:
         buffer = np.empty(CHECKED_BYTES, np.uint8)
         while True:
@@ -211,18 +211,18 @@ def file_checksums(path: str) -> list[int]:
             while count := file.readinto(buffer[filled:].data):
                 filled += count
             if not filled:
-                return found
-            found.append(crc32c(buffer[:filled]))
+                return checksums
+            checksums.append(crc32c(buffer[:filled]))
 
 
 def _checksum(batch: Any, description: dict[str, Any]) -> int:
     """Return the CRC-32C of the description, types and buffers of a record batch of zones."""
     text = [description[key] for key in ("rows", "bytes", "mtime_ns", "id", "crc32c")]
-    found = crc32c(" ".join(map(str, [*text, *(field.type for field in batch.schema)])).encode())
+    checksum = crc32c(" ".join(map(str, [*text, *(field.type for field in batch.schema)])).encode())
     for column in batch.columns:
         for buffer in column.buffers():
-            found = found if buffer is None else crc32c(buffer, found)
-    return found
+            checksum = checksum if buffer is None else crc32c(buffer, checksum)
+    return checksum
 
 
 def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
