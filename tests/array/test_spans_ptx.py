@@ -115,6 +115,21 @@ def fold_together(a, out):
     out[0] = gpu.fold_block(mix, 0, a, out[1], out[2])
 
 
+def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
+    text = run_cuda.ptx(fold_together, (view(shift=9), np.zeros(4, np.int64)))
+    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    steps = {
+        "acquire": "ld.acquire.gpu",
+        "data": "ld.relaxed.gpu.global.v2.u64",
+        "fence": "fence.acq_rel.gpu",
+        "barrier": "bar.warp.sync",
+        "look": "ld.relaxed.gpu.global.u64",
+    }
+    asked = next(k for k, line in enumerate(lines) if "activemask" in line)
+    seen = [name for line in lines[asked:] for name, text in steps.items() if text in line]
+    assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
+
+
 @gpu.function
 def following(item):
     return item + 1
@@ -125,8 +140,10 @@ def change_together(a, out):
     gpu.map_block(following, a, a, out[1], out[2])
 
 
-def test_a_warp_stores_four_rows_between_two_fences() -> None:
-    text = run_cuda.ptx(change_together, (view(), np.zeros(4, np.int64)))
+@pytest.mark.quick("9")
+@pytest.mark.parametrize("shift", [9, 12])
+def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
+    text = run_cuda.ptx(change_together, (view(shift=shift), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
     steps = {
         "pin": "atom.acquire.gpu.global.cas",

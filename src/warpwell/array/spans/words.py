@@ -14,20 +14,20 @@ is a group for each lane. Each lane reads the pages of up to four rows for itsel
 A lane whose read is not valid pins the page for as long as it loads the groups, one page at a time, with the lanes that
 are converged with it. No thread waits under such a pin, so runs that are longer than the cache end.
 
-Four rows are stored without a call if their page is in the cache:
+Four rows are stored without a call if their pages are in the cache:
 
-1. The pinning lane loads the page's word while the source is loaded: a thread alone for itself; the first lane for a
-   warp. All four rows are in one page.
+1. The pinning lane loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for
+   row r, or the first lane if four rows are in one page.
 2. The items are computed. Nothing waits from here on: a program's function might.
 3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. While it is pinned, it is
    not evicted and not written back, so DIRTY may be set before the stores.
-4. A barrier of the warp orders all lanes behind the pin, and a shuffle passes the frame to them.
+4. A barrier of the warp orders all lanes behind the pins, and shuffles pass the frames to them.
 5. Each lane executes a fence: a reader that takes a new item for one of the frame's old page then sees that page's new
    word. Then it stores, relaxed, four groups in flight.
 6. A barrier, and a fence of the pinning lane, order all lanes' stores before a relaxed addition that takes the pin
    away. A thread that writes the page back reads its word from this addition, or from a read-modify-write behind it,
    and acquires it.
-7. If the page is not there, the path that may wait stores the rows.
+7. If a page is not there, the pins of the others are taken away, and the path that may wait stores the rows.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ ALL_LANES = 0xFFFFFFFF
 GROUP_BYTES = 16
 ROWS = 4
 """Number of rows that are in flight together: 64 bytes for each lane."""
+ROWS_BYTES = ROWS * 32 * GROUP_BYTES
+"""Bytes of these rows of a whole warp."""
 
 
 class Stored(NamedTuple):
@@ -91,6 +93,11 @@ class Stored(NamedTuple):
         """Bytes of an item."""
         return item_of(self.code).stored.itemsize
 
+    @property
+    def small(self) -> bool:
+        """Whether four rows of a warp may be in several pages."""
+        return 1 << self.shift < ROWS_BYTES
+
 
 class PageAccess(NamedTuple):
     """How walks access an array behind a cache: device functions of one thread.
@@ -98,8 +105,10 @@ class PageAccess(NamedTuple):
     Item i begins the lane's first group; its other groups are `step` items apart.
     """
 
+    aligned_start: Maker
+    """``(view, lo)`` to the item that the first lane begins at: up to a row before lo, in the same page."""
     same_page: Maker
-    """``(view, i, step)``: whether the groups of four rows are in one page: they can be read, or stored, at once."""
+    """``(view, i, step)``: whether the groups of four rows can be read, or stored, at once."""
     read_four: Maker
     """``(view, i, step)`` to whether the read is valid, and four groups as eight words."""
     read_one: Maker
@@ -109,10 +118,10 @@ class PageAccess(NamedTuple):
     read_under_pin: Maker
     """``(view, i)`` to the two words of a group, each read under a pin (converged lanes)."""
     peek_word: Maker
-    """``(view, i)`` to the word, at this time, of the group's page, for `store_now`."""
+    """``(view, i, step)`` to the word, at this time, of the page that this lane pins for `store_now`."""
     store_now: Maker
-    """``(view, i, step, groups, word)``: store four groups of `same_page`, if their page is in the cache; whether that
-    was done (converged lanes). `word` is from `peek_word`. Waits for nothing."""
+    """``(view, i, step, groups, word)``: store four groups of `same_page`, if their pages are in the cache; whether
+    that was done (converged lanes). `word` is from `peek_word`. Waits for nothing."""
     store_four: Maker
     """``(view, i, step, groups)``: store four groups under a pin; whether no error is latched (converged lanes)."""
     store_one: Maker
@@ -127,6 +136,7 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
     """
     size, shift = array.size, array.shift
     nbytes = group * size
+    by_rows = shared and array.small
     load, load_four = _loading(nbytes)
 
     @device
@@ -152,8 +162,8 @@ def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
         return read_word(view, at), second
 
     return PageAccess(
-        same_page,
-        _reading(array, group, load_four),
+        _aligned_start(size, group, 32 * nbytes if by_rows else 0),
+        *(_reading_rows(array, nbytes) if by_rows else (same_page, _reading(array, group, load_four))),
         _reading(array, group, load),
         load_page,
         read_under_pin,
@@ -214,6 +224,70 @@ def _reading(array: Stored, group: int, load: Maker) -> Maker:
     return read
 
 
+def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
+    """Return `same_page` and `read_four` of lanes that share rows of small pages, each row in one page.
+
+    A load that acquires ends before the next one begins, so four of them take four times as long as one. Therefore:
+
+    - Lane r acquires the word of row r, and validates it. A barrier of the warp orders all lanes' groups behind the
+      acquire, and the validation behind all lanes' fences: if a lane loaded a group of a frame that was filled again,
+      its fence synchronizes with that thread's, and the barrier passes this on to the lane that validates.
+    - The other lanes do what these four do, so that no branch tells them apart.
+    """
+    size, shift, direct_mapped, row = array.size, array.shift, array.direct_mapped, 32 * nbytes
+    load, load_four = _loading(nbytes)
+
+    @device
+    def same_pages(view, i, step):
+        """Return whether all lanes of the warp are converged, and each of their rows is in one page."""
+        if activemask() != ALL_LANES:
+            return False
+        begin = view.origin + i * size - nbytes * lane_id()
+        offsets = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
+        return ballot(ALL_LANES, offsets == 0) == ALL_LANES
+
+    @device
+    def load_row(view, i, word):
+        return load(view.frames + (frame_of(word) << shift) + ((view.origin + i * size) & ((1 << shift) - 1)), 0)
+
+    @device
+    def read_rows(view, i, step):
+        if direct_mapped:
+            if view.fully_resident != 0:
+                return True, load_four(view.data + view.origin + i * size, step * size)
+        own = view.table + 8 * ((view.origin + (i + (lane_id() & 3) * step) * size) >> shift)
+        word = load_word(own)
+        syncwarp(ALL_LANES)
+        s, t = shfl(ALL_LANES, word, 0), shfl(ALL_LANES, word, 1)
+        u, v = shfl(ALL_LANES, word, 2), shfl(ALL_LANES, word, 3)
+        a, b = load_row(view, i, s)
+        c, d = load_row(view, i + step, t)
+        e, f = load_row(view, i + 2 * step, u)
+        g, h = load_row(view, i + 3 * step, v)
+        fence(DEVICE)
+        syncwarp(ALL_LANES)
+        is_valid = ballot(ALL_LANES, validate_read(own, word)) == ALL_LANES
+        if is_valid and lane_id() < 4:
+            mark_referenced(own, word, view.once)
+        return is_valid, (a, b, c, d, e, f, g, h)
+
+    return same_pages, read_rows
+
+
+@functools.cache
+def _aligned_start(size: int, group: int, row: int) -> Maker:
+    """Return `aligned_start`: the first item of a group, or of a whole row of `row` bytes."""
+    shift = size.bit_length() - 1
+
+    @device
+    def aligned_start(view, lo):
+        if row:
+            return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
+        return lo & -group
+
+    return aligned_start
+
+
 # -- stores that wait for nothing ------------------------------------------------------------------------------------
 
 
@@ -226,7 +300,7 @@ def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker
     if nbytes < 8:
         return _NO_PAGE.peek_word, _NO_PAGE.store_now
     size, shift, inside = array.size, array.shift, (1 << array.shift) - 1
-    is_pair = nbytes == GROUP_BYTES
+    is_pair, rows = nbytes == GROUP_BYTES, 4 if shared and array.small else 1
 
     @device
     def page_of(view, i):
@@ -241,16 +315,12 @@ def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker
             store_relaxed(address, first, DEVICE)
 
     @device
-    def put_four(view, i, step, frame, groups):
-        a, b, c, d, e, f, g, h = groups
-        put(view, i, frame, a, b)
-        put(view, i + step, frame, c, d)
-        put(view, i + 2 * step, frame, e, f)
-        put(view, i + 3 * step, frame, g, h)
+    def own_address(view, i, step):
+        return view.table + 8 * page_of(view, i + (lane_id() & (rows - 1)) * step)
 
     @device
-    def peek_word(view, i):
-        return load_relaxed(view.table + 8 * page_of(view, i), DEVICE)
+    def peek_word(view, i, step):
+        return load_relaxed(own_address(view, i, step), DEVICE)
 
     @device
     def store_alone(view, i, step, groups, word):
@@ -259,7 +329,11 @@ def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker
         if frame < 0:
             return False
         fence(DEVICE)
-        put_four(view, i, step, frame, groups)
+        a, b, c, d, e, f, g, h = groups
+        put(view, i, frame, a, b)
+        put(view, i + step, frame, c, d)
+        put(view, i + 2 * step, frame, e, f)
+        put(view, i + 3 * step, frame, g, h)
         fence(DEVICE)
         unpin_stored(address)
         return True
@@ -268,23 +342,28 @@ def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker
     def store_shared(view, i, step, groups, word):
         if activemask() != ALL_LANES:
             return False
-        page = page_of(view, i)
-        if ballot(ALL_LANES, page == shfl(ALL_LANES, page, 0)) != ALL_LANES:
-            return False
-        address = view.table + 8 * page
-        own_frame = -1
-        if lane_id() == 0:
-            own_frame = pin_to_store(address, word)
+        if rows == 1:
+            page = page_of(view, i)
+            if ballot(ALL_LANES, page == shfl(ALL_LANES, page, 0)) != ALL_LANES:
+                return False
+        address = own_address(view, i, step)
+        frame = -1
+        if lane_id() < rows:
+            frame = pin_to_store(address, word)
+        is_pinned = ballot(ALL_LANES, lane_id() < rows and frame < 0) == 0
         syncwarp(ALL_LANES)
-        frame = shfl(ALL_LANES, own_frame, 0)
-        if frame >= 0:
+        if is_pinned:
             fence(DEVICE)
-            put_four(view, i, step, frame, groups)
+            a, b, c, d, e, f, g, h = groups
+            put(view, i, shfl(ALL_LANES, frame, 0), a, b)
+            put(view, i + step, shfl(ALL_LANES, frame, 1 % rows), c, d)
+            put(view, i + 2 * step, shfl(ALL_LANES, frame, 2 % rows), e, f)
+            put(view, i + 3 * step, shfl(ALL_LANES, frame, 3 % rows), g, h)
         syncwarp(ALL_LANES)
         fence(DEVICE)
-        if own_frame >= 0:
+        if frame >= 0:
             unpin_stored(address)
-        return frame >= 0
+        return is_pinned
 
     return peek_word, store_shared if shared else store_alone
 
@@ -372,7 +451,7 @@ def _pin_no_page(view, i):
 
 
 @device
-def _no_word(view, i):
+def _no_word(view, i, step):
     return 0
 
 
@@ -382,9 +461,19 @@ def _store_never(view, i, step, groups, word):
 
 
 _NO_PAGE = PageAccess(
-    _always, _read_no_groups, _read_no_group, _never, _pin_no_page, _no_word, _store_never, _never, _never
+    _no_word, _always, _read_no_groups, _read_no_group, _never, _pin_no_page, _no_word, _store_never, _never, _never
 )
-"""The access of a walk that has no source, or no target, behind a cache; its stores are not called."""
+"""The access of a walk that has no source, or no target, behind a cache; its starts and its stores are not called."""
+
+
+@device
+def _target(target, source):
+    return target
+
+
+@device
+def _source(target, source):
+    return source
 
 
 def _walking(
@@ -412,7 +501,8 @@ def _walking(
     size, full = (source.size, source.full) if source else (0, False)
     of = page_access(source, group, shared) if source else _NO_PAGE
     to = page_access(target, group, shared) if target else _NO_PAGE
-    same_page, read_four, read_one, load_page, read_under_pin = of[:5]
+    first, aligned_start = (_source, of.aligned_start) if source else (_target, to.aligned_start)
+    _, same_page, read_four, read_one, load_page, read_under_pin = of[:6]
     same_page_of_target, peek_word = to.same_page, to.peek_word
 
     @device
@@ -423,11 +513,11 @@ def _walking(
     def walk(f, total, target, source, lo, hi, args):
         rank, lanes = rank_of()
         step = group * lanes
-        i = (lo & -group) + group * rank
+        i = aligned_start(first(target, source), lo) + group * rank
         was_loaded = False
         while i < hi:
             if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
-                word = peek_word(target, i)
+                word = peek_word(target, i, step)
                 is_valid, groups = read_four(source, i, step)
                 if full:
                     count_read(source.core, 4 * group, 4 * group * size, is_valid)
@@ -546,7 +636,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
     group = GROUP_BYTES // max(target.size, source.size if source else 0)
     has_items = source is not None
     unpack, pack = _packing(source.code if source else target.code)[0], _packing(target.code)[1]
-    store_now, store_four, store_one = page_access(target, group, shared)[6:]
+    store_now, store_four, store_one = page_access(target, group, shared)[7:]
 
     @device
     def items_of(source, first, second, i, k):
