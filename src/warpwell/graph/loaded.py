@@ -157,10 +157,12 @@ class LoadedGraph:
         """The first neighbours of each vertex (`graph.HEAD` of them, the sources of in-edges), padded with -1.
 
         Searches read all of them in order, several times, so they are in device memory, as offsets are,
-        unless they are larger than the cache: then they are an array in the same cache.
+        unless they are larger than the cache: then they are an array in the same cache. The cache of edges that the
+        caller has opened may be served by a drive alone, so it takes no file.
         """
         path = self._of_in_edges(self.graph.heads_path)
-        if not self.in_memory and path.stat().st_size > self.edges.cache.cache_bytes:
+        shares_cache = self._caller_edges is None and not self.in_memory
+        if shares_cache and path.stat().st_size > self.edges.cache.cache_bytes:
             return self._array(path)
         if path not in self._opened:
             self._require_open()
