@@ -41,6 +41,8 @@ CSV: dict[str, tuple[list[str], Any, list[Any]]] = {
     "beyond int64 and negative": (["-5", str(1 << 63)], pa.string(), ["-5", str(1 << 63)]),
     "integers and floats": (["5", "0.5", "1e3"], pa.float64(), [5.0, 0.5, 1000.0]),
     "large integers and floats": (["0.5", str(1 << 64)], pa.float64(), [0.5, 2.0**64]),
+    "hexadecimal": (["0x10", "1"], pa.string(), ["0x10", "1"]),
+    "negative leading zeros": (["-01", "1"], pa.string(), ["-01", "1"]),
     "leading zeros": (["00501", "2134"], pa.string(), ["00501", "2134"]),
     "quoted leading zeros": (['"00501"', '"02134"'], pa.string(), ["00501", "02134"]),
     "fractions below one": (["0.5", "0", "-0.25"], pa.float64(), [0.5, 0.0, -0.25]),
@@ -81,6 +83,30 @@ def test_types_of_csv(tmp_path: Path, case: str) -> None:
     packed = tmp_path / "a.csv.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert converted(tmp_path, packed, columns=["a"]).schema == pa.schema([("a", kind)])
+
+
+OPEN_QUOTES = ('2,"y\n3,z\n4,w\n', '2,"y', '2,"', '2,"y""\n', '2,"y\n3,"z"\n', '2,"' + "y\n" * 99_999)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("rows", OPEN_QUOTES)
+def test_quotes_that_do_not_close(tmp_path: Path, rows: str) -> None:
+    for newline in ("\n", "\r\n"):
+        (tmp_path / "a.csv").write_text("n,a\n1,x\n" + rows, newline=newline)
+        for columns in (None, ["a"], ["n"]):
+            with pytest.raises(FormatError, match=r"quote|two block boundaries"):
+                converted(tmp_path, tmp_path / "a.csv", columns=columns)
+
+
+@pytest.mark.parametrize("cell", ['5" wide', '"5"" wide"', '"5""\nwide"', '""', '"x"'])
+def test_quotes_that_close(tmp_path: Path, cell: str) -> None:
+    for end in ("", "\n"):
+        (tmp_path / "a.csv").write_text("n,a\n1,x\n2," + cell + end)
+        inner = cell[1:-1] if cell.startswith('"') else cell
+        value = inner.replace('""', '"')
+        assert converted(tmp_path, tmp_path / "a.csv").to_pydict() == {"n": [1, 2], "a": ["x", value]}
+    (tmp_path / "a.csv").write_text("a\nx\n" + cell)
+    assert converted(tmp_path, tmp_path / "a.csv")["a"].to_pylist() == ["x", value]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -263,5 +289,6 @@ def test_damaged_files(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[
         with pytest.raises(FormatError, match=name):
             ww.table.convert(tmp_path / name, tmp_path / target)
     assert main(["table", "convert", str(tmp_path / name), str(tmp_path / "t.ww")]) == 2
-    assert name in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert name in message and ("Row #3" in message) == (case == "a short row")
     assert os.listdir(tmp_path) == [name]

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 from collections.abc import Collection, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ..errors import FormatError, WarpwellError
@@ -32,7 +33,7 @@ def format_errors(name: str) -> Iterator[None]:
     except Exception as error:
         text = line_of(error) or type(error).__name__
         raise FormatError(
-            f"{name} cannot be read ({text}): check it, or read it with another library and give its frame", path=name
+            f"{name} cannot be read ({text}): correct it, or read it with another library and pass its frame", path=name
         ) from error
 
 
@@ -101,8 +102,7 @@ class CsvTypes:
             return False
         if not (types.is_integer(kind) or types.is_floating(kind)):
             return True
-        is_padded = compute.and_(compute.greater_equal(values, "00"), compute.less(values, "0:"))
-        if compute.any(is_padded).as_py():  # a leading zero: a code, not a number
+        if compute.any(compute.match_substring_regex(values, "^-?0[0-9xX]")).as_py():  # a code, not a number
             return False
         if types.is_int64(kind) and compute.any(compute.less(cast, 0)).as_py():
             self._negative.add(name)
@@ -127,12 +127,42 @@ def csv_schemas(paths: Sequence[str], delimiter: str, columns: Collection[str] |
                 raise FormatError(f"{path} has two columns {duplicates[0]!r}: rename one of them", path=path)
             headers.append(header)
             names = [name for name in header if columns is None or name in columns]
-            with open_text(path) as file:
-                for batch in () if not names else _open_csv(file, delimiter, dict.fromkeys(names, pa.string()), names):
-                    for name, values in zip(names, batch.columns, strict=True):
-                        types.add(name, values)
+            for batch in _text_batches(path, delimiter, names or header[:1], len(header)):
+                for name in names:
+                    types.add(name, batch.column(name))
     for header in headers:
         yield pa.schema([(name, types.type_of(name)) for name in header])
+
+
+def _text_batches(path: str, delimiter: str, names: list[str], width: int) -> Iterator[Any]:
+    """Yield some columns of a file of `width` columns as text, with a last row of nulls after its end.
+
+    Raises
+    ------
+    FormatError
+        A quote is not closed: the last row is in it, or it ends at the next quote, and the number of quotes is odd.
+    """
+    pa, quotes, lines, rows, last = arrow(), 0, 0, 0, [""]
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal quotes, lines
+        with open_text(path) as file:
+            while piece := file.read(BLOCK_BYTES):
+                quotes += piece.count(b'"')
+                lines += piece.count(b"\n")
+                yield piece
+        yield f"\n{delimiter.join(['NA'] * width)}\n".encode()
+
+    source = pieces()
+    file = SimpleNamespace(read=lambda nbytes: next(source, b""), closed=False, close=lambda: None)
+    types = dict.fromkeys(names, pa.string())
+    for batch in _open_csv(pa.PythonFile(file, "r"), delimiter, types, names):
+        if batch.num_rows:
+            rows += batch.num_rows
+            last = [column[-1].as_py() for column in batch.columns]
+            yield batch
+    if last != ["NA"] * len(names) or (quotes % 2 and rows < lines):
+        raise FormatError(f'{path} has a quote (") that is not closed: close it, or double it inside quotes', path=path)
 
 
 def csv_batches(path: str, delimiter: str, schema: Any, columns: list[str] | None) -> Iterator[Any]:
@@ -145,7 +175,8 @@ def _open_csv(file: Any, delimiter: str, types: dict[str, Any] | None, columns: 
     csv = importlib.import_module("pyarrow.csv")
     return csv.open_csv(
         file,
-        csv.ReadOptions(block_size=BLOCK_BYTES if types else 1 << 20),
+        # One thread: errors name the row. Columns are parsed as fast.
+        csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES if types else 1 << 20),
         csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         csv.ConvertOptions(column_types=types, include_columns=columns, null_values=_NULLS),
     )
