@@ -1,5 +1,6 @@
 """Converted rows are read again, by Warpwell, pyarrow and Polars; append, dictionaries, sources."""
 
+import datetime
 import importlib
 import json
 import os
@@ -119,7 +120,7 @@ def test_append(tmp_path: Path) -> None:
         with ww.table.convert(t, tmp_path / "one.arrow") as single:
             assert len(single["i4"].runs) == 1 and single.arrow().to_pydict() == t.arrow().to_pydict()
     with pytest.raises(SchemaError, match="'i4'"):
-        ww.table.append(path, more.set_column(0, "i4", more["i4"].cast(pa.int64())))
+        ww.table.append(path, more.set_column(0, "i4", more["i4"].cast(pa.string())))
     with pytest.raises(SchemaError, match="no column 'more'"):
         ww.table.append(path, more.append_column("more", more["i4"]))
     with pytest.raises(ArgumentError, match="no column 'null'"):
@@ -127,6 +128,80 @@ def test_append(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a table's folder"):
         ww.table.append(tmp_path / "one.arrow", more)
     assert sorted(os.listdir(path)) == ["0.arrow", "0.arrow.zones", "1.arrow", "1.arrow.zones", "parts.json"]
+
+
+APPENDED: dict[str, tuple[Any, Any, bool]] = {
+    "wider integers": (pa.array([1, None], pa.int32()), pa.int64(), True),
+    "integers that fit": (pa.array([127]), pa.int8(), True),
+    "an integer that does not fit": (pa.array([128]), pa.int8(), False),
+    "a negative integer": (pa.array([-1]), pa.uint64(), False),
+    "integers as floats": (pa.array([5, None]), pa.float64(), True),
+    "an integer that is no float": (pa.array([(1 << 53) + 1]), pa.float64(), False),
+    "integers as short floats": (pa.array([2049]), pa.float16(), False),
+    "floats as integers": (pa.array([5.0, None]), pa.int32(), True),
+    "a fraction": (pa.array([0.5]), pa.int32(), False),
+    "no number": (pa.array([float("nan")]), pa.int64(), False),
+    "wider floats": (pa.array([0.1], pa.float32()), pa.float64(), True),
+    "narrower floats": (pa.array([0.5]), pa.float32(), False),
+    "days": (pa.array([datetime.date(2024, 1, 31)]), pa.timestamp("us"), True),
+    "days out of range": (pa.array([datetime.date(2999, 1, 31)]), pa.timestamp("ns"), False),
+    "days in a time zone": (pa.array([datetime.date(2024, 1, 31)]), pa.timestamp("us", "UTC"), False),
+    "another time zone": (pa.array([0], pa.timestamp("us")), pa.timestamp("us", "UTC"), False),
+    "finer times": (pa.array([1], pa.timestamp("ms")), pa.timestamp("us"), True),
+    "coarser times": (pa.array([1], pa.timestamp("ns")), pa.timestamp("us"), False),
+    "nulls": (pa.nulls(2), pa.list_(pa.int8()), True),
+    "nulls as codes": (pa.nulls(2), pa.dictionary(pa.int32(), pa.string()), True),
+    "values after nulls": (pa.array([1]), pa.null(), False),
+    "integers as text": (pa.array([1]), pa.string(), False),
+    "numbers as times": (pa.array([1]), pa.timestamp("us"), False),
+}
+
+
+@pytest.mark.parametrize("case", APPENDED)
+def test_append_of_another_type(tmp_path: Path, case: str) -> None:
+    """Each value is in the table as it was, or nothing is appended."""
+    values, kind, fits = APPENDED[case]
+    path = tmp_path / "t.ww"
+    ww.table.convert(pa.table({"a": pa.nulls(1, kind)}), path).close()
+    if fits:
+        assert ww.table.append(path, pa.table({"a": values})) == len(values)
+    else:
+        with pytest.raises((SchemaError, FormatError), match="'a'"):
+            ww.table.append(path, pa.table({"a": values}))
+    with ww.table.open(path) as table:
+        expected = values.cast(kind).to_pylist() if fits else []
+        assert table["a"].arrow().to_pylist() == [None, *expected] and table["a"].type == kind
+    assert len(os.listdir(path)) == (5 if fits else 3)
+
+
+def test_append_of_text_files(tmp_path: Path) -> None:
+    path = tmp_path / "t.ww"
+    files = {
+        "1.csv": "zone,n,t,code\n01234,1.5,soon,a\n",
+        "2.csv": "zone,n,t,code\n10115,2,2024-01-31,a\n",
+        "3.csv": "zone,n,t,code\n007,,true,5\n",
+        "4.json": '{"zone": "5", "n": 2, "t": "2024-01-31", "code": "b"}\n{"zone": null, "n": null}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ww.table.convert(tmp_path / "1.csv", path, codes=["code"]).close()
+    assert ww.table.append(path, [tmp_path / "2.csv", tmp_path / "3.csv"]) == 2
+    assert ww.table.append(path, tmp_path / "4.json") == 2
+    with ww.table.open(path) as table:
+        assert table.arrow().to_pydict() == {
+            "zone": ["01234", "10115", "007", "5", None],
+            "n": [1.5, 2.0, None, 2.0, None],
+            "t": ["soon", "2024-01-31", "true", "2024-01-31", None],
+            "code": ["a", "a", "5", "b", None],
+        }
+    for name, text, message in (
+        ("5.csv", "zone,n,t,code\n1,01,x,a\n", "'n'.*new table"),
+        ("6.csv", "zone,t,code\n1,x,a\n", "no column 'n'"),
+        ("7.json", '{"zone": 5, "n": 2, "t": "x", "code": "b"}\n', "'zone'.*new table"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises((SchemaError, ArgumentError), match=message):
+            ww.table.append(path, tmp_path / name)
 
 
 def test_nested_columns_are_carried(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

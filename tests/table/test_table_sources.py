@@ -238,6 +238,23 @@ def test_frames(tmp_path: Path) -> None:
     assert ww.table.scan(tmp_path / "polars.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
 
 
+def test_connections_with_one_result(tmp_path: Path) -> None:
+    """A relation of DuckDB 2 has no length while its stream is open."""
+
+    class Relation:
+        is_open = False
+
+        def __len__(self) -> int:
+            assert not self.is_open
+            return 2
+
+        def __arrow_c_stream__(self, schema: object = None) -> object:
+            self.is_open = True
+            return pa.table({"a": [1, 2]}).__arrow_c_stream__(schema)
+
+    assert converted(tmp_path, Relation()).to_pydict() == {"a": [1, 2]}
+
+
 def test_duplicate_names(tmp_path: Path) -> None:
     table = pa.Table.from_arrays([pa.array([1]), pa.array(["x"]), pa.array([2.5])], ["a", "a", "b"])
     pq.write_table(table, tmp_path / "a.parquet")

@@ -111,14 +111,15 @@ def append(
     path : path
         A folder that `convert` wrote.
     source, progress
-        As for `convert`. The source has the table's columns, in any order, of the same types.
+        As for `convert`. The source has the table's columns, in any order. Numbers and times of another type are
+        stored if that is exact, and columns of type null as nulls. Columns of CSV that are text in the table are text.
     timeout : float
         Seconds to wait while other processes append; 0 for none.
 
     Raises
     ------
     SchemaError
-        The source has another column, or a column of another type.
+        The source has another column, or a column of a type that does not fit.
     SharingError
         Other processes append to the table for `timeout` seconds, or the table was replaced.
     ArgumentError, MissingFileError, FormatError, StorageFullError
@@ -145,7 +146,8 @@ def append(
             )
         _remove_leftovers(folder, {part["file"] for part in parts})
         number = 1 + max(int(Path(part["file"]).stem) for part in parts)
-        with open_source(source) as opened:
+        text = [field.name for field in schema if _plain_type(field.type) == arrow().string()]
+        with open_source(source, text=text) as opened:
             extra = [column for column in opened.schema.names if column not in schema.names]
             if extra:
                 raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
@@ -392,15 +394,29 @@ def _as_table(source: TableSource, schema: Any, name: str) -> TableSource:
     Raises
     ------
     SchemaError
-        A column has another type.
+        A column has a type that does not fit.
     """
     for field, stored in zip(source.schema, schema, strict=True):
-        if _plain_type(field.type) != _plain_type(stored.type):
+        if not _fits(_plain_type(field.type), _plain_type(stored.type)):
             raise SchemaError(
-                f"column {field.name!r} of the source is {field.type}, and of {name} {stored.type}: cast it first",
+                f"column {field.name!r} of the source is {field.type}, and of {name} {stored.type}: cast the column "
+                "in the source, or convert all sources into a new table at once",
                 field=field.name,
             )
     return _in_schema(source, range(len(schema)), schema)
+
+
+def _fits(kind: Any, stored: Any) -> bool:
+    """Return whether a safe cast from one type to another keeps or refuses each value."""
+    types = arrow().types
+    if kind == stored or types.is_null(kind):
+        return True
+    if types.is_floating(kind) and types.is_floating(stored):
+        return bool(kind.bit_width < stored.bit_width)
+    if types.is_timestamp(stored):
+        return bool(stored.tz == (None if types.is_date32(kind) else getattr(kind, "tz", "")))
+    # Casts to float16 are not checked.
+    return all(types.is_integer(each) or types.is_float32(each) or types.is_float64(each) for each in (kind, stored))
 
 
 def _plain_type(kind: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -56,7 +56,7 @@ class TableSource:
 
 
 @contextlib.contextmanager
-def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[TableSource]:
+def open_source(source: Any, columns: Sequence[str] | None = None, text: Collection[str] = ()) -> Iterator[TableSource]:
     """Open a source of rows, and close it after the block.
 
     Parameters
@@ -64,6 +64,8 @@ def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[T
     source : path, sequence of paths, pyarrow.dataset.Dataset, or object with ``__arrow_c_stream__``
     columns : sequence of str, optional
         Those to take, in this order.
+    text : collection of str
+        Columns of CSV and JSON files that are text, whatever their values look like.
 
     Raises
     ------
@@ -73,7 +75,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[T
     pa = arrow()
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        yield select_columns(_of_files([os.fspath(path) for path in paths], columns), columns)
+        yield select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
         return
     name = type(source).__name__
     with format_errors(name):
@@ -82,8 +84,9 @@ def open_source(source: Any, columns: Sequence[str] | None = None) -> Iterator[T
             duplicate = next(column for column in names if names.count(column) > 1)
             raise FormatError(f"{name} has two columns {duplicate!r}: rename one of them")
         if hasattr(source, "__arrow_c_stream__"):
-            reader: Any = pa.RecordBatchReader.from_stream(source)
+            # In this order: a connection of DuckDB runs no query while a result is read.
             rows = len(source) if hasattr(source, "__len__") else 0
+            reader: Any = pa.RecordBatchReader.from_stream(source)
         elif hasattr(source, "__arrow_c_array__"):
             batch = pa.record_batch(source)
             reader, rows = pa.RecordBatchReader.from_batches(batch.schema, [batch]), len(batch)
@@ -170,12 +173,12 @@ class _File:
     numbers: list[int] = field(default_factory=list)
 
 
-def _of_files(paths: Sequence[str], columns: Sequence[str] | None) -> TableSource:
+def _of_files(paths: Sequence[str], columns: Sequence[str] | None, text: Collection[str]) -> TableSource:
     """Return the rows of files one after another; a column that some of them lack is null there."""
     pa = arrow()
     files = [file for path in paths for file in _files(path)]
     for kind in {file.format for file in files}:
-        _read_schemas(kind, [file for file in files if file.format == kind], columns)
+        _read_schemas(kind, [file for file in files if file.format == kind], columns, text)
     schemas = [file.schema for file in files]
     schema = schemas[0]
     if any(file.schema != schema for file in files):
@@ -270,11 +273,11 @@ def _column(column: Any, field: Any, keys: dict[str, str], rows: int) -> Any:
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | None) -> None:
+def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | None, text: Collection[str]) -> None:
     """Set the schema of each file, and its rows if they are known; text is read whole."""
     if kind in ("csv", "tsv", "json"):
         paths = [file.path for file in files]
-        schemas = json_schemas(paths) if kind == "json" else csv_schemas(paths, _DELIMITERS[kind], columns)
+        schemas = json_schemas(paths, text) if kind == "json" else csv_schemas(paths, _DELIMITERS[kind], columns, text)
         for file, schema in zip(files, schemas, strict=True):
             file.schema = schema
         return

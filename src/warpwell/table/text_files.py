@@ -56,15 +56,15 @@ def open_text(path: str) -> Any:
 
 
 class CsvTypes:
-    """The type of each column, by name, that holds all values seen so far."""
+    """The type of each column, by name, that holds all values seen so far; columns of `text` are text."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: Collection[str] = ()) -> None:
         pa = arrow()
         seconds, nanoseconds = (pa.timestamp(unit) for unit in ("s", "ns"))
         zoned = [pa.timestamp(unit, "UTC") for unit in ("s", "ns")]
         integers = [pa.int64(), pa.uint64(), pa.float64()]
         self._ladders = [integers, [pa.bool_()], [pa.date32(), seconds, nanoseconds], zoned, [pa.time32("s")]]
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, Any] = dict.fromkeys(text, pa.string())
         self._negative: set[str] = set()
 
     def add(self, name: str, values: Any) -> None:
@@ -115,9 +115,14 @@ class CsvTypes:
         return self._found.get(name, arrow().null())
 
 
-def csv_schemas(paths: Sequence[str], delimiter: str, columns: Collection[str] | None) -> Iterator[Any]:
-    """Yield the schema of each file, after all files were read; only `columns`, if given, have their types."""
-    pa, types, headers = arrow(), CsvTypes(), []
+def csv_schemas(
+    paths: Sequence[str], delimiter: str, columns: Collection[str] | None, text: Collection[str]
+) -> Iterator[Any]:
+    """Yield the schema of each file, after all were read; only `columns`, if given, have their types.
+
+    Columns of `text` are text.
+    """
+    pa, types, headers = arrow(), CsvTypes(text), []
     for path in paths:
         with format_errors(path):
             with open_text(path) as file:
@@ -185,8 +190,11 @@ def _open_csv(file: Any, delimiter: str, types: dict[str, Any] | None, columns: 
 # -- JSON --------------------------------------------------------------------------------------------------------------
 
 
-def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
-    """Yield the schema of all files for each file, after they were read: a key may first appear in their last line."""
+def json_schemas(paths: Sequence[str], text: Collection[str]) -> Iterator[Any]:
+    """Yield the schema of all files for each file, after they were read: a key may first appear in their last line.
+
+    Times in columns of `text` are text.
+    """
     pa, types = arrow(), dict[str, Any]()
     for path in paths:
         with format_errors(path):
@@ -197,6 +205,8 @@ def json_schemas(paths: Sequence[str]) -> Iterator[Any]:
                     types[field.name] = _common_type(path, field.name, types.get(field.name, kind), kind)
     if not types:
         raise FormatError(f"{paths[0]} is empty: there are no columns", path=paths[0])
+    for name in types.keys() & text:
+        types[name] = pa.string() if pa.types.is_timestamp(types[name]) else types[name]
     for _ in paths:
         yield pa.schema(list(types.items()))
 
