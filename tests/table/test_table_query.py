@@ -126,6 +126,23 @@ def test_rows_are_written(path, capsys, tmp_path, ending):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_files_are_replaced_only_on_request(path, capsys, tmp_path):
+    out = tmp_path / "out.csv"
+    out.write_text("mine")
+    options = ["--where", "count", "=", "1", "--columns", "count", "--out", str(out)]
+    assert main(["table", "query", path, "--device", "cpu", *options]) == 2
+    assert "--overwrite" in capsys.readouterr().err and out.read_text() == "mine"
+    assert query(path, capsys, *options, "--overwrite")["rows"] == 1
+    assert out.read_text().splitlines() == ['"count"', "1"]
+
+
+@pytest.mark.parametrize("clause", [["count", "not", "in", "1,2"], ["place", "is", "not", "null"]])
+def test_operators_of_two_words(path, capsys, clause):
+    with pytest.raises(SystemExit):
+        main(["table", "query", path, "--where", *clause])
+    assert "--where takes 3 values, so put a value of several words in quotes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -163,8 +163,13 @@ def test_gathered_columns_are_those_that_are_taken(written):
 
 REFUSED = [
     (("u8", "==", 300), "0 to 255"),
-    (("u64", "==", 1 << 64), "too large"),
-    (("i64", "==", 1 << 63), "not in range"),
+    (("u64", "==", 1 << 64), "not in range: 0 to 18446744073709551615"),
+    (("i64", "==", 1 << 63), "not in range: -9223372036854775808 to 9223372036854775807"),
+    (("i64", "<", 1e30), "not in range: -9223372036854775808 to 9223372036854775807"),
+    (("i64", "<", float("-inf")), "not in range: -9223372036854775808 to 9223372036854775807"),
+    (("i64", "in", [1, -(1 << 70)]), "not in range: -9223372036854775808 to 9223372036854775807"),
+    (("u64", ">", -1), "not in range: 0 to 18446744073709551615"),
+    (("f64", "<", 10**30), "the nearest value is 1e\\+30"),
     (("i8", "==", 1.5), "expected an integer"),
     (("i8", "==", float("nan")), "integer"),
     (("i8", "==", True), "expected an integer"),

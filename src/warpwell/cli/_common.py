@@ -61,7 +61,9 @@ class Parser(argparse.ArgumentParser):
                 args[position] = f"\0{text}"  # argparse takes anything with a dash for an option
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            counts = [f"; {name} takes {count} values" for name, count in self._literal_options.items() if name in args]
+            advice = "".join(counts) + (", so put a value of several words in quotes" if counts else "")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
         return arguments, unknown
 
 
@@ -157,7 +159,7 @@ def new_file(name: str, option: str, suffixes: Sequence[str] = ()) -> Path:
     Raises
     ------
     ArgumentError
-        The path is a folder, or has another suffix.
+        The path is a folder, or has another suffix, or its folder is not writable.
     MissingFileError
         The folder of the file does not exist.
     """
@@ -168,6 +170,8 @@ def new_file(name: str, option: str, suffixes: Sequence[str] = ()) -> Path:
         raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist; create it first", path=name)
     if path.is_dir():
         raise ArgumentError(f"{option} {name} is a folder; give the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise ArgumentError(f"{option} {name}: the folder {path.parent} is not writable; choose another one")
     return path
 
 

@@ -64,13 +64,15 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         3,
         action="append",
         metavar=("COLUMN", "OP", "VALUE"),
-        help="a comparison: = != < > <= >= in, not in, is (null), is not; rows must match all. Lists: A,B or JSON",
+        help="a comparison: = != < > <= >=, in or 'not in' with a list (A,B or JSON), is or 'is not' with null; rows "
+        "must match all comparisons",
     )
     text = """filters as in pyarrow: '[["a", ">", 3], ["b", "in", [1, 2]]]', or a list of such lists"""
     parser.add_argument("--filters", metavar="JSON", help=text)
     parser.add_argument("--columns", metavar="A,B", help="columns to show or write (default: all)")
     parser.add_argument("--limit", type=int, metavar="N", help="at most N rows (default: 20, or all with --out)")
     parser.add_argument("--out", metavar="FILE", help="write the rows to a .csv, .arrow, .feather or .parquet file")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file of --out if it exists")
     parser.add_argument("--explain", action="store_true", help="print the bytes that are read of each column, not rows")
     device_option(parser)
 
@@ -202,6 +204,8 @@ def query(arguments: argparse.Namespace) -> int:
 
     output = output_of(arguments)
     out = None if arguments.out is None else new_file(arguments.out, "--out", _SUFFIXES)
+    if out is not None and out.exists() and not arguments.overwrite:
+        raise ArgumentError(f"--out {out} exists; choose another name, or replace it with --overwrite")
     limit = None if arguments.limit is None else checked_integer(arguments.limit, "--limit", minimum=0)
     with table.open(arguments.table, device=arguments.device) as opened:
         rows = opened.where(_filters(opened, arguments))

@@ -262,8 +262,13 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
         number = scalar.as_py()
         if family == "float" and number != number:
             return None
-        if family == "integer" and number != int(number):
-            raise ValueError("expected an integer")
+        if family == "integer":
+            low = -(1 << kind.bit_width - 1) if pa.types.is_signed_integer(kind) else 0
+            high = low + (1 << kind.bit_width) - 1
+            if number < low or number > high:
+                raise ValueError(f"not in range: {low} to {high}")
+            if number != int(number):
+                raise ValueError("expected an integer")
         plain = {"integer": int, "float": float, "decimal": decimal.Decimal}[family](number)
         cast = _scalar(plain).cast(kind)
         if cast.as_py() != number:
@@ -275,7 +280,12 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    return arrow().scalar(value, arrow().uint64() if type(value) is int and value >= 1 << 63 else None)
+    """Return a `pyarrow.Scalar`; integers beyond 64 bits as decimals."""
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return (
+            arrow().scalar(value, arrow().uint64()) if 0 < value < 1 << 64 else arrow().scalar(decimal.Decimal(value))
+        )
+    return arrow().scalar(value)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
