@@ -17,6 +17,7 @@ from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..memory import Block, memory_for
 from ..signature import configuration
+from . import cpu
 from .control import CONTROL_WORDS, fresh
 
 BLOCK_INDICES = 256
@@ -155,9 +156,7 @@ class BlockLaunch:
 
     def prepare(self) -> None:
         """Compile the workers of a CPU, so that the first block starts at once."""
-        from .cpu import driver
-
-        driver(self)
+        cpu.driver(self)
 
     def kept_forms(self, ordinal: int, words_of: Callable[[Sequence[Any]], tuple[Any, ...] | None]) -> Any:
         """Return the compiled forms on the current GPU (see `blocks.cuda.Forms`), between `begin` and `end`.
@@ -178,6 +177,4 @@ class BlockLaunch:
         worker : int
             Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
         """
-        from .cpu import work
-
-        work(self, control, worker)
+        cpu.work(self, control, worker)
