@@ -126,6 +126,7 @@ def test_compressed_data_that_cannot_be_read(tmp_path: Path) -> None:
         ("1 2\x00", "invalid value"),
         ("\xff\xfe 2", "invalid value"),
         ('"1" 2', "invalid value"),
+        ("0x10 2", "invalid value 'hexadecimal:0x10'"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, line: str, problem: str) -> None:
@@ -255,6 +256,9 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory,
         ("src;dst\n0;1\n", [(0, 1)]),
         ("tag,src,dst\n#art,0,1\n#music,1,2\nnews,2,3\n", [(0, 1), (1, 2), (2, 3)]),
         ("src,dst\n", []),
+        ("", []),
+        ('src,dst,note\r0,1,"a, ""b"""\r1,2,5" "\r', [(0, 1), (1, 2)]),
+        ("hash,src,dst\n0x1f,0,1\n", [(0, 1)]),
     ],
 )
 def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
@@ -265,19 +269,26 @@ def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0,1\n1,2\n", r"row 1: expected one column for the source \(src, .*got 0 in the header .*; name the columns"),
-        ("", "row 1: expected one column for the source"),
+        (
+            "0,1\n1,2\n",
+            r"row 1: expected one column for the source \(src, .*got 0 in the header .*; choose columns of the header",
+        ),
         ("src,dst,to\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
         ("src,dst,dst\n0,1,2\n", "row 1: expected one column for the target .*got 2"),
         ("src,dst,w,cost\n0,1,2,3\n", "row 1: expected one column for the weight .*got 2"),
-        ('src,"dst\n0,1\n1,2\n', "empty CSV file.*; columns src, dst are read"),
-        ('src,dst,note\n0,1,"a\n2,3,b\n4,5,c\n', "4 lines have 2 rows; a quoted field does not end"),
-        ('src,dst,note\n0,1,"a\n2,3,b\n4,5,"c\n', "4 lines have 2 rows; a quoted field does not end"),
-        ('src,dst,note\n0,1,"a\nb"\n', "3 lines have 2 rows; a quoted field does not end, or has a line break"),
+        ('src,"dst\n0,1\n1,2\n', r"the field '\"dst' does not end in its line"),
+        ('src,dst,note\n0,1,"a\n2,3,b\n4,5,c\n', r"the field '\"a' does not end in its line"),
+        ('src,dst,note\n0,1,"a\n2,3,b\n4,5,"c\n', r"the field '\"a' does not end in its line"),
+        ('src,dst,note\n0,1,"a\nb"\n', r"the field '\"a' does not end in its line"),
+        ('src,dst,note\n0,1,"a,""b"","\n2,3,"c', r"the field '\"c' does not end in its line"),
+        ('src;dst\n0;1\n1;"2', r"the field '\"2' does not end in its line"),
+        ("src,dst\n0,0x10\n", "row 2: invalid value 'hexadecimal:0x10'"),
+        ("src,dst,w\n0,1,0X10\n", "row 2: the weight 'hexadecimal:0X10' is not a number"),
+        ("src,dst\n0,1\n1,-2\n-1,0\n", "row 3: the target -2 is not in"),
         ("src,dst\n0,1\n1,\n", "row 3: invalid value ''"),
         ("src,dst\n0,1\n1,NA\n", "row 3: invalid value 'NA'"),
         ("src,dst\n0,1\n1,2,3\n", "row 3: expected 2 columns, got 3: 1,2,3"),
-        ('src,dst\n0,1\n"1,2\n', "row 3: expected 2 columns, got 1"),
+        ('src,dst\n0,1\n"1,2\n', r"the field '\"1,2' does not end in its line"),
         ("src,dst,w\n0,1,4\n1 2,3\n", "row 3: expected 3 columns, got 2"),
         ("src,dst\n0,1\n# a comment\n1,2\n", "row 3: expected 2 columns, got 1: # a comment"),
         ("# c\n\nsrc,dst,w\n0,1,4\n1,-2,3\n", "row 3: the target -2 is not in"),
@@ -322,13 +333,35 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
         ("a b\nc\n", "row 2: expected 2 columns, got 1: c"),
         ("source\ttarget\na\tb\nc\t\n", "row 3: the target has no name"),
         (b"\xe4 b\n", "invalid UTF8"),
+        (
+            "Ann, Bob\nBob, Cid\n",
+            r"'Ann, Bob' has commas or semicolons in its fields; write a \.csv file with a header",
+        ),
+        ("a b\n# c, d\nb; c\n", "'b; c' has commas or semicolons"),
+        ("# c\nNew York\tBoston\nBoston\tLos Angeles\n", r"row 1: 'New York Boston' has tabs .*name the file \.tsv"),
+        ("source\ttarget\na\tb\n\tc\nc\t\n", "row 3: the source has no name"),
     ):
         with pytest.raises(FormatError, match=problem):
             named(write(tmp_path, text))
-    with pytest.raises(FormatError, match="invalid value '9223372036854775808'"):
+    for text, problem in (('src,dst\na,b\nc,"d', "the field"), ("src,dst,w\na,0x1,0x1\n", "the weight '0x1' is not")):
+        with pytest.raises(FormatError, match=problem):
+            named(write(tmp_path, text, "a.csv"))
+    assert named(write(tmp_path, "src\tdst\nNew York\t0x1\n", "a.tsv")) == [("New York", "0x1")]
+    with pytest.raises(FormatError, match=r"invalid value '9223372036854775808'; .*integers of 64 bits; .*\(--names\)"):
         named(write(tmp_path, f"1 {2**63}\n"), "int64")
     with pytest.raises(ArgumentError, match="is a matrix"):
         named(write(tmp_path, HEAD + "pattern general\n1 1 0\n"))
+
+
+def test_a_row_that_may_be_a_header_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="warpwell")
+    assert named(write(tmp_path, "src\tdst\na\tb\n")) == [("a", "b")]
+    assert edges_of(write(tmp_path, "a,b\n0,1\n", "a.csv"), columns=("a", "b")) == [(0, 1)]
+    assert not caplog.messages
+    assert named(write(tmp_path, "src\tfriend\na\tb\n")) == [("src", "friend"), ("a", "b")]
+    assert edges_of(write(tmp_path, "1,2\n2,3\n", "a.csv"), columns=("1", "2")) == [(2, 3)]
+    assert ["is read as an edge" in text for text in caplog.messages] == [True, False]
+    assert "row 1: ['1', '2'] is read as a header; if it is an edge" in caplog.messages[1]
 
 
 @given(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ SOURCES = ("src", "source", "from", "u", "fromnodeid", "source_id", "id1", "id_1
 TARGETS = ("dst", "destination", "dest", "target", "to", "v", "tonodeid", "target_id", "id2", "id_2", "node2", "node_2")
 WEIGHT_NAMES = ("weight", "w", "value", "cost", "distance")
 
+_log = logging.getLogger(__package__)
 _REAL_WEIGHTS = "weights are real numbers: keep only the edges with weights=False (--weights none)"
 _ROLES = ["source", "target", "weight"]
 _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -35,6 +37,8 @@ _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
 _BANNER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%{1,2}matrixmarket", re.IGNORECASE)
 # A byte order mark, and the comments and blank lines in front of a header.
 _PREAMBLE = re.compile(rb"(?:\xef\xbb\xbf)?(?:[ \t]*(?:#[^\r\n]*)?[\r\n]+)*")
+# A number that Arrow would read as an integer, in any field.
+_HEXADECIMAL = re.compile(rb"(?<!\w)0(?=[xX])")
 _ARROW_ERROR = re.compile(
     r"(?:In CSV column #\d+: )?(?:CSV parse error: )?(?:Row #(\d+): )?(?:CSV conversion error to \w+: )?(.*)", re.DOTALL
 )
@@ -168,40 +172,70 @@ class EdgeReader:
         fields = next(csv.reader([header[: csv.field_size_limit()]], delimiter=delimiter), [])
         if columns is None and not name.endswith((".csv", ".tsv")) and not _names_ends(fields):
             return self._list(head, is_weighted=name.endswith(".wel") or isinstance(self._weights, str))
+        if not fields:
+            return iter(())
         chosen = self._choose_columns(fields, columns)
+        if all(name.strip().isdecimal() for name in chosen):
+            _log.warning(
+                "%s, row 1: %s is read as a header; if it is an edge, put a header in front", self.path, fields
+            )
         stream = self._stream()
         stream.read(start)
-        return self._table(stream, chosen, delimiter)
+        return self._rows(self._whole_lines(stream, self._quotes_check(delimiter), b"\n\r"), None, chosen, 0, delimiter)
 
-    def _table(self, stream: Any, chosen: list[str], delimiter: str) -> Batches:
-        """Yield the edges of a table with one line per row. An unclosed quote would hide rows, so lines are counted."""
-        line_count, row_count, after_break = 0, 1, True
+    def _whole_lines(self, stream: Any, edit: Callable[[bytes], bytes], breaks: bytes = b"\n") -> Any:
+        """Return a stream of the text that `edit` makes of whole lines. Hexadecimal numbers are made invalid."""
+        unfinished, has_integers = b"", self._numbers is None or self._numbers.kind != "string"
 
-        def count_lines(piece: bytes) -> bytes:
-            nonlocal line_count, after_break
-            codes = np.frombuffer(piece, np.uint8)
-            is_break = np.concatenate(([after_break], (codes == ord("\n")) | (codes == ord("\r"))))
-            line_count += int(np.count_nonzero(is_break[:-1] & ~is_break[1:]))
-            after_break = bool(is_break[-1])
-            return piece
+        def edit_lines(piece: bytes) -> bytes:
+            nonlocal unfinished
+            # An empty piece is the end of the file.
+            text = unfinished + (bytes(piece) or b"\n" * bool(unfinished))
+            end = max(text.rfind(code) for code in breaks) + 1
+            text, unfinished = text[:end], text[end:]
+            if len(unfinished) > _BLOCK:
+                raise self._row_error(None, f"a row is longer than {_BLOCK:,} bytes; is this a text file?")
+            text = edit(text)
+            return (
+                _HEXADECIMAL.sub(b"hexadecimal:0", text) if has_integers and (b"0x" in text or b"0X" in text) else text
+            )
 
-        stream = self._arrow.TransformInputStream(stream, count_lines)
-        for batch in self._rows(stream, None, chosen, 0, delimiter):
-            row_count += batch[0].size
-            yield batch
-        if line_count != row_count:
-            advice = "a quoted field does not end, or has a line break: correct it"
-            raise self._row_error(None, f"{line_count} lines have {row_count} rows; {advice}")
+        return self._arrow.TransformInputStream(stream, edit_lines)
+
+    def _quotes_check(self, delimiter: str) -> Callable[[bytes], bytes]:
+        """Return a function that raises if a quoted field does not end in its line: it would hide rows."""
+        field = rb'(?:"[^"\r\n]*+(?:""[^"\r\n]*+)*+"|(?!"))[^%b\r\n]*+' % delimiter.encode()
+        complete = re.compile(rb"(?:%b[%b\r\n])*+" % (field, delimiter.encode()))
+
+        def check_quotes(text: bytes) -> bytes:
+            end = complete.match(text).end() if b'"' in text else len(text)  # type: ignore[union-attr]
+            if end < len(text):
+                start = re.split(rb"[\r\n]", text[end:], maxsplit=1)[0].decode("utf-8", "replace")
+                raise self._row_error(None, f"the field {start[:60]!r} does not end in its line; add or remove a quote")
+            return text
+
+        return check_quotes
 
     def _list(self, head: bytes, is_weighted: bool) -> Batches:
         """Return the edges of rows of two or three fields, with or without a header."""
         rows = self._without_comments(b"#%")(head + b"\n")
-        fields = rows.partition(b"\n")[0].decode("utf-8-sig", "replace").split()
+        first = rows.partition(b"\n")[0].split()
+        fields = b" ".join(first).decode("utf-8-sig", "replace").split()
         if not fields:
             return iter(())
-        stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"#%"))
+        stream = self._whole_lines(self._stream(), self._without_comments(b"#%"))
         if _names_ends(fields):
             return self._rows(stream, fields, self._choose_columns(fields, None), 1)
+        if self._numbers is not None:
+            line = next(line for line in head.splitlines() if line.split() == first)
+            if b"\t" in line.strip() and len([*filter(bytes.strip, line.split(b"\t"))]) != len(fields):
+                advice = "name the file .tsv, and put a header of 'src', a tab and 'dst' in front"
+                raise self._row_error(
+                    1, f"{' '.join(fields)[:60]!r} has tabs between fields and spaces in them; {advice}"
+                )
+            if not {field.lower() for field in fields}.isdisjoint(SOURCES + TARGETS):
+                advice = "if it is a header, name its columns 'src' and 'dst'"
+                _log.warning("%s, row 1: %s is read as an edge; %s", self.path, fields, advice)
         width = 3 if is_weighted or (self._weights is False and len(fields) == 3) else 2
         names = _ROLES[:width]
         if len(fields) != width:
@@ -223,8 +257,8 @@ class EdgeReader:
                 problem = (
                     f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)} in the header"
                 )
-                example = ",".join(fields[:2]) if len(fields) > 1 else "a,b"
-                advice = f"name the columns, such as --columns {example} (columns=), or put a header in front"
+                advice = "choose columns of the header (columns=, --columns SOURCE,TARGET)"
+                advice += ", or put a header such as 'src,dst' in front of the first edge"
                 raise self._row_error(1, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
         return chosen
 
@@ -247,6 +281,8 @@ class EdgeReader:
             advice += ", and vertices are integers"
             if ranges is None:
                 advice += f" below {limit}; number other ids with names=True or renumber=True (--names, --renumber)"
+        elif numbers.kind != "string":
+            advice += ", and vertices are integers of 64 bits; number other ids with names=True (--names)"
         parser, row, quote = library("pyarrow.csv"), skip + (names is None), False if delimiter == " " else '"'
         options = (
             # One thread: errors name the row.
@@ -270,28 +306,33 @@ class EdgeReader:
 
     def _vertices(self, batch: Any, row: int, ranges: tuple[range, range], advice: str) -> tuple[Vertices, Vertices]:
         """Return the sources and targets of rows that follow `row`, numbered if they are names."""
-        ends, numbers = [], self._numbers
+        ends, problems, numbers = [], [], self._numbers
         for role, ids, allowed in zip(_ROLES, batch.columns, ranges, strict=False):
             if numbers is None:
                 ids = ids.to_numpy()
                 if ids.min() < allowed.start or ids.max() >= allowed.stop:
                     bad = int(np.argmax((ids < allowed.start) | (ids >= allowed.stop)))
-                    problem = f"the {role} {ids[bad]} is not in {allowed.start} to {allowed.stop - 1}; {advice}"
-                    raise self._row_error(row + bad + 1, problem)
+                    problems.append(
+                        (bad, f"the {role} {ids[bad]} is not in {allowed.start} to {allowed.stop - 1}; {advice}")
+                    )
             elif numbers.kind == "string":
                 ids = library("pyarrow.compute").utf8_trim_whitespace(ids)
                 empty = ids.index("").as_py()
                 if empty >= 0:
-                    raise self._row_error(row + empty + 1, f"the {role} has no name; correct or remove the row")
+                    problems.append((empty, f"the {role} has no name; correct or remove the row"))
             ends.append(ids)
+        if problems:
+            bad, problem = min(problems)
+            raise self._row_error(row + bad + 1, problem)
         return (ends[0], ends[1]) if numbers is None else numbers.number(ends[0], ends[1])
 
     def _parse_weights(self, texts: Any, row: int) -> Any:
         """Return weights as int64 if all are integers, else as float64."""
         compute, invalid = library("pyarrow.compute"), self._arrow.ArrowInvalid
         texts = compute.utf8_trim_whitespace(texts)
-        with contextlib.suppress(invalid):
-            return compute.cast(texts, self._arrow.int64()).to_numpy()
+        if not compute.any(compute.match_substring_regex(texts, "[xX]")).as_py():  # hexadecimal
+            with contextlib.suppress(invalid):
+                return compute.cast(texts, self._arrow.int64()).to_numpy()
         try:
             return compute.cast(texts, self._arrow.float64()).to_numpy()
         except invalid as error:
@@ -300,31 +341,29 @@ class EdgeReader:
             raise self._row_error(row, f"the weight {value[:60]!r} is not a number; correct or remove it") from None
 
     def _without_comments(self, marks: bytes) -> Callable[[bytes], bytes]:
-        """Return a function of consecutive pieces of a text that removes comment lines and surplus spaces.
+        """Return a function of whole lines that removes comment lines and surplus spaces.
 
-        A comment begins with one of `marks`; if vertices have names, a space follows.
+        A comment begins with one of `marks`; if vertices have names, a space follows, and names have no commas.
         """
-        unfinished, end = b"", b"" if self._numbers is None else b"(?![^ \n])"
+        is_named = self._numbers is not None
+        end, refused = (b"(?![^ \n])", marks + b",;") if is_named else (b"", marks)
         comment = re.compile(rb"(?m)^(?:\xef\xbb\xbf)?[%b]+%b.*\n?" % (marks, end))
-        unclear = re.compile(rb"(?m)^[%b].{,60}" % marks)
+        unclear = re.compile(rb"(?m)^[%b].*" % marks + rb"|^.*[,;].*" * is_named)
 
-        def normalize(piece: bytes) -> bytes:
-            nonlocal unfinished
-            text = (unfinished + (bytes(piece) or b"\n")).translate(_BLANKS)  # an empty piece is the end of the file
-            text, newline, unfinished = text.rpartition(b"\n")
-            text += newline
-            if len(unfinished) > _BLOCK:
-                raise self._row_error(None, f"a row is longer than {_BLOCK:,} bytes; is this a text file?")
+        def normalize(text: bytes) -> bytes:
+            text = text.translate(_BLANKS)
             for pair in (b"  ", b"\n ", b" \n", b"\n\n"):
                 while pair in text:
                     text = text.replace(pair, b"\n" if b"\n" in pair else b" ")
             text = text.lstrip(b" \n")
-            if any(mark in text for mark in marks):
+            if any(code in text for code in refused):
                 text = comment.sub(b"", text)
                 if match := unclear.search(text):
-                    row = match[0].decode("utf-8", "replace")
-                    advice = f"put a space after the {row[0]} of comments, or write a .csv file with a header"
-                    raise self._row_error(None, f"{row!r} is a comment or an edge; {advice}")
+                    row = match[0].decode("utf-8", "replace")[:60]
+                    problem, advice = "has commas or semicolons in its fields", ""
+                    if row.encode()[0] in marks:
+                        problem, advice = "is a comment or an edge", f"put a space after the {row[0]} of comments, or "
+                    raise self._row_error(None, f"{row!r} {problem}; {advice}write a .csv file with a header")
             return text
 
         return normalize
@@ -351,7 +390,7 @@ class EdgeReader:
         def entries_of_file() -> Batches:
             count = 0
             ranges = range(1, rows + 1), range(1, columns + 1)
-            stream = self._arrow.TransformInputStream(self._stream(), self._without_comments(b"%"))
+            stream = self._whole_lines(self._stream(), self._without_comments(b"%"))
             for batch in self._rows(stream, names, names[: 2 if self._weights is False else 3], 1, ranges=ranges):
                 sources, targets, count = batch[0] - 1, batch[1] - 1, count + batch[0].size
                 weights: Any = batch[2:]
