@@ -14,7 +14,7 @@ import pytest
 from tests.table.test_table_arrow import mixed
 
 import warpwell as ww
-from warpwell.errors import ArgumentError, DTypeError, FormatError, SchemaError
+from warpwell.errors import ArgumentError, DTypeError, FormatError, MissingFileError, SchemaError
 from warpwell.table.convert import stored_type
 
 module = importlib.import_module("warpwell.table.convert")
@@ -125,6 +125,8 @@ def test_append(tmp_path: Path) -> None:
         ww.table.append(path, more.append_column("more", more["i4"]))
     with pytest.raises(ArgumentError, match="no column 'null'"):
         ww.table.append(path, more.drop_columns(["null"]))
+    with pytest.raises(MissingFileError, match="does not exist: create it with"):
+        ww.table.append(tmp_path / "none.ww", more)
     with pytest.raises(FormatError, match="not a table's folder"):
         ww.table.append(tmp_path / "one.arrow", more)
     assert sorted(os.listdir(path)) == ["0.arrow", "0.arrow.zones", "1.arrow", "1.arrow.zones", "parts.json"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import sys
 
 import pyarrow as pa
 import pytest
 
 import warpwell as ww
 from warpwell.cli.main import main
+from warpwell.errors import ArgumentError
 
 TABLE = pa.table(
     {
@@ -189,3 +191,9 @@ def test_values_that_python_or_json_does_not_have(capsys, tmp_path):
     assert main(["table", "query", str(tmp_path / "t.ww"), *given]) == 2
     assert "--columns" in capsys.readouterr().err
     assert [one.name for one in tmp_path.iterdir()] == ["t.ww"]
+
+
+def test_without_pandas(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with ww.table.open(path) as table, pytest.raises(ArgumentError, match="needs the package pandas: install it"):
+        table.to_pandas()

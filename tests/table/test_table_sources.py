@@ -5,6 +5,7 @@ import decimal
 import gzip
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import warpwell as ww
 from warpwell.cli import main
+from warpwell.cli._common import new_file
 from warpwell.errors import FormatError, WarpwellError
 from warpwell.table import text_files
 
@@ -159,6 +161,52 @@ def test_files_with_different_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [(1 << 53) + 1]}), tmp_path / "4.parquet")
     with pytest.raises(FormatError, match="9007199254740993"):  # a double does not hold it
         converted(tmp_path, [tmp_path / "2.parquet", tmp_path / "4.parquet"])
+
+
+def test_other_files_in_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="warpwell")
+    (tmp_path / "in").mkdir()
+    for name, content in {"a.csv": "a\n1\n", "README.md": "# rows\n", "_SUCCESS": "", ".a.csv.crc": "x"}.items():
+        (tmp_path / "in" / name).write_text(content)
+    assert converted(tmp_path, tmp_path / "in").to_pydict() == {"a": [1]}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'in'}: files of no known format are left out: README.md"
+    ]
+    (tmp_path / "in" / "a.csv").unlink()
+    with pytest.raises(FormatError, match="has no files"):
+        converted(tmp_path, tmp_path / "in")
+
+
+def test_folders_without_permission() -> None:
+    """The message names the folder, neither a temporary file in it nor another reason."""
+    rows = pa.table({"a": [1]})
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's folders are closed to other users
+        folder = Path(name)
+        folder.chmod(0o755)
+        ww.table.convert(rows, folder / "t.ww").close()
+        ww.table.convert(rows, folder / "hidden.ww").close()
+        (folder / "hidden.ww").chmod(0)
+        folder.chmod(0o555)
+        (folder / "t.ww").chmod(0o555)
+        user = os.geteuid()
+        os.seteuid(user or 65534)  # root may do everything
+        try:
+            for act, culprit in (
+                (lambda: ww.table.open(folder / "hidden.ww"), "hidden.ww/parts.json"),
+                (lambda: ww.table.convert(folder / "hidden.ww", f"{folder}.ww"), "hidden.ww"),
+                (lambda: ww.table.convert(rows, folder / "new.ww"), ""),
+                (lambda: ww.table.append(folder / "t.ww", rows), "t.ww"),
+            ):
+                with pytest.raises(PermissionError) as raised:
+                    act()
+                assert Path(raised.value.filename) == folder / culprit
+            with pytest.raises(WarpwellError, match=f"the folder {folder} is not writable"):
+                new_file(str(folder / "b.csv"), "--out")
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
+            for path in ("t.ww", "hidden.ww"):
+                (folder / path).chmod(0o755)
 
 
 def test_keys_of_folders(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def new_file(name: str, option: str, suffixes: Sequence[str] = ()) -> Path:
         raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist; create it first", path=name)
     if path.is_dir():
         raise ArgumentError(f"{option} {name} is a folder; give the name of a file")
-    if not os.access(path.parent, os.W_OK):
+    if not os.access(path.parent, os.W_OK, effective_ids=True):
         raise ArgumentError(f"{option} {name}: the folder {path.parent} is not writable; choose another one")
     return path
 

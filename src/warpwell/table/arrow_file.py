@@ -78,8 +78,8 @@ class ArrowFile:
         for magic, description in _OTHER_FORMATS.items():
             if head.startswith(magic):
                 raise FormatError(
-                    f"{path} is {description}, not an Arrow IPC file: write ww.table.convert({path!r}, "
-                    "'NAME.ww') once, if pyarrow reads it, and open that",
+                    f"{path} is {description}, not an Arrow IPC file: convert the rows in it with "
+                    f"ww.table.convert({path!r}, 'NAME.ww'), and open NAME.ww",
                     path=path,
                 )
         try:

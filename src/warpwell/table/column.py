@@ -370,7 +370,7 @@ def validate(array: Any) -> None:
 def in_place_error(path: str) -> FormatError:
     """Return the error for a file that cannot be read in place."""
     return FormatError(
-        f"{path} is compressed, or big-endian, and cannot be read in place: write ww.table.convert({path!r}, "
-        "'NAME.ww') once and open that, or write the file without compression",
+        f"{path} is compressed, or big-endian, and cannot be read in place: convert it with "
+        f"ww.table.convert({path!r}, 'NAME.ww') and open NAME.ww, or write the file without compression",
         path=path,
     )

@@ -9,6 +9,7 @@ the folder, so that no later one overtakes it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -129,12 +130,15 @@ def append(
     checked_callable(progress, "progress")
     seconds = checked_seconds(timeout, "timeout", zero=True)
     folder = Path(os.path.abspath(name))
+    if not os.path.exists(folder):
+        raise MissingFileError(f"{name} does not exist: create it with ww.table.convert, without --append", path=name)
     if not is_table_folder(folder):
         raise FormatError(
             f"{name} is not a table's folder: convert it to a folder with ww.table.convert({name!r}, 'NAME.ww'), and "
             "append to that",
             path=name,
         )
+    _require_writable(folder)
     with _locked(folder, seconds) as require_same, storage_full(folder, FULL_ADVICE):
         parts = read_parts(name)
         with open_table(name) as table:
@@ -440,12 +444,18 @@ def _require_free(path: Path, overwrite: bool) -> None:
     """Raise if a table cannot be written to a path, or would replace something else."""
     if not path.parent.is_dir():
         raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
+    _require_writable(path.parent)
     if not os.path.lexists(path):
         return
     if not overwrite:
         raise ArgumentError(f"{path} exists: choose another name, or replace it with overwrite=True (--overwrite)")
     if path.is_symlink() or not _is_replaceable(path):
         raise ArgumentError(f"{path} exists and is not a table, so it is not replaced: choose another name")
+
+
+def _require_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, "you may not write in this folder", str(folder))
 
 
 def _is_replaceable(path: Path) -> bool:

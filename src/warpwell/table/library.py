@@ -51,7 +51,9 @@ def imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ArgumentError(f"this needs {name.split('.')[0]}: install {extra('table')}") from error
+        package = name.split(".")[0]
+        source = extra("table") if package in ("pyarrow", "polars") else f"it (pip install {package})"
+        raise ArgumentError(f"this needs the package {package}: install {source}") from error
 
 
 def line_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -20,6 +21,7 @@ from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves
 from .zones import SUFFIX as ZONES
 
+_log = logging.getLogger(__package__)
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "ipc", b"ORC": "orc"}
 _SUFFIXES = {
     "parquet": "parquet",
@@ -196,7 +198,10 @@ def _of_files(paths: Sequence[str], columns: Sequence[str] | None, text: Collect
 
 
 def _files(path: str) -> Iterator[_File]:
-    """Yield the files of a path, in order; files in a folder have the keys of its subfolders."""
+    """Yield the files of a path, in order; files in a folder have the keys of its subfolders.
+
+    Files of no known format in a folder are left out, and the log names them.
+    """
     if not os.path.exists(path):
         raise MissingFileError(f"{path} does not exist: check the path", path=path)
     if os.path.isfile(path):
@@ -204,8 +209,12 @@ def _files(path: str) -> Iterator[_File]:
         return
     if not os.path.isdir(path):
         raise FormatError(f"{path} is not a file or folder", path=path)
-    count = 0
-    for folder, subfolders, names in os.walk(path):
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    count, left_out = 0, []
+    for folder, subfolders, names in os.walk(path, onerror=fail):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "_")))
         parts = [part.split("=", 1) for part in os.path.relpath(folder, path).split(os.sep) if "=" in part]
         keys = {name: unquote(value) for name, value in parts if value != "__HIVE_DEFAULT_PARTITION__"}
@@ -214,10 +223,17 @@ def _files(path: str) -> Iterator[_File]:
         else:
             names = sorted(name for name in names if not name.startswith((".", "_")) and not name.endswith(ZONES))
         for name in names:
+            try:
+                kind = _format(os.path.join(folder, name))
+            except FormatError:
+                left_out.append(name)
+                continue
             count += 1
-            yield _File(os.path.join(folder, name), _format(os.path.join(folder, name)), keys)
+            yield _File(os.path.join(folder, name), kind, keys)
     if not count:
         raise FormatError(f"{path} has no files: give a folder of Parquet, CSV or Feather files", path=path)
+    if left_out:
+        _log.warning("%s: files of no known format are left out: %s", path, ", ".join(left_out))
 
 
 def _format(path: str) -> str:

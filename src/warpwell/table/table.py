@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -289,8 +290,11 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
 
 
 def is_table_folder(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a table's folder."""
-    return os.path.isfile(os.path.join(path, PARTS))
+    """Return whether a path is a table's folder; raise PermissionError if it is a folder that cannot be read."""
+    try:
+        return stat.S_ISREG(os.stat(os.path.join(path, PARTS)).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def read_parts(path: str) -> list[dict[str, Any]]:
@@ -304,8 +308,8 @@ def read_parts(path: str) -> list[dict[str, Any]]:
         if os.path.isfile(os.path.join(path, "table.json")):
             raise FormatError(f"{path} was written by an earlier version: convert its source again", path=path)
         raise FormatError(
-            f"{path} is a folder, but not a table: write ww.table.convert({path!r}, 'NAME.ww') once, if it is one of "
-            "Parquet or other files, and open that",
+            f"{path} is a folder, but not a table: convert the files in it with ww.table.convert({path!r}, 'NAME.ww'), "
+            "and open NAME.ww",
             path=path,
         )
     description = read_json(os.path.join(path, PARTS), "a folder of ww.table.convert")
