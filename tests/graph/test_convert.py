@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from warpwell._npy import npy_writer
 from warpwell.errors import ArgumentError, FormatError, MissingFileError, StorageFullError
-from warpwell.graph import Graph, build, convert
+from warpwell.graph import Graph, bfs, build, convert
 from warpwell.graph.build import default_memory_bytes
 from warpwell.graph.external import ExternalSort
 from warpwell.replacing import storage_full
@@ -491,6 +491,14 @@ def test_integers_are_renumbered(tmp_path: Path) -> None:
     ):
         with pytest.raises(ArgumentError, match="has no vertex"):
             each.vertex(name)
+    for values, count, problem in (
+        (np.ones(3), 1, r"values must have an item for each of 2 vertices, got shape \(3,\)"),
+        (np.ones(2), -1, "count must be at least 0, got -1"),
+    ):
+        with pytest.raises(ArgumentError, match=problem):
+            plain.top(values, count)
+    with pytest.raises(ArgumentError, match=r"source 'x' is not an integer: .*graph\.vertex\(name\)"):
+        bfs(plain, "x")  # type: ignore[arg-type]
     for options in ({"names": True, "renumber": True}, {"names": True, "vertices": 3}):
         with pytest.raises(ArgumentError, match="only one of"):
             convert(tmp_path / "a.txt", tmp_path / "c.ww", **options)

@@ -283,8 +283,18 @@ class Graph:
         values : ndarray, shape (vertices,)
             An item for each vertex, such as ranks.
         count : int, default 10
-            Vertices to return. Equal values are in the order of the vertices.
+            Vertices to return, at least 0. Equal values are in the order of the vertices.
+
+        Raises
+        ------
+        ArgumentError
+            `values` does not have an item for each vertex, or `count` is negative.
         """
+        if np.shape(values) != (self.vertices,):
+            expected = f"values must have an item for each of {self.vertices} vertices"
+            raise ArgumentError(f"{expected}, got shape {np.shape(values)}", name="values")
+        if count < 0:
+            raise ArgumentError(f"count must be at least 0, got {count}", name="count")
         vertices = np.argsort(-values, kind="stable")[:count].tolist()
         labels = vertices if self.names is None else self.names.take(vertices).to_pylist()
         return list(zip(labels, values[vertices].tolist(), strict=True))

@@ -492,7 +492,8 @@ class _Search:
 def require_vertex(source: int, vertices: int) -> None:
     """Raise ArgumentError unless `source` is a vertex number below `vertices`."""
     if isinstance(source, bool) or not isinstance(source, int | np.integer):
-        raise ArgumentError(f"source {source!r} is not an integer: give the number of a vertex", name="source")
+        advice = "give the number of a vertex; graph.vertex(name) returns it"
+        raise ArgumentError(f"source {source!r} is not an integer: {advice}", name="source")
     if not 0 <= source < vertices:
         raise ArgumentError(
             f"source {source} is not a vertex of this graph: give a number from 0 to {vertices - 1}", name="source"
