@@ -96,8 +96,8 @@ class ArrowFile:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(
-                f"{path} is not an Arrow IPC file, or is truncated or damaged ({line_of(error)}): write it again, or "
-                f"ww.table.convert({path!r}, 'NAME.ww') if pyarrow reads it as something else",
+                f"{path} is not an Arrow IPC file, or is truncated or damaged ({line_of(error)}): write it again; "
+                f"a CSV, JSON or other file is converted by ww.table.convert({path!r}, 'NAME.ww')",
                 path=path,
             ) from None
 
