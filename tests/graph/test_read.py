@@ -1,6 +1,7 @@
 """Files of edges of other programs: each is read right, as SciPy or Python reads it, or refused with a reason."""
 
 import bz2
+import contextlib
 import gzip
 import io
 import itertools
@@ -233,6 +234,8 @@ def test_any_edges_are_read_back(
 def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes, offset: int) -> None:
     text = b"1 2\n34 56\n789 12345\n0 1\n" * 3
     path = write(tmp_path_factory.mktemp("noise"), text[:offset] + noise + text[offset:])
+    with contextlib.suppress(FormatError):
+        named(path)
     try:
         rows = edges_of(path)
     except FormatError:
@@ -330,6 +333,7 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
     for text, problem in (
         ("a b\n#art #music\n", "'#art #music' is a comment or an edge; put a space after the #"),
         ("#art #music\na b\n", "is a comment or an edge"),
+        ("a b\rc d\r", "row 1: expected 'source target', got 'a b c d'"),
         ("a b\nc\n", "row 2: expected 2 columns, got 1: c"),
         ("source\ttarget\na\tb\nc\t\n", "row 3: the target has no name"),
         (b"\xe4 b\n", "invalid UTF8"),

@@ -227,7 +227,7 @@ class EdgeReader:
         if _names_ends(fields):
             return self._rows(stream, fields, self._choose_columns(fields, None), 1)
         if self._numbers is not None:
-            line = next(line for line in head.splitlines() if line.split() == first)
+            line = next(line for line in head.split(b"\n") if line.split() == first)
             if b"\t" in line.strip() and len([*filter(bytes.strip, line.split(b"\t"))]) != len(fields):
                 advice = "name the file .tsv, and put a header of 'src', a tab and 'dst' in front"
                 raise self._row_error(
