@@ -17,7 +17,7 @@ import pytest
 import warpwell as ww
 from warpwell.cli import main
 from warpwell.cli._common import new_file
-from warpwell.errors import FormatError, WarpwellError
+from warpwell.errors import ArgumentError, FormatError, WarpwellError
 from warpwell.table import text_files
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -284,6 +284,14 @@ def test_frames(tmp_path: Path) -> None:
         assert polars.read_ipc(tmp_path / "t.arrow").to_dict(as_series=False) == data.to_dict(as_series=False)
         assert ww.table.scan(tmp_path / "t.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
     assert ww.table.scan(tmp_path / "polars.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_series(tmp_path: Path, library: str) -> None:
+    series = pytest.importorskip(library).DataFrame({"a": [1, 2]})["a"]
+    with pytest.raises(ArgumentError, match="to_frame"):
+        converted(tmp_path, series)
+    assert converted(tmp_path, series.to_frame())["a"].to_pylist() == [1, 2]
 
 
 def test_connections_with_one_result(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def open_source(source: Any, columns: Sequence[str] | None = None, text: Collect
         yield select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
         return
     name = type(source).__name__
+    if hasattr(source, "to_frame"):
+        raise ArgumentError(f"{name} is one column, not a frame: give source.to_frame()", name="source")
     with format_errors(name):
         names = list(map(str, getattr(source, "columns", ())))
         if type(source).__module__.startswith("pandas") and len(set(names)) < len(names):
