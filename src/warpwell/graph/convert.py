@@ -53,7 +53,8 @@ def convert(
         ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
     names : bool, default False
         The vertices of an edge list or table are names, such as "alice": number them from 0 in the order in which they
-        first appear, and store the names (`Graph.names`). All names must fit into memory.
+        first appear, and store the names (`Graph.names`). All names must fit into memory. Names in an edge list have no
+        spaces, commas or semicolons.
     renumber : bool, default False
         Like `names` if the names are integers, such as large or negative ids.
     progress : callable, optional

@@ -257,7 +257,7 @@ class EdgeReader:
                 problem = (
                     f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)} in the header"
                 )
-                advice = "choose columns of the header (columns=, --columns SOURCE,TARGET)"
+                advice = "choose columns of the header (columns=, --columns SRC,DST)"
                 advice += ", or put a header such as 'src,dst' in front of the first edge"
                 raise self._row_error(1, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
         return chosen
