@@ -742,12 +742,14 @@ def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeyp
     executor._busy = [SimpleNamespace(seconds=0.5)]
     until: list[float] = []
     monkeypatch.setattr(executor._lines, "watch", lambda seen, late, spin, soonest=0.0: until.append(soonest))
+    now = executor._time()
+    monkeypatch.setattr(executor, "_time", lambda: now)
     for worked in (0.0, 5e-3, 1.0):
-        executor._returned = executor._time() - worked
+        executor._returned = now - worked
         executor._lines.wake()
         executor.wait(None)
-        until[-1] -= executor._began + executor._time()
-    assert until[0] <= 2e-4 and 9e-3 < until[1] < 12e-3 and 0.04 < until[2] <= 0.05, until
+        until[-1] -= executor._began + now
+    assert until == pytest.approx([2e-4, 1e-2, 5e-2], rel=1e-6)
     executor._busy = []
     executor.close()
 
