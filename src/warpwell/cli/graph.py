@@ -107,12 +107,17 @@ def _add_traversal(name: str, parser: argparse.ArgumentParser) -> None:
     if name in _WRITTEN:
         text = f"write {_WRITTEN[name][1]} as .npy, or with the vertices as .csv"
         parser.add_argument("--out", metavar="FILE", help=text)
+    run_options(parser)
+
+
+def run_options(parser: argparse.ArgumentParser, cache: str | None = None) -> None:
+    """Add the options of a traversal: device, tier, cache, and JSON output."""
     group = parser.add_argument_group("how to run")
     device_option(group)
     tiers = ("auto", "mapped", "storage", "host-cached", "host", "device")
     text = "where the edges are stored (default: mapped on the CPU without --cache and --page-size, else storage)"
     group.add_argument("--tier", choices=tiers, default="auto", help=text)
-    cache_option(group)
+    cache_option(group, cache, cache or "256MiB")
     page_size_option(group, text="4KiB; 16KiB on the CPU with a cache of 16MiB or more")
     json_option(group)
 
@@ -186,11 +191,11 @@ def traverse(arguments: argparse.Namespace) -> int:
     options = {key: getattr(arguments, key) for key in names if hasattr(arguments, key)}
     if name in ("bfs", "sssp"):
         options["source"] = graph.vertex(arguments.source)
-    with output.progress() as report, _open_graph(graph, arguments) as loaded:
+    with output.progress() as report, open_graph(graph, arguments) as loaded:
         algorithm: Any = room.connected_components if name == "cc" else getattr(room, name)
         result = algorithm(loaded, **options, progress=report)
         values = {key: getattr(result, attribute) for key, attribute in _SHOWN[name].items()}
-        values |= _run_values(loaded, result.seconds, result.stats)
+        values |= run_values(loaded, result.seconds, result.stats)
     if "source" in options:
         values["source"] = options["source"] if graph.names is None else arguments.source
     if target is not None:
@@ -225,7 +230,8 @@ def _write(path: Path, graph: Graph, values: Any, name: str) -> None:
             writer.writerows(zip(vertices, values.tolist(), strict=True))
 
 
-def _open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
+def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
+    """Open a graph with the options of `run_options`."""
     from ..graph import LoadedGraph
     from ..targets import default_device
 
@@ -235,7 +241,7 @@ def _open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
     return LoadedGraph(graph, device=device, tier=arguments.tier, stats=stats, **options)
 
 
-def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
+def run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
     """Return what every traversal reports: configuration, time and reads."""
     graph, edges = loaded.graph, loaded.edges
     is_cached = edges.tier in ("storage", "host-cached")
