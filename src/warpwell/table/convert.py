@@ -19,7 +19,7 @@ from typing import Any
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
 from .._os import clock, lock_descriptor, open_for_lock, unlock_descriptor
 from ..errors import ArgumentError, DTypeError, FormatError, MissingFileError, SchemaError, SharingError
-from ..replacing import remove, replacing, storage_full
+from ..replacing import remove, replacing, storage_full, sync_names
 from .layout import storage_of
 from .library import arrow, line_of
 from .sources import TableSource, open_source, select_columns
@@ -96,9 +96,9 @@ def convert(
             with replacing(target) as part:
                 part.mkdir()
                 write_parts(part, [_write_part(part, 0, stored, progress)])
-                _sync_names(part)
+                sync_names(part)
                 _require_free(target, overwrite)
-        _sync_names(target.parent)
+        sync_names(target.parent)
     return open_table(name)
 
 
@@ -164,7 +164,7 @@ def append(
                 # An interrupt may arrive after the commit: then the files stay.
                 _remove_leftovers(folder, {part["file"] for part in read_parts(name)})
                 raise
-            _sync_names(folder)
+            sync_names(folder)
     return int(added["rows"])
 
 
@@ -464,15 +464,6 @@ def _is_replaceable(path: Path) -> bool:
         return is_table_folder(path) or os.path.isfile(path / "table.json") or not any(path.iterdir())
     with open(path, "rb") as file:
         return file.read(6) == b"ARROW1"
-
-
-def _sync_names(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _remove_leftovers(folder: Path, files: set[str]) -> None:
