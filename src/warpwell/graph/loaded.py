@@ -120,9 +120,9 @@ class LoadedGraph:
     @property
     def arrays(self) -> tuple[Array, ...]:
         """The arrays that kernels of a traversal index: destinations, sources of in-edges, first neighbours."""
-        parts = [self.edges, *([self.in_edges] if self.graph.in_edges else [])]
-        if self.graph.in_edges and not self.on_device:
-            parts.append(self.heads)
+        parts = [self.edges]
+        if self.graph.in_edges:
+            parts += [self.in_edges] if self.on_device else [self.in_edges, self.heads]
         return tuple(dict.fromkeys(part for part in parts if isinstance(part, Array)))
 
     @property

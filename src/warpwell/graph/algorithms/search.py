@@ -424,7 +424,7 @@ class _Search:
         if pushes or not self.graph.in_edges:
             counts = self._push(self.visited)
         else:
-            counts = self._pull_all() if loaded.on_device else self._pull_heads_first()
+            counts = self._pull_all(self.visited, 0) if loaded.on_device else self._pull_heads_first()
             self.listed = None
             self.visited, self.after = self.after, self.visited
         self.level += 1
@@ -444,9 +444,8 @@ class _Search:
             pulls = self._pages(undecided, undecided_edges) <= self._pages(self.found, self.edges)
         return counts + (self._pull_all(self.after, HEAD) if pulls else self._push(self.after))
 
-    def _pull_all(self, reached: Any = None, skip: int = 0) -> NDArray[np.int64]:
+    def _pull_all(self, reached: Any, skip: int) -> NDArray[np.int64]:
         """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
-        reached = self.visited if reached is None else reached
         return self._launch_pull(_pull, self.loaded.in_edges, reached, self.after, skip)
 
     def _launch_pull(self, pull: Any, neighbours: Any, *sets: Any) -> NDArray[np.int64]:
