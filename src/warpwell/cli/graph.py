@@ -181,10 +181,10 @@ def _description(graph: Graph) -> dict[str, Any]:
 
 def traverse(arguments: argparse.Namespace) -> int:
     """Run an algorithm on a graph; report its result and its reads."""
-    from .. import graph as room
+    from .. import graph as graphs
 
     name = arguments.command.split()[-1]
-    output, graph = output_of(arguments), room.Graph.open(arguments.graph)
+    output, graph = output_of(arguments), graphs.Graph.open(arguments.graph)
     out = getattr(arguments, "out", None)
     target = None if out is None else new_file(out, "--out", (".npy", ".csv"))
     names = ("delta", "damping", "tolerance", "iterations")
@@ -192,7 +192,7 @@ def traverse(arguments: argparse.Namespace) -> int:
     if name in ("bfs", "sssp"):
         options["source"] = graph.vertex(arguments.source)
     with output.progress() as report, open_graph(graph, arguments) as loaded:
-        algorithm: Any = room.connected_components if name == "cc" else getattr(room, name)
+        algorithm: Any = graphs.connected_components if name == "cc" else getattr(graphs, name)
         result = algorithm(loaded, **options, progress=report)
         values = {key: getattr(result, attribute) for key, attribute in _SHOWN[name].items()}
         values |= run_values(loaded, result.seconds, result.stats)
