@@ -197,6 +197,24 @@ def test_a_series_passes_what_changes(launched: list[Any], monkeypatch: pytest.M
         series.launch(scale, (1,), (np.zeros(1), (1, 2), 0.5))
 
 
+def test_another_series_flattens_no_more_than_arrays(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher = Dispatcher(SERIES)
+    monkeypatch.setattr(run_cuda, "compiled", lambda kernel, dims, count: dispatcher)
+    monkeypatch.setattr(scale, "compiled", {})
+    array = DeviceArray(4096, 1)
+    flattened: list[Any] = []
+    run_cuda.Series(LaunchFlag("cpu")).launch(scale, (300,), (array, (1, 2), 0.5))
+    prepare = Overload._prepare_args
+
+    def record(self: Overload, kind: Any, value: Any, *lists: Any) -> None:
+        flattened.append(value)
+        prepare(self, kind, value, *lists)
+
+    monkeypatch.setattr(Overload, "_prepare_args", record)
+    run_cuda.Series(LaunchFlag("cpu")).launch(scale, (300,), (array, (1, 2), 0.5))
+    assert flattened == [array] and launched[0] == launched[1]
+
+
 def test_a_launch_of_words(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = Dispatcher(INTEGERS)
     monkeypatch.setattr(run_cuda, "compiled", lambda kernel, dims, count: dispatcher)

@@ -164,6 +164,7 @@ class CompiledKernel:
                 dispatcher.compile(types).bind()
         self.overload = dispatcher.overloads[types]
         self.unused: list[Prepared] = []
+        self._slots: list[slice] = []
 
     def flatten(self, values: Sequence[Any], first: int = 0) -> list[Any] | None:
         """Return the driver's arguments for the values of parameter `first` and later; None if one has to be copied."""
@@ -173,6 +174,17 @@ class CompiledKernel:
         for argument_type, value in zip(types, values, strict=False):
             self.overload._prepare_args(argument_type, value, 0, copied, flat)
         return None if copied else flat
+
+    def slots(self, values: Sequence[Any]) -> list[slice]:
+        """Return the slots of each argument in `Prepared.values`. The values have the kernel's types.
+
+        They are computed once: to flatten all arguments takes longer than several launches.
+        """
+        if not self._slots:
+            sizes = [len(_packed_argument(self, k, value)) for k, value in enumerate(values)]
+            ends = self._leading + np.cumsum([0, *sizes])
+            self._slots = [slice(int(first), int(end)) for first, end in itertools.pairwise(ends)]
+        return self._slots
 
     def prepare(self, arguments: Sequence[Any]) -> Prepared:
         """Return the kernel with flat arguments, to be launched."""
@@ -204,7 +216,10 @@ class Series:
         """Start a launch."""
         values = [*values, self._flag.address] if reads_launch_flag(kernel) else values
         if kernel not in self._kernels:
-            self._kernels[kernel] = self._first(kernel, len(shape), values)
+            compiled_kernel = _compiled_for(kernel, len(shape), values)
+            slots = compiled_kernel.slots(values)
+            prepared = compiled_kernel.prepare([0] * sum(slot.stop - slot.start for slot in slots))
+            self._kernels[kernel] = compiled_kernel, prepared, slots, [None] * len(values)
         compiled_kernel, prepared, slots, last = self._kernels[kernel]
         arguments = prepared.values
         for k, value in enumerate(values):
@@ -219,16 +234,6 @@ class Series:
                 arguments[slots[k]] = self._flat[id(value)][1]
                 last[k] = value
         prepared.launch(*configuration(shape, kernel.block), None, (*shape, 1, 1)[:3])
-
-    def _first(
-        self, kernel: Any, dims: int, values: Sequence[Any]
-    ) -> tuple[CompiledKernel, Prepared, list[slice], list[Any]]:
-        """Return a kernel with arguments of the types of `values`, and the slots of each argument."""
-        compiled_kernel = _compiled_for(kernel, dims, values)
-        sizes = [len(_packed_argument(compiled_kernel, k, value)) for k, value in enumerate(values)]
-        ends = _LEADING + np.cumsum([0, *sizes])
-        slots = [slice(int(first), int(end)) for first, end in itertools.pairwise(ends)]
-        return compiled_kernel, compiled_kernel.prepare([0] * sum(sizes)), slots, [None] * len(values)
 
     def read(self, array: Any) -> NDArray[Any]:
         """Return a copy of a small device array in its state after all launches so far."""
