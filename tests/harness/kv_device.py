@@ -207,20 +207,6 @@ def into_column(kv, key, columns, told):
     told[grid(1)] = kv.retrieve(key, columns[:, 0])
 
 
-@kernel
-def put_rows(kv, keys, rows, told):
-    """Store a value a thread."""
-    i = grid(1)
-    told[i] = kv.store(keys[i], rows[i])
-
-
-@kernel
-def remove(kv, keys, told):
-    """Delete a record a thread."""
-    i = grid(1)
-    told[i] = kv.delete(keys[i])
-
-
 def random_keys(seed: int, count: int) -> list[bytes]:
     """Return keys of 1 to 16 bytes, and among them many that differ in their length or one byte alone."""
     random = np.random.default_rng(seed)

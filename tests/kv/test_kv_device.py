@@ -23,7 +23,6 @@ from tests.harness.until import HANG_SECONDS
 from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, kv
 from warpwell.kv.index.layout import WITH_VERSION, version_at
-from warpwell.kv.keys import as_key
 from warpwell.nvme import word5_options, word5_value_size
 from warpwell.storage import NativeMedium, word
 from warpwell.storage.commands import call_start
@@ -323,51 +322,6 @@ def test_items_that_do_not_stand_side_by_side_are_refused(numbers: Any) -> None:
         with pytest.raises(errors.KernelError, match="not contiguous"):
             load.into_column[1](store, 7, columns, told)
         assert told[0] == -2 and not columns.any()
-
-
-def test_writes_of_kernels_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that waits for its first write must not wait for the compiler: that takes longer than a time limit."""
-    monkeypatch.setattr(kv.native, "_compiled", {})
-    kv.create(tmp_path / "w").close()
-    keys, values = np.arange(2000), np.zeros((2000, 8), np.uint8)
-    told = np.full(2000, -99, np.int64)
-
-    def variants() -> dict[str, int]:
-        return {function.__name__: len(found.signatures) for function, found in kv.native._compiled.items()}
-
-    with opened(tmp_path / "w", mode="r+") as store:
-        before = variants()
-        assert {"put", "rehash", "seal"} <= before.keys()
-        load.put_rows[2000](store, keys, values, told)  # more than the first table of the index holds
-        load.remove[2000](store, keys, told)
-        assert (told == 0).all()
-        store._engine.quiet(5)
-        assert variants() == before
-
-
-def test_kernels_write(tmp_path: Path) -> None:
-    with kv.create(tmp_path / "w") as store:
-        load.fill(store, range(20), [100] * 20)
-    keys, values = np.arange(10, 50), np.random.default_rng(0).integers(0, 255, (40, 300), dtype=np.uint8)
-    told = np.full(40, -99, np.int64)
-    with opened(tmp_path / "w", mode="r+", cache="1MiB") as store:
-        load.put_rows[40](store, keys, values, told)
-        assert (told == 0).all()
-        rows, sizes = arrays(40)
-        load.retrieve_rows[40](store, keys, rows, sizes)
-        assert (sizes == 300).all() and (rows[:, :300] == values).all()
-        load.put_rows[40](store, keys, values[:, :0], told)
-        assert (told == 0).all() and store[45] == b""
-        load.remove[40](store, keys + 5, told)
-        assert told.tolist() == [0] * 35 + [-1] * 5
-        told[:] = 0
-        with pytest.raises(errors.MediumError):
-            load.put_rows[1](store, keys, np.zeros((1, 600), np.uint8), told)
-        assert told[0] == -2
-    with kv.open(tmp_path / "w") as store:
-        assert sorted(map(as_key, store)) == sorted(map(as_key, range(15)))
-    with opened(tmp_path / "w") as store, pytest.raises(errors.MediumError, match="protected"):
-        load.put_rows[1](store, keys, values, told)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

@@ -300,22 +300,3 @@ def test_values_of_several_pieces_come_into_the_cache(mixed: Any, monkeypatch: p
             load.check_rows(rows, sizes, keys, records)
             load.check_batch(*store.get_async(keys).wait(), keys, records, 5000)
         assert store.device_stats["commands"] - commands < len(keys) // 4
-
-
-def test_kernels_write(tmp_path: Path) -> None:
-    kv.create(tmp_path / "w").close()
-    keys, values = np.arange(200), np.random.default_rng(0).integers(0, 255, (200, 200), dtype=np.uint8)
-    told = np.full(200, -99, np.int64)
-    with opened(tmp_path / "w", mode="r+") as store:
-        load.put_rows[200](store, keys, values, told)
-        assert (told == 0).all()
-        rows, sizes = arrays(200)
-        load.retrieve_rows[200](store, keys, rows, sizes)
-        assert (sizes == 200).all() and (rows[:, :200] == values).all()
-        load.remove[100](store, keys, told)
-        assert (told[:100] == 0).all()
-        load.remove[200](store, keys, told)
-        assert (told == np.repeat([-1, 0], 100)).all()
-        load.put_rows[100](store, keys[100:], values[100:], told)
-    with kv.open(tmp_path / "w") as store:
-        assert len(store) == 100 and store[150] == values[150].tobytes()

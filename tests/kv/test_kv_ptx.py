@@ -84,7 +84,7 @@ def test_the_search_for_loads_follows_branches() -> None:
 
 # -- stores ------------------------------------------------------------------------------------------------------
 
-STORE = KernelStore(None, {"core": 0, "chunk": 0})
+STORE = KernelStore(None, {"core": 0})
 WORDS = np.zeros(4, np.int64)
 ROWS = np.zeros((4, 16), np.uint8)
 
@@ -144,8 +144,6 @@ def test_linked_functions_compile(name: str) -> None:
         (load.exist, (STORE, WORDS, WORDS)),
         (load.hold, (STORE, WORDS, ROWS, WORDS)),
         (load.take_twice, (STORE, WORDS, ROWS, WORDS, WORDS)),
-        (load.put_rows, (STORE, WORDS, ROWS, WORDS)),
-        (load.remove, (STORE, WORDS, WORDS)),
     ],
     ids=lambda k: getattr(k, "__name__", ""),
 )

@@ -16,7 +16,7 @@ import numpy as np
 from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
 from warpwell.kv.index.layout import WITH_VERSION, version_at
-from warpwell.nvme import KV_RETRIEVE, KV_STORE, word0_opc, word5_key_size, word5_options, word5_value_size
+from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer
 from warpwell.targets import Block, memory_for
@@ -48,7 +48,6 @@ class _Late:
     """A command that is pending."""
 
     tag: int
-    opcode: int = field(compare=False)
     key: int = field(compare=False)
     buffer: int = field(compare=False)
     first: int = field(compare=False)
@@ -83,11 +82,11 @@ class StoreMedium:
 
     def start(self, address: int, tag: int) -> int:
         """Start the command at an address, as `NativeMedium` says."""
-        word5, opcode = word(address, 5), word0_opc(word(address, 0))
+        word5 = word(address, 5)
         first, versioned = ((word5 >> 48) & 0xFFFF) << 9, word5_options(word5) & WITH_VERSION != 0
-        command = _Late(tag, opcode, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
-        if word5_key_size(word5) != LENGTH:
-            raise Violation(f"a key of {word5_key_size(word5)} bytes arrived")
+        command = _Late(tag, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
+        if word5_key_size(word5) != LENGTH or word0_opc(word(address, 0)) != KV_RETRIEVE:
+            raise Violation(f"opcode {word0_opc(word(address, 0))} arrived, with {word5_key_size(word5)} bytes of key")
         if self._random.random() >= self._late:
             return self._finish(command)
         if self._random.random() < self._lost:
@@ -103,17 +102,13 @@ class StoreMedium:
         value = self._model.value(command.key, version)
         if value is None:
             return kernel_view.KV_KEY_DOES_NOT_EXIST
-        if command.opcode == KV_RETRIEVE:
-            part = value[command.first : command.first + command.nbytes]
-            for k in range(0, len(part), 8):
-                current().write_bytes(command.buffer + k, part[k : k + 8])
-            if command.versioned and (command.first or len(value) > command.nbytes):
-                location = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
-                current().write_bytes(version_at(command.buffer, command.nbytes), location)
-            return len(value) << 16
-        if bytes(current().read_bytes(command.buffer, command.nbytes)) != self._model.value(command.key):
-            raise Violation(f"another value than its own was stored for key {command.key}")
-        return 0
+        part = value[command.first : command.first + command.nbytes]
+        for k in range(0, len(part), 8):
+            current().write_bytes(command.buffer + k, part[k : k + 8])
+        if command.versioned and command.nbytes and (command.first or len(value) > command.nbytes):
+            location = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
+            current().write_bytes(version_at(command.buffer, command.nbytes), location)
+        return len(value) << 16
 
     def complete(self, out: int) -> bool:
         """Answer a finished command, as `NativeMedium` says."""
@@ -214,7 +209,7 @@ class StoreModel:
         return block
 
     def _step(self, random: Random) -> tuple[str, int, bool]:
-        what = "get" if self.only_gets else random.choice(("get", "get", "get", "put", "ticket", "share"))
+        what = "get" if self.only_gets else random.choice(("get", "get", "get", "exists", "ticket", "share"))
         return what, random.randrange(self.keys + (random.random() < 0.1)), random.random() < 0.5
 
     def value(self, key: int, version: int = 0) -> bytes | None:
@@ -236,8 +231,8 @@ class StoreModel:
                     store_relaxed(row + k, -1, DEVICE)
             if what == "get":
                 self._get(key, row)
-            elif what == "put":
-                self._put(key, row)
+            elif what == "exists":
+                self._exists(key, row)
             else:
                 self._use_ticket(key, row, share=what == "share", hold=flag)
             for ticket in self.shared[: 1 + flag]:
@@ -251,36 +246,36 @@ class StoreModel:
 
     def _overwrite(self, keys: list[int], row: int) -> None:
         for key in keys:
-            answer = kernel_view.run(self.core.address, KV_RETRIEVE, key, 0, LENGTH, row, ROOM)
+            answer = kernel_view.run(self.core.address, key, 0, LENGTH, row, ROOM)
             if answer & 0xFFFF == at.TIMED_OUT:
                 self._gave_up()
 
     def _get(self, key: int, row: int) -> None:
-        answer = kernel_view.run(self.core.address, KV_RETRIEVE, key, 0, LENGTH, row, ROOM)
+        size = self._size_of(key, row, ROOM)
+        if size >= 0:
+            self._check(key, row, size)
+
+    def _exists(self, key: int, row: int) -> None:
+        size = self._size_of(key, row, 0)
+        if size >= 0 and not self.changing and size != len(self.value(key) or b""):
+            raise Violation(f"key {key} was found with {size} bytes")
+        if load_relaxed(row, DEVICE) != -1:
+            raise Violation(f"a look-up of key {key} wrote {load_relaxed(row, DEVICE):#x}")
+
+    def _size_of(self, key: int, row: int, nbytes: int) -> int:
+        """Retrieve a value and return its size, or -1 if it is absent or the command timed out."""
+        answer = kernel_view.run(self.core.address, key, 0, LENGTH, row, nbytes)
         status = answer & 0xFFFF
         if status == at.TIMED_OUT:
             self._gave_up()
-            return
-        value = self.value(key)
-        if value is None:
+            return -1
+        if self.value(key) is None:
             if status != kernel_view.KV_KEY_DOES_NOT_EXIST:
                 raise Violation(f"key {key} is absent, and got status {status:#x}")
-            return
+            return -1
         if status != 0:
             raise Violation(f"key {key} got status {status:#x}")
-        self._check(key, row, answer >> 16)
-
-    def _put(self, key: int, row: int) -> None:
-        value = self.value(key)
-        if value is None or len(value) > 512:
-            return
-        for k in range(0, len(value), 8):
-            store_relaxed(row + k, int.from_bytes(value[k : k + 8], "little"), DEVICE)
-        answer = kernel_view.run(self.core.address, KV_STORE, key, 0, LENGTH, row, len(value))
-        if answer == at.TIMED_OUT:
-            self._gave_up()
-        elif answer != 0:
-            raise Violation(f"storing key {key} got {answer:#x}")
+        return answer >> 16
 
     def _use_ticket(self, key: int, row: int, *, share: bool, hold: bool) -> None:
         number = kernel_view.submit_one(self.core.address, key, 0, LENGTH)

@@ -369,7 +369,7 @@ def dump(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_SINCE_OPENED = {"gets", "hits", "read_bytes", "read_errors", "puts", "deletes", "commits", "python_served"}
+_SINCE_OPENED = {"gets", "hits", "read_bytes", "read_errors", "puts", "deletes", "commits"}
 """Statistics that count from the opening of the store."""
 
 

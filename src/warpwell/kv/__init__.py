@@ -17,7 +17,6 @@ The files, in the order in which a record meets them:
     log/              the files on disk: segments of values, journal, snapshots, recovery
     index/            where each value lies, in memory; native code that looks keys up and reads values
     native.py         compile device code into functions that Python calls
-    writes.py         one thread that carries out the writes and deletes of kernels
     device/           how kernels fetch records: queues, requests, device cache, batches
     loader/           shuffled batches for training
     shard_folders.py  find the shards of a store that was moved or copied; verify a store with its shards

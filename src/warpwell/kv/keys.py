@@ -289,11 +289,6 @@ def in_order(keys: Keys) -> Keys:
     return keys.take(np.lexsort(_columns(keys)))
 
 
-def in_byte_order(keys: Keys) -> Keys:
-    """Return keys in the order of their bytes, integers too; a key comes before those that continue it."""
-    return keys.take(np.lexsort(_columns(keys._replace(integers=False))))
-
-
 def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
     """Return the keys that begin with `prefix` (integers never do) and are not before `start` in order."""
     raw, lengths = keys.padded()

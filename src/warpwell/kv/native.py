@@ -21,15 +21,3 @@ def compiled(function: Any) -> Any:
         intrinsics_for("cpu")
         found = _compiled[function] = dispatcher(function)
     return found
-
-
-def prepare(*functions: Any) -> None:
-    """Compile or load functions now, so that their first call does not have to.
-
-    A thread that answers a kernel's requests calls this before the kernel can be launched: a cold compilation takes
-    seconds, in which the kernel would wait and count towards its time limit.
-    """
-    from ..targets.compiler import compile_for_words
-
-    for function in functions:
-        compile_for_words(compiled(function), function)

@@ -19,13 +19,13 @@ from .index.fetch import STALE
 from .index.index import Index
 from .index.layout import SIZE_MASK, StoreState
 from .index.reader import Reader, read_error
+from .index.serve import kv_start
 from .keys import Keys
 from .log.compaction import CompactionReport, compact
 from .log.format import INTEGER
 from .log.journal import Pending
 from .log.log import Log
 from .log.verify import VerifyReport, verify
-from .writes import Writes
 
 Progress = Callable[[int, int], object]
 _ATTEMPTS = 100
@@ -60,7 +60,6 @@ class Shard:
         self.path = path
         self.lock = log.lock
         self._compacting = threading.Lock()
-        self._writes: Writes | None = None
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self._changing = False
         self._forks: list[None] = []  # one for each thread that waits in `hold`
@@ -176,8 +175,6 @@ class Shard:
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. After a failed write nothing more is committed."""
-        if self._writes is not None:
-            self._writes.close()
         with self._compacting, self.lock:
             try:
                 if not commit:
@@ -278,12 +275,9 @@ class Shard:
 
     # -- kernels --------------------------------------------------------------------------------------------
 
-    def serve(self, value_bytes: int | None = None) -> list[NativeMedium]:
-        """Return the functions that a controller calls for commands of kernels; starts a thread for changes."""
-        with self.lock:
-            if self._writes is None:
-                self._writes = Writes(self, value_bytes)
-            return [self._writes.native()]
+    def natives(self) -> list[NativeMedium]:
+        """Return the function that a controller calls for commands of kernels."""
+        return [NativeMedium(kv_start.address, 0, self.state.address)]
 
     # -- figures --------------------------------------------------------------------------------------------
 
@@ -303,7 +297,6 @@ class Shard:
                 "read_bytes": counters["bytes"],
                 "read_errors": counters["errors"],
                 "shards": 1,
-                "python_served": [] if self._writes is None else sorted(self._writes.served),
             }
 
 

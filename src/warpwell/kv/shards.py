@@ -207,15 +207,14 @@ class Shards:
 
     # -- kernels and figures --------------------------------------------------------------------------------
 
-    def serve(self, value_bytes: int | None = None) -> list[NativeMedium]:
-        """Return the functions that a controller calls, one set for each shard."""
-        return [native for shard in self.shards for native in shard.serve(value_bytes)]
+    def natives(self) -> list[NativeMedium]:
+        """Return the function that a controller calls, one for each shard."""
+        return [native for shard in self.shards for native in shard.natives()]
 
     def figures(self) -> dict[str, Any]:
         """Return the sums of the shards' statistics."""
         figures = [shard.figures() for shard in self.shards]
-        served = sorted({kind for f in figures for kind in f.pop("python_served")})
-        return {**{name: sum(f[name] for f in figures) for name in figures[0]}, "python_served": served}
+        return {name: sum(f[name] for f in figures) for name in figures[0]}
 
 
 def close_all(closings: Sequence[Callable[[], None]]) -> None:

@@ -6,7 +6,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -439,14 +439,12 @@ class Store(MutableMapping[Any, Any]):
         return f"<Store {self.path!r}, mode {mode!r}, {len(self._shards)} records>"
 
     def native(self) -> Sequence[NativeMedium]:
-        """Return the functions that a controller calls for commands, one set for each shard (see `shards.shard_of`).
+        """Return the function that a controller calls for commands, one for each shard (see `shards.shard_of`).
 
-        Their ``start`` is `serve.kv_start`, and their ``owner`` the store. No command may be in flight when the store
-        is closed.
+        ``start`` is `serve.kv_start`, and ``owner`` the store. No command may be in flight when the store is closed.
         """
         self.check_open()
-        value_bytes = None if self.schema is None else self.schema.nbytes
-        return [replace(native, owner=self) for native in self._shards.serve(value_bytes)]
+        return [replace(native, owner=self) for native in self._shards.natives()]
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next `commit` makes durable."""
@@ -556,8 +554,6 @@ class StoreStatistics:
         Folders.
     durability : str
         "commit", "always" or "none".
-    python_served : list of str
-        Kinds of kernel requests that Python serves, which is slow.
     """
 
     records: int
@@ -574,7 +570,6 @@ class StoreStatistics:
     commits: int
     shards: int
     durability: str
-    python_served: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return the values that are not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""

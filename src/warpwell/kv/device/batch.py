@@ -7,7 +7,6 @@ nothing. ``spread_rows`` copies rows to others of the same key.
 
 from __future__ import annotations
 
-from warpwell.nvme import KV_RETRIEVE
 from warpwell.nvme.status import KV_KEY_DOES_NOT_EXIST
 from warpwell.queues import field
 from warpwell.queues.layout import Q_WORDS
@@ -150,7 +149,7 @@ def begin_rows(core, batch):
             fetch_add(core + 8 * N_HITS, popc(hits), DEVICE)
     if want:
         queue = queue_of_row(core, batch, row)
-        ticket = start(core, queue, KV_RETRIEVE, key0, key1, length, field(batch, B_ROOM))
+        ticket = start(core, queue, key0, key1, length, field(batch, B_ROOM))
         fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
     elif first != row:
         fetch_add(core + 8 * N_MERGED, 1, DEVICE)
@@ -172,7 +171,7 @@ def finish_rows(core, batch):
     room = field(batch, B_ROOM)
     to = field(batch, B_ROWS) + row * field(batch, B_STRIDE)
     queue = queue_of_row(core, batch, row)
-    answer = execute(core, queue, KV_RETRIEVE, want, ticket, key0, key1, length, to, room, mask, lane, leader)
+    answer = execute(core, queue, want, ticket, key0, key1, length, to, room, mask, lane, leader)
     status = answer & 0xFFFF
     size = answer >> 16
     if want:

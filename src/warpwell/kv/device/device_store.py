@@ -27,7 +27,7 @@ class DeviceStore(Store):
     """A `Store` on a device: `get_async` fetches to the device, and kernels receive the store as an argument.
 
     Use `warpwell.kv.open` with ``device=``. The host can use it like every `Store`. A store that is open for writing
-    has no device cache, because kernels and the host may change records.
+    has no device cache, because the host may change records.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class DeviceStore(Store):
         self._beside = beside
         self._engine: Engine
         try:
-            natives = [] if beside is not None else shards.serve(None if schema is None else schema.nbytes)
+            natives = [] if beside is not None else shards.natives()
             self._drives = [drive(native) for native in natives] if drive is not None else []
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from ... import errors
 from ..._check import checked_integer, checked_seconds
 from ..._os import clock
-from ...nvme.status import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
+from ...nvme.status import KV_UNRECOVERED_ERROR, describe
 from ...queues import QueuePairs
 from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, ReturnSlots, service_threads
 from ...targets import Block, LaunchFlag, memory_for, stream_on
@@ -152,7 +152,7 @@ class Engine:
             words[at.K_RETURNS] = int(self._places() > 0)
             words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._places() or self.pairs.ids) * 3 // 4
             self._core.write(0, words)
-        self.view = KernelStore(None, {"core": self._core.address, "chunk": SMALLEST if self._places() else self.chunk})
+        self.view = KernelStore(None, {"core": self._core.address})
 
     def _chunk(self) -> int:
         """Return the bytes of a piece: the size of a value, if the arena has room for it."""
@@ -357,8 +357,7 @@ class Engine:
                 f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
                 path=self.name,
             )
-        hint = 'open the store with mode="r+"' if status == NAMESPACE_WRITE_PROTECTED else "check the drive"
-        return errors.MediumError(f"{what}: {describe(status)} (status {status:#06x}); {hint}", status=status)
+        return errors.MediumError(f"{what}: {describe(status)} (status {status:#06x}); check the drive", status=status)
 
     # -- batches --------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from warpwell.nvme import KV_DELETE, KV_EXIST, KV_RETRIEVE, KV_STORE
 from warpwell.nvme.status import KV_KEY_DOES_NOT_EXIST
 from warpwell.queues import field, id_record, orphan, release_id, result_of, staging_of
 from warpwell.queues import poll as poll_id
@@ -73,9 +72,7 @@ from .requests import (
 
 ABSENT = -1
 FAILED = -2
-"""What `retrieve`, `exists` and `store` return where the device failed or did not answer in time."""
-KEY_EXISTS = 0x89
-TOO_LARGE = 0x85
+"""What `retrieve` and `exists` return if the device failed or did not answer in time."""
 
 # Words of an id's record that have this use while its command is a ticket's.
 ID_USE = ID_PAGE
@@ -91,7 +88,7 @@ USES = (1 << 31) - 1
 @device
 def note(core, status):
     """Record a failure for the host, which raises it after the launch (thread)."""
-    if status != 0 and status != KV_KEY_DOES_NOT_EXIST and status != KEY_EXISTS:
+    if status != 0 and status != KV_KEY_DOES_NOT_EXIST:
         store_relaxed(core + 8 * K_STATUS, status, DEVICE)
         fetch_add(core + 8 * K_FAILED, 1, DEVICE)
 
@@ -108,10 +105,10 @@ def size_of_answer(answer):
 
 
 @linked
-def run(core, operation, key0, key1, length, at, nbytes):
-    """Carry out a command for each lane and wait for it; return ``status | size << 16`` (any set of lanes).
+def run(core, key0, key1, length, at, nbytes):
+    """Retrieve a value for each lane and wait for it; return ``status | size << 16`` (any set of lanes).
 
-    `operation` is an opcode. Lanes that name different stores take turns.
+    With 0 bytes only the value's size is requested. Lanes that name different stores take turns.
     """
     mask = activemask()
     lane = lane_id()
@@ -124,13 +121,11 @@ def run(core, operation, key0, key1, length, at, nbytes):
         leader = ffs(todo) - 1
         home = shfl(mask, core, leader)
         want = open_ and core == home
-        opcode = shfl(mask, operation, leader)
-        want = want and operation == opcode
         queue = queue_at(home, shfl(mask, hash_of(key0, key1, length), leader) & 0x7FFFFFFF)
         if want:
             open_ = False
         cache = field(home, K_CACHE)
-        if cache != 0 and opcode == KV_RETRIEVE:
+        if cache != 0:
             size = look_up(cache, want, key0, key1, length, at, nbytes, mask, lane)
             if want and size >= 0:
                 fetch_add(home + 8 * N_HITS, 1, DEVICE)
@@ -138,7 +133,7 @@ def run(core, operation, key0, key1, length, at, nbytes):
                 want = False
         if want:
             fetch_add(home + 8 * N_COMMANDS, 1, DEVICE)
-        answer = execute(home, queue, opcode, want, -1, key0, key1, length, at, nbytes, mask, lane, leader)
+        answer = execute(home, queue, want, -1, key0, key1, length, at, nbytes, mask, lane, leader)
         if want:
             out = answer
             note(home, answer & 0xFFFF)
@@ -148,7 +143,7 @@ def run(core, operation, key0, key1, length, at, nbytes):
 def submit_one(core, key0, key1, length):
     """Submit a Retrieve for the first piece of a value; return a ticket, or -1 if no id is free (thread)."""
     number = rem(hash_of(key0, key1, length) & 0x7FFFFFFF, field(core, K_N_QUEUES))
-    cid = start(core, queue_at(core, number), KV_RETRIEVE, key0, key1, length, field(core, K_CHUNK))
+    cid = start(core, queue_at(core, number), key0, key1, length, field(core, K_CHUNK))
     if cid < 0:
         return -1
     fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
@@ -262,7 +257,7 @@ def again(core, queue, cid):
     key = record + 8 * ID_USER
     key0 = load_relaxed(key, DEVICE)
     key1 = load_relaxed(key + 8, DEVICE)
-    if begin(core, queue, cid, KV_RETRIEVE, key0, key1, load_relaxed(key + 16, DEVICE), field(core, K_CHUNK), 0):
+    if begin(core, queue, cid, key0, key1, load_relaxed(key + 16, DEVICE), field(core, K_CHUNK), 0):
         return -1
     return TIMED_OUT
 
@@ -378,7 +373,7 @@ def _submit(view, key0, key1, length):
 
 @device
 def _exists(view, key0, key1, length):
-    status = run(view.core, KV_EXIST, key0, key1, length, 0, 0) & 0xFFFF
+    status = run(view.core, key0, key1, length, 0, 0) & 0xFFFF
     if status == 0:
         return 1
     if status == KV_KEY_DOES_NOT_EXIST:
@@ -387,27 +382,12 @@ def _exists(view, key0, key1, length):
 
 
 @device
-def _delete(view, key0, key1, length):
-    return size_of_answer(run(view.core, KV_DELETE, key0, key1, length, 0, 0))
-
-
-@device
 def _retrieve(view, key0, key1, length, data):
     room = room_of(data)
     if room < 0:
         note(view.core, BAD_BUFFER)
         return FAILED
-    return size_of_answer(run(view.core, KV_RETRIEVE, key0, key1, length, element_address(data, 0), room))
-
-
-@device
-def _store(view, key0, key1, length, data):
-    nbytes = room_of(data)
-    if nbytes < 0 or nbytes > view.chunk:
-        note(view.core, BAD_BUFFER if nbytes < 0 else TOO_LARGE)
-        return FAILED
-    answer = run(view.core, KV_STORE, key0, key1, length, element_address(data, 0), nbytes)
-    return size_of_answer(answer & 0xFFFF)
+    return size_of_answer(run(view.core, key0, key1, length, element_address(data, 0), room))
 
 
 @device
@@ -428,9 +408,7 @@ def _take(view, ticket, data):
 METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "submit": (_submit, ("view", "key")),
     "exists": (_exists, ("view", "key")),
-    "delete": (_delete, ("view", "key")),
     "retrieve": (_retrieve, ("view", "key", "data")),
-    "store": (_store, ("view", "key", "data")),
     "poll": (_poll, ("view", "ticket")),
     "length": (_length, ("view", "ticket")),
     "take": (_take, ("view", "ticket", "data")),
@@ -452,7 +430,7 @@ class KernelStore(DeviceStruct):
     - ``take(ticket, out)`` copies the value and gives the ticket back; it returns -2 before the value has arrived. Each
       ticket must be taken exactly once: a second take returns -2, and the host raises.
     - ``retrieve(key, out)`` does all of this and waits; it reads from the device cache if it can.
-    - ``exists(key)``, ``store(key, value)``, ``delete(key)`` wait too; deleting an absent key returns -1.
+    - ``exists(key)`` waits too and returns 1 or 0.
 
     Arrays must be in the device's global memory, one-dimensional and contiguous.
 
@@ -464,8 +442,8 @@ class KernelStore(DeviceStruct):
 
     @classmethod
     def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
-        """Return the members: address of the store's record, bytes of a command's value."""
-        return [("core", None), ("chunk", None)]
+        """Return the member: address of the store's record."""
+        return [("core", None)]
 
     @classmethod
     def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:

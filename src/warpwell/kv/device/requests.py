@@ -1,4 +1,4 @@
-"""Requests: how device threads fetch, look for and store records, through the queues alone.
+"""Requests: how device threads fetch and look for records, through the queues alone.
 
 A converged group of lanes works on one queue: every lane with a request takes a command id and submits its own
 command, the group drains the ring, and all lanes together copy each value that has arrived from the id's part of the
@@ -10,7 +10,7 @@ lane waits for an id while it holds one, so a group of any size makes progress w
 from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
-from warpwell.nvme import KV_RETRIEVE, KV_STORE, command_word0, key_value_word5
+from warpwell.nvme import KV_RETRIEVE, command_word0, key_value_word5
 from warpwell.nvme.status import NAMESPACE_NOT_READY
 from warpwell.queues import (
     drain,
@@ -116,8 +116,8 @@ def queue_at(core, number):
 
 
 @device
-def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
-    """Submit the command of an id that the thread holds (thread); return False if the ring is stuck.
+def begin(core, queue, cid, key0, key1, length, nbytes, offset):
+    """Submit a Retrieve under an id that the thread holds (thread); return False if the ring is stuck.
 
     The command requests the bytes of the value from `offset` to `nbytes`, or as many as one command carries.
     """
@@ -126,19 +126,16 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
     if shards > 1:
         nsid += shard_of(key0, key1, length, shards)
     count = min(nbytes - offset, field(core, K_CHUNK))
-    options = 0
     buffer = staging_of(queue, cid)
-    if opcode == KV_RETRIEVE:
-        options = WITH_VERSION
-        if field(core, K_RETURNS) != 0:
-            buffer = 0
-    word5 = key_value_word5(count, length, options) | ((offset >> CHUNK_UNIT) << 48)
-    return submit_entry(queue, command_word0(opcode, cid, nsid), key0, buffer, word5, 0, key1)
+    if field(core, K_RETURNS) != 0:
+        buffer = 0
+    word5 = key_value_word5(count, length, WITH_VERSION) | ((offset >> CHUNK_UNIT) << 48)
+    return submit_entry(queue, command_word0(KV_RETRIEVE, cid, nsid), key0, buffer, word5, 0, key1)
 
 
 @device
-def start(core, queue, opcode, key0, key1, length, nbytes):
-    """Take an id and submit a command that sends no data; return the id, or -1 if none is free (thread).
+def start(core, queue, key0, key1, length, nbytes):
+    """Take an id and submit a Retrieve; return the id, or -1 if none is free (thread).
 
     The caller may hold the id, and the place of its value in a return value queue, for any time. So some ids are
     reserved for `execute`, which holds an id only until the value has arrived: otherwise batches that are not yet
@@ -147,7 +144,7 @@ def start(core, queue, opcode, key0, key1, length, nbytes):
     cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
         return -1
-    if not begin(core, queue, cid, opcode, key0, key1, length, nbytes, 0):
+    if not begin(core, queue, cid, key0, key1, length, nbytes, 0):
         release_id(queue, cid)
         return -1
     return cid
@@ -189,8 +186,8 @@ def stopped(core, since):
 
 
 @device
-def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask, lane, leader):
-    """Carry out a command for each lane that wants one and wait for it (all lanes of `mask`, one queue).
+def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, leader):
+    """Retrieve a value for each lane that wants one and wait for it (all lanes of `mask`, one queue).
 
     Parameters
     ----------
@@ -199,7 +196,7 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
     cid : int
         An id whose Retrieve the lane has already submitted (`start`), or -1.
     at, nbytes : int
-        Address of the value's buffer, and its room (Retrieve) or the value's size (Store).
+        Address of the value's buffer, and its bytes; with 0 bytes only the value's size is requested.
 
     Returns
     -------
@@ -223,20 +220,20 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
             free = free_ids(queue, mask, lane, leader)
             if free > 0:
                 own = 0
-            cid = submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at, nbytes, mask, lane)
+            cid = submit_some(core, queue, seeking, free, cid, key0, key1, length, nbytes, lane)
         if ballot(mask, want) == 0:
             return answer
         status = -1
         if want and cid >= 0:
             status = poll(queue, cid)
-        if status == NO_PLACE and field(core, K_RETURNS) != 0 and opcode == KV_RETRIEVE:
+        if status == NO_PLACE and field(core, K_RETURNS) != 0:
             # all places are taken: the same command once more, when somebody has taken a value
-            if begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+            if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
                 status = -1
             refused = True
         if ballot(mask, status >= 0) != 0:
             size, piece, stale, more, way = pull_pieces(
-                core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane
+                core, queue, status, cid, key0, key1, length, at, nbytes, offset, mask, lane
             )
             if status >= 0:
                 free_return_slot(queue, cid)
@@ -247,7 +244,7 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
                 restarts += stale
                 offset += piece
                 cid, offset, answer = after_piece(
-                    core, queue, cid, opcode, status, key0, key1, length, at, nbytes, offset, size, way, stale, more
+                    core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, way, stale, more
                 )
                 want = cid >= 0
             own = 0
@@ -280,48 +277,39 @@ def free_ids(queue, mask, lane, leader):
 
 
 @device
-def submit_some(core, queue, seeking, free, opcode, cid, key0, key1, length, at, nbytes, mask, lane):
-    """Take an id for as many of the lanes `seeking` as there are free ones, and submit its command (all of `mask`).
+def submit_some(core, queue, seeking, free, cid, key0, key1, length, nbytes, lane):
+    """Take an id for as many of the lanes `seeking` as there are free ones, and submit its command (thread).
 
     Return the lane's id, or -1. If all lanes tried, their counts would hide free ids from other groups.
     """
     bit = 1 << lane
-    fresh = False
     if seeking & bit != 0 and popc(seeking & (bit - 1)) < free:
         cid = take_id(queue, 0)
-        fresh = cid >= 0
-    sending = ballot(mask, fresh and opcode == KV_STORE)
-    if sending != 0:
-        buffer = 0
-        if fresh:
-            buffer = staging_of(queue, cid)
-        copy_each(sending, buffer, at, nbytes, mask, lane)
-        syncwarp(mask)
-    if fresh and not begin(core, queue, cid, opcode, key0, key1, length, nbytes, 0):
-        release_id(queue, cid)
-        return -1
+        if cid >= 0 and not begin(core, queue, cid, key0, key1, length, nbytes, 0):
+            release_id(queue, cid)
+            return -1
     return cid
 
 
 @device
-def begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+def begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
     """Submit the command of an id again, for the piece at `offset` (thread); return False if the ring is stuck."""
     store_relaxed(id_record(queue, cid) + 8 * ID_STATE, TAKEN, DEVICE)
-    return begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset)
+    return begin(core, queue, cid, key0, key1, length, nbytes, offset)
 
 
 @device
-def source_of(core, queue, opcode, status, cid):
+def source_of(core, queue, status, cid):
     """Return the address of a lane's value that has arrived, or 0 (thread)."""
     if status < 0:
         return 0
-    if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
+    if field(core, K_RETURNS) != 0:
         return return_slot_of(queue, cid)
     return staging_of(queue, cid)
 
 
 @device
-def piece_of(core, queue, opcode, status, cid, source, nbytes, offset):
+def piece_of(core, queue, status, cid, source, nbytes, offset):
     """Read the answer that has arrived for a lane (thread).
 
     Returns
@@ -339,7 +327,7 @@ def piece_of(core, queue, opcode, status, cid, source, nbytes, offset):
     piece = 0
     if status >= 0:
         size = result_of(queue, cid)
-    if status == 0 and opcode != KV_STORE:
+    if status == 0:
         piece = max(0, min(field(core, K_CHUNK), min(size, nbytes) - offset))
     version = version_at(source, min(nbytes - offset, field(core, K_CHUNK)))
     stale = False
@@ -393,17 +381,17 @@ def fill_ways(cache, way, offset, source, piece, mask, lane):
 
 
 @device
-def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
+def pull_pieces(core, queue, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
     """Copy the pieces that have arrived to the device cache and to the lanes' buffers (all lanes of `mask`).
 
     Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
     """
     syncwarp(mask)
-    source = source_of(core, queue, opcode, status, cid)
-    size, piece, stale, more = piece_of(core, queue, opcode, status, cid, source, nbytes, offset)
+    source = source_of(core, queue, status, cid)
+    size, piece, stale, more = piece_of(core, queue, status, cid, source, nbytes, offset)
     cache = field(core, K_CACHE)
     way = 0
-    if cache != 0 and opcode == KV_RETRIEVE:
+    if cache != 0:
         way = way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more)
         source = fill_ways(cache, way, offset, source, piece, mask, lane)
     copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
@@ -412,7 +400,7 @@ def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes
 
 
 @device
-def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes, offset, size, way, stale, more):
+def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, way, stale, more):
     """Request the next piece, start the value again if it is `stale`, or end the command (thread).
 
     Returns
@@ -432,7 +420,7 @@ def after_piece(core, queue, cid, opcode, status, key0, key1, length, at, nbytes
         way = 0
         offset = 0
     if stale or more:
-        if begin_again(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
+        if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
             return cid, offset, 0
         if way != 0:
             abandon(way)

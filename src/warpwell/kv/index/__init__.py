@@ -8,5 +8,5 @@ In the order in which a look-up meets them:
     fetch.py        values by location as native code, with their checksums
     reader.py       values for the host: one, rows of one size, a list
     mapped_file.py  segments in memory, where they are in the page cache
-    serve.py        key-value commands of a controller; the ring of those that the interpreter answers
+    serve.py        the Retrieve command of a controller
 """

@@ -21,14 +21,10 @@ from .layout import (
     T_USED,
     TABLE_HEADER,
     StoreState,
-    next_epoch,
     publish,
-    readers_in,
 )
 from .slots import lookup_many, move_many, put, put_many, rehash
 
-WRITE_FUNCTIONS = (lookup_many, put, put_many, rehash, publish, next_epoch, readers_in)
-"""Functions that changes of an index call."""
 MIN_SLOTS = 1024
 _FULL = 0.7
 """Share of used slots at which the table is replaced."""

@@ -25,8 +25,6 @@ S_SEGMENTS = 1
 """Address of the segment table."""
 S_SCRATCH = 2
 """Address of the scratch buffers."""
-S_RING = 3
-"""Address of the ring of requests that the interpreter serves; 0 where the store takes none."""
 S_EPOCH = 8
 S_STRIPES = 16
 """Then `STRIPES` stripes of a cache line each, so that threads seldom count in the same one."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...targets import native
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, pread, store_weak_as
-from ..native import compiled, prepare
+from ..native import compiled
 
 I8 = np.dtype(np.int64)
 U4 = np.dtype(np.uint32)
@@ -142,12 +142,6 @@ def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> in
             wrong += 1
         store_weak_as(out + 8 * k, status, I8)
     return wrong
-
-
-def prepare_writes() -> None:
-    """Compile or load now what appends and commits call."""
-    crc_one.load()
-    prepare(crc_many, seal)
 
 
 def crc32c(data: Any, seed: int = 0) -> int:

@@ -28,7 +28,7 @@ from .hooks import intrinsics_for
 if TYPE_CHECKING:
     from .bytecode import cloudpickle, names_of
     from .code_cache import cache_folder, cache_key
-    from .compiled import compile_for_words, dispatcher
+    from .compiled import dispatcher
     from .compiling import compilation_logger
     from .run_cpu import load_cpu
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
@@ -39,7 +39,7 @@ __all__ = ["intrinsics_for"]
 _FROM = {
     "bytecode": "cloudpickle names_of",
     "code_cache": "cache_folder cache_key",
-    "compiled": "compile_for_words dispatcher",
+    "compiled": "dispatcher",
     "compiling": "compilation_logger",
     "run_cpu": "load_cpu",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
