@@ -174,6 +174,23 @@ def test_distances_of_more_than_four_bytes(tmp_path: Path) -> None:
     assert sssp(graph, 5, device="cpu").values.tolist() == [np.iinfo(np.int64).max] * 5 + [0]
 
 
+def test_a_search_reads_the_pages_that_many_small_vertices_share(tmp_path: Path) -> None:
+    # The source has 400 middle vertices, all linked with one another. Each of 4,000 leaves has one of them, and four
+    # vertices of a larger degree, which are its first neighbours: the first neighbours do not decide its level. The
+    # other vertices are on a ring, and have no other than first neighbours.
+    large, middle, leaves, source = np.arange(4), 4 + np.arange(400), 404 + np.arange(4000), 4404
+    pairs = [(source, m) for m in middle]
+    pairs += [(m, n) for m in middle for n in middle if m < n]
+    pairs += [(leaf, neighbour) for k, leaf in enumerate(leaves) for neighbour in (*large, middle[k % 400])]
+    ring = np.arange(120_000)
+    links = [4405 + np.concatenate([ring, (ring + step) % ring.size]).reshape(2, -1) for step in (1, 2)]
+    graph = build([np.array(pairs).T, *links], tmp_path / "g.ww", undirected=True, order="degree")
+    found = bfs(graph, source, device="cpu", tier="storage", cache="4MiB", page_size=4096, threads=1)
+    assert np.array_equal(found.values, np.repeat([3, 1, 2, 0, -1], [4, 400, 4000, 1, ring.size]))
+    # The edges of the leaves and large vertices are on 36 pages, those of the middle vertices on 160.
+    assert found.stats.bytes_read <= 50 * 4096
+
+
 def test_a_vertex_with_many_neighbours(tmp_path: Path) -> None:
     leaves = 3 * SEGMENT + 5
     graph = made(tmp_path, [(leaves, leaf, 1 + leaf % 7) for leaf in range(leaves)], "int32", undirected=True)

@@ -203,20 +203,18 @@ class _Components:
         loaded, vertices, parents = self.loaded, self.loaded.graph.vertices, self.parents
         report("link", 0, 2)
         run.launch(_link_heads, vertices, loaded.heads, parents, vertices, self.counters)
-        run.launch(_compress, vertices, parents, vertices, reads=False)
+        run.launch(_compress, vertices, parents, vertices)
         report("link", 1, 2)
         if not run.failed and vertices:
             samples = self.picks.size
-            run.launch(_sample, samples, parents, vertices // samples, samples, self.picks, reads=False)
+            run.launch(_sample, samples, parents, vertices // samples, samples, self.picks)
             labels, counts = np.unique(run.read(self.picks), return_counts=True)
             largest = int(labels[np.argmax(counts)])
-            run.launch(
-                _select, vertices, loaded.offsets, parents, largest, self.items, vertices, self.counters, reads=False
-            )
+            run.launch(_select, vertices, loaded.offsets, parents, largest, self.items, vertices, self.counters)
             count = int(run.read(self.counters)[ITEMS])
             arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
             run.launch(_link_neighbours, count * loaded.warp, *arguments)
-            run.launch(_compress, vertices, parents, vertices, reads=False)
+            run.launch(_compress, vertices, parents, vertices)
         report("link", 2, 2)
 
     def result(self) -> tuple[NDArray[Any], int, int]:

@@ -232,13 +232,13 @@ class _PageRank:
     def _step(self, run: Run, base: float) -> None:
         arrays = self.loaded.offsets, self.ranks, self.shares, self.sums
         totals = 2 * self.rounds, 2 * self.rounds + 1, self.totals
-        run.launch(_step, self.threads, *arrays, base, self.damping, self.threads, *totals, reads=False)
+        run.launch(_step, self.threads, *arrays, base, self.damping, self.threads, *totals)
 
     def _list(self, run: Run, vertex: int, end: int) -> int:
         """List the items of vertices [vertex, end), and return their number."""
         before = int(run.read(self.counters)[ITEMS])
         arguments = self.loaded.in_offsets, vertex, end, self.items, -before, self.counters
-        run.launch(_list, end - vertex, *arguments, reads=False)
+        run.launch(_list, end - vertex, *arguments)
         return int(run.read(self.counters)[ITEMS]) - before
 
     def _gather(self, run: Run, count: int, window: tuple[int, int]) -> None:

@@ -115,8 +115,8 @@ class Run:
     """The launches of one algorithm (a context).
 
     To begin and end a launch with an array on storage takes half a millisecond (service threads wake, errors are
-    checked), and a traversal launches a kernel or two a level: so its arrays begin here, and end with the context,
-    which raises the error that device code latched.
+    checked), and a traversal launches a kernel or two a level: so its arrays begin with the first kernel that reads
+    them, and end with the context, which raises the error that device code latched.
 
     Parameters
     ----------
@@ -134,12 +134,6 @@ class Run:
         self._series: Any = None
 
     def __enter__(self) -> Run:
-        try:
-            views = begin(self._arrays, self._started, self._arrays, self._flag)
-        except BaseException:
-            finish(self._started, self._flag)
-            raise
-        self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
         if self.loaded.device == "cuda":
             from ...targets.compiler import Series
 
@@ -151,6 +145,12 @@ class Run:
             self._wait()
         finally:
             finish(self._started, self._flag)
+
+    def _begin(self) -> None:
+        """Begin a launch with the arrays, unless it has begun."""
+        if not self._views:
+            views = begin(self._arrays, self._started, self._arrays, self._flag)
+            self._views = {id(array): view for array, view in zip(self._arrays, views, strict=True)}
 
     def abort(self) -> None:
         """Abort all waits of device code (on Ctrl-C)."""
@@ -164,14 +164,17 @@ class Run:
 
             synchronize([self])
 
-    def launch(self, kernel: Kernel, threads: int, *args: Any, reads: bool = True) -> None:
+    def launch(self, kernel: Kernel, threads: int, *args: Any) -> None:
         """Run a kernel over a number of threads, in whole warps (a block kernel: over that number of blocks).
 
-        On a GPU, with edges in memory or without `reads`, it returns at once: `read` waits.
+        On a GPU, it returns at once unless the kernel reads storage: `read` waits.
         """
         shape = threads if kernel.block is not None else up_to_warps(threads, self.loaded.warp)
         if not shape:
             return
+        reads = any(value is array for value in args for array in self._arrays)
+        if reads:
+            self._begin()
         views = [self._views.get(id(a), a) for a in args]
         if self._series is not None:
             self._series.launch(kernel, (shape,), views)

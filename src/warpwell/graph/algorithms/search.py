@@ -41,6 +41,7 @@ from .work_items import (
     SEGMENT,
     UNDECIDED,
     UNDECIDED_EDGES,
+    UNDECIDED_PAGES,
     WARPS,
     WORD,
     add_all,
@@ -57,7 +58,7 @@ from .work_items import (
     vertex_of,
 )
 
-LEVEL, BEGIN, FRONTIER, STOP = 6, 7, 8, 9
+LEVEL, BEGIN, FRONTIER, STOP = 7, 8, 9, 10
 """Counters of `_push_levels`: its last level, that level's first item and edges, and whether the launch failed."""
 ALPHA = 15
 """In memory, pull if the frontier has more than one in ALPHA of the edges to pull along (alpha of GAP)."""
@@ -200,11 +201,13 @@ def _head_in(heads, visited, vertex, vertices, counters):
 
 
 @kernel
-def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_count, warps, counters):
+def _pull_heads(
+    heads, in_offsets, offsets, levels, visited, after, pages, page_items, level, word_count, warps, counters
+):
     """Put vertices with a first neighbour in `visited` into `after`, and count those that need their other edges.
 
     A warp takes every `warps`-th of `word_count` words. Such a neighbour of a vertex outside of `visited` is on the
-    previous level. `visited` does not change.
+    previous level. `visited` does not change. `pages` receives the pages of `page_items` other edges.
     """
     mask = activemask()
     lane = lane_id()
@@ -212,6 +215,7 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_
     found = 0
     degrees = 0
     undecided = 0
+    undecided_pages = 0
     undecided_edges = 0
     while word < word_count:
         visited_bits = i64(visited[word])
@@ -222,14 +226,20 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_
             hit = False
             if vertex < levels.size and (visited_bits >> k) & 1 == 0:
                 hit = _head_in(heads, visited, vertex, levels.size, counters)
-                left = in_offsets[vertex + 1] - in_offsets[vertex] - HEAD
+                at = in_offsets[vertex] + HEAD
+                stop = in_offsets[vertex + 1]
                 if hit:
                     levels[vertex] = level
                     found += 1
                     degrees += offsets[vertex + 1] - offsets[vertex]
-                elif left > 0:
+                elif at < stop:
                     undecided += 1
-                    undecided_edges += left
+                    undecided_edges += stop - at
+                    page = div(at, page_items)
+                    while page * page_items < stop:
+                        if insert(pages, page):
+                            undecided_pages += 1
+                        page += 1
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
@@ -239,6 +249,7 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_
     add_all(counters, DEGREES, degrees)
     add_all(counters, UNDECIDED, undecided)
     add_all(counters, UNDECIDED_EDGES, undecided_edges)
+    add_all(counters, UNDECIDED_PAGES, undecided_pages)
 
 
 @kernel
@@ -353,6 +364,7 @@ class _Search:
 
     def __init__(self, loaded: LoadedGraph, source: int) -> None:
         self.loaded, self.graph, where = loaded, loaded.graph, loaded.device
+        self.page_items = SEGMENT if loaded.in_memory else loaded.page_items
         vertices, self.word_count = self.graph.vertices, count_words(self.graph.vertices)
         self.arrays = loaded.arrays
         self.levels = to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices)))
@@ -382,7 +394,7 @@ class _Search:
         if self.graph.in_edges:
             inputs, pulled = (loaded.in_offsets, offsets, *state), (0, 0, 1, self.counters)
             if not loaded.on_device:
-                _pull_heads[warp](loaded.heads, *inputs, self.after, *pulled, **options)
+                _pull_heads[warp](loaded.heads, *inputs, self.after, *self._page_set(), *pulled, **options)
             _pull[warp](loaded.in_edges, *inputs, self.after, self.after, HEAD, *pulled, **options)
 
     def run(self, run: Run, report: Progress) -> None:
@@ -406,7 +418,12 @@ class _Search:
 
     def _pages(self, vertices: int, edges: int) -> int:
         """Return about how many pages have the edges of a number of vertices."""
-        return min(vertices + edges // self.loaded.page_items, self.graph.edges // self.loaded.page_items)
+        return min(vertices + edges // self.page_items, self.graph.edges // self.page_items)
+
+    def _page_set(self) -> tuple[Any, int]:
+        """Return an empty set of pages of edges, and the number of edges of a page."""
+        pages = self.graph.edges // self.page_items + 1
+        return zeros(self.loaded.device, count_words(pages), np.uint32), self.page_items
 
     @traced("breadth-first level")
     def _visit_level(self) -> None:
@@ -434,14 +451,15 @@ class _Search:
     def _pull_heads_first(self) -> NDArray[np.int64]:
         """Look at the first neighbours of all vertices, then follow the fewer edges; return the counters of both."""
         loaded = self.loaded
-        counts = self._launch_pull(_pull_heads, loaded.heads, self.after)
+        counts = self._launch_pull(_pull_heads, loaded.heads, self.after, *self._page_set())
         undecided, undecided_edges = int(counts[UNDECIDED]), int(counts[UNDECIDED_EDGES])
         if not undecided:
             return counts
         if loaded.in_memory:
             pulls = undecided_edges < ALPHA * self.edges
         else:
-            pulls = self._pages(undecided, undecided_edges) <= self._pages(self.found, self.edges)
+            # Vertices of one degree have neighbouring edges, so they have far fewer pages than there are vertices.
+            pulls = int(counts[UNDECIDED_PAGES]) <= self._pages(self.found, self.edges)
         return counts + (self._pull_all(self.after, HEAD) if pulls else self._push(self.after))
 
     def _pull_all(self, reached: Any, skip: int) -> NDArray[np.int64]:
@@ -452,9 +470,8 @@ class _Search:
         """Launch a kernel over all words of `visited`, and return its counters."""
         loaded, warps = self.loaded, min(self.word_count, WARPS)
         graph = neighbours, loaded.in_offsets, loaded.offsets, self.levels, self.visited
-        reads = any(neighbours is array for array in self.arrays)
         scalars = self.level + 1, self.word_count, warps
-        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *scalars, self.counters, reads=reads)
+        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *scalars, self.counters)
         return self._read()
 
     def _list(self) -> tuple[int, int]:
@@ -463,7 +480,7 @@ class _Search:
             return self.listed
         vertices, base = self.graph.vertices, -int(self.counts[ITEMS])
         state = self.loaded.offsets, self.levels, self.level, self.items
-        self._run.launch(_collect, vertices, *state, vertices, base, self.counters, reads=False)
+        self._run.launch(_collect, vertices, *state, vertices, base, self.counters)
         return 0, int(self._read()[ITEMS])
 
     def _push(self, visited: Any) -> NDArray[np.int64]:

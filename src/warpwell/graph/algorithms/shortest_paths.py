@@ -294,7 +294,7 @@ class _Paths:
         warps = min(count_words(loaded.graph.vertices), WARPS)
         while not run.failed:
             state = loaded.offsets, self.distances, self.waiting, float(limit), self.items
-            run.launch(_select, warps * loaded.warp, *state, -done, 0, warps, self.nearest, self.counters, reads=False)
+            run.launch(_select, warps * loaded.warp, *state, -done, 0, warps, self.nearest, self.counters)
             counts = run.read(self.counters)
             count, done = int(counts[ITEMS]) - done, int(counts[ITEMS])
             if count == 0:

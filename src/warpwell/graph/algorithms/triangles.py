@@ -184,7 +184,7 @@ class _Triangles:
         self._orient(run, 1, successors, cursors)
         report("count", 2, 3)
         cursors = to_device(where, starts)
-        run.launch(_count, -(-edges // BATCH) * loaded.warp, successors, cursors, edges, self.counters, reads=False)
+        run.launch(_count, -(-edges // BATCH) * loaded.warp, successors, cursors, edges, self.counters)
         run.read(self.counters)
         report("count", 3, 3)
 

@@ -50,7 +50,9 @@ UNDECIDED = 4
 """Vertices whose first neighbours do not decide whether they are found."""
 UNDECIDED_EDGES = 5
 """Edges of these vertices, without their first neighbours."""
-N_COUNTERS = 10
+UNDECIDED_PAGES = 6
+"""Pages of these edges."""
+N_COUNTERS = 11
 """The last 4 items belong to a kernel that visits several levels."""
 
 
