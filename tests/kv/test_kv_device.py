@@ -22,7 +22,7 @@ from tests.harness.until import HANG_SECONDS
 
 from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, kv
-from warpwell.kv.index.layout import WITH_VERSION, version_at
+from warpwell.kv.index.serve import WITH_VERSION, version_at
 from warpwell.nvme import word5_options, word5_value_size
 from warpwell.storage import NativeMedium, word
 from warpwell.storage.commands import call_start

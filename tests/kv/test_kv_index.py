@@ -12,20 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell import errors
-from warpwell.kv.index import mapped_file
-from warpwell.kv.index.index import Index
-from warpwell.kv.index.layout import (
+from warpwell.kv.index import reader
+from warpwell.kv.index.index import (
     S_TABLE,
     STATE_WORDS,
+    Index,
     StoreState,
     enter,
     leave,
+    lookup,
     next_epoch,
     publish,
+    put,
     readers_in,
 )
 from warpwell.kv.index.reader import Reader
-from warpwell.kv.index.slots import lookup, put
 from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.checksum import crc32c
 from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
@@ -53,13 +54,11 @@ def test_index_is_a_dict(steps: list[tuple[str, list[object]]]) -> None:
         after = locations_of(keys, serial)
         serial += keys.size
         if step == "put":
-            replaced = index.put(keys, after)
-            for name, old, new in zip(names, replaced, after, strict=True):
-                assert tuple(old) == model.get(name, (0, 0))
-                model[name] = tuple(new)
+            index.put(keys, after)
+            model.update(zip(names, map(tuple, after), strict=True))
         elif step == "delete":
-            for name, old in zip(names, index.delete(keys), strict=True):
-                assert tuple(old) == model.pop(name, (0, 0))
+            for name, existed in zip(names, index.delete(keys), strict=True):
+                assert existed == (model.pop(name, None) is not None)
         else:
             before[::2] += 1  # not where they are: these stay
             moved = index.move(keys, before, after)
@@ -85,7 +84,7 @@ def test_many_keys_and_churn() -> None:
         index.put(churn, locations_of(churn, 10**7))
         index.delete(churn)
     assert len(index) == 200_000
-    assert index.capacity <= 1 << 20
+    assert index.nbytes < 1 << 26
     np.testing.assert_array_equal(index.lookup(keys), locations_of(keys, 1))
     assert state.drain()
 
@@ -97,16 +96,16 @@ def test_readers_see_pairs_that_belong_together() -> None:
     index.put(keys, locations_of(keys, 1))
     stop, wrong, rounds = threading.Event(), [], [0, 0]
 
-    def reader(k: int) -> None:
+    def read(k: int) -> None:
         while not stop.is_set():
-            found = index.lookup(keys, stripe=k)
+            found = index.lookup(keys)
             present = found[:, 0] != 0
             if not present.all() or (found[:, 0] & 0xFFFFFFFF != found[:, 1] >> 32).any():
                 wrong.append(found)
                 return
             rounds[k] += 1
 
-    threads = [threading.Thread(target=reader, args=(k,)) for k in range(2)]
+    threads = [threading.Thread(target=read, args=(k,)) for k in range(2)]
     for t in threads:
         t.start()
     try:
@@ -280,7 +279,7 @@ def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypa
     assert place.reader.get(b"more") == more
     if place.reader._mapped:
         # As if the file had not been in the page cache when it was opened.
-        monkeypatch.setattr("warpwell.kv.index.mapped_file._RESIDENT", 2.0)
+        monkeypatch.setattr("warpwell.kv.index.reader._MIN_RESIDENT", 2.0)
         place.reader.on_segment(1, -1)
         place.reader.on_segment(1, place.fd)
         assert not place.reader._mappings and place.reader.get(b"more") == more
@@ -327,7 +326,7 @@ def resident(fd: int) -> float:
     with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapped:
         address = int(np.frombuffer(mapped, np.uint8).ctypes.data)
         flags = np.zeros(len(mapped) // mmap.PAGESIZE, np.uint8)
-        assert mapped_file._libc.mincore(address, len(mapped), flags.ctypes.data) == 0
+        assert reader._libc.mincore(address, len(mapped), flags.ctypes.data) == 0
         return float((flags & 1).mean())
 
 
@@ -335,19 +334,19 @@ def resident(fd: int) -> float:
 def test_files_outside_of_the_page_cache_are_not_mapped(
     cold: int, owner: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mapped_file, "_may_ask", lambda fd: owner)
-    assert mapped_file.map_file(cold) is None
+    monkeypatch.setattr(reader, "_may_ask", lambda fd: owner)
+    assert reader.map_file(cold) is None
     assert resident(cold) < 0.02  # and looking brought nothing in
     while os.read(cold, 1 << 20):
         pass
-    made = mapped_file.map_file(cold)
+    made = reader.map_file(cold)
     assert made is not None
     made.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
-    assert mapped_file._may_ask(cold)
+    assert reader._may_ask(cold)
     if os.geteuid() != 0:
         pytest.skip("needs root, to be somebody else")
     child = os.fork()
@@ -356,7 +355,7 @@ def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
         try:
             os.setuid(65534)
             if resident(cold) == 1.0:  # the claim
-                code = 0 if not mapped_file._may_ask(cold) and mapped_file.map_file(cold) is None else 2
+                code = 0 if not reader._may_ask(cold) and reader.map_file(cold) is None else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -198,13 +198,13 @@ def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch
 
 def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     """A finalizer comes anywhere, with locks held: none that it needs may be among them."""
-    from warpwell.kv.index import mapped_file
+    from warpwell.kv.index import reader
     from warpwell.targets import bus_error
 
     functions = (
         bus_error.map_guarded,
         bus_error.unmap,
-        mapped_file.map_file,
+        reader.map_file,
     )
     codes = {function.__code__ for function in functions}
     gc.collect()

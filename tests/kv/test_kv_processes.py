@@ -19,7 +19,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
-from warpwell.kv.index.layout import StoreState
+from warpwell.kv.index.index import StoreState
 from warpwell.kv.index.reader import Reader
 
 # The threads of the parent do nothing that a child here waits for.
@@ -405,7 +405,7 @@ def test_a_get_that_is_interrupted_by_a_signal(store: Any) -> None:
 def test_bookkeeping_that_is_interrupted_by_a_read(store: Any) -> None:
     reader, state = store._shards.reader, store._shards.state
     freed: list[int] = []
-    assert at_each_line_of(Reader.look_again.__code__, reader.look_again, reader.look_again) >= 4
+    assert at_each_line_of(Reader.map_one_more.__code__, reader.map_one_more, reader.map_one_more) >= 4
     lines = at_each_line_of(
         StoreState.collect.__code__, lambda: state.retire(lambda: freed.append(1)), lambda: state.retire(lambda: None)
     )

@@ -5,8 +5,7 @@ import pytest
 from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
-from warpwell.kv.index.layout import VERSION_BYTES, WITH_VERSION, version_at
-from warpwell.kv.index.serve import kv_start
+from warpwell.kv.index.serve import VERSION_BYTES, WITH_VERSION, kv_start, version_at
 from warpwell.kv.keys import as_key
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_value_word5, key_words
 

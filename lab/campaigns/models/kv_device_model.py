@@ -15,7 +15,7 @@ import numpy as np
 
 from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
-from warpwell.kv.index.layout import WITH_VERSION, version_at
+from warpwell.kv.index.serve import WITH_VERSION, version_at
 from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer

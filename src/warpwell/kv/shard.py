@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..storage import NativeMedium
-from .index.fetch import STALE
-from .index.index import Index
-from .index.layout import SIZE_MASK, StoreState
-from .index.reader import Reader, read_error
+from .index.index import Index, StoreState
+from .index.reader import SIZE_MASK, STALE, Reader, read_error
 from .index.serve import kv_start
 from .keys import Keys
 from .log.compaction import CompactionReport, compact
@@ -137,7 +135,7 @@ class Shard:
             if not there.any():
                 return there
             self.log.append_deletes(*keys.take(there).padded())
-            return np.not_equal(self.index.delete(keys)[:, 0], 0)
+            return self.index.delete(keys)
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""

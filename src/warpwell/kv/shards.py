@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..nvme import key_words
 from ..storage import NativeMedium
 from ..targets import device
 from ..targets.primitives import i64, store_weak_as
-from .index.index import words_of
-from .index.layout import UINT8
-from .index.slots import hash_of, key_at
+from .index.index import UINT8, hash_of, key_at
 from .keys import Keys, as_key
 from .log.compaction import CompactionReport
 from .log.log import Log
@@ -110,7 +109,7 @@ class Shards:
 
     def shard_for(self, key: bytes | int) -> Shard:
         """Return the shard of one key."""
-        words = (key, 0) if isinstance(key, int) else words_of(key)
+        words = (key, 0) if isinstance(key, int) else key_words(key)
         length = 8 if isinstance(key, int) else len(key)
         return self.shards[int(compiled(shard_of)(*words, length, len(self.shards)))]
 

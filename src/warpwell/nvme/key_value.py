@@ -11,7 +11,7 @@ Source: NVM Express Key Value Command Set Specification, "Store", "Retrieve", "L
 
 from __future__ import annotations
 
-import numpy as np
+import struct
 
 from ..targets import device
 
@@ -38,7 +38,7 @@ def key_words(key: bytes) -> tuple[int, int]:
     """
     if len(key) > MAX_KEY_BYTES:
         raise ValueError(f"key must have at most {MAX_KEY_BYTES} bytes, got {len(key)} bytes; hash longer keys")
-    low, high = np.frombuffer(key.ljust(MAX_KEY_BYTES, b"\0"), "<i8").tolist()
+    low, high = struct.unpack("<qq", key.ljust(MAX_KEY_BYTES, b"\0"))
     return low, high
 
 

@@ -43,7 +43,7 @@ from warpwell.targets.primitives import (
     syncwarp,
 )
 
-from ..index.slots import hash_of
+from ..index.index import hash_of
 from .copying import copy_each
 from .device_cache import look_up
 from .requests import (

@@ -45,7 +45,7 @@ from warpwell.targets.primitives import (
     syncwarp,
 )
 
-from ..index.layout import WITH_VERSION, version_at
+from ..index.serve import WITH_VERSION, version_at
 from .copying import copy_each, wipe
 from .device_cache import abandon, bytes_of, claim, publish
 

@@ -1,33 +1,365 @@
-"""Index: where the value of each key lies, in memory, for one writer and native readers."""
+"""The index of a store: a hash table from keys to locations, for one writer and any number of native readers.
+
+A store has one state block. Its pointers are replaced, never changed in place: a native reader enters an epoch, loads a
+pointer, follows it, and leaves. Replaced memory is freed once every reader that may have seen it has left.
+
+The table uses open addressing over 32-byte slots. The key of a used slot never changes, and a deleted key keeps its
+slot (a tombstone) until the table is replaced. Locations are never reused, so a reader that reads the same loc0 before
+and after loc1 has a consistent pair.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets import private_memory
+from ..._os import clock
+from ...nvme import key_words
+from ...targets import device, private_block, private_memory
+from ...targets.primitives import (
+    SYSTEM,
+    backoff,
+    fetch_add,
+    i64,
+    load_acquire,
+    load_relaxed,
+    load_weak_as,
+    prefetch,
+    store_relaxed,
+    store_release,
+    store_weak_as,
+)
 from ..keys import Keys
 from ..log.format import INTEGER, KEY_LEN_SHIFT, TOMBSTONE
 from ..native import compiled
-from .layout import (
-    S_TABLE,
-    SLOT,
-    T_LIVE,
-    T_MASK,
-    T_USED,
-    TABLE_HEADER,
-    StoreState,
-    publish,
-)
-from .slots import lookup_many, move_many, put, put_many, rehash
 
+# -- state block, in 64-bit words ------------------------------------------------------------------------------
+S_TABLE = 0
+"""Address of the index's table."""
+S_SEGMENTS = 1
+"""Address of the segment table."""
+S_SCRATCH = 2
+"""Address of the scratch buffers."""
+S_EPOCH = 8
+S_STRIPES = 16
+"""Then `STRIPES` stripes of a cache line each, so that threads seldom count in the same one."""
+STRIPES = 16
+
+# -- stripe ----------------------------------------------------------------------------------------------------
+C_READERS = 0
+"""Two words: readers in even and in odd epochs."""
+C_GETS = 2
+C_HITS = 3
+C_BYTES = 4
+C_ERRORS = 5
+STRIPE_WORDS = 8
+
+STATE_WORDS = S_STRIPES + STRIPES * STRIPE_WORDS
+
+# -- table of the index: header of 8 words, then slots of 4 -----------------------------------------------------
+T_MASK = 0
+T_USED = 1
+"""Slots that were ever used, tombstones included."""
+T_LIVE = 2
+TABLE_HEADER = 64
+SLOT = 32
+"""Bytes of a slot: key0, key1, loc0, loc1."""
+SLOT_KEY0 = 0
+SLOT_KEY1 = 8
+SLOT_LOC0 = 16
+SLOT_LOC1 = 24
+
+# -- scratch buffers: a line with a lock each, then the buffers ------------------------------------------------
+SCRATCHES = 16
+SCRATCH_BYTES = 65536
+
+INT64 = np.dtype(np.int64)
+UINT8 = np.dtype(np.uint8)
+
+_MIX1 = -0x00AE502812AA7333  # 0xFF51AFD7ED558CCD as a signed word
+_MIX2 = -0x3B314601E57A13AD  # 0xC4CEB9FE1A85EC53
+_LOW = 0x7FFFFFFF
+
+SLOTS_AHEAD = 8
+"""Keys of a batch whose slots are prefetched while one is looked up."""
 MIN_SLOTS = 1024
-_FULL = 0.7
+MAX_LOAD = 0.7
 """Share of used slots at which the table is replaced."""
+
+
+# -- epochs ----------------------------------------------------------------------------------------------------
+
+
+@device
+def stripe_of(state: int, stripe: int) -> int:
+    """Return the address of a stripe; any integer selects one."""
+    return state + 8 * S_STRIPES + 8 * STRIPE_WORDS * (stripe & (STRIPES - 1))
+
+
+@device
+def enter(state: int, stripe: int) -> int:
+    """Enter the current epoch and return it: memory reachable from the state block is not freed until `leave`."""
+    readers = stripe_of(state, stripe)
+    while True:
+        epoch = load_acquire(state + 8 * S_EPOCH, SYSTEM)
+        fetch_add(readers + 8 * (epoch & 1), 1, SYSTEM)
+        # `readers_in` reads this count by a read-modify-write, too: it either sees this reader, or the reader sees that
+        # the epoch has ended.
+        if load_acquire(state + 8 * S_EPOCH, SYSTEM) == epoch:
+            return epoch
+        fetch_add(readers + 8 * (epoch & 1), -1, SYSTEM)
+
+
+@device
+def leave(state: int, stripe: int, epoch: int) -> None:
+    """Leave an epoch."""
+    fetch_add(stripe_of(state, stripe) + 8 * (epoch & 1), -1, SYSTEM)
+
+
+@device
+def next_epoch(state: int) -> int:
+    """Start the next epoch; return the old one. All readers must have left the epoch before (host, one thread)."""
+    return fetch_add(state + 8 * S_EPOCH, 1, SYSTEM)
+
+
+@device
+def readers_in(state: int, epoch: int) -> int:
+    """Return how many readers have not left an epoch."""
+    total = 0
+    for stripe in range(STRIPES):
+        total += fetch_add(stripe_of(state, stripe) + 8 * (epoch & 1), 0, SYSTEM)
+    return total
+
+
+@device
+def publish(state: int, index: int, address: int) -> None:
+    """Replace a pointer of the state block."""
+    store_release(state + 8 * index, address, SYSTEM)
+
+
+# -- the table -------------------------------------------------------------------------------------------------
+
+
+@device
+def hash_of(key0: int, key1: int, length: int) -> int:
+    """Return the hash of a key; its low bits are the first slot to probe."""
+    h = i64(key0 ^ i64(i64(key1 + length) * _MIX2))
+    h = i64((h ^ ((h >> 33) & _LOW)) * _MIX1)
+    h = i64((h ^ ((h >> 33) & _LOW)) * _MIX2)
+    return h ^ ((h >> 33) & _LOW)
+
+
+@device
+def has_key(slot: int, loc1: int, key0: int, key1: int, length: int) -> bool:
+    """Return whether a used slot has a key; `loc1` is the slot's second location word."""
+    same = load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0 and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
+    return same and (loc1 >> KEY_LEN_SHIFT) & 31 == length
+
+
+@device
+def lookup(table: int, key0: int, key1: int, length: int) -> tuple[int, int]:
+    """Return the location of a key, as two words; (0, 0) if it is absent."""
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    position = hash_of(key0, key1, length) & mask
+    for _ in range(mask + 1):
+        slot = table + TABLE_HEADER + SLOT * position
+        loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
+        loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
+        if loc1 == 0:
+            return 0, 0
+        if has_key(slot, loc1, key0, key1, length):
+            attempt = 0
+            while loc0 == 0 or load_relaxed(slot + SLOT_LOC0, SYSTEM) != loc0:
+                backoff(attempt)
+                attempt += 1
+                loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
+                loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
+            if loc0 == TOMBSTONE:
+                return 0, 0
+            return loc0, loc1
+        position = (position + 1) & mask
+    return 0, 0
+
+
+@device
+def slot_of(table: int, key0: int, key1: int, length: int) -> int:
+    """Return the slot of a key, or the free slot for it (the writer; the table is never full)."""
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    position = hash_of(key0, key1, length) & mask
+    while True:
+        slot = table + TABLE_HEADER + SLOT * position
+        loc1 = load_relaxed(slot + SLOT_LOC1, SYSTEM)
+        if loc1 == 0 or has_key(slot, loc1, key0, key1, length):
+            return slot
+        position = (position + 1) & mask
+
+
+@device
+def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> bool:
+    """Give a key a location, `TOMBSTONE` to delete it; return whether the key was there (the writer)."""
+    slot = slot_of(table, key0, key1, length)
+    is_new_slot = load_relaxed(slot + SLOT_LOC1, SYSTEM) == 0
+    was_there = not is_new_slot and load_relaxed(slot + SLOT_LOC0, SYSTEM) != TOMBSTONE
+    live = load_relaxed(table + 8 * T_LIVE, SYSTEM)
+    if loc0 == TOMBSTONE:
+        if was_there:
+            store_relaxed(table + 8 * T_LIVE, live - 1, SYSTEM)
+            store_release(slot + SLOT_LOC0, TOMBSTONE, SYSTEM)
+        return was_there
+    if is_new_slot:
+        store_relaxed(slot + SLOT_KEY0, key0, SYSTEM)
+        store_relaxed(slot + SLOT_KEY1, key1, SYSTEM)
+        store_relaxed(table + 8 * T_USED, load_relaxed(table + 8 * T_USED, SYSTEM) + 1, SYSTEM)
+    else:
+        store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
+    if not was_there:
+        store_relaxed(table + 8 * T_LIVE, live + 1, SYSTEM)
+    store_release(slot + SLOT_LOC1, loc1, SYSTEM)
+    store_release(slot + SLOT_LOC0, loc0, SYSTEM)
+    return was_there
+
+
+@device
+def key_at(keys: int, lengths: int, k: int) -> tuple[int, int, int]:
+    """Return key0, key1 and length of one key of a batch; `lengths` is 0 for flat 8-byte keys."""
+    if lengths == 0:
+        return load_weak_as(keys + 8 * k, INT64), 0, 8
+    return (
+        load_weak_as(keys + 16 * k, INT64),
+        load_weak_as(keys + 16 * k + 8, INT64),
+        int(load_weak_as(lengths + k, UINT8)),
+    )
+
+
+@device
+def look_up_all(table: int, keys: int, lengths: int, count: int, locations: int) -> None:
+    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    for k in range(count):
+        if k + SLOTS_AHEAD < count:
+            key0, key1, length = key_at(keys, lengths, k + SLOTS_AHEAD)
+            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
+        key0, key1, length = key_at(keys, lengths, k)
+        loc0, loc1 = lookup(table, key0, key1, length)
+        store_weak_as(locations + 16 * k, loc0, INT64)
+        store_weak_as(locations + 16 * k + 8, loc1, INT64)
+
+
+def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> int:
+    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+    epoch = enter(state, stripe)
+    look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
+    leave(state, stripe, epoch)
+    fetch_add(stripe_of(state, stripe) + 8 * C_GETS, count, SYSTEM)
+    return 0
+
+
+def put_many(table: int, keys: int, lengths: int, count: int, locations: int, existed: int) -> int:
+    """Put keys at locations in order; unless `existed` is 0, write there which keys had one (the writer)."""
+    for k in range(count):
+        key0, key1, length = key_at(keys, lengths, k)
+        loc0 = load_weak_as(locations + 16 * k, INT64)
+        was_there = put(table, key0, key1, length, loc0, load_weak_as(locations + 16 * k + 8, INT64))
+        if existed != 0:
+            store_weak_as(existed + k, 1 if was_there else 0, UINT8)
+    return 0
+
+
+def move_many(table: int, keys: int, lengths: int, count: int, before: int, after: int, moved: int) -> int:
+    """Move keys from one location to another; only those whose location is still the old one (the writer)."""
+    for k in range(count):
+        key0, key1, length = key_at(keys, lengths, k)
+        slot = slot_of(table, key0, key1, length)
+        same = load_relaxed(slot + SLOT_LOC0, SYSTEM) == load_weak_as(before + 16 * k, INT64)
+        same = same and load_relaxed(slot + SLOT_LOC1, SYSTEM) != 0
+        if same:
+            store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
+            store_release(slot + SLOT_LOC1, load_weak_as(after + 16 * k + 8, INT64), SYSTEM)
+            store_release(slot + SLOT_LOC0, load_weak_as(after + 16 * k, INT64), SYSTEM)
+        store_weak_as(moved + k, 1 if same else 0, UINT8)
+    return 0
+
+
+# -- the host's side -------------------------------------------------------------------------------------------
+
+
+class StoreState:
+    """The state block of one store, and the memory to free once readers have left.
+
+    Attributes
+    ----------
+    address : int
+        Of the state block.
+    """
+
+    def __init__(self) -> None:
+        self._block = private_block(8 * STATE_WORDS)
+        self._scratch = private_block(SCRATCHES * (64 + SCRATCH_BYTES))
+        self.address = self._block.address
+        self.words = self._block.words
+        self.words[S_SCRATCH] = self._scratch.address
+        # Never blocking: a signal handler or a finalizer may run while its own thread holds the lock.
+        self._collecting = threading.Lock()
+        self._next: deque[Callable[[], None]] = deque()
+        self._waiting: list[Callable[[], None]] = []
+        self._epoch = 0
+
+    def retire(self, free: Callable[[], None]) -> None:
+        """Call `free` once every reader that is inside now has left; new readers cannot reach the memory."""
+        self._next.append(free)
+        self.collect()
+
+    def collect(self) -> bool:
+        """Free the memory that no reader uses any more; return True if none is left to free. Never blocks.
+
+        Does nothing while another thread, or an interrupted call of this thread, is doing so.
+        """
+        start_epoch, count = compiled(next_epoch), compiled(readers_in)
+        if not self._collecting.acquire(blocking=False):
+            return False
+        try:
+            for _ in range(2):
+                if self._waiting and count(self.address, self._epoch) == 0:
+                    done, self._waiting = self._waiting, []
+                    for free in done:
+                        free()
+                if not self._waiting and self._next:
+                    number = len(self._next)  # memory that is retired from here on waits for the next epoch
+                    self._epoch = int(start_epoch(self.address))
+                    self._waiting = [self._next.popleft() for _ in range(number)]
+            return not self._waiting and not self._next
+        finally:
+            self._collecting.release()
+
+    def drain(self, seconds: float = 5.0) -> bool:
+        """Wait until all retired memory is freed; return False if readers stay inside."""
+        end = clock.monotonic() + seconds
+        pause = 1e-5
+        while not self.collect():
+            if clock.monotonic() > end:
+                return False
+            clock.sleep(pause)
+            pause = min(2 * pause, 0.01)
+        return True
+
+    def forked(self) -> None:
+        """Forget the readers that were inside when this process was forked: their threads exist only in the parent."""
+        self._collecting = threading.Lock()
+        self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS)[:, C_READERS : C_READERS + 2] = 0
+        self._scratch.words[:: (64 + SCRATCH_BYTES) // 8] = 0  # the buffers' locks
+
+    def counters(self) -> dict[str, int]:
+        """Return the sums of the stripes: gets, hits, bytes, errors."""
+        sums = self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS).sum(axis=0)
+        positions = {"gets": C_GETS, "hits": C_HITS, "bytes": C_BYTES, "errors": C_ERRORS}
+        return {name: int(sums[position]) for name, position in positions.items()}
 
 
 class Index:
@@ -45,7 +377,7 @@ class Index:
 
     def __init__(self, state: StoreState, capacity: int = 0) -> None:
         self._state = state
-        self._table = _Table(_slots_for(capacity))
+        self._table = _Table(capacity)
         self._publish()
 
     def __len__(self) -> int:
@@ -56,55 +388,40 @@ class Index:
         """Bytes of the table."""
         return self._table.nbytes
 
-    @property
-    def capacity(self) -> int:
-        """Number of slots."""
-        return int(self._table.header[T_MASK]) + 1
-
-    def lookup(self, keys: Keys, *, stripe: int = 0) -> NDArray[np.int64]:
+    def lookup(self, keys: Keys) -> NDArray[np.int64]:
         """Return locations, int64 [N, 2], zeros for absent keys (any thread)."""
         locations = np.empty((keys.size, 2), np.int64)
-        compiled(lookup_many)(self._state.address, stripe, *_addresses(keys), keys.size, locations.ctypes.data)
+        at = locations.ctypes.data
+        compiled(lookup_many)(self._state.address, at >> 12, *addresses(keys), keys.size, at)
         return locations
 
-    def put(self, keys: Keys, locations: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Put keys at locations, in order; return those that were replaced, int64 [N, 2], zeros where none."""
-        self.reserve(keys.size)
-        locations = np.ascontiguousarray(locations, np.int64)
-        replaced = np.empty((keys.size, 2), np.int64)
-        compiled(put_many)(
-            self._table.address, *_addresses(keys), keys.size, locations.ctypes.data, replaced.ctypes.data
-        )
-        return replaced
+    def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
+        """Put keys at locations (int64 [N, 2]), in order."""
+        if self._table.header[T_USED] + keys.size > self._table.capacity:
+            # Tombstones are left behind, so the new table need not be larger than the old one.
+            self.replace(*self.entries(), capacity=2 * len(self) + keys.size)
+        self._table.put(keys, locations)
 
     def put_one(self, key: bytes, loc0: int, loc1: int) -> None:
         """Put one key at a location."""
-        self.reserve(1)
-        compiled(put)(self._table.address, *words_of(key), len(key), loc0, loc1)
+        if self._table.header[T_USED] >= self._table.capacity:
+            self.replace(*self.entries(), capacity=2 * len(self) + 1)
+        compiled(put)(self._table.address, *key_words(key), len(key), loc0, loc1)
 
-    def delete(self, keys: Keys) -> NDArray[np.int64]:
-        """Delete keys; return the locations that they had, int64 [N, 2], zeros for absent ones."""
+    def delete(self, keys: Keys) -> NDArray[np.bool_]:
+        """Delete keys; return which existed, bool [N]."""
         locations = np.zeros((keys.size, 2), np.int64)
         locations[:, 0] = TOMBSTONE
-        replaced = np.empty((keys.size, 2), np.int64)
-        # A tombstone takes no new slot: absent keys are left out.
-        compiled(put_many)(
-            self._table.address, *_addresses(keys), keys.size, locations.ctypes.data, replaced.ctypes.data
-        )
-        return replaced
+        existed = np.empty(keys.size, np.bool_)
+        self._table.put(keys, locations, existed.ctypes.data)  # takes no slot: absent keys are left out
+        return existed
 
     def move(self, keys: Keys, before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Move keys whose location is still `before` to `after` (int64 [N, 2]); return which keys were moved."""
         moved = np.empty(keys.size, np.bool_)
         before, after = np.ascontiguousarray(before, np.int64), np.ascontiguousarray(after, np.int64)
-        compiled(move_many)(
-            self._table.address,
-            *_addresses(keys),
-            keys.size,
-            before.ctypes.data,
-            after.ctypes.data,
-            moved.ctypes.data,
-        )
+        arrays = (array.ctypes.data for array in (before, after, moved))
+        compiled(move_many)(self._table.address, *addresses(keys), keys.size, *arrays)
         return moved
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
@@ -115,25 +432,10 @@ class Index:
         keys = Keys(np.ascontiguousarray(live[:, :2]), (marked & 31).astype(np.uint8), marked & INTEGER != 0)
         return keys, np.ascontiguousarray(live[:, 2:])
 
-    def reserve(self, more: int) -> None:
-        """Make room for `more` new keys."""
-        used = int(self._table.header[T_USED])
-        if used + more <= _FULL * self.capacity:
-            return
-        # Tombstones are left behind, so the new table need not be larger than the old one.
-        table = _Table(_slots_for(2 * len(self) + more))
-        compiled(rehash)(self._table.address, table.address)
-        self._take(table)
-
-    def replace(self, keys: Keys, locations: NDArray[np.int64]) -> None:
+    def replace(self, keys: Keys, locations: NDArray[np.int64], capacity: int = 0) -> None:
         """Replace all keys; readers see either all of the old keys or all of the new ones."""
-        locations = np.ascontiguousarray(locations, np.int64)
-        table = _Table(_slots_for(keys.size))
-        compiled(put_many)(table.address, *_addresses(keys), keys.size, locations.ctypes.data, 0)
-        self._take(table)
-
-    def _take(self, table: _Table) -> None:
-        """Switch to another, filled table."""
+        table = _Table(max(capacity, keys.size))
+        table.put(keys, locations)
         old, self._table = self._table, table
         self._publish()
         self._state.retire(old.free)
@@ -143,38 +445,34 @@ class Index:
 
 
 class _Table:
-    """The memory of one table; in huge pages if the system has them, since lookups are random."""
+    """The memory of one table; in huge pages if the system has them, because lookups are random."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, capacity: int) -> None:
+        slots = MIN_SLOTS
+        while MAX_LOAD * slots < capacity:
+            slots *= 2
+        self.capacity = int(MAX_LOAD * slots)
         self.nbytes = TABLE_HEADER + SLOT * slots
         self._raw: Any = private_memory(self.nbytes)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._raw.madvise(mmap.MADV_HUGEPAGE)
         self._hold: Any = ctypes.c_char.from_buffer(self._raw)
         self.address = ctypes.addressof(self._hold)
-        words = np.frombuffer(self._raw, np.int64, self.nbytes // 8)
-        self.header = words[: TABLE_HEADER // 8]
-        self.slots = words[TABLE_HEADER // 8 :].reshape(slots, SLOT // 8)
+        contents = np.frombuffer(self._raw, np.int64, self.nbytes // 8)
+        self.header = contents[: TABLE_HEADER // 8]
+        self.slots = contents[TABLE_HEADER // 8 :].reshape(slots, SLOT // 8)
         self.header[T_MASK] = slots - 1
+
+    def put(self, keys: Keys, locations: NDArray[np.int64], existed: int = 0) -> None:
+        """Put keys at locations; see `put_many`."""
+        locations = np.ascontiguousarray(locations, np.int64)
+        compiled(put_many)(self.address, *addresses(keys), keys.size, locations.ctypes.data, existed)
 
     def free(self) -> None:
         """Release the memory (it is freed when no array views it any more)."""
         self._raw = self._hold = None
 
 
-def words_of(key: bytes) -> tuple[int, int]:
-    """Return a key as two words."""
-    low = int.from_bytes(key[:8], "little")
-    high = int.from_bytes(key[8:], "little")
-    return low - ((low & 1 << 63) << 1), high - ((high & 1 << 63) << 1)
-
-
-def _slots_for(keys: int) -> int:
-    slots = MIN_SLOTS
-    while _FULL * slots < keys:
-        slots *= 2
-    return slots
-
-
-def _addresses(keys: Keys) -> tuple[int, int]:
+def addresses(keys: Keys) -> tuple[int, int]:
+    """Return the addresses of the words of keys, and of their lengths or 0."""
     return keys.words.ctypes.data, 0 if keys.lengths is None else keys.lengths.ctypes.data

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from warpwell.kv.index.fetch import ABSENT, FOUND, count_reads, read_part, read_value
-from warpwell.kv.index.layout import S_TABLE, SIZE_MASK, WITH_VERSION, enter, leave, version_at
-from warpwell.kv.index.slots import lookup
+from warpwell.kv.index.index import S_TABLE, enter, leave, lookup
+from warpwell.kv.index.reader import ABSENT, FOUND, SIZE_MASK, count_reads, read_part, read_value
 from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.nvme.status import (
     INVALID_FIELD,
@@ -23,6 +22,18 @@ C_KEY0 = 1
 C_BUFFER = 3
 C_SIZES = 5
 C_KEY1 = 7
+
+# -- pieces of a value -----------------------------------------------------------------------------------------
+WITH_VERSION = 0x80
+"""Option of a retrieve, our own: write the value's location behind the buffer unless it holds the whole value."""
+VERSION_BYTES = 16
+"""Size of a location, which is written to `version_at`. A changed value of a key has another location."""
+
+
+@device
+def version_at(buffer: int, nbytes: int) -> int:
+    """Return the address of the location of a value whose piece is in a buffer of `nbytes` bytes."""
+    return (buffer + nbytes + 7) & ~7
 
 
 @device

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...targets import native
+from ...targets import device, native
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, pread, store_weak_as
 from ..native import compiled
@@ -32,6 +32,15 @@ SCAN_FLOOR_WRONG = 8
 """1: the record `SCAN_FLOOR_SEQ` is not the one that was made durable."""
 SCAN_WORDS = 16
 
+# -- results of a read ----------------------------------------------------------------------------------------
+FOUND = 1
+BAD_CRC = 2
+SHORT = 3
+"""The file ends before the value does."""
+FAILED = 100
+"""Plus errno."""
+
+EINTR = 4
 _RECORD = 64
 _MAGIC = 0x314B5757
 _COMMIT = 1
@@ -114,34 +123,57 @@ def find_later(records: int, count: int, salt: int, seq: int) -> int:
     return -1
 
 
-def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> int:
-    """Read values (offset, second location word) of a file; store 0, 1 (damaged or truncated) or -errno for each.
+@device
+def read_exactly(fd: int, buffer: int, nbytes: int, offset: int) -> int:
+    """Read all bytes of a range; return FOUND or an error."""
+    done = 0
+    while done < nbytes:
+        count = pread(fd, buffer + done, nbytes - done, offset + done)
+        if count > 0:
+            done += count
+        elif count == 0:
+            return SHORT
+        elif count != -EINTR:
+            return FAILED - count
+    return FOUND
 
-    Return how many are not 0; `buffer` has `_CHUNK` bytes.
+
+@device
+def read_chunks(
+    fd: int, offset: int, size: int, crc: int, chunk: int, chunk_bytes: int, out: int, first: int, limit: int
+) -> int:
+    """Read a value in chunks and check its CRC; return FOUND or an error.
+
+    Bytes `first` to ``first + limit`` go to `out`, all others to the buffer `chunk`, which has `chunk_bytes` bytes.
     """
-    wrong = 0
+    computed = 0
+    done = 0
+    while done < size:
+        count = min(chunk_bytes, size - done)
+        target = chunk
+        if done == first and limit > 0:
+            count = limit
+            target = out
+        elif done < first:
+            count = min(count, first - done)
+        status = read_exactly(fd, target, count, offset + done)
+        if status != FOUND:
+            return status
+        computed = crc32c_at(target, count, computed)
+        done += count
+    if computed != crc:
+        return BAD_CRC
+    return FOUND
+
+
+def check_values(fd: int, entries: int, count: int, chunk: int, out: int) -> int:
+    """Read and check values (offset, second location word); store the result of `read_chunks` for each."""
     for k in range(count):
         offset = load_weak_as(entries + 16 * k, I8)
         loc1 = load_weak_as(entries + 16 * k + 8, I8)
-        left = loc1 & 0x1FFFFFF
-        found = 0
-        status = 0
-        while left > 0 and status == 0:
-            got = pread(fd, buffer, min(left, _CHUNK), offset)
-            if got > 0:
-                found = crc32c_at(buffer, got, found)
-                offset += got
-                left -= got
-            elif got == 0:
-                status = 1
-            elif got != -4:  # EINTR
-                status = got
-        if status == 0 and found != (loc1 >> 32) & 0xFFFFFFFF:
-            status = 1
-        if status != 0:
-            wrong += 1
-        store_weak_as(out + 8 * k, status, I8)
-    return wrong
+        size, crc = loc1 & 0x1FFFFFF, (loc1 >> 32) & 0xFFFFFFFF
+        store_weak_as(out + 8 * k, read_chunks(fd, offset, size, crc, chunk, _CHUNK, 0, 0, 0), I8)
+    return 0
 
 
 def crc32c(data: Any, seed: int = 0) -> int:
@@ -174,8 +206,8 @@ def later_record(records: NDArray[Any], salt: int, seq: int) -> int:
 
 def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> NDArray[np.int64]:
     """Read and check values of a file; return 0, 1 (damaged or truncated) or -errno for each."""
-    out = np.zeros(len(offsets), np.int64)
+    status = np.empty(len(offsets), np.int64)
     entries = np.column_stack([offsets, loc1]).astype(np.int64)
-    buffer = np.empty(_CHUNK, np.uint8)
-    compiled(check_values)(fd, entries.ctypes.data, len(entries), buffer.ctypes.data, out.ctypes.data)
-    return out
+    chunk = np.empty(_CHUNK, np.uint8)
+    compiled(check_values)(fd, entries.ctypes.data, len(entries), chunk.ctypes.data, status.ctypes.data)
+    return np.where(status > FAILED, FAILED - status, (status != FOUND).astype(np.int64))
