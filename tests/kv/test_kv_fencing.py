@@ -101,13 +101,13 @@ def test_a_writer_that_is_late_harms_nobody(tmp_path, no_locks, monkeypatch, mom
         with pytest.raises(errors.SharingError):
             a.commit()
     elif moment == "floor":
-        monkeypatch.setattr(a._shards.log._writer, "check", lambda: None)
+        monkeypatch.setattr(a._records.log._writer, "check", lambda: None)
         a.put_many(np.arange(50), [b"x"] * 50)
         a.commit()  # writes COMMITTED
         monkeypatch.undo()
     else:
         with pytest.raises(errors.SharingError):
-            a._shards.log.roll()
+            a._records.log.roll()
     b.put("c", b"C")
     b.commit()
     with pytest.raises(errors.SharingError):

@@ -82,7 +82,7 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pyte
     def fail() -> int:
         raise errors.StorageFullError("no space left", path=str(path))
 
-    store._shards.log.commit = fail
+    store._records.log.commit = fail
     del store
     assert closing.settle(20)
     said = caplog.text
@@ -95,7 +95,7 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, caplog: pyte
 def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
     store = ww.kv.open(path, "r+")
     store.put(11, b"x")
-    store_log = store._shards.log
+    store_log = store._records.log
     inner = store_log.commit
 
     def commit() -> int:

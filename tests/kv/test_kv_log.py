@@ -508,7 +508,7 @@ def test_a_newer_format_is_named(path):
     with open(manifest, "rb") as file:
         body = file.read().partition(b"\n")[2]
     with open(manifest, "wb") as file:
-        file.write(f"warpwell-kv 3 {len(body)} {crc32c(body, crc32c(b'3')):08x}\n".encode() + body)
+        file.write(f"warpwell-kv 4 {len(body)} {crc32c(body, crc32c(b'4')):08x}\n".encode() + body)
     with pytest.raises(errors.StoreVersionError, match="update"):
         Log.open(path, writable=True)
 

@@ -191,7 +191,7 @@ def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: py
     taken, done = threading.Event(), threading.Event()
 
     def refresh() -> None:
-        with store._shards.lock:
+        with store._records.lock:
             taken.set()
             done.wait(30)
 
@@ -211,8 +211,8 @@ def test_a_fork_does_not_wait_for_ever_for_a_refresh(store: Any, monkeypatch: py
         thread.join(30)
     check_reads(store, 1, 10)
     assert joined([in_child(lambda: check_reads(store, 2, 10))]) == [0]
-    assert store._shards.lock.acquire(blocking=False)
-    store._shards.lock.release()
+    assert store._records.lock.acquire(blocking=False)
+    store._records.lock.release()
 
 
 def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkey
             store.get(1)
 
     children = []
-    log = store._shards.log
+    log = store._records.log
     inner = log.refresh
 
     def refresh() -> Any:
@@ -380,7 +380,7 @@ def at_each_line_of(code: Any, call: Callable[[], object], work: Callable[[], ob
 
 def test_a_get_that_is_interrupted_by_a_get(store: Any) -> None:
     got: list[bytes] = []
-    get = store._shards.get
+    get = store._records.get
     code = get.__code__
     lines = at_each_line_of(code, lambda: got.append(store.get(99)), lambda: got.append(store.get(1)))
     assert lines >= 5 and got[-1] == value(1)
@@ -403,7 +403,7 @@ def test_a_get_that_is_interrupted_by_a_signal(store: Any) -> None:
 
 
 def test_bookkeeping_that_is_interrupted_by_a_read(store: Any) -> None:
-    reader, state = store._shards.reader, store._shards.state
+    reader, state = store._records.reader, store._records.state
     freed: list[int] = []
     assert at_each_line_of(Reader.map_one_more.__code__, reader.map_one_more, reader.map_one_more) >= 4
     lines = at_each_line_of(
@@ -440,7 +440,7 @@ def test_lists_of_values_are_read_while_the_store_is_closed(path: Path) -> None:
 
 def test_a_location_whose_segment_is_not_open_is_an_error(path: Path) -> None:
     store = ww.kv.open(path)
-    store._shards.reader.close()
+    store._records.reader.close()
     with pytest.raises(errors.CorruptionError, match="not open"):
         store.get_many([1, 2])
     store.close()

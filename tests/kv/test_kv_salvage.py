@@ -26,8 +26,8 @@ def flip(path, at, bit=0):
 
 
 def snapshot(store):
-    with store._shards.lock:
-        store._shards._snapshot()
+    with store._records.lock:
+        store._records._snapshot()
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_the_command(damaged, tmp_path, capsys):
     assert main(["kv", "salvage", str(path), str(tmp_path / "b.kv"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["complete"]
     with ww.kv.open(path) as r:
-        victim = int(r._shards.index.lookup(ww.kv.keys.as_keys([33]))[0, 0])
+        victim = int(r._records.index.lookup(ww.kv.keys.as_keys([33]))[0, 0])
     flip(path / f"{victim >> 40:08d}.val", (victim & ((1 << 40) - 1)) * 64)
     assert main(["kv", "salvage", str(path), str(tmp_path / "c.kv")]) == 1
     assert "key 33 is lost" in "".join(capsys.readouterr().out.split("\n")).replace("  ", " ")

@@ -94,7 +94,7 @@ def test_bytes_behind_a_short_key_do_not_matter(store: ww.kv.Store) -> None:
 def test_a_damaged_value_is_an_error(store: ww.kv.Store, nbytes: int) -> None:
     import os
 
-    part = store._shards
+    part = store._records
     locations = part.index.lookup(ww.kv.keys.as_keys([b"one"]))
     offset = (int(locations[0, 0]) & (1 << 40) - 1) * 64
     path = os.path.join(store.path, next(n for n in os.listdir(store.path) if n.endswith(".val")))

@@ -2,6 +2,10 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +13,9 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
-from warpwell.kv import opening
+from warpwell.kv.log import opening
+from warpwell.kv.log.files import Files
+from warpwell.kv.log.log import Log
 
 
 def make(base, shards, count=100):
@@ -81,9 +87,9 @@ def test_a_copy_does_not_write_to_the_shards_of_another(beside, tmp_path):
         assert len(r) == 100
     with ww.kv.open(beside, "r+") as w:
         w.put(7, b"x")
-    shutil.rmtree(beside)  # and now it is the only one
+    shutil.rmtree(beside)  # the copy is the only one, and holds what was committed before it was made
     with ww.kv.open(second, "r+") as w:
-        assert w[7] == b"x"
+        assert w[7] == b"7" and w.verify().sound
         w.put(8, b"y")
     shutil.copytree(second, beside)
     with pytest.raises(errors.SharingError, match=r"m.kv is a copy of .*second.kv"):
@@ -132,3 +138,131 @@ def test_a_link_to_a_store_finds_its_shards(beside, tmp_path):
     for mode in ("r", "r+"):
         with ww.kv.open(tmp_path / "elsewhere" / "link.kv", mode) as s:
             assert len(s) == 100
+
+
+# -- commits of all shards ------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+import warpwell as ww
+
+with ww.kv.open(sys.argv[1], "r+") as w:
+    print("ready", flush=True)
+    for version in range(300):
+        w.put_many(range(200), [version.to_bytes(8, "little") * (1 + version % 50)] * 200)
+        w.commit()
+        if version % 25 == 0:
+            w.compact(threshold=0.3)
+"""
+
+
+def test_readers_see_whole_commits(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    with ww.kv.create(tmp_path / "m.kv", segment_bytes="256KiB", shards=folders) as w:
+        w.put_many(range(200), [bytes(8)] * 200)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "m.kv"], stdout=subprocess.PIPE)
+    try:
+        assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+        versions, done = [0], False
+        while not done:
+            done = writer.poll() is not None
+            with ww.kv.open(tmp_path / "m.kv") as r:
+                for _ in range(10):
+                    values, found = r.get_many(range(200))
+                    assert found.all() and len({value[:8] for value in values}) == 1
+                    versions.append(int.from_bytes(values[0][:8], "little"))
+                    r.refresh()
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert versions == sorted(versions) and len(set(versions)) > 3 and versions[-1] == 299
+
+
+class StoppedError(OSError):
+    """The end of a process that is killed at a call."""
+
+
+class StoppingFiles(Files):
+    """Calls that raise from the call `number` on."""
+
+    def __init__(self, number):
+        self.left = number
+
+    def _step(self):
+        self.left -= 1
+        if self.left < 0:
+            raise StoppedError
+
+    def create(self, path):
+        self._step()
+        return super().create(path)
+
+    def pwrite(self, fd, data, offset):
+        self._step()
+        super().pwrite(fd, data, offset)
+
+    def rename(self, source, target):
+        self._step()
+        super().rename(source, target)
+
+    def unlink(self, path):
+        self._step()
+        super().unlink(path)
+
+
+@pytest.fixture
+def format_2(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-2.zip") as file:
+        file.extractall(tmp_path)
+    expected = {k: b"v5-%d" % k * (1 + 150 * (k % 2)) for k in range(40) if k != 5}
+    expected.update({b"name%d" % k: b"n%d" % k for k in range(10)})
+    return tmp_path, {**expected, 100: b"last", -1: b""}
+
+
+def test_shards_of_format_2_become_one_log(format_2):
+    folder, expected = format_2
+    before = snapshot_of(folder)
+    with ww.kv.open(folder / "m.kv") as r, ww.kv.open(folder / "none.kv") as unsynced:
+        assert dict(r.items()) == expected and r.verify().sound and r.refresh() == len(expected)
+        assert dict(unsynced.items()) == {k: b"%d" % k for k in range(20)}
+        assert snapshot_of(folder) == before
+        with ww.kv.open(folder / "m.kv", "r+") as w:
+            assert dict(w.items()) == expected
+            w.put_many([1, 2], [b"new"] * 2)
+            w.delete(100)
+        assert r.refresh() and r[1] == b"new" and 100 not in r and r[3] == expected[3]
+        with ww.kv.open(folder / "none.kv", "r+") as w:
+            w.put(20, b"20")
+        assert unsynced.refresh() and dict(unsynced.items()) == {k: b"%d" % k for k in range(21)}
+    for mode in ("r+", "r"):
+        with ww.kv.open(folder / "m.kv", mode) as s:
+            assert s[1] == s[2] == b"new" and len(s) == len(expected) - 1 and s.verify().sound
+    assert not [path for shard in "ab" for path in (folder / shard).glob("*.[js]n*")]
+    with ww.kv.open(folder / "one.kv", "r+") as w:
+        assert len(w) == 20 and 3 not in w and w.verify().sound
+
+
+def test_an_interrupted_merge_of_logs_loses_nothing(format_2, tmp_path):
+    folder, expected = format_2
+    for number in range(100):
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("copy*"))
+        try:
+            Log.open(copy / "m.kv", writable=True, files=StoppingFiles(number)).close()
+        except (StoppedError, errors.StoreFailedError):
+            pass
+        else:
+            break
+        for mode in ("r", "r+"):
+            with ww.kv.open(copy / "m.kv", mode) as s:
+                assert dict(s.items()) == expected and s.verify().sound
+        shutil.rmtree(copy)
+    assert number > 10
+
+
+def test_shards_of_format_2_are_salvaged(format_2):
+    folder, expected = format_2
+    (folder / "m.kv" / "MANIFEST").unlink()
+    report = ww.kv.salvage(folder / "m.kv", folder / "new.kv")
+    with ww.kv.open(folder / "new.kv") as r:
+        assert report.complete and dict(r.items()) == expected

@@ -392,12 +392,12 @@ def verify(arguments: argparse.Namespace) -> int:
     """Read everything and check it; return 1 if something is damaged."""
     import time
 
-    from ..kv.shard_folders import verify_all
+    from ..kv.log.verify import verify
 
     output = output_of(arguments)
     started = time.perf_counter()
     with output.progress() as report:
-        found = verify_all(arguments.store, progress=lambda done, total: report("verify", done, total))
+        found = verify(arguments.store, progress=lambda done, total: report("verify", done, total))
     names = ("sound", "records", "value_bytes", "journal_records", "torn_bytes")
     values = {"store": str(arguments.store), **{name: getattr(found, name) for name in names}}
     values["seconds"] = time.perf_counter() - started

@@ -12,14 +12,13 @@ The files, in the order in which a record meets them:
     store.py          `Store`, the mapping that the host uses; views, statistics, reads in the background
     keys.py           types of keys; keys as arrays; the order of keys
     schema.py         types of values: bytes, or a record of named arrays
-    shards.py         several folders as one store: the shard of each key (rendezvous hash)
-    shard.py          the records of one folder: log, index and reader together; commit, refresh, compaction
-    log/              the files on disk: segments of values, journal, snapshots, recovery
+    records.py        log, index and reader of one store together; commit, refresh, compaction
+    shards.py         the shard of each key: its folder of values, for example on its own drive
+    log/              the files on disk: segments of values, folders of shards, journal, snapshots, recovery
     index/            where each value lies, in memory; native code that looks keys up and reads values
     native.py         compile device code into functions that Python calls
     device/           how kernels fetch records: queues, requests, device cache, batches
     loader/           shuffled batches for training
-    shard_folders.py  find the shards of a store that was moved or copied; verify a store with its shards
     salvage.py        copy the undamaged records of a damaged store into a new one
     lifetime.py       stores that are dropped, forked, or open when the program ends: commit and close
     convert/          import records from other formats, and export them

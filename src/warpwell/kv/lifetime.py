@@ -26,15 +26,13 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .. import closing, errors
 from .._os import clock, uninterrupted
 from .device.engine import Engine
-from .shard import Shard
-from .shards import Shards
+from .records import Records
 
 _logger = logging.getLogger(__name__)
 
@@ -49,12 +47,12 @@ class _OpenStore(Protocol):
     path: str
     writable: bool
     _estate: Any
+    _records: Records
 
     @property
     def closed(self) -> bool: ...
     def commit(self) -> int: ...
     def uncommitted(self) -> int: ...
-    def folders(self) -> Sequence[Shard]: ...
     def forked(self, *, busy: bool) -> None: ...
     def _close(self, *, commit: bool) -> None: ...
 
@@ -67,7 +65,7 @@ class Estate:
     """The parts of a store that must be closed when it is dropped."""
 
     store: weakref.ref[_OpenStore]
-    shards: Shard | Shards
+    records: Records
     writable: bool
     pid: int = field(default_factory=os.getpid)
     engine: Engine | None = None
@@ -93,16 +91,18 @@ class Estate:
         try:
             if self.engine is not None:
                 self.engine.close()
-            left = self.shards.uncommitted() if ours else 0
-            self.shards.close(commit=ours)
-            if left and self.shards.failed:
+            left = self.records.uncommitted() if ours else 0
+            self.records.close(commit=ours)
+            if left and self.records.failed:
                 why = "a write failed before"
         except BaseException as error:  # nobody is there to raise it to
             why = str(error) or type(error).__name__
         if why and left:
-            _say(f"{_changes(left)} of {self.shards.path}, which was dropped without close(), {_are(left)} lost: {why}")
+            _say(
+                f"{_changes(left)} of {self.records.path}, which was dropped without close(), {_are(left)} lost: {why}"
+            )
         elif why:
-            _say(f"{self.shards.path}, which was dropped without close(), could not be closed: {why}")
+            _say(f"{self.records.path}, which was dropped without close(), could not be closed: {why}")
 
     def finish(self) -> None:
         """Close at the end of the program."""
@@ -111,12 +111,12 @@ class Estate:
             _close_at_exit(store, _ended_by_exception())
 
 
-def opened(store: _OpenStore, shards: Shard | Shards) -> tuple[Estate, weakref.finalize[..., _OpenStore]]:
+def opened(store: _OpenStore, records: Records) -> tuple[Estate, weakref.finalize[..., _OpenStore]]:
     """Note an open store; return its estate, and the finalizer that closes it when the store is dropped."""
-    estate = Estate(weakref.ref(store), shards, store.writable)
+    estate = Estate(weakref.ref(store), records, store.writable)
     if store.writable:
         closing.ready()
-        closing.keep(estate, shards.path)
+        closing.keep(estate, records.path)
     _open[id(store)] = estate.store
     finalizer = weakref.finalize(store, _dropped, id(store), estate)
     finalizer.atexit = False
@@ -232,7 +232,7 @@ class _Holding(threading.local):
     """The locks that a thread holds while it forks."""
 
     def __init__(self) -> None:
-        self.shards: list[Shard] = []
+        self.records: list[Records] = []
         self.busy: set[int] = set()
 
 
@@ -240,34 +240,32 @@ _holding = _Holding()
 
 
 def _before_fork() -> None:
-    _holding.shards, _holding.busy = [], set()
-    shards = [shard for store in open_stores() if not store.writable for shard in store.folders()]
-    if not shards:
+    _holding.records, _holding.busy = [], set()
+    opened = [store._records for store in open_stores() if not store.writable]
+    if not opened:
         return
     end = clock.monotonic() + _SECONDS
     with uninterrupted():  # Python prints an exception that is raised here and goes on, with locks held
-        for shard in sorted(shards, key=id):  # in one order: other threads may be forking, too
-            if shard.hold(max(0.0, end - clock.monotonic())):
-                _holding.shards.append(shard)
+        for records in sorted(opened, key=id):  # in one order: other threads may be forking, too
+            if records.hold(max(0.0, end - clock.monotonic())):
+                _holding.records.append(records)
             else:
-                _holding.busy.add(id(shard))
+                _holding.busy.add(id(records))
 
 
 def _after_fork_in_parent() -> None:
-    for shard in _holding.shards:
-        shard.let_go()
-    _holding.shards = []
+    for records in _holding.records:
+        records.let_go()
+    _holding.records = []
 
 
 def _after_fork_in_child() -> None:
     global _errors_of_parent
     _errors_of_parent = _errors()
     for store in open_stores():
-        shards = store.folders()
-        for shard in shards:
-            shard.forked()
-        store.forked(busy=any(id(shard) in _holding.busy for shard in shards))
-    _holding.shards = []
+        store._records.forked()
+        store.forked(busy=id(store._records) in _holding.busy)
+    _holding.records = []
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

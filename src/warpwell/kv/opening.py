@@ -21,10 +21,10 @@ from .log.files import Files
 from .log.lock import WriterLock
 from .log.log import Log
 from .log.manifest import read_manifest
+from .log.shards import home_of, own_shards
+from .records import Records
 from .schema import Schema, as_schema
-from .shard import Shard
-from .shard_folders import find_shard, home_of, own_shards, written
-from .shards import MAX_SHARDS, Shards, close_all
+from .shards import MAX_SHARDS
 from .store import Store
 
 Path = str | os.PathLike[str]
@@ -83,11 +83,11 @@ def create(
     lifetime.settle()
     with contextlib.ExitStack() as undo:
         finish = put_aside(os.path.abspath(path), folders or [], undo) if overwrite else None
-        made = _create(path, meta, options, folders)
+        log = Log.create(path, schema_json=meta, shards=folders or (), **options)
         undo.pop_all()
     if finish is not None:
         finish()
-    return Store(made, schema=given, writable=True, durability=durability)
+    return Store(Records(log), schema=given, writable=True, durability=durability)
 
 
 def open_store(
@@ -212,31 +212,20 @@ def _device_options(
 def _open(
     path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: MakeMedium | None
 ) -> Store:
-    """Open the log and the shards of a store; on an error close all that was opened."""
+    """Open a store; on an error close its log."""
     log = Log.open(path, writable=writable)
-    opened: list[Callable[[], None]] = [log.close]
     try:
-        meta = log.schema_json or {}
-        if "shard" in meta:
-            raise errors.FormatError(
-                f"{log.path} is shard {meta['shard']} of the store {home_of(log.path, meta)}: open that one",
-                path=log.path,
-            )
-        described = meta.get("schema")
+        described = (log.schema_json or {}).get("schema")
         schema = None if described is None else Schema.from_json(described)
-        shards: Shard | Shards
-        if meta.get("shards"):
-            shards = Shards(log, _open_shards(log, meta["shards"], opened))
-        else:
-            shards = Shard(log, log.path)
+        records = Records(log)
         if options is None:
-            return Store(shards, schema=schema, writable=writable, durability=log.durability)
+            return Store(records, schema=schema, writable=writable, durability=log.durability)
         if writable:
             options = replace(options, cache_bytes=0)
         if schema is not None:
             options = replace(options, value_bytes=schema.nbytes)
         return DeviceStore(
-            shards,
+            records,
             schema=schema,
             writable=writable,
             durability=log.durability,
@@ -246,7 +235,7 @@ def _open(
         )
     except BaseException:
         with contextlib.suppress(Exception):
-            close_all(opened)
+            log.close()
         raise
 
 
@@ -299,44 +288,6 @@ def _device(device: Any) -> str:
     if name.startswith("cuda") and not has_cuda():
         raise errors.DeviceNotFoundError(f'device "{name}" needs an NVIDIA GPU and {extra("cuda")}: use "cpu"')
     return name
-
-
-def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Shard | Shards:
-    if folders is None:
-        log = Log.create(path, schema_json=meta, **options)
-        return Shard(log, log.path)
-    made: list[Log] = []
-    try:
-        for number, folder in enumerate(folders):
-            told = {"shard": number, "store": written(os.path.abspath(path), folder)}
-            made.append(Log.create(folder, schema_json=told, **options))
-        # The main manifest comes last: until it is there, there is no store.
-        meta["shards"] = [{"path": written(log.path, os.path.abspath(path)), "uuid": log.uuid} for log in made]
-        main = Log.create(path, schema_json=meta, **options)
-        return Shards(main, [Shard(log, log.path) for log in made])
-    except BaseException:
-        for log in made:
-            with contextlib.suppress(Exception):
-                log.close()
-            shutil.rmtree(log.path, ignore_errors=True)
-        raise
-
-
-def _open_shards(main: Log, listed: list[dict[str, str]], opened: list[Callable[[], None]]) -> list[Shard]:
-    shards = []
-    for number, shard in enumerate(listed):
-        folder = find_shard(main.path, number, shard)
-        moved = main.writable and folder.check_writer(main.path, main.uuid)
-        try:
-            log = Log.open(folder.path, writable=main.writable)
-        except (errors.MissingFileError, errors.FormatError) as error:
-            error.args = (f"shard {number} of {main.path}: {error.args[0]}",)
-            raise
-        opened.append(log.close)
-        if moved:
-            log.describe(folder.meta_for(main.path))
-        shards.append(Shard(log, log.path))
-    return shards
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:

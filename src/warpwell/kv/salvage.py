@@ -47,9 +47,10 @@ from .log.format import (
 from .log.lock import LOCK_NAME
 from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
+from .log.segments import segment_path
+from .log.shards import locate_segments
 from .log.verify import Problem
 from .opening import create
-from .shard_folders import find_shard, resolved
 
 _BATCH_BYTES = 8 << 20
 _BATCH_RECORDS = 4096
@@ -120,21 +121,22 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     folder = os.path.abspath(path)
     report = SalvageReport(folder, os.path.abspath(target))
     manifest = _described(folder, report)
-    folders = [folder]
-    for number, shard in enumerate((manifest.schema or {}).get("shards") or ()):
-        try:
-            folders.append(find_shard(folder, number, shard).path)
-        except errors.CorruptionError:
-            folders.append(resolved(shard["path"], folder))  # its damage is reported later
-        except (errors.MissingFileError, errors.FormatError) as error:
-            report.lost.append(Problem(str(error.path), None, str(error)))
+    folders, missing = locate_segments(folder, manifest)
+    shards = [shard.path for shard in folders]
+    report.lost += [
+        Problem(shards[shard], None, str(error))
+        for shard, error in missing.items()
+        if not isinstance(error, errors.CorruptionError)  # else its values are read all the same
+    ]
+    # The folders of logs, and for each the folders of its segments.
+    logs = [(path, [path]) for path in shards] if manifest.separate_logs else [(folder, shards)]
     schema = (manifest.schema or {}).get("schema")
     if os.path.commonpath([report.target, folder]) == folder:
         raise errors.ArgumentError(f"{target} is inside the store itself: choose another folder", name="target")
     with contextlib.ExitStack() as stack:
-        for place in folders:
-            stack.enter_context(_kept_from_writers(place))
-        found = [_state(place, report) for place in folders]
+        for path in dict.fromkeys([folder, *shards]):
+            stack.enter_context(_kept_from_writers(path))
+        found = [_state(log, report) for log, _ in logs]
         made = create(
             target,
             None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
@@ -145,10 +147,10 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
             with made:
                 total, done = sum(map(len, found)), 0
                 whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
-                for place, slots in zip(folders, found, strict=True):
+                for (_, paths), slots in zip(logs, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
                     for some in batches_of(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
-                        _put(made, place, slots[some], whole, report)
+                        _put(made, paths, slots[some], whole, report)
                         done += len(slots[some])
                         if progress is not None:
                             progress(done, total)
@@ -238,8 +240,8 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
 
 
-def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
-    """Read and check the values of a batch, and put the undamaged ones."""
+def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
+    """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
     values: list[bytes] = []
     kept: list[int] = []
     lengths = key_len_of(slots[:, 3])
@@ -247,7 +249,7 @@ def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report:
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
     for segment in np.unique(segment_of(slots[:, 2])).tolist():
         rows = np.flatnonzero(segment_of(slots[:, 2]) == segment)
-        path = os.path.join(folder, f"{segment:08d}.val")
+        path = segment_path(folders, segment)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -269,7 +271,7 @@ def _put(store: Any, folder: str, slots: NDArray[np.int64], whole: bool, report:
         finally:
             os.close(fd)
     if kept:
-        store._shards.put(keys.take(np.array(kept)), values)
+        store._records.put(keys.take(np.array(kept)), values)
         report.records += len(kept)
         report.value_bytes += sum(map(len, values))
 

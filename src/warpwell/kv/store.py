@@ -22,9 +22,8 @@ from . import lifetime
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
 from .log.verify import VerifyReport
+from .records import Records
 from .schema import Schema, many_values, one_value, row_bytes_of
-from .shard import Shard
-from .shards import Shards
 
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 """One, of this process."""
@@ -102,17 +101,17 @@ class Store(MutableMapping[Any, Any]):
 
     no_kernel_argument = "open it with device="
 
-    def __init__(self, shards: Shard | Shards, *, schema: Schema | None, writable: bool, durability: str) -> None:
-        self.path = shards.path
+    def __init__(self, records: Records, *, schema: Schema | None, writable: bool, durability: str) -> None:
+        self.path = records.path
         self.schema = schema
         self.writable = writable
-        self._shards = shards
-        self._get = shards.get
+        self._records = records
+        self._get = records.get
         self._durability = durability
         self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
-        self._estate, self._finalizer = lifetime.opened(self, shards)
+        self._estate, self._finalizer = lifetime.opened(self, records)
 
     # -- one record -----------------------------------------------------------------------------------------
 
@@ -161,14 +160,14 @@ class Store(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self.check_open()
-        return self._shards.has(as_key(key))
+        return self._records.has(as_key(key))
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`."""
         self._check_writable()
         raw = as_key(key)
         packed = one_value(value, key) if self.schema is None else self.schema.pack_one(value)
-        self._shards.put_one(raw, packed, is_integer(key))
+        self._records.put_one(raw, packed, is_integer(key))
         self._counts["puts"] += 1
 
     __setitem__ = put
@@ -214,12 +213,12 @@ class Store(MutableMapping[Any, Any]):
             raise self._unusable()
         checked = as_keys(keys)
         if self.schema is None and out is None:
-            values = self._reading(self._shards.values, checked)
+            values = self._reading(self._records.values, checked)
             return values, np.fromiter((v is not None for v in values), np.bool_, checked.size)
         row_bytes = row_bytes_of(out, checked.size) if self.schema is None else self.schema.nbytes
         if out is not None and self.schema is not None:
             row_bytes_of(out, checked.size, row_bytes)
-        rows, found = self._reading(self._shards.rows, checked, row_bytes, out)
+        rows, found = self._reading(self._records.rows, checked, row_bytes, out)
         return (rows if self.schema is None else self.schema.unpack(rows)), found
 
     def get_async(self, keys: Any) -> HostFuture:
@@ -256,13 +255,13 @@ class Store(MutableMapping[Any, Any]):
         else:
             packed = many_values(values, checked)
         if checked.size:
-            self._shards.put(checked, packed)
+            self._records.put(checked, packed)
             self._counts["puts"] += checked.size
 
     def delete_many(self, keys: Any) -> int:
         """Delete many records; return how many existed."""
         self._check_writable()
-        there = int(np.count_nonzero(self._shards.delete(as_keys(keys))))
+        there = int(np.count_nonzero(self._records.delete(as_keys(keys))))
         self._counts["deletes"] += there
         return there
 
@@ -270,11 +269,11 @@ class Store(MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         self.check_open()
-        return len(self._shards)
+        return len(self._records)
 
     def __iter__(self) -> Iterator[int | bytes]:
         self.check_open()
-        return iter(self._shards.entries()[0].to_list())
+        return iter(self._records.entries()[0].to_list())
 
     def items(self) -> ItemsView[Any, Any]:
         """Return the records, as a view that reads them in batches."""
@@ -301,15 +300,15 @@ class Store(MutableMapping[Any, Any]):
         self.check_open()
         first = checked_bytes(prefix, "prefix")
         limit = None if limit is None else checked_integer(limit, "limit", minimum=0)
-        begin = None if start is None else shown(start) if self._shards.kinds else as_key(start)
-        keys = with_prefix(self._shards.entries()[0], first, begin)
+        begin = None if start is None else shown(start) if self._records.kinds else as_key(start)
+        keys = with_prefix(self._records.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()
 
     def ordered(self) -> Keys:
         """Return all keys in the order of `keys_array`, and which of them are integers."""
         self.check_open()
-        keys, _ = self._shards.entries()
-        if not self._shards.kinds and (keys.padded()[1] == INT_KEY).all():
+        keys, _ = self._records.entries()
+        if not self._records.kinds and (keys.padded()[1] == INT_KEY).all():
             keys = keys._replace(integers=True)
         return in_order(keys)
 
@@ -328,7 +327,7 @@ class Store(MutableMapping[Any, Any]):
 
     def clear(self) -> None:
         """Delete all records."""
-        self.delete_many(self._shards.entries()[0])
+        self.delete_many(self._records.entries()[0])
 
     __eq__ = object.__eq__  # comparing records would read all of them
     __hash__ = object.__hash__
@@ -345,12 +344,12 @@ class Store(MutableMapping[Any, Any]):
         """
         self._check_writable()
         self._counts["commits"] += 1
-        return self._shards.commit()
+        return self._records.commit()
 
     def refresh(self) -> int:
         """Read what another process committed since the last refresh; return the number of changes (0 for a writer)."""
         self.check_open()
-        return 0 if self.writable else self._shards.refresh()
+        return 0 if self.writable else self._records.refresh()
 
     def verify(self, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
         """Read all committed data and check its checksums.
@@ -367,7 +366,7 @@ class Store(MutableMapping[Any, Any]):
         """
         self.check_open()
         checked_callable(progress, "progress")
-        return self._shards.verify(progress=progress)
+        return self._records.verify(progress=progress)
 
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
@@ -391,13 +390,13 @@ class Store(MutableMapping[Any, Any]):
         """
         self._check_writable()
         checked_callable(progress, "progress")
-        return self._shards.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
+        return self._records.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
 
     @property
     def stats(self) -> StoreStatistics:
         """Return the store's statistics."""
         self.check_open()
-        figures: dict[str, Any] = {**self._shards.figures(), **self._counts}
+        figures: dict[str, Any] = {**self._records.figures(), **self._counts}
         return StoreStatistics(**figures, durability=self._durability)
 
     def close(self) -> None:
@@ -417,7 +416,7 @@ class Store(MutableMapping[Any, Any]):
             self._unusable = self._closed_error
         lifetime.closed(self)
         self._finalizer.detach()
-        self._shards.close(commit=commit)
+        self._records.close(commit=commit)
 
     @property
     def closed(self) -> bool:
@@ -436,7 +435,7 @@ class Store(MutableMapping[Any, Any]):
         if self._unusable is not None:
             return f"<Store {self.path!r}, closed>"
         mode = "r+" if self.writable else "r"
-        return f"<Store {self.path!r}, mode {mode!r}, {len(self._shards)} records>"
+        return f"<Store {self.path!r}, mode {mode!r}, {len(self._records)} records>"
 
     def native(self) -> Sequence[NativeMedium]:
         """Return the function that a controller calls for commands, one for each shard (see `shards.shard_of`).
@@ -444,18 +443,14 @@ class Store(MutableMapping[Any, Any]):
         ``start`` is `serve.kv_start`, and ``owner`` the store. No command may be in flight when the store is closed.
         """
         self.check_open()
-        return [replace(native, owner=self) for native in self._shards.natives()]
+        return [replace(native, owner=self) for native in self._records.natives()]
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next `commit` makes durable."""
         self.check_open()
-        return self._shards.uncommitted()
+        return self._records.uncommitted()
 
     # -- other processes (see `lifetime`) -------------------------------------------------------------------
-
-    def folders(self) -> Sequence[Shard]:
-        """Return the `Shard` of each folder."""
-        return self._shards.folders()
 
     def forked(self, *, busy: bool) -> None:
         """Continue in a forked child; `busy` says that another thread's refresh was interrupted by the fork."""
@@ -517,7 +512,7 @@ class StoreValues(ValuesView[Any]):
 
 
 def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
-    keys, _ = store._shards.entries()
+    keys, _ = store._records.entries()
     for first in range(0, keys.size, _BATCH):
         some = keys.take(slice(first, first + _BATCH))
         batch, found = store.get_many(some)

@@ -170,9 +170,9 @@ class _Entries:
             raise ArgumentError(
                 f"prefix {prefix!r} has more than {MAX_KEY} bytes, the longest that a key can be", name="prefix"
             )
-        self.kinds = store._shards.kinds
+        self.kinds = store._records.kinds
         self.keys = with_prefix(store.ordered(), first, None)
-        self.sizes = store._shards.sizes(self.keys)
+        self.sizes = store._records.sizes(self.keys)
         self.nbytes = int(self.sizes.sum())
 
     @property

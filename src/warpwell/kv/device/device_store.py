@@ -11,9 +11,8 @@ from ... import errors
 from ...storage import NativeMedium
 from ...targets import LaunchFlag
 from .. import lifetime
+from ..records import Records
 from ..schema import Schema
-from ..shard import Shard
-from ..shards import Shards
 from ..store import Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
@@ -38,7 +37,7 @@ class DeviceStore(Store):
 
     def __init__(
         self,
-        shards: Shard | Shards,
+        records: Records,
         *,
         schema: Schema | None,
         writable: bool,
@@ -47,12 +46,12 @@ class DeviceStore(Store):
         beside: DeviceStore | None = None,
         drive: MakeMedium | None = None,
     ) -> None:
-        super().__init__(shards, schema=schema, writable=writable, durability=durability)
+        super().__init__(records, schema=schema, writable=writable, durability=durability)
         self.options = options
         self._beside = beside
         self._engine: Engine
         try:
-            natives = [] if beside is not None else shards.natives()
+            natives = [] if beside is not None else records.natives()
             self._drives = [drive(native) for native in natives] if drive is not None else []
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:

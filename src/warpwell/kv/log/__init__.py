@@ -5,12 +5,12 @@ In the order in which a record meets them:
     log.py         append, commit, snapshot, close; the order of writes that makes a commit durable
     format.py      the bytes of records, superblocks and locations
     checksum.py    CRC-32C of values and records, in native code
-    segments.py    files of values, and the place of the next value
+    segments.py    files of values, and the offset of the next value
+    shards.py      the folders of segments: find the shards of a store that was moved or copied
     journal.py     chained records of puts and deletes, in atomic groups
     floor.py       COMMITTED: the last record that is known to be durable
     snapshot.py    all live records in one file
     manifest.py    MANIFEST: which files a store consists of
-    catalog.py     changes of the manifest: a new segment, a snapshot with the journal that follows it
     files.py       every system call that changes a file, and the handling of its errors
     lock.py        LOCK: one writer at a time, also where file locks do nothing
     opening.py     create a log; open one for writing

@@ -119,8 +119,9 @@ def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArr
         dead = total - int(used[segment])
         if dead > 0 and dead >= threshold * total:
             victims.append(segment)
-    if log.segments.head in victims:
-        log.roll()
+    for shard, head in enumerate(log.segments.heads):
+        if head in victims:
+            log.roll(shard)
     slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
     return victims, slots[np.argsort(slots[:, 2], kind="stable")]
 
@@ -161,6 +162,7 @@ def _move(
         if not len(still):
             return 0
         chosen = [values[k] for k in still.tolist()]
-        new = log.append(keys[still], lens[still], chosen, moved=True)
+        shards = log.segments.shard_of(segment_of(slots[still, 2])).astype(np.uint8)
+        new = log.append(keys[still], lens[still], chosen, shards=shards, moved=True)
         relocate(keys[still], lens[still], np.ascontiguousarray(slots[still, 2:]), new)
         return len(still)

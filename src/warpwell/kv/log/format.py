@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import crc32c
 
-FORMAT_VERSION = 2
-"""The format of new files. Stores of format 1 are read, and become format 2 when a manifest is written."""
+FORMAT_VERSION = 3
+"""The format of new files. Stores of formats 1 and 2 are read, and become format 3 when a manifest is written."""
 
 MAX_VALUE = 1 << 24
 """Bytes; 16 MiB."""

@@ -23,7 +23,7 @@ from .checksum import (
     scan_records,
     seal_records,
 )
-from .files import Files, read_at
+from .files import Files, read_at, write_new
 from .format import (
     COMMIT,
     DELETE,
@@ -39,6 +39,7 @@ from .format import (
     Superblock,
     file_name,
     key_len_of,
+    new_salt,
 )
 
 _CHUNK = 1 << 17
@@ -194,6 +195,14 @@ def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8],
 def journal_path(folder: str, id: int) -> str:
     """Return a journal's file."""
     return os.path.join(folder, file_name(JOURNAL_FILE, id))
+
+
+def new_journal(files: Files, folder: str, uuid: bytes, id: int, after: Position) -> Journal:
+    """Create a durable journal that continues after a record; its name is not durable yet."""
+    salt = new_salt()
+    block = Superblock(JOURNAL_FILE, uuid, id, after.seq, after.chain, salt)
+    fd = write_new(files, journal_path(folder, id), [block.pack()])
+    return Journal(files, fd, salt, Position(SUPERBLOCK, after.seq, after.chain))
 
 
 def read_superblock(fd: int, uuid: bytes, id: int, path: str) -> Superblock:

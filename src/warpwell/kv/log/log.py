@@ -23,14 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from .catalog import Catalog
 from .checksum import crc32c
 from .files import Files, Guard
 from .floor import Floor
-from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, SEGMENT_SHIFT, UNIT, segment_of
+from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, segment_of
 from .journal import Journal, Pending, new_records
 from .lock import WriterLock, check_process
-from .manifest import Manifest
+from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
 from .recovery import Changes, LoadedLog, Recovered, follow, join, live, load_for_reading, split
 from .segments import Segments, ValueBuffers, too_large
@@ -71,7 +70,7 @@ class Log:
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
         self._files, self.segments, self._journal, self._manifest = files, segments, journal, manifest
-        self._catalog: Catalog | None = None
+        self._manifest_writer: ManifestWriter | None = None
         self._floor: Floor | None = None
         self._writer: WriterLock | None = None
         self._guard = Guard(folder)
@@ -94,6 +93,7 @@ class Log:
         schema_json: dict[str, Any] | None = None,
         durability: str = "commit",
         segment_bytes: int = 256 << 20,
+        shards: Sequence[str] = (),
         files: Files | None = None,
     ) -> Log:
         """Create an empty log and open it for writing.
@@ -107,6 +107,8 @@ class Log:
         durability : {"commit", "always", "none"}
         segment_bytes : int
             At least 64 KiB.
+        shards : sequence of str
+            Folders for the segments, absolute; they must not exist, or be empty. Default: the log's own folder.
         files : Files, optional
             The system calls.
 
@@ -120,7 +122,9 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        opened = create_writable(files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes)
+        opened = create_writable(
+            files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes, shards=shards
+        )
         return cls._writer_of(path, files, opened)
 
     @classmethod
@@ -151,7 +155,7 @@ class Log:
     def _writer_of(cls, path: str, files: Files, opened: OpenedLog) -> Log:
         log = cls(path, files, opened.manifest, opened.segments, opened.journal)
         log.writable = True
-        log._catalog = Catalog(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
+        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
         log._floor, log._writer = opened.floor, opened.writer
         log._set_recovered(opened.loaded)
         try:
@@ -166,10 +170,10 @@ class Log:
         if not writer.sole:
             found, floor = self.recovered, self._floor
             assert found is not None and floor is not None
-            with self._guard.writing():
-                self._roll()
             self.snapshot(found.keys, found.key_lens, found.locs)
             with self._guard.writing():
+                for shard in range(len(self.segments.paths)):
+                    self._roll(shard)
                 floor.raise_to(self._journal.position.seq, self._journal.position.chain, self._journal.salt)
                 self._guard.fence(writer.settle)
 
@@ -180,7 +184,13 @@ class Log:
     # -- appending --------------------------------------------------------------------------------------------
 
     def append(
-        self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], values: Any, *, moved: bool = False
+        self,
+        keys: NDArray[np.uint8],
+        key_lens: NDArray[np.uint8],
+        values: Any,
+        *,
+        shards: NDArray[np.uint8] | None = None,
+        moved: bool = False,
     ) -> NDArray[np.int64]:
         """Append puts and return the values' locations; they are durable once `commit` has returned.
 
@@ -190,6 +200,8 @@ class Log:
         key_lens : uint8 [N]
             With the mark `INTEGER` if a key was given as an integer.
         values : sequence of bytes-like, or uint8 [N, nbytes]
+        shards : uint8 [N], optional
+            The shard of each value; default 0.
         moved : bool, default False
             Whether the records are copies made by a compaction.
 
@@ -206,11 +218,13 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            given = values if isinstance(values, ValueBuffers) else ValueBuffers(values)
+            groups = _by_shard(values, key_lens, shards)
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                locs = self.segments.append(given, key_lens, self._roll)
+                locs = np.empty((len(key_lens), 2), np.int64)
+                for shard, rows, buffers in groups:
+                    locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll)
                 records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
                 records["loc"] = locs
                 self._pending.add(records)
@@ -218,19 +232,17 @@ class Log:
             self._always()
             return locs
 
-    def append_one(self, key: bytes, value: Any, mark: int = 0) -> tuple[int, int]:
+    def append_one(self, key: bytes, value: Any, mark: int = 0, shard: int = 0) -> tuple[int, int]:
         """Append one put and return the two words of its location; as `append`, but faster."""
         with self.lock:
             self._check_writable()
             nbytes = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
             if nbytes > MAX_VALUE:
                 raise too_large(nbytes)
-            segments = self.segments
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                offset = segments.append_one(value, nbytes, self._roll)
-                loc0 = segments.head << SEGMENT_SHIFT | offset // UNIT
+                loc0 = self.segments.append_one(shard, value, nbytes, self._roll)
                 crc = crc32c(value) if nbytes else 0
                 loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | nbytes
                 self._pending.add_packed(_PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0))
@@ -314,7 +326,7 @@ class Log:
             self.commit()
             slots, drop = join(keys, key_lens, locs), sorted(self._emptied)
             wrong = set(np.unique(segment_of(slots[:, 2])).tolist()) - (set(self._manifest.segments) - set(drop))
-            if wrong or self.segments.head in drop:
+            if wrong or set(self.segments.heads) & set(drop):
                 raise errors.ArgumentError(
                     f"records are in segments {sorted(wrong)}, which will be removed: move the records first",
                     name="locs",
@@ -322,9 +334,9 @@ class Log:
             with self._guard.writing():
                 self._guard.sync(self.segments.sync)
                 self._sync_journal()
-                assert self._catalog is not None
-                journal = self._catalog.replace_journal(slots, self._journal.position, drop)
-                self._manifest = self._catalog.manifest
+                assert self._manifest_writer is not None
+                journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
+                self._manifest = self._manifest_writer.manifest
                 self._journal.close()
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
                 self._retired |= self._emptied
@@ -389,26 +401,17 @@ class Log:
         """Sequence number of the last committed record."""
         return self._journal.position.seq
 
-    def describe(self, schema_json: dict[str, Any]) -> None:
-        """Replace `schema_json`, durably."""
-        with self.lock:
-            self._check_writable()
-            assert self._catalog is not None
-            with self._guard.writing():
-                self._catalog.describe(schema_json)
-            self._manifest, self.schema_json = self._catalog.manifest, schema_json
-
     @property
     def failed(self) -> bool:
         """Whether a write failed, after which no more are accepted."""
         return self._guard.failed
 
-    def roll(self) -> None:
-        """Begin a new segment."""
+    def roll(self, shard: int = 0) -> None:
+        """Begin a new segment of a shard."""
         with self.lock:
             self._check_writable()
             with self._guard.writing():
-                self._roll()
+                self._roll(shard)
 
     # -- closing ----------------------------------------------------------------------------------------------
 
@@ -491,8 +494,22 @@ class Log:
         self._spilled += count
         self._pending.clear(keep=1)
 
-    def _roll(self) -> None:
-        assert self._catalog is not None
+    def _roll(self, shard: int) -> None:
+        assert self._manifest_writer is not None
         unsure = self.durability == "none" and self._unsynced
-        self._catalog.roll(None if unsure else self._journal.position)
-        self._manifest = self._catalog.manifest
+        self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
+        self._manifest = self._manifest_writer.manifest
+
+
+def _by_shard(
+    values: Any, key_lens: NDArray[np.uint8], shards: NDArray[np.uint8] | None
+) -> list[tuple[int, Any, ValueBuffers]]:
+    """Return the shards of some values, the rows of each, and its values."""
+    if shards is None:
+        return [(0, slice(None), ValueBuffers(values))]
+    groups = []
+    for shard in np.unique(shards).tolist():
+        rows = np.flatnonzero(shards == shard)
+        chosen = values[rows] if isinstance(values, np.ndarray) else [values[k] for k in rows.tolist()]
+        groups.append((shard, rows, ValueBuffers(chosen)))
+    return groups

@@ -1,4 +1,4 @@
-"""Manifest: the list of a store's files; replaced as a whole, by a rename."""
+"""Manifest: the list of a store's files; replaced as a whole, by a rename. Changes of it by a writer."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import contextlib
 import json
 import os
 import uuid as uuids
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ... import errors
 from .checksum import crc32c
-from .files import Files, write_new
-from .format import FORMAT_VERSION, newer
+from .files import Files, Guard, write_new
+from .format import FORMAT_VERSION, JOURNAL_FILE, SNAPSHOT_FILE, SUFFIXES, SUPERBLOCK, file_name, newer
+from .journal import Journal, Position, journal_path, new_journal
+from .lock import WriterLock
+from .segments import Segments
+from .snapshot import snapshot_path, write_snapshot
 
 MANIFEST_NAME = "MANIFEST"
 NEW_NAME = "MANIFEST.new"
 IDENTITY_NAME = "IDENTITY"
-"""A copy of the first manifest: what never changes, for `salvage`."""
+"""A copy of the first manifest, for `salvage`: UUID, schema and other constant properties."""
 TITLE = "warpwell-kv"
 DURABILITIES = ("commit", "always", "none")
 
@@ -37,17 +45,21 @@ class Manifest:
     snapshot : int or None
         The snapshot that the journal continues.
     segments : tuple of int
-        In the order of their creation; values are appended to the last one.
+        In the order of their creation; values are appended to the last one of each shard.
     next_segment, next_file : int
-        The next unused ids, of segments and of other files.
+        The next unused numbers, of segment files and of other files.
     floor_seq, floor_crc : int
         A record that was durable when the manifest was written, and its checksum.
     schema : dict, optional
-        JSON of the store above, such as its schema.
+        JSON of the store above, such as its schema; in the manifest of a shard, its number and the folder of its store.
     kinds : bool
         Whether locations mark keys that were given as integers. False in stores of format 1.
     previous : tuple, optional
         The previous snapshot (or None) and journal: together they hold the records of the current snapshot.
+    shards : tuple of dict
+        Path and UUID of each folder of segments; none if segments are in the store's own folder.
+    separate_logs : bool
+        Each shard has its own log, as in format 2. A writer merges them.
     """
 
     uuid: str
@@ -63,6 +75,8 @@ class Manifest:
     schema: dict[str, Any] | None = field(default=None)
     kinds: bool = False
     previous: tuple[int | None, int] | None = None
+    shards: tuple[dict[str, str], ...] = ()
+    separate_logs: bool = False
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -148,15 +162,15 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
             f"{path} is a folder: this is not a key-value store; check the path", path=path
         ) from None
     title, _, body = data.partition(b"\n")
-    words = title.split(b" ")
-    if words[0] != TITLE.encode() or len(words) != 4:
+    title_fields = title.split(b" ")
+    if title_fields[0] != TITLE.encode() or len(title_fields) != 4:
         raise errors.CorruptionError(
             f"{path} does not start with '{TITLE}': it is damaged or belongs to another program; restore it from "
             "a copy",
             path=path,
             offset=0,
         )
-    version = int(words[1]) if words[1].isdigit() else 0
+    version = int(title_fields[1]) if title_fields[1].isdigit() else 0
     if data != _title(version, body) + body:
         raise errors.CorruptionError(
             f"{path} is damaged or was edited: restore it from a copy, or see `warpwell kv salvage`",
@@ -167,7 +181,9 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         raise newer(path, version)
     try:
         fields = json.loads(body)
-        fields["segments"] = tuple(fields["segments"])
+        if version < 3 and "shards" in (fields["schema"] or {}):
+            fields["shards"], fields["separate_logs"] = fields["schema"].pop("shards"), True
+        fields["segments"], fields["shards"] = tuple(fields["segments"]), tuple(fields.get("shards", ()))
         if fields.get("previous") is not None:
             fields["previous"] = tuple(fields["previous"])
         return Manifest(**fields)
@@ -183,3 +199,110 @@ def _title(version: int, body: bytes) -> bytes:
     # The checksum covers the version too, or a damaged one would read as "newer".
     crc = crc32c(body, crc32c(str(version).encode()))
     return f"{TITLE} {version} {len(body)} {crc:08x}\n".encode()
+
+
+class ManifestWriter:
+    """Changes the manifest of a log that is open for writing.
+
+    Each change first makes the files durable, then their names, then the manifest. A crash in between leaves files that
+    no manifest names; the next writer deletes them.
+
+    Parameters
+    ----------
+    files : Files
+    folder : str
+    manifest : Manifest
+    segments : Segments
+    guard : Guard
+    writer : WriterLock
+    """
+
+    def __init__(
+        self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard, writer: WriterLock
+    ) -> None:
+        self.manifest, self._writer = manifest, writer
+        self._files, self._folder, self._segments, self._guard = files, folder, segments, guard
+
+    def add_segment(self, shard: int, durable: Position | None) -> None:
+        """Begin a new segment of a shard; `durable` is the last durable record, if known."""
+        self._guard.fence(self._writer.check)
+        number = self.manifest.next_segment
+        segment = self._segments.id_of(shard, number)
+        manifest = _with_floor(self.manifest, durable).with_changes(
+            segments=(*self.manifest.segments, segment), next_segment=number + 1
+        )
+        try:
+            self._segments.create(segment)
+            self._publish(manifest)
+        except OSError:
+            if not self._guard.failed:
+                self._segments.close([segment])
+                self._remove(self._segments.path(segment))
+            raise
+        self._segments.set_head(segment, SUPERBLOCK)
+
+    def replace_journal(self, slots: NDArray[np.int64], end: Position, drop: Sequence[int]) -> Journal:
+        """Write a snapshot and start a new journal, which is returned; of the old ones only the last pair is kept.
+
+        Parameters
+        ----------
+        slots : int64 [N, 4]
+            All live records.
+        end : Position
+            The last record; it is durable.
+        drop : sequence of int
+            Segments to remove from the manifest; their files stay for now.
+        """
+        self._guard.fence(self._writer.check)
+        old, id = self.manifest, self.manifest.next_file
+        journal: Journal | None = None
+        try:
+            write_snapshot(self._files, self._folder, old.uuid_bytes, id, slots, end.seq, end.chain)
+            journal = new_journal(self._files, self._folder, old.uuid_bytes, id + 1, end)
+            self._files.sync_folder(self._folder)
+            manifest = _with_floor(old, end).with_changes(
+                snapshot=id,
+                journal=id + 1,
+                next_file=id + 2,
+                segments=tuple(s for s in old.segments if s not in drop),
+                previous=None if old.separate_logs else (old.snapshot, old.journal),
+                separate_logs=False,
+            )
+            self._publish(manifest)
+        except OSError:
+            if journal is not None:
+                journal.close()
+            if not self._guard.failed:
+                self._remove(snapshot_path(self._folder, id), journal_path(self._folder, id + 1))
+            raise
+        remove_strays(self._files, self._folder, manifest.with_changes(segments=old.segments), self._segments)
+        return journal
+
+    def _publish(self, manifest: Manifest) -> None:
+        self._guard.fence(self._writer.check)
+        manifest.publish(self._files, self._folder)
+        # From here on a crash may leave the old or the new one, until the folder is synced.
+        self._guard.sync(lambda: self._files.sync_folder(self._folder))
+        self.manifest = manifest
+
+    def _remove(self, *paths: str) -> None:
+        for path in paths:
+            with contextlib.suppress(OSError):
+                self._files.unlink(path)
+
+
+def _with_floor(manifest: Manifest, durable: Position | None) -> Manifest:
+    return manifest if durable is None else manifest.with_changes(floor_seq=durable.seq, floor_crc=durable.chain)
+
+
+def remove_strays(files: Files, folder: str, manifest: Manifest, segments: Segments) -> None:
+    """Delete files that a crash left and the manifest does not name."""
+    named = {segments.path(segment) for segment in manifest.segments}
+    named |= {os.path.join(folder, file_name(JOURNAL_FILE, id)) for id in manifest.journals()}
+    named |= {os.path.join(folder, file_name(SNAPSHOT_FILE, id)) for id in manifest.snapshots()}
+    for parent in dict.fromkeys([folder, *segments.paths]):
+        for name in os.listdir(parent):
+            stem, suffix = os.path.splitext(name)
+            is_log_file = suffix in SUFFIXES.values() and stem.isdigit() and len(stem) >= 8
+            if os.path.join(parent, name) not in named and (is_log_file or name == NEW_NAME):
+                files.unlink(os.path.join(parent, name))

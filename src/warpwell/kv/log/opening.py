@@ -6,20 +6,20 @@ import contextlib
 import errno
 import os
 import uuid as uuids
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ... import errors
-from .catalog import new_journal
 from .files import Files, closing_on_error, full, storage_full, write_new
 from .floor import FLOOR_NAME, Floor
 from .format import SUPERBLOCK
-from .journal import Journal, Position
+from .journal import Journal, Position, new_journal
 from .lock import LOCK_NAME, WriterLock
 from .manifest import DURABILITIES, IDENTITY_NAME, MANIFEST_NAME, NEW_NAME, Manifest, read_manifest
-from .recovery import LoadedLog, load, repair
-from .segments import Segments
+from .recovery import LoadedLog, load, open_segments, repair
+from .segments import SegmentFolder, Segments
+from .shards import take_shards, written
 
 MIN_SEGMENT_BYTES = 1 << 16
 
@@ -37,7 +37,13 @@ class OpenedLog:
 
 
 def create_writable(
-    files: Files, path: str, *, schema: dict[str, Any] | None, durability: str, segment_bytes: int
+    files: Files,
+    path: str,
+    *,
+    schema: dict[str, Any] | None,
+    durability: str,
+    segment_bytes: int,
+    shards: Sequence[str] = (),
 ) -> OpenedLog:
     """Create an empty log and open it; see `Log.create`. When it raises, it has left no new files."""
     if durability not in DURABILITIES:
@@ -48,39 +54,71 @@ def create_writable(
         raise errors.ArgumentError(
             f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to 2**40 bytes", name="segment_bytes"
         )
-    identity = uuids.uuid4()
-    manifest = Manifest(identity.hex, durability, int(segment_bytes), 1, None, (1,), 2, 2, schema=schema, kinds=True)
-    with _told(path, "choose a folder that can be written"):
-        made = make_folder(files, path)
-        writer: WriterLock | None = None
-        ours = made
+    manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema, kinds=True)
+    with contextlib.ExitStack() as undo, _told(path, "choose a folder that can be written"):
+        writer = _new_folder(files, path, undo)
+        folders = [SegmentFolder(path, manifest.uuid_bytes)]
+        if shards:
+            folders = [_create_shard(files, path, manifest, number, shard, undo) for number, shard in enumerate(shards)]
+        segments = Segments(files, folders, segment_bytes, writable=True)
+        first = tuple(segments.id_of(shard, 1) for shard in range(len(folders)))
+        listed = tuple({"path": written(shard, path), "uuid": uuid.hex()} for shard, uuid in folders if shards)
+        manifest = manifest.with_changes(segments=first, shards=listed)
         try:
-            writer = WriterLock(files, path)
-            writer.sole = True  # nobody writes to a store that does not exist yet
-            clear(files, path)
-            ours = True
-            segments = Segments(files, path, identity.bytes, segment_bytes, writable=True)
-            try:
-                segments.create(1)
-            finally:
-                segments.close()
-            new_journal(files, path, identity.bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
-            Floor(files, path, identity.bytes).close()
-            files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
-            files.sync_folder(os.path.dirname(path))
-            files.sync_folder(path)
-            manifest.publish(files, path)
-            files.sync_folder(path)
-            return _open(files, path, writer)
-        except BaseException as error:
-            other = isinstance(error, errors.SharingError) and error.__cause__ is None  # and not: there are no locks
-            if other or isinstance(error, errors.ArgumentError):
-                ours = False
-            if ours:  # and not a store that somebody else has created meanwhile
-                remove_made(path, made)
-            if writer is not None:
-                writer.release(clean=False)
+            for segment in first:
+                segments.create(segment)
+        finally:
+            segments.close()
+        new_journal(files, path, manifest.uuid_bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
+        Floor(files, path, manifest.uuid_bytes).close()
+        files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
+        files.sync_folder(os.path.dirname(path))
+        files.sync_folder(path)
+        undo.callback(remove_made, path, False)  # what makes it a store is removed first
+        manifest.publish(files, path)
+        files.sync_folder(path)
+        try:
+            opened = _open(files, path, writer)
+        except errors.SharingError:  # another process has created a store here
+            undo.pop_all()
+            writer.release(clean=False)
             raise
+        undo.pop_all()
+        return opened
+
+
+def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLock:
+    """Make the folder of a new store and take its lock; `undo` removes both."""
+    made = make_folder(files, path)
+    try:
+        writer = WriterLock(files, path)
+        undo.callback(writer.release, clean=False)
+        writer.sole = True  # no process writes to a store that does not exist yet
+        clear(files, path)
+    except BaseException as error:
+        # Another process creates a store here, and not: the file system has no locks.
+        other = isinstance(error, errors.SharingError) and error.__cause__ is None
+        if made and not other and not isinstance(error, errors.ArgumentError):
+            remove_made(path, made)
+        raise
+    undo.callback(remove_made, path, made)
+    return writer
+
+
+def _create_shard(
+    files: Files, main: str, manifest: Manifest, number: int, path: str, undo: contextlib.ExitStack
+) -> SegmentFolder:
+    """Create the folder of a shard, durably, without segments."""
+    identity = uuids.uuid4()
+    schema = {"shard": number, "store": written(main, path)}
+    own = manifest.with_changes(uuid=identity.hex, schema=schema, journal=0, next_segment=0, next_file=0)
+    with _told(path, "choose a folder that can be written"):
+        writer = _new_folder(files, path, undo)
+        own.publish(files, path)
+        files.sync_folder(os.path.dirname(path))
+        files.sync_folder(path)
+    writer.release()
+    return SegmentFolder(path, identity.bytes)
 
 
 def open_writable(files: Files, path: str) -> OpenedLog:
@@ -97,20 +135,23 @@ def open_writable(files: Files, path: str) -> OpenedLog:
 
 def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
     manifest = read_manifest(path)  # the writer before us may have replaced it
-    segments = Segments(files, path, manifest.uuid_bytes, manifest.segment_bytes, writable=True)
+    segments = open_segments(files, path, manifest, writable=True)
+    take_shards(files, path, manifest)
     try:
         try:
-            loaded = load(files, path, manifest, segments, writable=True)
+            manifest, loaded = load(files, path, manifest, segments, writable=True)
         except FileNotFoundError as error:
             raise errors.CorruptionError(
                 f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
                 path=error.filename,
             ) from None
         with closing_on_error(files, loaded.fd):
+            if manifest.separate_logs:
+                writer.sole = False  # its snapshot and journal replace those of the shards
             repair(files, path, loaded, manifest, segments, sole=writer.sole)
-            head = manifest.segments[-1]
-            # Behind the file's end, not behind the last record: a location is never used twice.
-            segments.set_head(head, segments.size(head))
+            for segment in manifest.segments:
+                # Behind the file's end, not behind the last record: a location is never used twice.
+                segments.set_head(segment, segments.size(segment))
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
             if writer.sole:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -19,23 +20,20 @@ from .files import Files, closing_on_error, read_at
 from .floor import highest, read_floor
 from .format import (
     INTEGER,
-    JOURNAL_FILE,
     RECORD_BYTES,
-    SEGMENT_FILE,
+    SEGMENT_SHIFT,
     SLOT_BYTES,
-    SNAPSHOT_FILE,
-    SUFFIXES,
     SUPERBLOCK,
-    file_name,
     key_len_of,
     offset_of,
     segment_of,
     size_of,
 )
 from .journal import Journal, Position, Scanned, journal_path, read_superblock, scan
-from .manifest import NEW_NAME, Manifest, read_manifest
-from .segments import Segments
-from .snapshot import read_snapshot
+from .manifest import Manifest, read_manifest, remove_strays
+from .segments import SegmentFolder, Segments
+from .shards import segment_folders
+from .snapshot import read_snapshot, snapshot_path
 
 
 @dataclass
@@ -89,8 +87,10 @@ class LoadedLog:
     floor: tuple[int, int]
 
 
-def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> LoadedLog:
-    """Open a store's files and read its records.
+def load(
+    files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool
+) -> tuple[Manifest, LoadedLog]:
+    """Open a store's files and read its records; return them with the manifest of all segments.
 
     Raises
     ------
@@ -99,10 +99,17 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
     FileNotFoundError
         A file that the manifest names does not exist (a reader may find that a newer manifest has replaced it).
     """
+    if manifest.separate_logs:
+        return _load_separate_logs(files, folder, manifest, segments)
+    return manifest, _load_log(files, folder, manifest, segments, writable=writable)
+
+
+def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> LoadedLog:
     uuid = manifest.uuid_bytes
     marks = read_floor(folder, uuid)
     for segment in manifest.segments:
-        segments.open(segment)
+        if segments.shard_of(segment) not in segments.missing:
+            segments.open(segment)
     base = np.empty((0, 4), np.int64)
     seq = chain = 0
     if manifest.snapshot is not None:
@@ -125,6 +132,42 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
         refuse_damage(scanned, path)
         slots, position = settle(scanned, start, floor[0], segments, fd, path)
     return LoadedLog(np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor)
+
+
+def _load_separate_logs(
+    files: Files, folder: str, manifest: Manifest, segments: Segments
+) -> tuple[Manifest, LoadedLog]:
+    """Read a store of format 2 with shards, each of which has a log of its own."""
+    slots = [np.empty((0, SLOT_BYTES // 8), np.int64)]
+    last = 1  # so that the journal begins after a record, as all journals behind a snapshot do
+    for shard, path in enumerate(segments.paths):
+        if shard in segments.missing:
+            continue
+        part = read_manifest(path)
+        own = Segments(files, [SegmentFolder(path, part.uuid_bytes)], part.segment_bytes, writable=False)
+        try:
+            loaded = _load_log(files, path, part, own, writable=False)
+        finally:
+            own.close()
+        files.close(loaded.fd)
+        found = live(loaded.slots, loaded.distinct)
+        moved = segments.id_of(shard, segment_of(found[:, 2])) - segment_of(found[:, 2])
+        found[:, 2] += moved << SEGMENT_SHIFT
+        slots.append(found)
+        last += loaded.position.seq
+        manifest = manifest.with_changes(
+            segments=(*(manifest.segments if shard else ()), *(segments.id_of(shard, n) for n in part.segments)),
+            next_segment=max(manifest.next_segment, part.next_segment),
+            kinds=manifest.kinds and part.kinds,
+        )
+    for segment in manifest.segments:
+        segments.open(segment)
+    path = journal_path(folder, manifest.journal)
+    fd = files.open(path, False)
+    with closing_on_error(files, fd):
+        salt = read_superblock(fd, manifest.uuid_bytes, manifest.journal, path).salt
+    records, end = np.concatenate(slots), Position(SUPERBLOCK, last, 0)
+    return manifest, LoadedLog(records, len(records), fd, salt, end, end, SUPERBLOCK, (0, 0))
 
 
 def check_previous(folder: str, manifest: Manifest) -> None:
@@ -195,7 +238,7 @@ def check_places(slots: NDArray[np.int64], segments: Segments, ordered: NDArray[
     """Raise CorruptionError for a location outside of its segment, or return its index if it is not `ordered`."""
     loc0, loc1 = slots[:, 2], slots[:, 3]
     sizes = size_of(loc1)
-    used = (loc0 > 0) & (sizes > 0)
+    used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
     known = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
     for segment in segments.ids():
         known[segment] = segments.size(segment)
@@ -215,11 +258,16 @@ def check_places(slots: NDArray[np.int64], segments: Segments, ordered: NDArray[
     )
 
 
+def _present(loc0: NDArray[np.int64], segments: Segments) -> NDArray[np.bool_]:
+    """Return which locations are in shards that were found."""
+    return np.isin(segments.shard_of(segment_of(loc0)), sorted(segments.missing), invert=True)
+
+
 def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
     """Return the index of the first record whose value has a wrong checksum."""
     bad = len(slots)
     ids = segment_of(slots[:, 2])
-    for segment in np.unique(ids[slots[:, 2] > 0]).tolist():
+    for segment in np.unique(ids[(slots[:, 2] > 0) & _present(slots[:, 2], segments)]).tolist():
         rows = np.flatnonzero(ids == segment)
         status = check_file(segments.fd(segment), offset_of(slots[rows, 2]), slots[rows, 3])
         wrong = rows[status != 0]
@@ -286,6 +334,13 @@ def repair(
     # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
     # files we delete, must not depend on a name that a power cut takes back.
     files.sync_folder(folder)
+    if manifest.separate_logs:  # they become one log when the writer writes its snapshot
+        for stray in (snapshot_path(folder, manifest.next_file), journal_path(folder, manifest.next_file + 1)):
+            with contextlib.suppress(FileNotFoundError):
+                files.unlink(stray)
+        if manifest.durability == "none":
+            _rewrite_values(files, loaded.slots, segments)
+        return
     position, fd = loaded.position, loaded.fd
     if sole and loaded.size != position.offset:
         files.truncate(fd, position.offset)
@@ -298,7 +353,7 @@ def repair(
         if sole:
             _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
             files.sync(fd)
-    remove_strays(files, folder, manifest)
+    remove_strays(files, folder, manifest, segments)
 
 
 def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
@@ -318,18 +373,6 @@ def _rewrite(files: Files, fd: int, begin: int, end: int) -> None:
             break
         files.pwrite(fd, part, begin)
         begin += len(part)
-
-
-def remove_strays(files: Files, folder: str, manifest: Manifest) -> None:
-    """Delete files that a crash left and the manifest does not name."""
-    named = {file_name(SEGMENT_FILE, s) for s in manifest.segments}
-    named |= {file_name(JOURNAL_FILE, id) for id in manifest.journals()}
-    named |= {file_name(SNAPSHOT_FILE, id) for id in manifest.snapshots()}
-    for name in os.listdir(folder):
-        stem, suffix = os.path.splitext(name)
-        ours = suffix in SUFFIXES.values() and stem.isdigit() and len(stem) >= 8
-        if name not in named and (ours or name == NEW_NAME):
-            files.unlink(os.path.join(folder, name))
 
 
 _ATTEMPTS = 8
@@ -359,6 +402,11 @@ class Changes(NamedTuple):
         return cls(np.empty((0, 16), np.uint8), np.empty(0, np.uint8), np.empty((0, 2), np.int64), False)
 
 
+def open_segments(files: Files, folder: str, manifest: Manifest, *, writable: bool) -> Segments:
+    """Return the segments of a store, none of which is open yet."""
+    return Segments(files, segment_folders(folder, manifest), manifest.segment_bytes, writable=writable)
+
+
 def load_for_reading(
     files: Files, folder: str, segments: Segments | None = None
 ) -> tuple[Manifest, Segments, LoadedLog]:
@@ -370,9 +418,10 @@ def load_for_reading(
     for attempt in range(_ATTEMPTS):
         manifest = read_manifest(folder)
         if segments is None:
-            segments = Segments(files, folder, manifest.uuid_bytes, manifest.segment_bytes, writable=False)
+            segments = open_segments(files, folder, manifest, writable=False)
         try:
-            return manifest, segments, load(files, folder, manifest, segments, writable=False)
+            manifest, loaded = load(files, folder, manifest, segments, writable=False)
+            return manifest, segments, loaded
         except (FileNotFoundError, errors.CorruptionError) as error:
             if attempt + 1 == _ATTEMPTS or (attempt >= 2 and read_manifest(folder) == manifest):
                 if own:
@@ -435,6 +484,8 @@ def _follow(
     newest = read_manifest(folder)
     if newest.uuid != manifest.uuid:
         raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)
+    if newest.separate_logs:
+        raise _Behind
     same = newest.journal == manifest.journal
     path = journal_path(folder, manifest.journal)
     for segment in newest.segments:

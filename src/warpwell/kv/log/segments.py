@@ -1,10 +1,14 @@
-"""Segments: the files that hold values, their descriptors, and the place of the next value."""
+"""Segments: the files that hold values, their descriptors, and the place of the next value.
+
+A store has one folder of segments, or several, its shards. File `number` of shard `shard` is the segment
+``number * shards + shard``.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +17,18 @@ from ... import errors
 from ..._os import allow_more_files
 from .checksum import crc32c_many
 from .files import Files, closing_on_error, read_at, write_new
-from .format import MAX_SEGMENT, MAX_VALUE, PAGE, SEGMENT_FILE, SUPERBLOCK, UNIT, Superblock, file_name, locations
+from .format import (
+    MAX_SEGMENT,
+    MAX_VALUE,
+    PAGE,
+    SEGMENT_FILE,
+    SEGMENT_SHIFT,
+    SUPERBLOCK,
+    UNIT,
+    Superblock,
+    file_name,
+    locations,
+)
 
 _WRITE_BYTES = 8 << 20
 """Values are gathered to writes of at most so many bytes, or one value."""
@@ -25,28 +40,42 @@ _LARGE = 1 << 18
 Callback = Callable[[int, int], None]
 
 
+class SegmentFolder(NamedTuple):
+    """A folder of segments, and the UUID in their superblocks."""
+
+    path: str
+    uuid: bytes
+
+
 class Segments:
-    """Open segment files; values are appended to the last one.
+    """Open segment files; values are appended to the last one of a shard.
 
     Parameters
     ----------
     files : Files
-    folder : str
-    uuid : bytes
+    folders : sequence of SegmentFolder
+        One for each shard.
     segment_bytes : int
         Size at which a segment is full. A larger value gets its own segment.
     writable : bool
+
+    Attributes
+    ----------
+    paths : list of str
+        The folders.
+    heads, ends : list of int
+        The segment that a shard's values are appended to, and the bytes of it that are taken.
+    missing : set of int
+        Shards whose folder was not found, where damaged stores are read as far as possible.
     """
 
-    def __init__(self, files: Files, folder: str, uuid: bytes, segment_bytes: int, *, writable: bool) -> None:
-        self._files, self._folder, self._uuid = files, folder, uuid
-        self._segment_bytes, self._writable = segment_bytes, writable
+    def __init__(self, files: Files, folders: Sequence[SegmentFolder], segment_bytes: int, *, writable: bool) -> None:
+        self._files, self._segment_bytes, self._writable = files, segment_bytes, writable
+        self.paths, self._uuids = [path for path, _ in folders], [uuid for _, uuid in folders]
         self._fds: dict[int, int] = {}
         self._callbacks: list[Callback] = []
-        self.head = 0
-        """The segment that values are appended to."""
-        self.end = SUPERBLOCK
-        """Bytes of it that are taken."""
+        self.heads, self.ends = [0] * len(folders), [SUPERBLOCK] * len(folders)
+        self.missing: set[int] = set()
         self._dirty: set[int] = set()
 
     # -- descriptors ------------------------------------------------------------------------------------------
@@ -55,9 +84,17 @@ class Segments:
         """Return the open segments."""
         return sorted(self._fds)
 
+    def id_of(self, shard: int, number: int) -> int:
+        """Return the segment that is file `number` of a shard."""
+        return number * len(self.paths) + shard
+
+    def shard_of(self, segment: Any) -> Any:
+        """Return the shard of a segment (or an array of them)."""
+        return segment % len(self.paths)
+
     def path(self, segment: int) -> str:
         """Return a segment's file."""
-        return os.path.join(self._folder, file_name(SEGMENT_FILE, segment))
+        return segment_path(self.paths, segment)
 
     def fd(self, segment: int) -> int:
         """Return the descriptor of a segment.
@@ -89,7 +126,8 @@ class Segments:
         path = self.path(segment)
         fd = self._files.open(path, self._writable)
         with closing_on_error(self._files, fd):
-            Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, self._uuid, segment, path)
+            uuid, number = self._uuids[self.shard_of(segment)], segment // len(self.paths)
+            Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, uuid, number, path)
             self._adopt(segment, fd)
 
     def create(self, segment: int) -> None:
@@ -99,15 +137,17 @@ class Segments:
         ------
         OSError
         """
+        shard = self.shard_of(segment)
+        folder = self.paths[shard]
         if segment > MAX_SEGMENT:
             raise errors.StorageFullError(
-                f"{self._folder}: all {MAX_SEGMENT} segment numbers are used up: load its records into a new store",
-                path=self._folder,
+                f"{folder}: all {MAX_SEGMENT} segment numbers are used up: load its records into a new store",
+                path=folder,
             )
-        path = self.path(segment)
-        fd = write_new(self._files, path, [Superblock(SEGMENT_FILE, self._uuid, segment).pack()])
+        block = Superblock(SEGMENT_FILE, self._uuids[shard], segment // len(self.paths))
+        fd = write_new(self._files, self.path(segment), [block.pack()])
         with closing_on_error(self._files, fd):
-            self._files.sync_folder(self._folder)
+            self._files.sync_folder(folder)
             self._adopt(segment, fd)
 
     def close(self, segments: Sequence[int] | None = None) -> None:
@@ -134,50 +174,58 @@ class Segments:
     # -- values -----------------------------------------------------------------------------------------------
 
     def set_head(self, segment: int, end: int) -> None:
-        """Append to `segment` from byte `end`."""
-        self.head, self.end = segment, end
+        """Append the values of a segment's shard to it, from byte `end`."""
+        shard = self.shard_of(segment)
+        self.heads[shard], self.ends[shard] = segment, end
 
     def append(
-        self, values: ValueBuffers, key_lens: NDArray[np.uint8], roll: Callable[[], object]
+        self, shard: int, values: ValueBuffers, key_lens: NDArray[np.uint8], roll: Callable[[int], object]
     ) -> NDArray[np.int64]:
-        """Append values and return their locations; `roll` starts a new segment when one is full."""
+        """Append values to a shard and return their locations; `roll` starts a new segment of a shard."""
         locs = np.empty((len(values.sizes), 2), np.int64)
         at = 0
         while at < len(locs):
-            sizes = values.sizes[at : at + _BATCH]
-            offsets = place(sizes, self.end)
+            sizes, end = values.sizes[at : at + _BATCH], self.ends[shard]
+            offsets = place(sizes, end)
             ends = offsets + sizes
             count = int(np.searchsorted(ends, self._segment_bytes, "right"))
-            if count == 0 and self.end > SUPERBLOCK:
-                roll()
+            if count == 0 and end > SUPERBLOCK:
+                roll(shard)
                 continue
-            count = max(count, 1)
-            self._dirty.add(self.head)
-            crcs = values.write(self._files, self._fds[self.head], at, offsets[:count])
+            count, head = max(count, 1), self.heads[shard]
+            self._dirty.add(head)
+            crcs = values.write(self._files, self._fds[head], at, offsets[:count])
             until = at + count
-            locs[at:until] = locations(self.head, offsets[:count], crcs, key_lens[at:until], sizes[:count])
-            self.end = int(ends[count - 1])
+            locs[at:until] = locations(head, offsets[:count], crcs, key_lens[at:until], sizes[:count])
+            self.ends[shard] = int(ends[count - 1])
             at = until
         return locs
 
-    def append_one(self, value: Any, nbytes: int, roll: Callable[[], object]) -> int:
-        """Append one value; return its offset in the head segment."""
+    def append_one(self, shard: int, value: Any, nbytes: int, roll: Callable[[int], object]) -> int:
+        """Append one value to a shard; return the first word of its location."""
         unit = PAGE if nbytes >= PAGE else UNIT
-        offset = -(-self.end // unit) * unit
-        if offset + nbytes > self._segment_bytes and self.end > SUPERBLOCK:
-            roll()
+        offset = -(-self.ends[shard] // unit) * unit
+        if offset + nbytes > self._segment_bytes and self.ends[shard] > SUPERBLOCK:
+            roll(shard)
             offset = SUPERBLOCK
+        head = self.heads[shard]
         if nbytes:
-            self._dirty.add(self.head)
-            self._files.pwrite(self._fds[self.head], value, offset)
-        self.end = offset + nbytes
-        return offset
+            self._dirty.add(head)
+            self._files.pwrite(self._fds[head], value, offset)
+        self.ends[shard] = offset + nbytes
+        return head << SEGMENT_SHIFT | offset // UNIT
 
     def sync(self) -> None:
         """Make all written values durable."""
         for segment in sorted(self._dirty):
             self._files.sync(self._fds[segment])
         self._dirty.clear()
+
+
+def segment_path(folders: Sequence[str], segment: int) -> str:
+    """Return the file of a segment in the folders of a store's shards."""
+    number, shard = divmod(segment, len(folders))
+    return os.path.join(folders[shard], file_name(SEGMENT_FILE, number))
 
 
 class ValueBuffers:

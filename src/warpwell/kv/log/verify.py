@@ -19,6 +19,7 @@ from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, s
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
 from .recovery import check_previous, live, load_for_reading
 from .segments import Segments
+from .shards import locate_segments
 
 _BATCH = 1024
 
@@ -58,14 +59,6 @@ class VerifyReport:
     torn_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, other: VerifyReport) -> None:
-        """Add the report of another folder."""
-        self.records += other.records
-        self.value_bytes += other.value_bytes
-        self.journal_records += other.journal_records
-        self.torn_bytes += other.torn_bytes
-        self.problems += other.problems
-
     @property
     def sound(self) -> bool:
         """True if nothing is damaged."""
@@ -86,7 +79,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
     Raises
     ------
     MissingFileError, FormatError, StoreVersionError
-        There is no store of a known format.
+        There is no store of a known format, or the folder is a shard.
     """
     path = os.path.abspath(folder)
     report = VerifyReport(path)
@@ -100,17 +93,22 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             Problem(os.path.join(path, FLOOR_NAME), at, f"the mark in place {PLACES.index(at)} is missing or damaged")
         )
     _check_spares(manifest, path, report)
+    folders, missing = locate_segments(path, manifest)
+    report.problems += [Problem(folders[shard].path, None, str(why)) for shard, why in missing.items()]
+    segments = Segments(Files(), folders, manifest.segment_bytes, writable=False)
+    segments.missing.update(missing)
     try:
-        manifest, segments, loaded = load_for_reading(Files(), path)
-    except errors.CorruptionError as error:
-        report.problems.append(_problem(error))
-        _check_superblocks(manifest, path, report)
-        return report
-    try:
+        try:
+            manifest, segments, loaded = load_for_reading(Files(), path, segments)
+        except errors.CorruptionError as error:
+            report.problems.append(_problem(error))
+            _check_superblocks(manifest, segments, report)
+            return report
         os.close(loaded.fd)
         report.journal_records = loaded.position.seq - loaded.start.seq
         report.torn_bytes = max(0, loaded.size - loaded.position.offset)
         slots = live(loaded.slots, loaded.distinct)
+        slots = slots[np.isin(segment_of(slots[:, 2]), segments.ids())]
         report.records, report.value_bytes = len(slots), int(size_of(slots[:, 3]).sum())
         _check_values(slots, segments, report, progress)
     finally:
@@ -133,20 +131,17 @@ def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None
             report.problems.append(Problem(str(error.filename), None, "the file is missing"))
 
 
-def _check_superblocks(manifest: Manifest, folder: str, report: VerifyReport) -> None:
+def _check_superblocks(manifest: Manifest, segments: Segments, report: VerifyReport) -> None:
     known = {problem.path for problem in report.problems}
-    segments = Segments(Files(), folder, manifest.uuid_bytes, manifest.segment_bytes, writable=False)
-    try:
-        for segment in manifest.segments:
-            try:
+    for segment in manifest.segments:
+        try:
+            if segments.shard_of(segment) not in segments.missing:
                 segments.open(segment)
-            except FileNotFoundError:
-                report.problems.append(Problem(segments.path(segment), None, "the file is missing"))
-            except errors.CorruptionError as error:
-                if str(error.path) not in known:
-                    report.problems.append(_problem(error))
-    finally:
-        segments.close()
+        except FileNotFoundError:
+            report.problems.append(Problem(segments.path(segment), None, "the file is missing"))
+        except errors.CorruptionError as error:
+            if str(error.path) not in known:
+                report.problems.append(_problem(error))
 
 
 def _check_values(

@@ -1,4 +1,4 @@
-"""Find the shards of a store, and the store of a shard, after users moved or copied folders.
+"""Folders of shards: where the segments of a store lie, also after users moved or copied folders.
 
 The manifest of a store lists its shards with their UUIDs, and the manifest of a shard names its store and the store's
 folder. A path is relative if one folder is beside or inside the other, so that both can be moved or copied together;
@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .. import errors
-from .log.manifest import Manifest, read_manifest
-from .log.verify import Problem, VerifyReport, verify
+from ... import errors
+from .files import Files
+from .manifest import Manifest, read_manifest
+from .segments import SegmentFolder
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,18 @@ class ShardFolder:
 
     Attributes
     ----------
-    number : int
     path : str
-    home : str
-        The folder of its store, as its manifest says.
-    meta : dict
-        Contents of its manifest.
+    manifest : Manifest
+        The shard's own.
     """
 
-    number: int
     path: str
-    home: str
-    meta: dict[str, Any]
+    manifest: Manifest
+
+    @property
+    def home(self) -> str:
+        """The folder of its store, as its manifest says."""
+        return home_of(self.path, self.manifest.schema or {})
 
     def check_writer(self, main: str, uuid: str) -> bool:
         """Return whether the shard's manifest must be updated because its store, `main`, was moved.
@@ -51,8 +51,8 @@ class ShardFolder:
             return False
         with contextlib.suppress(errors.MissingFileError, errors.FormatError):
             other = read_manifest(self.home)
-            theirs = find_shards(self.home, other) if other.uuid == uuid else []
-            if any(_same(shard.path, self.path) for shard in theirs):
+            shards = find_shards(self.home, other) if other.uuid == uuid else []
+            if any(_same(shard.path, self.path) for shard in shards):
                 raise errors.SharingError(
                     f"{main} is a copy of {self.home}, and {self.path} is a shard of that one: writing would change it."
                     f" Open {self.home}, or make a store with shards of its own (`warpwell kv dump`, then `load`)",
@@ -60,9 +60,54 @@ class ShardFolder:
                 )
         return True
 
-    def meta_for(self, main: str) -> dict[str, Any]:
-        """Return the contents of its manifest for a store at `main`."""
-        return {**self.meta, "store": written(main, self.path)}
+    def set_home(self, files: Files, main: str) -> None:
+        """Name `main` as the folder of its store, durably."""
+        schema = {**(self.manifest.schema or {}), "store": written(main, self.path)}
+        self.manifest.with_changes(schema=schema).publish(files, self.path)
+        files.sync_folder(self.path)
+
+
+def segment_folders(folder: str, manifest: Manifest) -> list[SegmentFolder]:
+    """Return the folders that hold a store's segments: its shards, or its own folder.
+
+    Raises
+    ------
+    FormatError
+        The folder is a shard of another store, or a shard is not the right folder.
+    MissingFileError
+        A shard is not at its path.
+    """
+    folders, missing = locate_segments(folder, manifest)
+    for error in missing.values():
+        raise error
+    return folders
+
+
+def locate_segments(folder: str, manifest: Manifest) -> tuple[list[SegmentFolder], dict[int, Exception]]:
+    """Return the folders that hold a store's segments, and the errors of shards that are missing or damaged."""
+    meta = manifest.schema or {}
+    if "shard" in meta:
+        raise errors.FormatError(
+            f"{folder} is shard {meta['shard']} of the store {home_of(folder, meta)}: open that one", path=folder
+        )
+    missing: dict[int, Exception] = {}
+    if not manifest.shards:
+        return [SegmentFolder(folder, manifest.uuid_bytes)], missing
+    folders = []
+    for number, listed in enumerate(manifest.shards):
+        try:
+            path = find_shard(folder, number, listed).path
+        except (errors.MissingFileError, errors.FormatError) as error:
+            path, missing[number] = resolved(listed["path"], folder), error
+        folders.append(SegmentFolder(path, bytes.fromhex(listed["uuid"])))
+    return folders, missing
+
+
+def take_shards(files: Files, folder: str, manifest: Manifest) -> None:
+    """Check that a store may write to its shards, and update shards whose store was moved."""
+    moved = [shard for shard in find_shards(folder, manifest) if shard.check_writer(folder, manifest.uuid)]
+    for shard in moved:
+        shard.set_home(files, folder)
 
 
 def written(path: str, base: str) -> str:
@@ -93,11 +138,11 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
         beside = [] if found is None else [resolved(os.path.relpath(found.path, found.home), main)]
         name = os.path.basename(path)
         for other in [*beside, os.path.join(os.path.dirname(os.path.realpath(main)), name), resolved(name, main)]:
-            came = _look(other, listed["uuid"])
-            if came is not None:
-                return ShardFolder(number, came.path, came.home, came.meta)
+            moved = _look(other, listed["uuid"])
+            if moved is not None:
+                return moved
     if found is not None:
-        return ShardFolder(number, found.path, found.home, found.meta)
+        return found
     if not os.path.lexists(path):
         raise errors.MissingFileError(
             f"shard {number} of {main} is not at {path}: put it back there (a store is moved and copied together"
@@ -117,7 +162,7 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
 
 def find_shards(main: str, manifest: Manifest) -> list[ShardFolder]:
     """Find all shards of a store; see `find_shard`."""
-    return [find_shard(main, number, shard) for number, shard in enumerate((manifest.schema or {}).get("shards") or ())]
+    return [find_shard(main, number, shard) for number, shard in enumerate(manifest.shards)]
 
 
 def own_shards(main: str) -> list[str]:
@@ -125,24 +170,12 @@ def own_shards(main: str) -> list[str]:
     out: list[str] = []
     with contextlib.suppress(errors.MissingFileError, errors.FormatError):
         manifest = read_manifest(main)
-        for number, shard in enumerate((manifest.schema or {}).get("shards") or ()):
+        for number, shard in enumerate(manifest.shards):
             with contextlib.suppress(errors.MissingFileError, errors.FormatError, errors.SharingError):
                 folder = find_shard(main, number, shard)
                 folder.check_writer(main, manifest.uuid)
                 out.append(folder.path)
     return out
-
-
-def verify_all(path: str, *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
-    """Check a store and its shards, even if it is too damaged to open; see `warpwell.kv.log.verify.verify`."""
-    report = verify(path, progress=progress)
-    with contextlib.suppress(errors.CorruptionError):  # it is among the problems
-        for number, shard in enumerate((read_manifest(report.path).schema or {}).get("shards") or ()):
-            try:
-                report.add(verify(find_shard(report.path, number, shard).path, progress=progress))
-            except (errors.MissingFileError, errors.FormatError) as error:
-                report.problems.append(Problem(resolved(shard["path"], report.path), None, str(error)))
-    return report
 
 
 def home_of(path: str, meta: dict[str, Any]) -> str:
@@ -159,10 +192,9 @@ def _look(path: str, uuid: str) -> ShardFolder | None:
         raise
     except errors.FormatError:
         return None
-    meta = manifest.schema or {}
-    if manifest.uuid != uuid or "shard" not in meta:
+    if manifest.uuid != uuid or "shard" not in (manifest.schema or {}):
         return None
-    return ShardFolder(int(meta["shard"]), path, home_of(path, meta), meta)
+    return ShardFolder(path, manifest)
 
 
 def _same(one: str, other: str) -> bool:

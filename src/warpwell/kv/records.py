@@ -1,11 +1,10 @@
-"""Shard: the records of one folder: log, index and reader together."""
+"""Records: log, index and reader of one store together."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
+from ..nvme import key_words
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
 from .index.reader import SIZE_MASK, STALE, Reader, read_error
@@ -24,6 +25,8 @@ from .log.format import INTEGER
 from .log.journal import Pending
 from .log.log import Log
 from .log.verify import VerifyReport, verify
+from .native import compiled
+from .shards import shard_of, shards_of
 
 Progress = Callable[[int, int], object]
 _ATTEMPTS = 100
@@ -33,17 +36,15 @@ _RETRY = 4096
 """Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
 
 
-class Shard:
-    """One folder of a store.
+class Records:
+    """The records of a store.
 
     Any thread may read; `lock` is held for changes.
 
     Parameters
     ----------
     log : Log
-        Owned by the shard from now on.
-    path : str
-        For messages.
+        Owned by this object from now on.
 
     Attributes
     ----------
@@ -52,10 +53,10 @@ class Shard:
         Keys are marked as integers or not; False in stores of format 1.
     """
 
-    def __init__(self, log: Log, path: str) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
-        self.kinds, self.writable = log.kinds, log.writable
-        self.path = path
+        self.kinds, self.writable, self.path = log.kinds, log.writable, log.path
+        self.shard_count = len(log.segments.paths)
         self.lock = log.lock
         self._compacting = threading.Lock()
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
@@ -65,7 +66,7 @@ class Shard:
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
         self.index = Index(self.state, len(recovered))
-        self.reader = Reader(self.state, path)
+        self.reader = Reader(self.state, self.path)
         self.get = self.reader.get
         """Return one value, None for an absent key; see `Reader.get`."""
         log.segments.on_segment(self.reader.on_segment)
@@ -120,13 +121,17 @@ class Shard:
         """Append values and index them; the last of equal keys wins."""
         with self.lock:
             padded, lengths = keys.marked() if self.kinds else keys.padded()
-            self.index.put(keys, self.log.append(padded, lengths, values))
+            shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
+            self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
         """Append and index one record."""
         with self.lock:
             mark = INTEGER if integer and self.kinds else 0
-            self.index.put_one(key, *self.log.append_one(key, value, mark))
+            shard = 0
+            if self.shard_count > 1:
+                shard = int(compiled(shard_of)(*key_words(key), len(key), self.shard_count))
+            self.index.put_one(key, *self.log.append_one(key, value, mark, shard))
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed (the first of equal keys)."""
@@ -147,7 +152,7 @@ class Shard:
     def refresh(self) -> int:
         """Read the writer's commits since the last refresh; return how many records changed."""
         if self._forks:
-            time.sleep(1e-3)  # locks are not fair: a loop of refreshes would keep a fork out until it gives up
+            clock.sleep(1e-3)  # locks are not fair: a loop of refreshes would keep a fork out until it gives up
         with self.lock:
             self._changing = True
             try:
@@ -242,10 +247,6 @@ class Shard:
 
     # -- forks (see `lifetime`) -----------------------------------------------------------------------------
 
-    def folders(self) -> list[Shard]:
-        """Return the shards of a store of one folder."""
-        return [self]
-
     def hold(self, seconds: float) -> bool:
         """Block refreshes until `let_go`; return False, without blocking, if one does not end in time."""
         self._forks.append(None)
@@ -274,27 +275,27 @@ class Shard:
     # -- kernels --------------------------------------------------------------------------------------------
 
     def natives(self) -> list[NativeMedium]:
-        """Return the function that a controller calls for commands of kernels."""
-        return [NativeMedium(kv_start.address, 0, self.state.address)]
+        """Return the functions that a controller calls for commands of kernels, for each shard."""
+        return [NativeMedium(kv_start.address, 0, self.state.address)] * self.shard_count
 
     # -- figures --------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, Any]:
-        """Return this shard's values for `StoreStatistics`."""
+        """Return values for `StoreStatistics`."""
         with self.lock:
             _, locations = self.index.entries()
             counters = self.state.counters()
             return {
                 "records": len(self.index),
                 "live_bytes": int((locations[:, 1] & SIZE_MASK).sum()),
-                "disk_bytes": folder_bytes(self.path),
+                "disk_bytes": sum(map(folder_bytes, dict.fromkeys([self.path, *self.log.segments.paths]))),
                 "segments": len(self.log.segments.ids()),
                 "index_bytes": self.index.nbytes,
                 "gets": counters["gets"],
                 "hits": counters["hits"],
                 "read_bytes": counters["bytes"],
                 "read_errors": counters["errors"],
-                "shards": 1,
+                "shards": self.shard_count,
             }
 
 
