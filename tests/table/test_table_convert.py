@@ -255,7 +255,7 @@ def test_a_table_that_was_replaced(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="is not a table"):
             ww.table.convert(mixed(), existing, overwrite=True)
     (path / "parts.json").rename(path / "table.json")
-    with pytest.raises(FormatError, match="an earlier version"):
+    with pytest.raises(FormatError, match="not a table"):
         ww.table.open(path)
 
 

@@ -142,6 +142,13 @@ def test_types_and_keys_of_json(tmp_path: Path) -> None:
             converted(tmp_path, tmp_path / "c.json")
 
 
+def test_names_of_other_formats(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.csv", "a.ndjson"):
+        with pytest.raises(ArgumentError, match=r"NAME\.arrow"):
+            ww.table.convert(pa.table({"a": [1]}), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_with_different_columns(tmp_path: Path) -> None:
     tables = {
         "1.parquet": pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}),
@@ -264,7 +271,7 @@ def test_frames(tmp_path: Path) -> None:
         with ww.table.convert(source, tmp_path / "p.ww", overwrite=True) as table:
             assert table.names == ["a", "c", "level", "__index_level_1__"]
             pandas.testing.assert_frame_equal(table.to_pandas(), frame)
-    with pytest.raises(FormatError, match="two columns 'a'"):
+    with pytest.raises(FormatError, match=r"DataFrame.*\['a', 'a'\]"):
         ww.table.convert(pandas.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path / "q.ww")
     data = polars.DataFrame(
         {
@@ -284,6 +291,27 @@ def test_frames(tmp_path: Path) -> None:
         assert polars.read_ipc(tmp_path / "t.arrow").to_dict(as_series=False) == data.to_dict(as_series=False)
         assert ww.table.scan(tmp_path / "t.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
     assert ww.table.scan(tmp_path / "polars.arrow").collect().to_dict(as_series=False) == data.to_dict(as_series=False)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_delimiters(tmp_path: Path, delimiter: str) -> None:
+    for name, rows in (("a.csv", ["a", "b,;,;c", "x\ty", "1"]), ("a.CSV.gz", ["a", "b", "x", "1"])):
+        rows = [delimiter.join((f'"{row}"' if name == "a.csv" else row, "0.5")) for row in rows]
+        text = ("\r\n".join(rows) + "\n").encode()
+        (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+        found = converted(tmp_path, tmp_path / name)
+        assert found.num_columns == 2 and found.num_rows == 3 and found.column_names[0] == "a"
+    (tmp_path / "a.tsv").write_text("a,b,c\td;e;f\n1\t2\n")
+    assert converted(tmp_path, tmp_path / "a.tsv").to_pydict() == {"a,b,c": [1], "d;e;f": [2]}
+    (tmp_path / "b.csv").write_text("a\n1\n")
+    assert converted(tmp_path, tmp_path / "b.csv").to_pydict() == {"a": [1]}
+
+
+@pytest.mark.filterwarnings("error")
+def test_lazy_frames_are_refused(tmp_path: Path) -> None:
+    lazy = pytest.importorskip("polars").LazyFrame({"a": [1]})
+    with pytest.raises(ArgumentError, match=r"LazyFrame is not a source.*collect\(\)"):
+        converted(tmp_path, lazy)
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])

@@ -6,6 +6,7 @@
 
 Files, in the order in which a column meets them:
 
+- arrow.py       pyarrow, imported when it is first used
 - library.py     pyarrow and Polars, imported when they are first needed
 - layout.py      which buffers the values of an Arrow type have; `is_valid`, for kernels
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels

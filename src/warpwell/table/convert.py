@@ -3,7 +3,7 @@
 A table of one file appears by its rename. An append renames a new file into the table's folder and then replaces
 ``parts.json``, which commits; the next append removes a file that ``parts.json`` does not name. One process appends
 at a time: it holds a lock on the first file, which never changes. The process that waits for it holds the lock of
-the folder, so that no later one overtakes it.
+that file's zones, so that no later one overtakes it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
-from .._os import clock, lock_descriptor, open_for_lock, unlock_descriptor
+from .._os import clock, file_lock
 from ..errors import ArgumentError, DTypeError, FormatError, MissingFileError, SchemaError, SharingError
 from ..replacing import remove, replacing, storage_full, sync_names
+from . import arrow as pa
 from .layout import storage_of
-from .library import arrow, line_of
-from .sources import TableSource, open_source, select_columns
+from .library import line_of
+from .sources import FORMATS, TableSource, open_source, select_columns
 from .table import PARTS, SUFFIXES, Table, is_table_folder, open_table, read_parts, write_parts
 from .zones import BLOCK_ROWS, FILE_ID, compute_zones, write_zones
 from .zones import SUFFIX as ZONES
@@ -85,19 +86,23 @@ def convert(
     name = checked_path(path)
     target = Path(os.path.abspath(name))
     checked_callable(progress, "progress")
-    _require_free(target, checked_flag(overwrite, "overwrite"))
-    with open_source(source, _names(columns, "columns")) as opened, storage_full(target, FULL_ADVICE):
+    checked_flag(overwrite, "overwrite")
+
+    def require_free() -> None:  # also after the rows are written, because another process may have been faster
+        _require_free(target, overwrite)
+
+    require_free()
+    opened = open_source(source, _names(columns, "columns"))
+    with storage_full(target, FULL_ADVICE):
         stored = _with_stored_types(opened, set(_names(codes, "codes") or ()))
         if target.suffix in SUFFIXES:
-            with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
-                _write_file(part, zones, stored, progress)
-                _require_free(target, overwrite)  # another process may have been faster
+            _write_file(target, stored, progress, require_free)
         else:
             with replacing(target) as part:
                 part.mkdir()
-                write_parts(part, [_write_part(part, 0, stored, progress)])
+                write_parts(part, [_write_file(part / "0.arrow", stored, progress)])
                 sync_names(part)
-                _require_free(target, overwrite)
+                require_free()
         sync_names(target.parent)
     return open_table(name)
 
@@ -139,7 +144,7 @@ def append(
             path=name,
         )
     _require_writable(folder)
-    with _locked(folder, seconds) as require_same, storage_full(folder, FULL_ADVICE):
+    with _locked(folder, seconds), storage_full(folder, FULL_ADVICE):
         parts = read_parts(name)
         with open_table(name) as table:
             schema = table.schema
@@ -148,67 +153,55 @@ def append(
                 f"{name} has two columns of one name, so rows cannot be added by names: convert both "
                 "sources into a new table"
             )
-        _remove_leftovers(folder, {part["file"] for part in parts})
+        _remove_leftovers(folder, parts)
         number = 1 + max(int(Path(part["file"]).stem) for part in parts)
-        text = [field.name for field in schema if _plain_type(field.type) == arrow().string()]
-        with open_source(source, text=text) as opened:
-            extra = [column for column in opened.schema.names if column not in schema.names]
-            if extra:
-                raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
-            stored = _as_table(select_columns(opened, schema.names), schema, name)
-            try:
-                added = _write_part(folder, number, stored, progress)
-                require_same()
-                write_parts(folder, [*parts, added])
-            except BaseException:
-                # An interrupt may arrive after the commit: then the files stay.
-                _remove_leftovers(folder, {part["file"] for part in read_parts(name)})
-                raise
-            sync_names(folder)
+        text = [field.name for field in schema if _plain_type(field.type) == pa.string()]
+        opened = open_source(source, text=text)
+        extra = [column for column in opened.schema.names if column not in schema.names]
+        if extra:
+            raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
+        stored = _as_table(select_columns(opened, schema.names), schema, name)
+        try:
+            added = _write_file(folder / f"{number}.arrow", stored, progress)
+            if read_parts(name) != parts:
+                raise _replaced(folder)
+            write_parts(folder, [*parts, added])
+        except BaseException:
+            # An interrupt may arrive after the commit: then the files stay.
+            _remove_leftovers(folder, read_parts(name))
+            raise
+        sync_names(folder)
     return int(added["rows"])
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _write_part(folder: Path, number: int, source: TableSource, progress: Progress | None) -> dict[str, Any]:
-    """Write a file of a table's folder, with its zones; return its description for ``parts.json``."""
-    target = folder / f"{number}.arrow"
-    with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
-        return {"file": target.name, **_write_file(part, zones, source, progress)}
+def _write_file(
+    target: Path, source: TableSource, progress: Progress | None, require_free: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Write an Arrow file and its zones, durably; return its description for ``parts.json``.
 
-
-def _write_file(path: Path, zones: Path, source: TableSource, progress: Progress | None) -> dict[str, Any]:
-    """Write an Arrow file and its zones, durably; return the number of its rows, and its `FILE_ID`."""
+    `require_free` is called before the file appears, and may raise.
+    """
     file_id = os.urandom(12).hex()
-    writer = _Writer(source.schema)
-    with _new_file(path, source.schema, file_id) as out:
-
-        def batches() -> Iterator[Any]:
-            rows = 0
-            for batch in source.batches:
-                writer.append(batch, out)
-                yield batch
-                rows += batch.num_rows
-                if progress is not None:
-                    progress("convert", rows, source.rows)
-            writer.flush(out, is_last=True)
-
-        zone_maps = compute_zones(source.schema, batches())
-    if writer.has_grown:  # Polars reads no file in which a later batch adds to a dictionary
-        with arrow().memory_map(str(path)) as file, replacing(path) as part:
-            with _new_file(part, source.schema, file_id) as out:
-                reader = arrow().ipc.open_file(file)
-                for number in range(reader.num_record_batches):
-                    out.write_batch(writer.with_all_values(reader.get_batch(number)))
-    write_zones(str(path), zones, file_id, zone_maps)
-    return {"rows": zone_maps.rows, "id": file_id}
+    with replacing(f"{target}{ZONES}") as zones, replacing(target) as part:
+        with _new_file(part, source.schema, file_id) as out:
+            zone_maps = compute_zones(source.schema, _written(source, out, progress))
+        if out.stats.num_dictionary_deltas:  # Polars reads no file in which a later batch adds to a dictionary
+            with pa.memory_map(str(part)) as file, replacing(part) as whole:
+                with _new_file(whole, source.schema, file_id) as out:
+                    reader = pa.ipc.open_file(file)  # its batches have all values
+                    for number in range(reader.num_record_batches):
+                        out.write_batch(reader.get_batch(number))
+        write_zones(str(part), zones, file_id, zone_maps)
+        require_free()
+    return {"file": target.name, "rows": zone_maps.rows, "id": file_id}
 
 
 @contextlib.contextmanager
 def _new_file(path: Path, schema: Any, file_id: str) -> Iterator[Any]:
     """Yield a writer of record batches, and make the file durable."""
-    pa = arrow()
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
     with open(path, "wb") as file:
         with pa.ipc.new_file(file, schema, options=options, metadata={FILE_ID: file_id}) as writer:
@@ -217,70 +210,49 @@ def _new_file(path: Path, schema: Any, file_id: str) -> Iterator[Any]:
         os.fsync(file.fileno())
 
 
-class _Writer:
-    """Makes record batches of about `BATCH_BYTES`, in which the columns of dictionaries have one dictionary each.
+def _written(source: TableSource, out: Any, progress: Progress | None) -> Iterator[Any]:
+    """Write the rows of a source in batches of about `BATCH_BYTES`, and yield them as they come.
 
-    Attributes
-    ----------
-    has_grown : bool
-        A batch that is not the first one has added to a dictionary.
+    Batches are complete blocks of zones. The dictionary of a column begins with all values of earlier batches.
     """
+    pending: list[Any] = []
+    dictionaries: list[list[Any]] = [[] for _ in source.schema]
+    nbytes = rows = 0
+    for batch in source.batches:
+        yield batch
+        pending.append(batch)
+        rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
+        if progress is not None:
+            progress("convert", rows, source.rows)
+        if nbytes >= BATCH_BYTES:
+            table = pa.Table.from_batches(pending, source.schema)
+            complete_rows = len(table) // BLOCK_ROWS * BLOCK_ROWS
+            _write_rows(out, dictionaries, table.slice(0, complete_rows))
+            table = table.slice(complete_rows)
+            pending, nbytes = table.to_batches(), table.nbytes
+    _write_rows(out, dictionaries, pa.Table.from_batches(pending, source.schema))
 
-    def __init__(self, schema: Any) -> None:
-        pa = arrow()
-        self.has_grown = False
-        self._schema = schema
-        self._values = {k: pa.nulls(0, f.type) for k, f in enumerate(schema) if pa.types.is_dictionary(f.type)}
-        self._pending: list[Any] = []
-        self._is_first = True
 
-    def append(self, batch: Any, out: Any) -> None:
-        """Append rows, and write a batch to `out` if there are enough."""
-        self._pending.append(batch)
-        if sum(pending.nbytes for pending in self._pending) >= BATCH_BYTES:
-            self.flush(out)
-
-    def flush(self, out: Any, is_last: bool = False) -> None:
-        """Write the pending rows as one batch: complete blocks of zones, or all."""
-        pa = arrow()
-        pending = pa.Table.from_batches(self._pending, self._schema)
-        rows = len(pending) if is_last else len(pending) // BLOCK_ROWS * BLOCK_ROWS
-        self._pending = pending.slice(rows).to_batches()
-        columns = []
-        for number, column in enumerate(pending.slice(0, rows).columns):
-            if number in self._values:
-                column = self._with_one_dictionary(number, column)
-            columns.append(pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type))
-        if rows:
-            out.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-            self._is_first = False
-
-    def _with_one_dictionary(self, number: int, column: Any) -> Any:
-        """Return a column with one dictionary, which begins with all values of earlier batches."""
-        pa, earlier, name = arrow(), self._values[number], self._schema.names[number]
+def _write_rows(out: Any, dictionaries: list[list[Any]], table: Any) -> None:
+    """Write rows, and add their values to `dictionaries`: of each column, arrays without rows."""
+    columns = []
+    for number, field in enumerate(table.schema):
+        chunks = [*dictionaries[number], *table.column(number).chunks]
         try:
-            unified = pa.chunked_array([earlier, *column.chunks]).unify_dictionaries()
-            count = len(unified.chunk(0).dictionary)
+            unified = pa.chunked_array(chunks, field.type).unify_dictionaries()
         except pa.ArrowInvalid:  # the codes are too short
-            count = MAX_CODES + 1
-        if count > MAX_CODES and pa.types.is_uint16(column.type.index_type):
             raise ArgumentError(
-                f"column {name!r} has more than {MAX_CODES:,} values, too many for codes: leave it out of codes=",
+                f"column {field.name!r} has more than {MAX_CODES:,} values, too many for codes: leave it out of codes=",
                 name="codes",
-            )
-        if column.type.ordered and any(len(chunk.dictionary) != count for chunk in column.chunks):
-            raise FormatError(f"column {name!r} is an ordered dictionary whose values change: cast it to its values")
-        self.has_grown |= not self._is_first and count > len(earlier.dictionary)
-        self._values[number] = unified.chunk(0)
-        return pa.chunked_array(unified.chunks[1:], column.type)
-
-    def with_all_values(self, batch: Any) -> Any:
-        """Return a batch that was written, with the dictionaries of the last one."""
-        pa, columns = arrow(), batch.columns
-        for number, earlier in self._values.items():
-            codes, ordered = columns[number].indices, earlier.type.ordered
-            columns[number] = pa.DictionaryArray.from_arrays(codes, earlier.dictionary, ordered=ordered, safe=False)
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            ) from None
+        if pa.types.is_dictionary(field.type) and chunks:
+            dictionaries[number] = [unified.chunk(0).slice(0, 0)]
+            if field.type.ordered and len({len(chunk.dictionary) for chunk in [*chunks, unified.chunk(0)]}) > 1:
+                problem = f"column {field.name!r} is an ordered dictionary whose values change"
+                raise FormatError(f"{problem}: cast it to its values")
+        columns.append(unified)
+    for batch in pa.Table.from_arrays(columns, schema=table.schema).combine_chunks().to_batches():
+        out.write_batch(batch)
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -292,7 +264,6 @@ def stored_type(kind: Any, inside: bool = False) -> Any:
     Dictionaries have codes of 32 bits, because other batches may add values; `inside` of another type, the values
     replace a dictionary.
     """
-    pa = arrow()
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         stored = stored_type(kind.storage_type, inside)
@@ -320,31 +291,25 @@ def stored_type(kind: Any, inside: bool = False) -> Any:
 
 def _stored(array: Any, kind: Any) -> Any:
     """Return an array as one of a stored type; without nulls among the values of a dictionary."""
-    pa = arrow()
+    types = pa.types
     if isinstance(array, pa.ExtensionArray) and array.type != kind:
         array = array.storage
-    if pa.types.is_run_end_encoded(array.type):
+    if types.is_run_end_encoded(array.type):
         array = pa.compute.run_end_decode(array)
-    if not pa.types.is_dictionary(array.type):
-        if pa.types.is_dictionary(kind):
-            array = array.cast(kind.value_type).dictionary_encode()
+    if not types.is_dictionary(kind):
+        if types.is_dictionary(array.type):
+            return _stored(array.dictionary, kind).take(array.indices)
         return array if array.type == kind else array.cast(kind)
-    values = array.dictionary
-    value_type = kind.value_type if pa.types.is_dictionary(kind) else kind
-    values = values if values.type == value_type else _stored(values, value_type)
-    codes = array.indices
+    if not types.is_dictionary(array.type):
+        array = array.cast(kind.value_type).dictionary_encode()
+    values, codes = _stored(array.dictionary, kind.value_type), array.indices
     if values.null_count:
-        new_codes = pa.compute.subtract(pa.compute.cumulative_sum(values.is_valid().cast(pa.int32())), 1)
-        codes = pa.compute.if_else(values.is_valid(), new_codes, pa.scalar(None, pa.int32())).take(codes)
-        values = values.drop_null()
-    if not pa.types.is_dictionary(kind):
-        return values.take(codes)
+        codes, values = pa.compute.index_in(values, values.drop_null()).take(codes), values.drop_null()
     return pa.DictionaryArray.from_arrays(codes.cast(kind.index_type), values, ordered=kind.ordered)
 
 
 def _with_stored_types(source: TableSource, codes: set[str]) -> TableSource:
     """Return a source with the types of a table's file; other columns are left out and named in the log."""
-    pa = arrow()
     missing = sorted(codes - set(source.schema.names))
     if missing:
         raise ArgumentError(f"codes names {missing[0]!r}, which is not a column of the new table", name="codes")
@@ -383,11 +348,11 @@ def _in_schema(source: TableSource, numbers: Sequence[int], schema: Any) -> Tabl
             for number, field in zip(numbers, schema, strict=True):
                 try:
                     columns.append(_stored(batch.column(number), field.type))
-                except arrow().ArrowException as error:
+                except pa.ArrowException as error:
                     raise FormatError(
                         f"column {field.name!r} cannot be stored as {field.type}: {line_of(error)}"
                     ) from None
-            yield arrow().RecordBatch.from_arrays(columns, schema=schema)
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return TableSource(schema, source.rows, batches())
 
@@ -412,7 +377,7 @@ def _as_table(source: TableSource, schema: Any, name: str) -> TableSource:
 
 def _fits(kind: Any, stored: Any) -> bool:
     """Return whether a safe cast from one type to another keeps or refuses each value."""
-    types = arrow().types
+    types = pa.types
     if kind == stored or types.is_null(kind):
         return True
     if types.is_floating(kind) and types.is_floating(stored):
@@ -425,7 +390,7 @@ def _fits(kind: Any, stored: Any) -> bool:
 
 def _plain_type(kind: Any) -> Any:
     """Return the type of the values of a column, with short offsets."""
-    pa, kind = arrow(), storage_of(stored_type(storage_of(kind), True))
+    kind = storage_of(stored_type(storage_of(kind), True))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
@@ -442,6 +407,8 @@ def _names(names: Any, option: str) -> list[str] | None:
 
 def _require_free(path: Path, overwrite: bool) -> None:
     """Raise if a table cannot be written to a path, or would replace something else."""
+    if path.suffix[1:] in FORMATS and path.suffix not in SUFFIXES:
+        raise ArgumentError(f"{path} cannot be the name of a table: choose NAME.arrow for a file, NAME.ww for a folder")
     if not path.parent.is_dir():
         raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
     _require_writable(path.parent)
@@ -461,48 +428,33 @@ def _require_writable(folder: Path) -> None:
 def _is_replaceable(path: Path) -> bool:
     """Return whether a path is a table or an empty folder."""
     if path.is_dir():
-        return is_table_folder(path) or os.path.isfile(path / "table.json") or not any(path.iterdir())
+        return is_table_folder(path) or not any(path.iterdir())
     with open(path, "rb") as file:
         return file.read(6) == b"ARROW1"
 
 
-def _remove_leftovers(folder: Path, files: set[str]) -> None:
+def _remove_leftovers(folder: Path, parts: Sequence[dict[str, Any]]) -> None:
     """Remove files of appends that did not finish."""
+    files = {PARTS, *(part["file"] + suffix for part in parts for suffix in ("", ZONES))}
     for path in folder.iterdir():
-        is_temporary = path.name.startswith(".") and path.name.endswith((".part", ".old"))
-        if is_temporary or (path.name != PARTS and path.name.removesuffix(ZONES) not in files):
+        if path.name not in files:
             remove(path)
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
-    """Hold the lock for appending; yield a function that raises if the table was replaced."""
-    deadline = clock.monotonic() + seconds
-    queue = os.open(folder, os.O_RDONLY)
-    try:
-        first = folder / read_parts(str(folder))[0]["file"]
-        lock = open_for_lock(first)
-        try:
-            is_next = True
-            with contextlib.suppress(OSError):  # NFS has no locks of folders: the order is arbitrary there
-                is_next = lock_descriptor(queue, deadline)
-            if not (is_next and lock_descriptor(lock, deadline)):
-                raise SharingError(f"another process is appending to {folder}; retry later", path=folder)
-        except BaseException:
-            os.close(lock)
-            raise
-    finally:
-        with contextlib.suppress(OSError):
-            unlock_descriptor(queue)
-        os.close(queue)
-    try:
+def _locked(folder: Path, seconds: float) -> Iterator[None]:
+    """Hold the lock for appending; wait in the order of arrival."""
+    part, deadline = read_parts(str(folder))[0], clock.monotonic() + seconds
+    first = folder / part["file"]
+    with contextlib.ExitStack() as stack:
+        with file_lock(Path(f"{first}{ZONES}"), seconds) as is_next:
+            is_locked = is_next and stack.enter_context(file_lock(first, deadline - clock.monotonic()))
+        if not is_locked:
+            raise SharingError(f"another process is appending to {folder}; retry later", path=folder)
+        if read_parts(str(folder))[0] != part:
+            raise _replaced(folder)
+        yield
 
-        def require_same() -> None:
-            if not os.path.exists(first) or not os.path.samestat(os.fstat(lock), os.stat(first)):
-                raise SharingError(f"{folder} was replaced while rows were added to it: add them again", path=folder)
 
-        require_same()
-        yield require_same
-    finally:
-        unlock_descriptor(lock)
-        os.close(lock)
+def _replaced(folder: Path) -> SharingError:
+    return SharingError(f"{folder} was replaced while rows were added to it: add them again", path=folder)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
 from ..errors import ArgumentError, FormatError, MissingFileError
+from . import arrow as pa
 from .column import validate
-from .library import arrow, line_of, readable_columns
+from .library import imported, line_of, readable_columns
 from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves
 from .zones import SUFFIX as ZONES
 
+FORMATS = {
+    **dict.fromkeys(("parquet", "pq"), "parquet"),
+    **dict.fromkeys(("feather", "arrow", "arrows", "ipc", "stream"), "ipc"),
+    **dict.fromkeys(("csv", "tsv"), "csv"),
+    **dict.fromkeys(("json", "jsonl", "ndjson"), "json"),
+    "orc": "orc",
+}
+"""The formats of files, by the endings of their names."""
 _log = logging.getLogger(__package__)
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "ipc", b"ORC": "orc"}
-_SUFFIXES = {
-    "parquet": "parquet",
-    "pq": "parquet",
-    "feather": "ipc",
-    "arrow": "ipc",
-    "arrows": "ipc",
-    "ipc": "ipc",
-    "stream": "ipc",
-}
-_SUFFIXES |= {"orc": "orc", "csv": "csv", "tsv": "tsv", "json": "json", "jsonl": "json", "ndjson": "json"}
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
-_UNITS = ("ns", "us", "ms")
-"""Units of timestamps, the finest first."""
 _COMPRESSED = {"gz", "bz2", "zst", "lz4"}
 
 
@@ -57,9 +52,8 @@ class TableSource:
     batches: Iterator[Any]
 
 
-@contextlib.contextmanager
-def open_source(source: Any, columns: Sequence[str] | None = None, text: Collection[str] = ()) -> Iterator[TableSource]:
-    """Open a source of rows, and close it after the block.
+def open_source(source: Any, columns: Sequence[str] | None = None, text: Collection[str] = ()) -> TableSource:
+    """Open a source of rows.
 
     Parameters
     ----------
@@ -74,36 +68,27 @@ def open_source(source: Any, columns: Sequence[str] | None = None, text: Collect
     MissingFileError, FormatError, ArgumentError
         pyarrow's errors while batches are read become FormatError as well.
     """
-    pa = arrow()
+    imported("pyarrow")
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        yield select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
-        return
+        return select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
     name = type(source).__name__
     if hasattr(source, "to_frame"):
         raise ArgumentError(f"{name} is one column, not a frame: give source.to_frame()", name="source")
     with format_errors(name):
-        names = list(map(str, getattr(source, "columns", ())))
-        if type(source).__module__.startswith("pandas") and len(set(names)) < len(names):
-            duplicate = next(column for column in names if names.count(column) > 1)
-            raise FormatError(f"{name} has two columns {duplicate!r}: rename one of them")
-        if hasattr(source, "__arrow_c_stream__"):
-            # In this order: a connection of DuckDB runs no query while a result is read.
-            rows = len(source) if hasattr(source, "__len__") else 0
-            reader: Any = pa.RecordBatchReader.from_stream(source)
-        elif hasattr(source, "__arrow_c_array__"):
-            batch = pa.record_batch(source)
-            reader, rows = pa.RecordBatchReader.from_batches(batch.schema, [batch]), len(batch)
-        elif hasattr(source, "to_batches") and hasattr(source, "count_rows"):
-            reader, rows = source.scanner(batch_size=BATCH_ROWS, batch_readahead=2).to_reader(), 0
-        else:
+        if hasattr(source, "scanner"):
+            source = source.scanner(batch_size=BATCH_ROWS, batch_readahead=2).to_reader()
+        if not hasattr(source, "__arrow_c_stream__"):
             raise ArgumentError(
                 f"{name} is not a source of rows; give a path, or an object with __arrow_c_stream__ (a frame of Polars "
-                "or pandas, a relation of DuckDB, a pyarrow.Table)",
+                "or pandas, a relation of DuckDB, a pyarrow.Table; of a LazyFrame, collect() it)",
                 name="source",
             )
+        # In this order: a connection of DuckDB runs no query while a result is read.
+        rows = len(source) if hasattr(source, "__len__") else 0
+        reader = pa.RecordBatchReader.from_stream(source)
         readable_columns(reader.schema, name)
-    yield select_columns(TableSource(reader.schema, rows, _checked(name, reader)), columns)
+    return select_columns(TableSource(reader.schema, rows, _checked(name, reader)), columns)
 
 
 def _checked(name: str, batches: Iterator[Any]) -> Iterator[Any]:
@@ -139,7 +124,7 @@ def select_columns(source: TableSource, columns: Sequence[str] | None) -> TableS
             names = ", ".join(map(repr, schema.names[:20])) + (", ..." if len(schema.names) > 20 else "")
             raise ArgumentError(f"the source has {count} {name!r:.60}: it has {names}", name="columns")
         numbers += indices
-    selected = arrow().schema([schema.field(number) for number in numbers], schema.metadata)
+    selected = pa.schema([schema.field(number) for number in numbers], schema.metadata)
     return TableSource(selected, source.rows, (batch.select(numbers) for batch in source.batches))
 
 
@@ -153,16 +138,14 @@ class _File:
     Attributes
     ----------
     path : str
-    format : {"parquet", "ipc", "orc", "csv", "tsv", "json"}
+    format : {"parquet", "ipc", "orc", "csv", "json"}
     keys : dict
         The keys of its path and their values: ``year=2024/month=03/``.
     schema : pyarrow.Schema
-    rows : int
-        0 if unknown.
-    int96_unit : {"ns", "us", "ms"}
-        The unit in which timestamps of type INT96 are read.
     columns : list of str or None
         The columns to read.
+    int96_unit : {"ns", "us", "ms"}
+        The unit in which timestamps of type INT96 are read.
     numbers : list of int
         Of an Arrow file, the columns that pyarrow reads.
     """
@@ -171,23 +154,24 @@ class _File:
     format: str
     keys: dict[str, str]
     schema: Any = None
-    rows: int = 0
-    int96_unit: str = "ns"
     columns: list[str] | None = None
+    int96_unit: str = "ns"
     numbers: list[int] = field(default_factory=list)
 
 
 def _of_files(paths: Sequence[str], columns: Sequence[str] | None, text: Collection[str]) -> TableSource:
     """Return the rows of files one after another; a column that some of them lack is null there."""
-    pa = arrow()
     files = [file for path in paths for file in _files(path)]
-    for kind in {file.format for file in files}:
+    rows = sum(
         _read_schemas(kind, [file for file in files if file.format == kind], columns, text)
-    schemas = [file.schema for file in files]
-    schema = schemas[0]
-    if any(file.schema != schema for file in files):
+        for kind in {file.format for file in files}
+    )
+    schema = files[0].schema
+    if any(file.schema != schema for file in files):  # two columns of one file may have one name
         try:
-            schema = pa.unify_schemas(schemas, promote_options="permissive").with_metadata(schema.metadata)
+            schema = pa.unify_schemas([file.schema for file in files], promote_options="permissive").with_metadata(
+                schema.metadata
+            )
         except pa.ArrowException as error:
             raise FormatError(f"{files[0].path} and other files differ in their columns: {line_of(error)}") from None
     if columns is not None and set(columns) <= set(schema.names):
@@ -195,8 +179,10 @@ def _of_files(paths: Sequence[str], columns: Sequence[str] | None, text: Collect
             file.columns = [name for name in file.schema.names if name in columns]
         schema = pa.schema([field for field in schema if field.name in columns], schema.metadata)
     for name in {name: None for file in files for name in file.keys if name not in schema.names}:
-        schema = schema.append(pa.field(name, _key_type([file.keys.get(name) for file in files])))
-    return TableSource(schema, sum(file.rows for file in files), _rows_of(files, schema))
+        # An integer, or text, also if a value has a leading zero.
+        is_integer = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", file.keys.get(name, "0")) for file in files)
+        schema = schema.append(pa.field(name, pa.int64() if is_integer else pa.string()))
+    return TableSource(schema, rows, _rows_of(files, schema))
 
 
 def _files(path: str) -> Iterator[_File]:
@@ -248,8 +234,8 @@ def _format(path: str) -> str:
     suffixes = os.path.basename(path).lower().split(".")[1:]
     if suffixes and suffixes[-1] in _COMPRESSED:
         suffixes.pop()
-    if suffixes and suffixes[-1] in _SUFFIXES:
-        return _SUFFIXES[suffixes[-1]]
+    if suffixes and suffixes[-1] in FORMATS:
+        return FORMATS[suffixes[-1]]
     raise FormatError(
         f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
         "another library and give its frame",
@@ -257,135 +243,111 @@ def _format(path: str) -> str:
     )
 
 
-def _key_type(values: Sequence[str | None]) -> Any:
-    """Return the type of a key in paths: an integer, or text, also if a value has a leading zero."""
-    present = [value for value in values if value is not None]
-    is_integer = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", value) for value in present)
-    return arrow().int64() if is_integer else arrow().string()
-
-
 def _rows_of(files: Sequence[_File], schema: Any) -> Iterator[Any]:
-    """Yield the batches of files, with the columns of a schema."""
-    pa = arrow()
+    """Yield the batches of files, with the columns and types of a schema; columns that a file lacks are null."""
     for file in files:
         for batch in _checked(file.path, _batches(file)):
-            if batch.schema.names == schema.names:  # two columns may have one name
-                columns = batch.columns
-            else:
-                numbers = [batch.schema.get_field_index(name) for name in schema.names]
-                columns = [None if number < 0 else batch.column(number) for number in numbers]
+            table = pa.Table.from_batches([batch])
             with format_errors(file.path):
-                arrays = [_column(*pair, file.keys, batch.num_rows) for pair in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _column(column: Any, field: Any, keys: dict[str, str], rows: int) -> Any:
-    """Return a column of a file in the type of all files: the file's own, the value of a key, or nulls."""
-    pa = arrow()
-    if column is None:
-        value = pa.scalar(keys.get(field.name)).cast(field.type) if field.name in keys else pa.scalar(None, field.type)
-        return pa.repeat(value, rows)
-    return column if column.type == field.type else column.cast(field.type)
+                for name in [name for name in file.keys if name in schema.names and name not in file.schema.names]:
+                    values = pa.repeat(file.keys[name], len(table)).cast(schema.field(name).type)
+                    table = table.append_column(schema.field(name), values)
+                if table.schema != schema:
+                    table = table.select([name for name in schema.names if name in table.column_names])
+                    table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
+            yield from table.combine_chunks().to_batches()
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | None, text: Collection[str]) -> None:
-    """Set the schema of each file, and its rows if they are known; text is read whole."""
-    if kind in ("csv", "tsv", "json"):
+def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | None, text: Collection[str]) -> int:
+    """Set the schema of each file, and return their rows, or 0 if they are not known; text is read whole."""
+    if kind in ("csv", "json"):
         paths = [file.path for file in files]
-        schemas = json_schemas(paths, text) if kind == "json" else csv_schemas(paths, _DELIMITERS[kind], columns, text)
+        schemas = json_schemas(paths, text) if kind == "json" else csv_schemas(paths, columns, text)
         for file, schema in zip(files, schemas, strict=True):
             file.schema = schema
-        return
-    unit = _int96_unit(files) if kind == "parquet" else "ns"
+        return 0
+    rows, unit = 0, _int96_unit(files) if kind == "parquet" else "ns"
     for file in files:
         file.int96_unit = unit
         with format_errors(file.path), _opened(file) as opened:
-            if kind == "parquet":
-                file.schema, file.rows = opened.schema_arrow, opened.metadata.num_rows
-            elif kind == "orc":
-                file.schema, file.rows = opened.schema, opened.nrows
-            else:
-                file.numbers = readable_columns(opened.schema, file.path)
-                file.schema = arrow().schema([opened.schema.field(k) for k in file.numbers], opened.schema.metadata)
+            file.schema = opened.schema
+            rows += opened.rows
+    return rows
 
 
 @contextlib.contextmanager
-def _opened(file: _File) -> Iterator[Any]:
-    """Yield pyarrow's reader of a file that is not text."""
+def _opened(file: _File) -> Iterator[TableSource]:
+    """Yield the rows of a file that is not text."""
     if file.format == "parquet":
-        parquet = importlib.import_module("pyarrow.parquet")
+        parquet = imported("pyarrow.parquet")
         with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit=file.int96_unit) as reader:
-            yield reader
+            batches = reader.iter_batches(BATCH_ROWS, columns=file.columns)
+            yield TableSource(reader.schema_arrow, reader.metadata.num_rows, batches)
     elif file.format == "orc":
-        yield importlib.import_module("pyarrow.orc").ORCFile(file.path)
+        reader = imported("pyarrow.orc").ORCFile(file.path)
+        yield TableSource(reader.schema, reader.nrows, map(reader.read_stripe, range(reader.nstripes)))
     else:
-        ipc = arrow().ipc
-        with arrow().OSFile(file.path) as opened:
+        with pa.OSFile(file.path) as opened:
             is_file = opened.read(6) == b"ARROW1"
             opened.seek(0)
-            yield ipc.open_file(opened) if is_file else ipc.open_stream(opened)
+            reader = pa.ipc.open_file(opened) if is_file else pa.ipc.open_stream(opened)
+            numbers = file.numbers = file.numbers or readable_columns(reader.schema, file.path)
+            schema = pa.schema([reader.schema.field(number) for number in numbers], reader.schema.metadata)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+            yield TableSource(schema, 0, (batch.select(numbers) for batch in batches))
 
 
 def _batches(file: _File) -> Iterator[Any]:
     """Yield the record batches of a file."""
     if file.format == "json":
         yield from json_batches(file.path, file.schema)
-    elif file.format in _DELIMITERS:
-        yield from csv_batches(file.path, _DELIMITERS[file.format], file.schema, file.columns)
+    elif file.format == "csv":
+        yield from csv_batches(file.path, file.schema, file.columns)
     else:
         with _opened(file) as opened:
-            if file.format == "parquet":
-                yield from opened.iter_batches(BATCH_ROWS, columns=file.columns)
-            elif file.format == "orc":
-                yield from (opened.read_stripe(k) for k in range(opened.nstripes))
-            else:
-                is_file = hasattr(opened, "get_batch")
-                batches = map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened
-                yield from (batch.select(file.numbers) for batch in batches)
+            yield from opened.batches
 
 
 def _int96_unit(files: Sequence[_File]) -> str:
-    """Return the finest unit in which the timestamps of type INT96 of all Parquet files are exact.
+    """Return the finer unit, nanoseconds or microseconds, in which all timestamps of type INT96 are exact.
 
-    pyarrow reads them in nanoseconds and wraps around outside of the years 1677 to 2262. Each unit is compared with
-    milliseconds, which reach far enough for all.
+    pyarrow wraps around at 64 bits, of nanoseconds outside of the years 1677 to 2262. Milliseconds reach far enough
+    for all.
 
     Raises
     ------
     FormatError
         No unit holds all of them.
     """
-    units = set(_UNITS)
+    units = {"ns", "us"}
     for file in files:
         with format_errors(file.path), contextlib.ExitStack() as stack:
-            readers = [stack.enter_context(_opened(replace(file, int96_unit=unit))) for unit in _UNITS]
-            fields = [readers[0].schema.column(k) for k in range(len(readers[0].schema))]
-            columns = list({field.path.split(".")[0]: None for field in fields if field.physical_type == "INT96"})
-            if not columns:
-                continue
-            for batches in zip(*(reader.iter_batches(BATCH_ROWS, columns=columns) for reader in readers), strict=True):
-                batch_leaves = [
-                    [_integers(leaf) for column in batch.columns for leaf in leaves(column)] for batch in batches
-                ]
-                for nanoseconds, microseconds, milliseconds in zip(*batch_leaves, strict=True):
-                    is_in_range = (microseconds // 1000 == milliseconds).all()
-                    is_exact = {
-                        "ns": (nanoseconds // 1_000_000 == milliseconds).all(),
-                        "us": (nanoseconds == microseconds * 1000).all() and is_in_range,  # modulo 2**64
-                        "ms": (nanoseconds == milliseconds * 1_000_000).all(),
-                    }
-                    units -= {unit for unit, exact in is_exact.items() if not exact}
-        if not units:
-            raise FormatError(
-                f"{file.path}: no unit holds the INT96 timestamps of {columns[0]!r} exactly; convert them"
-            )
-    return min(units, key=_UNITS.index)
+            open_parquet = imported("pyarrow.parquet").ParquetFile
+            readers = [
+                stack.enter_context(open_parquet(file.path, coerce_int96_timestamp_unit=unit))
+                for unit in ("ns", "us", "ms")
+            ]
+            leaf_columns = map(readers[0].schema.column, range(len(readers[0].schema)))
+            names = [column.path.split(".")[0] for column in leaf_columns if column.physical_type == "INT96"]
+            streams = [reader.iter_batches(BATCH_ROWS, columns=names) for reader in readers if names]
+            for batches in zip(*streams, strict=True):
+                for nanoseconds, microseconds, milliseconds in zip(*map(_timestamps, batches), strict=True):
+                    if (nanoseconds // 1_000_000 != milliseconds).any():
+                        units.discard("ns")
+                    # modulo 2**64
+                    if (microseconds * 1000 != nanoseconds).any() or (microseconds // 1000 != milliseconds).any():
+                        units.discard("us")
+            if not units:
+                raise FormatError(
+                    f"{file.path}: no unit holds the INT96 timestamps of {names[0]!r} exactly; convert them"
+                )
+    return min(units)
 
 
-def _integers(leaf: Any) -> Any:
-    """Return timestamps as integers, and nothing of other types."""
-    is_timestamp = arrow().types.is_timestamp(leaf.type)
-    return np.asarray(leaf.drop_null().cast(arrow().int64())) if is_timestamp else np.zeros(0, np.int64)
+def _timestamps(batch: Any) -> list[Any]:
+    """Return the timestamps in each column of a batch, also in nested ones, as integers."""
+    arrays = [leaf for column in batch.columns for leaf in leaves(column) if pa.types.is_timestamp(leaf.type)]
+    return [np.asarray(array.drop_null().cast(pa.int64())) for array in arrays]

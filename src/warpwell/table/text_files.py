@@ -6,14 +6,14 @@ pyarrow infers types from the beginning of a file, turns integers above 2**63 in
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
+import re
 from collections.abc import Collection, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from ..errors import FormatError, WarpwellError
-from .library import arrow, line_of
+from . import arrow as pa
+from .library import imported, line_of
 
 BLOCK_BYTES = 16 << 20
 """Bytes of text that are parsed at a time."""
@@ -49,7 +49,7 @@ def open_text(path: str) -> Any:
         is_gzip = file.read(2) == b"\x1f\x8b"
     if is_gzip and not path.endswith(".gz"):
         raise FormatError(f"{path} is compressed with gzip: rename it to end in .gz", path=path)
-    return arrow().input_stream(path, compression="detect", buffer_size=1 << 20)
+    return pa.input_stream(path, compression="detect", buffer_size=1 << 20)
 
 
 # -- CSV ---------------------------------------------------------------------------------------------------------------
@@ -59,35 +59,25 @@ class CsvTypes:
     """The type of each column, by name, that holds all values seen so far; columns of `text` are text."""
 
     def __init__(self, text: Collection[str] = ()) -> None:
-        pa = arrow()
         seconds, nanoseconds = (pa.timestamp(unit) for unit in ("s", "ns"))
         zoned = [pa.timestamp(unit, "UTC") for unit in ("s", "ns")]
         integers = [pa.int64(), pa.uint64(), pa.float64()]
         self._ladders = [integers, [pa.bool_()], [pa.date32(), seconds, nanoseconds], zoned, [pa.time32("s")]]
-        self._found: dict[str, Any] = dict.fromkeys(text, pa.string())
+        self.found: dict[str, Any] = dict.fromkeys(text, pa.string())
         self._negative: set[str] = set()
 
     def add(self, name: str, values: Any) -> None:
         """Widen the type of a column so that it holds these strings."""
-        pa = arrow()
-        compute, current = pa.compute, self._found.get(name)
-        if current == pa.string():
+        current = self.found.setdefault(name, pa.null())
+        values = values.filter(pa.compute.invert(pa.compute.is_in(values, pa.array(_NULLS))))
+        if current == pa.string() or not len(values):
             return
-        values = values.filter(compute.invert(compute.is_in(values, pa.array(_NULLS))))
-        if not len(values):
-            self._found.setdefault(name, pa.null())
-            return
-        values = compute.utf8_trim_whitespace(values)
-        for ladder in self._ladders:
-            if current in (None, pa.null()) or current in ladder:
-                for kind in ladder[ladder.index(current) if current in ladder else 0 :]:
-                    if self._holds(name, kind, values):
-                        self._found[name] = kind
-                        return
-        self._found[name] = pa.string()
+        values = pa.compute.utf8_trim_whitespace(values)
+        ladders = [ladder for ladder in self._ladders if current in ladder] or self._ladders * (current == pa.null())
+        kinds = [kind for ladder in ladders for kind in ladder[ladder.index(current) if current in ladder else 0 :]]
+        self.found[name] = next((kind for kind in kinds if self._holds(name, kind, values)), pa.string())
 
     def _holds(self, name: str, kind: Any, values: Any) -> bool:
-        pa = arrow()
         compute, types = pa.compute, pa.types
         if types.is_boolean(kind):
             return bool(compute.all(compute.is_in(values, pa.array(_BOOLEANS))).as_py())
@@ -108,38 +98,32 @@ class CsvTypes:
             self._negative.add(name)
         # Integers that no type has stay text: as floats they would be rounded.
         is_integer = types.is_floating(kind) and compute.match_substring_regex(values, r"^[-+]?\d+$")
-        return not types.is_floating(kind) or not compute.all(is_integer).as_py() or self._found.get(name) == kind
-
-    def type_of(self, name: str) -> Any:
-        """Return the type of a column."""
-        return self._found.get(name, arrow().null())
+        return not types.is_floating(kind) or not compute.all(is_integer).as_py() or self.found[name] == kind
 
 
-def csv_schemas(
-    paths: Sequence[str], delimiter: str, columns: Collection[str] | None, text: Collection[str]
-) -> Iterator[Any]:
+def csv_schemas(paths: Sequence[str], columns: Collection[str] | None, text: Collection[str]) -> Iterator[Any]:
     """Yield the schema of each file, after all were read; only `columns`, if given, have their types.
 
     Columns of `text` are text.
     """
-    pa, types, headers = arrow(), CsvTypes(text), []
+    types, headers = CsvTypes(text), []
     for path in paths:
         with format_errors(path):
             with open_text(path) as file:
-                header = _open_csv(file, delimiter, None, None).schema.names
+                header = _open_csv(path, file, None, None).schema.names
             duplicates = sorted({name for name in header if header.count(name) > 1})
             if duplicates:
                 raise FormatError(f"{path} has two columns {duplicates[0]!r}: rename one of them", path=path)
             headers.append(header)
             names = [name for name in header if columns is None or name in columns]
-            for batch in _text_batches(path, delimiter, names or header[:1], len(header)):
+            for batch in _text_batches(path, names or header[:1], len(header)):
                 for name in names:
                     types.add(name, batch.column(name))
     for header in headers:
-        yield pa.schema([(name, types.type_of(name)) for name in header])
+        yield pa.schema([(name, types.found.get(name, pa.null())) for name in header])
 
 
-def _text_batches(path: str, delimiter: str, names: list[str], width: int) -> Iterator[Any]:
+def _text_batches(path: str, names: list[str], width: int) -> Iterator[Any]:
     """Yield some columns of a file of `width` columns as text, with a last row of nulls after its end.
 
     Raises
@@ -147,44 +131,51 @@ def _text_batches(path: str, delimiter: str, names: list[str], width: int) -> It
     FormatError
         A quote is not closed: the last row is in it, or it ends at the next quote, and the number of quotes is odd.
     """
-    pa, quotes, lines, rows, last = arrow(), 0, 0, 0, [""]
+    quotes, lines, rows, last = 0, 0, 0, [""]
+    last_row = f"\n{_delimiter(path).join(['NA'] * width)}\n".encode()
 
-    def pieces() -> Iterator[bytes]:
-        nonlocal quotes, lines
-        with open_text(path) as file:
-            while piece := file.read(BLOCK_BYTES):
-                quotes += piece.count(b'"')
-                lines += piece.count(b"\n")
-                yield piece
-        yield f"\n{delimiter.join(['NA'] * width)}\n".encode()
+    def with_last_row(piece: Any) -> bytes:
+        nonlocal quotes, lines, last_row
+        text, last_row = (bytes(piece), last_row) if piece else (last_row, b"")
+        quotes += text.count(b'"')
+        lines += text.count(b"\n")
+        return text
 
-    source = pieces()
-    file = SimpleNamespace(read=lambda nbytes: next(source, b""), closed=False, close=lambda: None)
-    types = dict.fromkeys(names, pa.string())
-    for batch in _open_csv(pa.PythonFile(file, "r"), delimiter, types, names):
-        if batch.num_rows:
-            rows += batch.num_rows
-            last = [column[-1].as_py() for column in batch.columns]
-            yield batch
-    if last != ["NA"] * len(names) or (quotes % 2 and rows < lines):
+    with open_text(path) as file:
+        types = dict.fromkeys(names, pa.string())
+        for batch in _open_csv(path, pa.TransformInputStream(file, with_last_row), types, names):
+            if batch.num_rows:
+                rows += batch.num_rows
+                last = [column[-1].as_py() for column in batch.columns]
+                yield batch
+    if last != ["NA"] * len(names) or (quotes % 2 and rows < lines - 2):
         raise FormatError(f'{path} has a quote (") that is not closed: close it, or double it inside quotes', path=path)
 
 
-def csv_batches(path: str, delimiter: str, schema: Any, columns: list[str] | None) -> Iterator[Any]:
+def csv_batches(path: str, schema: Any, columns: list[str] | None) -> Iterator[Any]:
     """Yield the record batches of a file; of `columns` only, if given."""
     with open_text(path) as file:
-        yield from _open_csv(file, delimiter, dict(zip(schema.names, schema.types, strict=True)), columns)
+        yield from _open_csv(path, file, dict(zip(schema.names, schema.types, strict=True)), columns)
 
 
-def _open_csv(file: Any, delimiter: str, types: dict[str, Any] | None, columns: list[str] | None) -> Any:
-    csv = importlib.import_module("pyarrow.csv")
+def _open_csv(path: str, file: Any, types: dict[str, Any] | None, columns: list[str] | None) -> Any:
+    csv = imported("pyarrow.csv")
     return csv.open_csv(
         file,
         # One thread: errors name the row. Columns are parsed as fast.
         csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES if types else 1 << 20),
-        csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+        csv.ParseOptions(delimiter=_delimiter(path), newlines_in_values=True),
         csv.ConvertOptions(column_types=types, include_columns=columns, null_values=_NULLS),
     )
+
+
+def _delimiter(path: str) -> str:
+    """Return the delimiter of a file: of .tsv a tab, else the most frequent one in the header."""
+    if re.search(r"\.tsv(\.\w+)?$", path.lower()):
+        return "\t"
+    with open_text(path) as file:
+        header = re.split(r"[\r\n]", file.read(1 << 20).decode("latin-1").strip("\r\n"), maxsplit=1)[0]
+    return max(",;\t", key=re.sub('"[^"]*"', "", header).count)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -195,7 +186,7 @@ def json_schemas(paths: Sequence[str], text: Collection[str]) -> Iterator[Any]:
 
     Times in columns of `text` are text.
     """
-    pa, types = arrow(), dict[str, Any]()
+    types: dict[str, Any] = {}
     for path in paths:
         with format_errors(path):
             for block in _json_blocks(path):
@@ -219,14 +210,13 @@ def _exact_type(path: str, block: bytes, name: str, column: Any) -> Any:
     FormatError
         Such an integer is in a list or an object.
     """
-    pa = arrow()
     floats = [leaf for chunk in column.chunks for leaf in leaves(chunk) if pa.types.is_float64(leaf.type)]
     if not any(pa.compute.any(pa.compute.greater_equal(pa.compute.abs(leaf), 2.0**63)).as_py() for leaf in floats):
         return column.type
+    values = [json.loads(line).get(name) for line in block.splitlines() if line.strip()]
     if pa.types.is_float64(column.type):
-        with contextlib.suppress(FormatError):  # there are fractions
-            return _read_json(path, block, pa.schema([(name, pa.decimal128(38, 0))]))[name].type
-    elif any(_has_large_integer(json.loads(line).get(name)) for line in block.splitlines() if line.strip()):
+        return column.type if any(isinstance(value, float) for value in values) else pa.decimal128(38, 0)
+    if _has_large_integer(values):
         raise FormatError(f"{path}: {name!r} has integers beyond 64 bits in a list or an object: write them as text")
     return column.type
 
@@ -240,7 +230,7 @@ def _has_large_integer(value: Any) -> bool:
 
 def leaves(column: Any) -> list[Any]:
     """Return the arrays of values in an array of lists, maps and structs, or the array itself."""
-    types = arrow().types
+    types = pa.types
     if types.is_struct(column.type):
         return [leaf for child in column.flatten() for leaf in leaves(child)]
     if types.is_map(column.type):
@@ -250,7 +240,6 @@ def leaves(column: Any) -> list[Any]:
 
 def _common_type(path: str, name: str, first: Any, second: Any) -> Any:
     """Return the type that holds values of both types."""
-    pa = arrow()
     try:
         fields = [pa.schema([(name, kind)]) for kind in (first, second)]
         return pa.unify_schemas(fields, promote_options="permissive").field(0).type
@@ -283,11 +272,11 @@ def _json_blocks(path: str) -> Iterator[bytes]:
 
 
 def _read_json(path: str, block: bytes, schema: Any = None) -> Any:
-    module = importlib.import_module("pyarrow.json")
+    module = imported("pyarrow.json")
     read = module.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parse = module.ParseOptions(explicit_schema=schema)
     try:
-        return module.read_json(arrow().BufferReader(block), read, parse)
-    except arrow().ArrowInvalid as error:
+        return module.read_json(pa.BufferReader(block), read, parse)
+    except pa.ArrowInvalid as error:
         hint = "; write one object a line, not an array" if block.lstrip().startswith(b"[") else ""
         raise FormatError(f"{path} is not newline-delimited JSON ({error}){hint}", path=path) from None

@@ -1,0 +1,22 @@
+"""pyarrow, `pa.ipc` and `pa.compute`, imported when an attribute is first used: ``from . import arrow as pa``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .library import imported
+
+
+def __getattr__(name: str) -> Any:
+    """Return an attribute of pyarrow.
+
+    Raises
+    ------
+    ArgumentError
+        pyarrow is not installed.
+    """
+    if name.startswith("__"):
+        raise AttributeError(name)
+    for module in ("pyarrow.ipc", "pyarrow.compute"):
+        imported(module)
+    return globals().setdefault(name, getattr(imported("pyarrow"), name))
