@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-
-import numpy as np
+from itertools import islice
 
 from .._check import checked_callable, checked_path
-from ..errors import FormatError, MediumError, WarpwellError
+from ..errors import FormatError, WarpwellError
 from ..kv import Problem
+from . import arrow as pa
 from .arrow_file import ArrowFile
-from .column import ColumnRun
-from .table import Table, table_parts, zone_columns
+from .column import validate
+from .library import line_of
+from .table import Table, table_parts
 from .zones import CHECKED_BYTES, SUFFIX, Zones, compute_zones, file_checksums, load_zones
 
-_ROWS = 1 << 20
 _MAX_PROBLEMS = 10
 """Problems that are reported of one file."""
 
@@ -28,6 +28,7 @@ class TableCheck:
     Attributes
     ----------
     rows : int
+        In the files that agree with their checksums.
     nbytes : int
         Read.
     problems : list of Problem
@@ -63,75 +64,56 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
     """
     name = checked_path(path)
     checked_callable(progress, "progress")
-    report = progress or (lambda stage, done, total: None)
     is_folder = os.path.isdir(name)
     files = [part["path"] for part in table_parts(name)]
+    sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
     problems: list[Problem] = []
-    total = sum(os.path.getsize(file) for file in files if os.path.exists(file))
     rows = done = 0
-    for file in files:
-        file_problems: list[Problem] = []
-        zones = _check_bytes(file, file_problems, is_folder)
-        rows += 0 if zones is None else zones.rows
-        if not file_problems:
+    for file, size in zip(files, sizes, strict=True):
+        zones = None
+        try:
+            zones = load_zones(file)
+        except (FileNotFoundError, FormatError) as error:
+            if is_folder or isinstance(error, FormatError):
+                problems.append(Problem(file + SUFFIX, None, f"cannot be compared with the rows: {line_of(error)}"))
+        found = list(islice(_differences(file, size, zones), _MAX_PROBLEMS))
+        if not found:
             try:
                 with Table(file, [ArrowFile(file)], {}) as table:
-                    rows += table.rows if zones is None else 0
-                    _check_rows(table, zones, file_problems)
+                    found = list(islice(_damage(table, zones), _MAX_PROBLEMS))
+                    rows += table.rows
             except WarpwellError as error:
                 if not is_folder and zones is None:
                     raise
-                file_problems.append(Problem(file, None, str(error)))
-        problems += file_problems[:_MAX_PROBLEMS]
-        done += os.path.getsize(file) if os.path.exists(file) else 0
-        report("verify", done, total)
+                found = [Problem(file, None, str(error))]
+        problems += found
+        done += size
+        if progress is not None:
+            progress("verify", done, sum(sizes))
     return TableCheck(rows, done, problems)
 
 
-def _check_bytes(path: str, problems: list[Problem], is_folder: bool) -> Zones | None:
-    """Compare a file with the checksums of its zones, and return the zones, or None if they are missing."""
-    try:
-        zones = load_zones(path)
-    except FileNotFoundError:
-        if is_folder:
-            problems.append(Problem(path + SUFFIX, None, "is missing: the file cannot be compared with its checksums"))
-        return None
-    except FormatError as error:
-        problems.append(Problem(path + SUFFIX, None, str(error)))
-        return None
-    try:
-        size, checksums = os.path.getsize(path), file_checksums(path)
-    except OSError as error:
-        problems.append(Problem(path, None, f"cannot be read: {error.strerror or error}"))
-        return zones
+def _differences(path: str, size: int, zones: Zones | None) -> Iterator[Problem]:
+    """Compare a file with the checksums of its zones."""
+    if zones is None:
+        return
     if size != zones.nbytes:
-        problems.append(Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written"))
-        return zones
-    for k, (checksum, written) in enumerate(zip(checksums, zones.checksums, strict=True)):
+        yield Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written")
+        return
+    for number, (checksum, written) in enumerate(zip(file_checksums(path), zones.checksums, strict=True)):
         if checksum != written:
-            problems.append(Problem(path, k * CHECKED_BYTES, "the MiB from here differs from its checksum"))
-    return zones
+            yield Problem(path, number * CHECKED_BYTES, "the MiB from here differs from its checksum")
 
 
-def _check_rows(table: Table, zones: Zones | None, problems: list[Problem]) -> None:
+def _damage(table: Table, zones: Zones | None) -> Iterator[Problem]:
     """Follow offsets and codes, read text, count nulls, and compute the zones again."""
-    for name, number in zip(table.names, range(len(table.names)), strict=True):
+    is_sound = True
+    for number, name in enumerate(table.names):
         for run in table[number].runs:
             try:
-                for first in range(0, run.rows, _ROWS):
-                    run.arrow(first, min(_ROWS, run.rows - first))
-            except (FormatError, MediumError) as error:
-                problems.append(Problem(table.path, None, str(error)))
-                continue
-            nulls = 0 if run.valid is None else run.rows - _count_valid(run)
-            if nulls != run.nulls and run.dictionary is None and run.layout.kind not in ("null", "nested"):
-                text = f"column {name!r}: {nulls} rows from row {run.first} are null, and {run.nulls} should be"
-                problems.append(Problem(table.path, None, text))
-    if zones is not None and not problems and not zones.equals(compute_zones(*zone_columns(table))):
-        problems.append(Problem(table.path + SUFFIX, None, "differs from the rows: run ww.table.index again"))
-
-
-def _count_valid(run: ColumnRun) -> int:
-    """Return the number of valid rows."""
-    assert run.valid is not None
-    return int(np.unpackbits(run.valid.numpy(), bitorder="little", count=run.rows).sum())
+                validate(run.array)
+            except pa.ArrowException as error:
+                is_sound = False
+                yield Problem(table.path, None, f"column {name!r}, rows from {run.first}: {line_of(error)}")
+    if is_sound and zones is not None and not zones.equals(compute_zones(table.schema, table.batches())):
+        yield Problem(table.path + SUFFIX, None, "differs from the rows: run ww.table.index again")

@@ -24,7 +24,7 @@ from .column import Column, ColumnRun, bounds
 from .extent import Extent
 from .library import arrow, imported
 from .where import Selection, where
-from .zones import SUFFIX, PartZones, compute_zones, order_of, write_zones
+from .zones import SUFFIX, PartZones, compute_zones, write_zones
 
 BATCH_ROWS = 1 << 16
 
@@ -305,8 +305,6 @@ def read_parts(path: str) -> list[dict[str, Any]]:
     MissingFileError, FormatError, StoreVersionError
     """
     if not is_table_folder(path):
-        if os.path.isfile(os.path.join(path, "table.json")):
-            raise FormatError(f"{path} was written by an earlier version: convert its source again", path=path)
         raise FormatError(
             f"{path} is a folder, but not a table: convert the files in it with ww.table.convert({path!r}, 'NAME.ww'), "
             "and open NAME.ww",
@@ -382,22 +380,7 @@ def index(path: str | os.PathLike[str]) -> None:
         raise FormatError(f"{name} is a folder: its Arrow files are indexed when they are written", path=name)
     zones = Path(name + SUFFIX)
     with storage_full(zones), open_table(name) as table, replacing(zones) as part:
-        write_zones(name, part, table._files[0].id, compute_zones(*zone_columns(table)))
-
-
-def zone_columns(table: Table) -> tuple[Any, Iterator[Any]]:
-    """Return a table's schema, and its batches, without values in columns that have no order."""
-    pa = arrow()
-    ordered = [order_of(field.type) is not None for field in table.schema]
-    schema = pa.schema([f if ok else pa.field(f.name, pa.null()) for f, ok in zip(table.schema, ordered, strict=True)])
-
-    def batches() -> Iterator[Any]:
-        for first in range(0, table.rows, BATCH_ROWS):
-            rows = min(BATCH_ROWS, table.rows - first)
-            columns = [table[k].arrow(first, rows) if ok else pa.nulls(rows) for k, ok in enumerate(ordered)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-    return schema, batches()
+        write_zones(name, part, table._files[0].id, compute_zones(table.schema, table.batches()))
 
 
 def _again(path: str, options: dict[str, Any], direct: bool | None) -> Table:
