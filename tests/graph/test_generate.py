@@ -126,7 +126,7 @@ def test_edges_as_they_are_made(tmp_path: Path) -> None:
     )
     assert graph.edges == 16 << 4
     assert not graph.undirected
-    assert calls == [("generate", 256, 256), ("write", 256, 512), ("write", 512, 512)]
+    assert calls == [("generate", 256, 256), ("write", 256, 768), ("write", 512, 768), ("write", 768, 768)]
 
 
 @pytest.mark.parametrize(

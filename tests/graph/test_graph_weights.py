@@ -66,14 +66,13 @@ def test_weights_stay_with_their_edges(
     assert graph.in_degrees().tolist() == np.bincount([r[0] for r in swapped], minlength=graph.vertices).tolist()
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("samples", [4, 1024])
 @pytest.mark.parametrize("undirected", [False, True])
 def test_a_sort_that_spills_equals_one_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undirected: bool, passes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undirected: bool, samples: int
 ) -> None:
     """Few edges many times, so that equal ones with other weights are in all runs and cross blocks."""
-    if passes == 2:
-        monkeypatch.setattr("warpwell.graph.external._FAN_IN", 4)
+    monkeypatch.setattr("warpwell.graph.external._SAMPLES", samples)
     random = np.random.default_rng(3)
     ends, weights = random.integers(0, 20, (2, 30_000)), random.integers(-99, 99, 30_000)
     rows = list(zip(*ends.tolist(), weights.tolist(), strict=True))
@@ -86,33 +85,48 @@ def test_a_sort_that_spills_equals_one_in_memory(
     assert rows_of(graphs[0]) == (lightest_both_ways(rows) if undirected else sorted(rows))
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_integers_become_floats_when_the_first_float_comes(tmp_path: Path, wide: bool) -> None:
-    far = 1 << 40 if wide else 7
-    with ExternalSort(tmp_path, 256, weights="int32") as sort:
-        for start in range(2000):
-            sort.add(np.array([start % 50]), np.array([1]), np.array([start], np.int32))
-        sort.use_floats()
-        for start in range(2000):
-            sort.add(np.array([far]), np.array([start % 50]), np.array([start / 4], np.float32))
-        got = [row for block in sort.blocks() for row in zip(*(side.tolist() for side in block), strict=True)]
-    assert sort.weights == np.float32
-    first = sorted((k % 50, 1, float(k)) for k in range(2000))
-    assert got == sorted([*first, *((far, k % 50, k / 4) for k in range(2000))])
+VALUES = {
+    "int32": [0, 1, -1, 2**24 + 1, 2**31 - 1, -(2**31)],
+    "float32": [0.0, -0.0, 1.5, -2.5, 1e-45, -1e-45, 3.4e38, -3.4e38],
+}
+
+
+@given(
+    st.lists(
+        st.tuples(*[st.sampled_from([0, 2047, 2048, 2**31, 2**32 - 1])] * 2, st.integers(0, 7), st.integers(0, 1)),
+        min_size=1,
+        max_size=200,
+    )
+)
+def test_weights_are_sorted_exactly(
+    tmp_path_factory: pytest.TempPathFactory, edges: list[tuple[int, int, int, int]]
+) -> None:
+    """All weights become floats if one is a float."""
+    rows: list[tuple[int, int, Any]] = []
+    with ExternalSort(tmp_path_factory.mktemp("sort"), 256) as sort:
+        for source, destination, number, kind in edges * 9:
+            dtype = list(VALUES)[kind]
+            weight = np.array([VALUES[dtype][number % len(VALUES[dtype])]], dtype)
+            sort.add(np.array([source]), np.array([destination]), weight)
+            rows.append((source, destination, weight[0]))
+        columns = [np.concatenate(column) for column in zip(*sort.blocks(), strict=True)]
+    dtype = "float32" if any(kind for *_, kind in edges) else "int32"
+    assert sort.weights == columns[2].dtype == dtype
+    expected = sorted((source, destination, weight.astype(dtype).item()) for source, destination, weight in rows)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == expected
 
 
 def test_the_sort_keeps_to_its_memory(tmp_path: Path) -> None:
     count = 50_000
     random = np.random.default_rng(2)
     memory = 4 * SMALL
-    with ExternalSort(tmp_path, memory, weights="float32") as sort:
+    with ExternalSort(tmp_path, memory) as sort:
         for _ in range(count // 1000):
             assert sort._buffer.nbytes <= memory // 2
             sort.add(*random.integers(0, 1000, (2, 1000)), random.random(1000).astype(np.float32))
-        blocks = list(sort.blocks())
-    assert sort.spilled_bytes == 12 * count
-    assert max(sum(side.nbytes for side in block) for block in blocks) <= memory
-    assert not list(tmp_path.iterdir())
+        assert max(part.nbytes for part in sort._parts()) <= memory // 2
+        assert sort._file is not None and sort._file.tell() == 16 * count
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dtype_of_weights(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def random_edges(
     ):
         if not low <= value <= high:
             raise ArgumentError(f"{name} is {value}. Give a number from {low} to {high}.", name=name)
-    weigher = None if weights is None else _WEIGHERS[checked_weights(weights)]
+    weigher = _WEIGHERS.get(checked_weights(weights))
     return _chunks(_kron(scale, seed) if kind == "kron" else _urand(scale), weigher, degree << scale, seed)
 
 
@@ -238,7 +238,7 @@ def _float_weights(stream: np.random.RandomState, count: int) -> npt.NDArray[Any
     return ((_draws(stream, count) >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
 
 
-_WEIGHERS: dict[str, Weigher] = {"int32": _integer_weights, "float32": _float_weights}
+_WEIGHERS: dict[str | None, Weigher] = {"int32": _integer_weights, "float32": _float_weights}
 
 
 def _draws(stream: np.random.RandomState, count: int) -> npt.NDArray[np.uint32]:

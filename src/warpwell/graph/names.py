@@ -13,6 +13,7 @@ import numpy as np
 from ..errors import ArgumentError, FormatError
 from .external import Vertices
 
+Names = Collection[str] | Collection[int]
 NAMES = "names.arrow"
 """The file in the folder of a graph with a column `name`: row v is the name of vertex v."""
 _BATCH = 1 << 20
@@ -57,16 +58,14 @@ class VertexNumbers:
         return found[0::2], found[1::2]
 
 
-def write_names(folder: Path, names: Collection[str] | Collection[int] | None, vertices: int) -> None:
-    """Write the names of all vertices to the folder of a graph, if there are any.
+def write_names(folder: Path, names: Names, vertices: int) -> None:
+    """Write the names of all vertices to the folder of a graph.
 
     Raises
     ------
     ArgumentError
         The names are not all strings or all integers, some are equal, or there are more or fewer than vertices.
     """
-    if names is None:
-        return
     arrow = library("pyarrow.ipc") and library("pyarrow")
     try:
         column = arrow.array(list(names), arrow.int64() if isinstance(next(iter(names), ""), int) else arrow.string())

@@ -5,44 +5,26 @@ its list of neighbours begins with them, and their own edges are on the first pa
 only their first `HEAD` neighbours, which are stored again in a file of their own.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from .._npy import npy_writer
-from .external import Edges, ExternalSort
-from .graph import HEAD, HEADS, ORDER, OUT_PART, Graph
+from .external import Vertices
+from .graph import HEAD, HEADS, ORDER, Graph
 
 _BLOCK = 1 << 18
-"""Vertices or edges that are read at a time."""
+"""Vertices that are read at a time."""
 
 
-def stored_edges(folder: Path, graph: Graph) -> Iterator[Edges]:
-    """Yield the edges of a graph whose files are in a folder, in stored order, in blocks as `ExternalSort` yields."""
-    offsets, edges = np.load(folder / OUT_PART[0]), graph.map(folder / OUT_PART[1])
-    weights = None if graph.weights is None else graph.map(folder / OUT_PART[2])
-    for start in range(0, graph.edges, _BLOCK):
-        end = min(start + _BLOCK, graph.edges)
-        first, last = np.searchsorted(offsets, (start, end - 1), "right") - 1
-        bounds = np.clip(offsets[first : last + 2], start, end)
-        sources = np.repeat(np.arange(first, last + 1), np.diff(bounds))
-        block = sources, edges[start:end].astype(np.int64)
-        yield block if weights is None else (*block, weights[start:end])
-
-
-def sort_by_degree(folder: Path, graph: Graph, sort: ExternalSort) -> None:
-    """Add the edges of a graph to a sort, numbered in descending order of degree, and write that order.
-
-    The folder has the graph in the given numbers, which break ties.
-    """
-    order = np.argsort(-np.diff(np.load(folder / OUT_PART[0])), kind="stable")
+def write_order(folder: Path, degrees: Vertices) -> Vertices:
+    """Write the vertices in descending order of degree, equal ones by number, and return the position of each."""
+    order = np.argsort(-degrees, kind="stable")
     with npy_writer(folder / ORDER, np.int64) as write:
         write(order)
     positions = np.empty_like(order)
     positions[order] = np.arange(order.size)
-    for sources, destinations, *weights in stored_edges(folder, graph):
-        sort.add(positions[sources], positions[destinations], *weights)
+    return positions
 
 
 def write_heads(folder: Path, graph: Graph, part: tuple[str, str, str]) -> None:

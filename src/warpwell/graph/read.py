@@ -456,7 +456,7 @@ class EdgeReader:
             )
         self.vertices = side if self.vertices is None else self.vertices
         if not side <= self.vertices <= VERTEX_LIMIT:
-            problem = f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**48"
+            problem = f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**32"
             raise self._format_error(f"{problem}, got {self.vertices}")
 
 
