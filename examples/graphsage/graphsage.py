@@ -69,11 +69,10 @@ def main():
         folder = Path(name)
         make(folder)
         neighbors = ww.train.Neighbors(folder / "graph.ww", [10, 5], BATCH, seed=SEED)
-        features = ww.train.FeatureStore({"x": folder / "x.npy", "y": folder / "y.npy"})
-        # the items of the loader are numbers of batches: workers change nothing, and a run resumes with any number
-        loader = ww.train.NeighborSampler(neighbors).loader(
-            features, range(EPOCHS * len(neighbors)), num_workers=int(sys.argv[1]) if sys.argv[1:] else 0
-        )
+        features = {"x": folder / "x.npy", "y": folder / "y.npy"}
+        # A batch depends on its number alone: workers change nothing, and a run resumes with any number.
+        numbers = range(EPOCHS * len(neighbors))
+        loader = neighbors.loader(features, numbers, num_workers=int(sys.argv[1]) if sys.argv[1:] else 0)
         recorded = []
 
         def record(batches):

@@ -32,10 +32,9 @@ def neighbors(folder: Path) -> ww.train.Neighbors:
 
 
 def loader(folder: Path, numbers: Iterable[int], workers: int, method: str | None) -> Any:
-    features = ww.train.FeatureStore({"x": folder / "x.npy", "y": folder / "y.npy"})
-    return ww.train.NeighborSampler(neighbors(folder)).loader(
-        features, numbers, num_workers=workers, multiprocessing_context=method if workers else None
-    )
+    features = {"x": folder / "x.npy", "y": folder / "y.npy"}
+    context = method if workers else None
+    return neighbors(folder).loader(features, numbers, num_workers=workers, multiprocessing_context=context)
 
 
 class Training:

@@ -202,9 +202,9 @@ def test_the_module_can_be_inspected_without_pytorch(tmp_path: Path) -> None:
     program = """
 import copy, inspect, pickle, pydoc
 import warpwell as ww
+import numpy as np
 from warpwell import errors
-from warpwell.train import FeatureStore, NeighborSampler
-assert hasattr(ww.train, "FeatureStore") and not hasattr(ww.train, "__wrapped__") and not hasattr(ww.train, "nothing")
+assert not hasattr(ww.train, "__wrapped__") and not hasattr(ww.train, "nothing")
 members = dict(inspect.getmembers(ww.train))
 assert {*ww.train.__all__} <= {*members} and {*ww.train.__all__} <= {*dir(ww.train)}
 text = pydoc.render_doc(ww.train, renderer=pydoc.plaintext)
@@ -213,20 +213,21 @@ for name in ww.train.__all__:
     assert inspect.getdoc(entry).splitlines()[0] in text, name
     assert copy.copy(entry) is entry and pickle.loads(pickle.dumps(entry)) is entry
     inspect.signature(entry), inspect.getsource(entry)
-for create in (lambda: FeatureStore({}), lambda: NeighborSampler(None)):
-    try:
-        create()
-    except errors.ArgumentError as error:
-        print(error)
+graph = ww.graph.build([(np.array([0, 1]), np.array([1, 2]))], "g.ww", undirected=True)
+try:
+    ww.train.Neighbors(graph, [1], 1).loader({"x": np.zeros(3)})
+except errors.ArgumentError as error:
+    print(error)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=120,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
-    assert done.stdout.count("needs torch_geometric: install Warpwell's extra [train]") == 2, done.stderr
+    assert "needs torch_geometric: install Warpwell's extra [train]" in done.stdout, done.stderr
 
 
 # -- neighborhoods ----------------------------------------------------------------------------------------------------

@@ -76,32 +76,11 @@ def test_collate_shares_memory_and_refuses_what_is_not_ours(folder: Path) -> Non
         ww.train.collate([{"x": 1}])
 
 
-def test_features_by_their_rows(folder: Path) -> None:
-    store = ww.train.FeatureStore({"x": folder / "rows.npy", ("paper", "y"): np.arange(ROWS)})
-    rows = torch.tensor([5, -1, 5, 0])
-    assert torch.equal(store[None, "x", rows], torch.from_numpy(X)[rows])
-    assert torch.equal(store[None, "x", 2:9:3], torch.from_numpy(X)[2:9:3])
-    assert torch.equal(store[None, "x", None], torch.from_numpy(X))
-    assert store["paper", "y", 7] == 7 and store.get_tensor_size("paper", "y") == (ROWS,)
-    assert torch.equal(store[None, "x", torch.arange(ROWS) % 2 == 0], torch.from_numpy(X)[::2])
-    assert {(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()} == {(None, "x"), ("paper", "y")}
-    with pytest.raises(errors.IndexRangeError, match="index 300"):
-        store[None, "x", torch.tensor([300])]
-    with pytest.raises(errors.ArgumentError, match="unknown feature"):
-        store[None, "z", rows]
-    with pytest.raises(errors.ArgumentError, match="row numbers"):
-        store[None, "x", torch.tensor([0.5])]
-    with pytest.raises(errors.ReadOnlyError):
-        store[None, "x", rows] = torch.zeros(4, 5)
-    store.close()
-    assert torch.equal(store[None, "x", rows], torch.from_numpy(X)[rows])
-
-
 def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
     values = torch.arange(64).to(torch.bfloat16)
     values.view(torch.int16).numpy().tofile(tmp_path / "b.raw")
-    store = ww.train.FeatureStore({"x": (tmp_path / "b.raw", {"dtype": "bfloat16"})})
-    found = store[None, "x", torch.tensor([3, 60])]
+    data = ww.train.Dataset({"x": (tmp_path / "b.raw", {"dtype": "bfloat16"})})
+    found = ww.train.collate(data.__getitems__([3, 60]))["x"]
     assert found.dtype == torch.bfloat16 and found.tolist() == [3, 60]
 
 
@@ -118,15 +97,16 @@ def test_batches_are_those_of_their_numbers(folder: Path, workers: int, method: 
         assert batch.num_sampled_nodes == found.node_counts and torch.equal(batch.x, x[batch.n_id])
 
 
-def test_inputs_that_are_no_numbers_of_batches(folder: Path) -> None:
-    from torch_geometric.loader import NodeLoader
-
-    sampler = ww.train.NeighborSampler(sage.neighbors(folder))
-    features = ww.train.FeatureStore({"x": folder / "x.npy"})
-    with pytest.raises(errors.ArgumentError, match=r"sampler\.loader"):
-        next(iter(NodeLoader((features, None), sampler, input_nodes=torch.arange(9), batch_size=3)))
+def test_a_loader_of_the_first_epoch(folder: Path) -> None:
+    neighbors = sage.neighbors(folder)
+    features = ww.train.Dataset({"x": folder / "x.npy"})
+    loader = neighbors.loader(features)
+    assert len(loader) == len(neighbors) == len(list(loader))
+    assert next(iter(loader)).num_nodes == len(neighbors[0].nodes)
     with pytest.raises(errors.ArgumentError, match="shuffle= is decided by Neighbors"):
-        sampler.loader(features, shuffle=True)
+        neighbors.loader(features, shuffle=True)
+    with pytest.raises(errors.IndexRangeError):
+        list(neighbors.loader({"x": np.zeros(3)}, [0]))
 
 
 def expected(folder: Path, steps: int) -> list[str]:

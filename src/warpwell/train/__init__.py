@@ -9,20 +9,10 @@ Files, in the order in which a row meets them:
 - dataset.py    `Dataset`: rows of several sources, for `warpwell.kv.DataLoader` and PyTorch's ``DataLoader``
 - tensors.py    `collate`: rows as tensors of PyTorch
 - neighbors.py  `Neighbors`: sampled neighborhoods in a graph on storage, by the number of the batch
-- pyg.py        `FeatureStore` and `NeighborSampler`, for PyTorch Geometric
 """
 
-from typing import TYPE_CHECKING
-
-from .. import registry
 from .dataset import Dataset
 from .neighbors import Neighbors
 from .tensors import collate
 
-if TYPE_CHECKING:
-    from .pyg import FeatureStore, NeighborSampler
-
-__all__ = ["Dataset", "FeatureStore", "NeighborSampler", "Neighbors", "collate"]
-
-if not TYPE_CHECKING:  # PyTorch takes seconds to import.
-    __getattr__, __dir__ = registry.on_first_use(__name__, {"FeatureStore": "pyg:", "NeighborSampler": "pyg:"})
+__all__ = ["Dataset", "Neighbors", "collate"]

@@ -120,7 +120,7 @@ class Dataset:
         record: dict[str, Any] = self.__getitems__([index])[0]
         return record
 
-    def __getitems__(self, indices: Sequence[int]) -> Records:
+    def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records:
         """Return several records, read together; errors as for `take`."""
         return Records(self.take(indices), {name: source.dtype for name, source in self._sources.items()})
 

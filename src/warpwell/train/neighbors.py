@@ -13,7 +13,7 @@ to d - 1, draw t of 0 to j; use t, or j if t was drawn before.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from .. import errors
 from .._check import checked_flag, checked_integer
 from ..graph import Graph
 from ..kv import Permutation
+from .dataset import Dataset
 from .sources import source_of
+from .tensors import collate, import_torch
 
 Numbers = NDArray[np.int64]
 
@@ -174,6 +176,43 @@ class Neighbors:
         # Without `Graph.positions`, which has 8 bytes a vertex: each process reads it again.
         return {**self.__dict__, "graph": replace(self.graph)}
 
+    def loader(
+        self, features: Dataset | Mapping[str, Any], batches: Iterable[int] | None = None, **options: Any
+    ) -> Any:
+        """Return PyTorch's ``DataLoader`` of some batches, in the given order.
+
+        An item is a ``Data`` of PyTorch Geometric with the features of its nodes, ``edge_index``, ``n_id`` (vertices),
+        ``e_id`` (positions in the file of edges), ``input_id`` (the vertices of the batch), ``batch_size`` (their
+        number), ``num_sampled_nodes`` and ``num_sampled_edges`` (by hop). A batch depends on its number alone, so
+        batches are the same for any number of workers, and a run that was stopped resumes with the next number.
+
+        Parameters
+        ----------
+        features : Dataset or dict
+            Rows by vertex, or the fields of a `Dataset` of them.
+        batches : iterable of int, optional
+            Numbers of batches. Default: the first epoch.
+        **options
+            Options of ``DataLoader``, such as ``num_workers`` and ``persistent_workers``, but not those that define a
+            batch: ``batch_size``, ``shuffle``, ``sampler``, ``batch_sampler``, ``drop_last``.
+
+        Raises
+        ------
+        ArgumentError
+            PyTorch Geometric is not installed, or as for `Dataset`.
+        DTypeError, MissingFileError, FormatError
+            As for `Dataset`.
+        """
+        refused = sorted({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"} & {*options})
+        if refused:
+            raise errors.ArgumentError(
+                f"{refused[0]}= is decided by Neighbors: pass the numbers of batches as batches=", name=refused[0]
+            )
+        data = _Batches(self, features if isinstance(features, Dataset) else Dataset(features))
+        numbers = range(len(self)) if batches is None else [*batches]
+        loader = import_torch("torch.utils.data").DataLoader
+        return loader(data, sampler=numbers, batch_size=None, collate_fn=_unchanged, **options)
+
     def close(self) -> None:
         """Close the graph's files in this process (idempotent). A read opens them again."""
         self._offsets.close()
@@ -204,6 +243,42 @@ class Neighbors:
         if larger.any() and fanout:
             within[larger[owners]] = draws.distinct(degrees[larger], fanout).ravel()
         return bounds[0][owners] + within, owners
+
+
+class _Batches:
+    """Batches with their features, by number: the data set of a loader.
+
+    Attributes
+    ----------
+    neighbors : Neighbors
+    features : Dataset
+    """
+
+    def __init__(self, neighbors: Neighbors, features: Dataset) -> None:
+        import_torch("torch_geometric")
+        self.neighbors, self.features = neighbors, features
+
+    def __getitem__(self, number: int) -> Any:
+        torch, geometric = import_torch("torch"), import_torch("torch_geometric.data")
+        batch = self.neighbors[number]
+        arrays = batch.nodes, batch.sources, batch.targets, batch.edges
+        nodes, sources, targets, edges = map(torch.from_numpy, arrays)
+        return geometric.Data(
+            **collate(self.features.__getitems__(batch.nodes)),
+            edge_index=torch.stack([sources, targets]),
+            n_id=nodes,
+            e_id=edges,
+            input_id=nodes[: batch.batch_size],
+            batch_size=batch.batch_size,
+            num_nodes=len(nodes),
+            num_sampled_nodes=batch.node_counts,
+            num_sampled_edges=batch.edge_counts,
+        )
+
+
+def _unchanged(batch: Any) -> Any:
+    """Return a batch: its parts are tensors already."""
+    return batch
 
 
 class _Draws:

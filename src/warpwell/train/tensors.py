@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,7 @@ def collate(batch: Any) -> dict[str, Any]:
 
 def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
     """Return a tensor that shares the memory of rows, on their device; `dtype` is the dtype of the array on storage."""
-    try:
-        import torch  # slow
-    except (ImportError, OSError) as error:
-        raise not_installed("torch") from error
+    torch = import_torch("torch")
     if isinstance(rows, DeviceArray):
         return torch.from_dlpack(rows)
     if is_bits(dtype) or dtype.name == "bfloat16":
@@ -51,6 +49,15 @@ def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
     return torch.from_numpy(rows)
 
 
-def not_installed(library: str) -> errors.ArgumentError:
-    """Return an error for a library that cannot be imported."""
-    return errors.ArgumentError(f"this needs {library}: install {extra('train')}")
+def import_torch(name: str) -> Any:
+    """Return a module of PyTorch or PyTorch Geometric, which take seconds to import.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed, or a shared library of it cannot be loaded.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise errors.ArgumentError(f"this needs {name.partition('.')[0]}: install {extra('train')}") from error
