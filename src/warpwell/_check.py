@@ -9,6 +9,7 @@ Each takes the value and the option's name, and returns the value in its plain t
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import operator
 import os
@@ -29,6 +30,28 @@ LONGEST = 1e9
 def extra(name: str) -> str:
     """Return how to install an extra of Warpwell, for messages: its name, and the command in a checkout."""
     return f"Warpwell's extra [{name}] (in a checkout: pip install -e '.[{name}]')"
+
+
+def imported(module: str, needs: str = "") -> Any:
+    """Return a module of another package.
+
+    Parameters
+    ----------
+    module : str
+    needs : str
+        The extra of Warpwell that installs the package, if one does.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        source = extra(needs) if needs else f"it (pip install {package})"
+        raise ArgumentError(f"this needs the package {package}: install {source}") from error
 
 
 def checked_integer(

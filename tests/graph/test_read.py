@@ -386,7 +386,7 @@ def test_any_names_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows:
 
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.csv", None)
-    with pytest.raises(ArgumentError, match=re.escape('this needs pyarrow: pip install "warpwell[graph]"')):
+    with pytest.raises(ArgumentError, match=re.escape("package pyarrow: install Warpwell's extra [graph]")):
         edges_of(write(tmp_path, "0 1\n"))
 
 

@@ -116,18 +116,16 @@ def convert(arguments: argparse.Namespace) -> int:
                 overwrite=arguments.overwrite,
                 progress=report,
             ).close()
-    seconds = time.perf_counter() - started
-    with table.open(arguments.table) as opened:
-        path = Path(arguments.table)
-        files = list(path.iterdir()) if path.is_dir() else [path, *path.parent.glob(f"{path.name}.zones")]
+    path = Path(arguments.table)
+    files = path.iterdir() if path.is_dir() else [path, path.with_name(f"{path.name}.zones")]
+    with table.open(path) as opened:
         values = {
-            "table": str(arguments.table),
-            "source": ", ".join(sources),
+            "table": str(path),
             "rows": opened.rows,
             "rows_added": opened.rows if added is None else added,
             "columns": len(opened.names),
             "bytes_on_disk": sum(file.stat().st_size for file in files),
-            "seconds": seconds,
+            "seconds": time.perf_counter() - started,
         }
     output.result(str(arguments.table), values)
     return 0
@@ -271,8 +269,7 @@ def _write_rows(rows: Any, path: Path) -> None:
             elif path.suffix == ".csv":
                 import pyarrow.csv as csv
 
-                columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in rows.columns]
-                csv.write_csv(pa.table(columns, names=rows.column_names), part)
+                csv.write_csv(rows, part)
             else:
                 with pa.ipc.new_file(part, rows.schema) as writer:
                     writer.write_table(rows.unify_dictionaries())
@@ -338,25 +335,20 @@ def _filters(opened: Table, arguments: argparse.Namespace) -> list[Any]:
 
 
 def _clause(opened: Table, name: str, op: str, value: Any) -> tuple[Any, ...]:
-    """Return a clause of filters with a value of the column's type; ``is`` and ``is not`` take null only."""
-    if op.lower() in ("is", "is not") and (value is None or str(value).lower() == "null"):
-        return name, f"{op} null"
-    return name, op, _filter_value(opened, name, op, value)
-
-
-def _filter_value(opened: Table, name: str, op: str, value: Any) -> Any:
-    """Return a value, or a list of values for ``in`` and ``not in``, of a column's type."""
+    """Return a clause of filters with values of the column's type; ``is`` and ``is not`` take null only."""
     import json
 
+    if op.lower() in ("is", "is not") and (value is None or str(value).lower() == "null"):
+        return name, f"{op} null"
     kind = opened[name].type
     if op not in ("in", "not in"):
-        return _typed(kind, name, value)
+        return name, op, _typed(kind, name, value)
     if isinstance(value, str):
         try:
             value = json.loads(value, parse_float=decimal.Decimal) if value.startswith("[") else value.split(",")
         except ValueError as error:
             raise ArgumentError(f'{value!r} is not a list of JSON ({error}); give A,B or \'["A", "B"]\'') from None
-    return [_typed(kind, name, each) for each in value] if isinstance(value, list) else value
+    return name, op, [_typed(kind, name, each) for each in value] if isinstance(value, list) else value
 
 
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .._check import imported
 from ..errors import ArgumentError, FormatError
 from .external import Vertices
 
@@ -21,13 +21,7 @@ _BATCH = 1 << 20
 
 def library(name: str) -> Any:
     """Return a module of a package that the extra `graph` installs."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ArgumentError(
-            f'this needs {package}: pip install "warpwell[graph]" (in a checkout: pip install -e ".[graph]")'
-        ) from error
+    return imported(name, "graph")
 
 
 class VertexNumbers:

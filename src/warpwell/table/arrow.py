@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .library import imported
+from .._check import imported
 
 
 def __getattr__(name: str) -> Any:
@@ -18,5 +18,5 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     for module in ("pyarrow.ipc", "pyarrow.compute"):
-        imported(module)
-    return globals().setdefault(name, getattr(imported("pyarrow"), name))
+        imported(module, "table")
+    return globals().setdefault(name, getattr(imported("pyarrow", "table"), name))

@@ -15,13 +15,13 @@ from .arrow_file import ArrowFile
 from .column import validate
 from .library import line_of
 from .table import Table, table_parts
-from .zones import CHECKED_BYTES, SUFFIX, Zones, compute_zones, file_checksums, load_zones
+from .zones import CHECKED_BYTES, SUFFIX, compute_zones, file_checksums, load_zones
 
 _MAX_PROBLEMS = 10
 """Problems that are reported of one file."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableCheck:
     """The result of `check`.
 
@@ -35,7 +35,7 @@ class TableCheck:
         Each has a path, a byte of the file or None, and a description.
     """
 
-    rows: int
+    rows: int = 0
     nbytes: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -64,56 +64,50 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
     """
     name = checked_path(path)
     checked_callable(progress, "progress")
-    is_folder = os.path.isdir(name)
+    report = TableCheck()
     files = [part["path"] for part in table_parts(name)]
     sizes = [os.path.getsize(file) if os.path.exists(file) else 0 for file in files]
-    problems: list[Problem] = []
-    rows = done = 0
     for file, size in zip(files, sizes, strict=True):
-        zones = None
-        try:
-            zones = load_zones(file)
-        except (FileNotFoundError, FormatError) as error:
-            if is_folder or isinstance(error, FormatError):
-                problems.append(Problem(file + SUFFIX, None, f"cannot be compared with the rows: {line_of(error)}"))
-        found = list(islice(_differences(file, size, zones), _MAX_PROBLEMS))
-        if not found:
-            try:
-                with Table(file, [ArrowFile(file)], {}) as table:
-                    found = list(islice(_damage(table, zones), _MAX_PROBLEMS))
-                    rows += table.rows
-            except WarpwellError as error:
-                if not is_folder and zones is None:
-                    raise
-                found = [Problem(file, None, str(error))]
-        problems += found
-        done += size
+        report.problems += islice(_problems(file, size, report, os.path.isdir(name)), _MAX_PROBLEMS)
+        report.nbytes += size
         if progress is not None:
-            progress("verify", done, sum(sizes))
-    return TableCheck(rows, done, problems)
+            progress("verify", report.nbytes, sum(sizes))
+    return report
 
 
-def _differences(path: str, size: int, zones: Zones | None) -> Iterator[Problem]:
-    """Compare a file with the checksums of its zones."""
-    if zones is None:
-        return
-    if size != zones.nbytes:
-        yield Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written")
-        return
-    for number, (checksum, written) in enumerate(zip(file_checksums(path), zones.checksums, strict=True)):
-        if checksum != written:
-            yield Problem(path, number * CHECKED_BYTES, "the MiB from here differs from its checksum")
-
-
-def _damage(table: Table, zones: Zones | None) -> Iterator[Problem]:
-    """Follow offsets and codes, read text, count nulls, and compute the zones again."""
-    is_sound = True
-    for number, name in enumerate(table.names):
-        for run in table[number].runs:
-            try:
-                validate(run.array)
-            except pa.ArrowException as error:
-                is_sound = False
-                yield Problem(table.path, None, f"column {name!r}, rows from {run.first}: {line_of(error)}")
-    if is_sound and zones is not None and not zones.equals(compute_zones(table.schema, table.batches())):
-        yield Problem(table.path + SUFFIX, None, "differs from the rows: run ww.table.index again")
+def _problems(path: str, size: int, report: TableCheck, is_folder: bool) -> Iterator[Problem]:
+    """Compare a file with its checksums, follow offsets and codes, read text, count nulls, and compute zones again."""
+    zones = None
+    try:
+        try:
+            zones = load_zones(path)
+        except FileNotFoundError:
+            if is_folder:
+                yield Problem(path + SUFFIX, None, "is missing: the file cannot be compared with its checksums")
+        except FormatError as error:
+            yield Problem(path + SUFFIX, None, str(error))
+        if zones is not None:
+            if size != zones.nbytes:
+                yield Problem(path, min(size, zones.nbytes), f"has {size} bytes, and {zones.nbytes} were written")
+                return
+            checksums = enumerate(zip(file_checksums(path), zones.checksums, strict=True))
+            damaged = [number for number, (checksum, written) in checksums if checksum != written]
+            yield from (
+                Problem(path, k * CHECKED_BYTES, "the MiB from here differs from its checksum") for k in damaged
+            )
+            if damaged:
+                return
+        with Table(path, [ArrowFile(path)], {}) as table:
+            report.rows += table.rows
+            for number, name in enumerate(table.names):
+                for run in table[number].runs:
+                    try:
+                        validate(run.array)
+                    except pa.ArrowException as error:
+                        yield Problem(path, None, f"column {name!r}, rows from {run.first}: {line_of(error)}")
+            if zones is not None and not zones.equals(compute_zones(table.schema, table.batches())):
+                yield Problem(path + SUFFIX, None, "differs from the rows: run ww.table.index again")
+    except (WarpwellError, OSError) as error:
+        if not is_folder and zones is None:
+            raise
+        yield Problem(path, None, str(error))

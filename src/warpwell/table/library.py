@@ -1,59 +1,45 @@
-"""`arrow` and `polars`: pyarrow and Polars, imported when they are first needed."""
+"""`arrow` and `polars`: pyarrow and Polars, imported when they are first needed. Columns in schemas of pyarrow."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from typing import Any
 
-from .._check import extra
+from .._check import imported
 from ..errors import ArgumentError, DTypeError
+from . import arrow as pa
 
-_loaded: list[Any] = []
 _log = logging.getLogger(__package__)
 
 
 def arrow() -> Any:
-    """Return pyarrow.
-
-    Raises
-    ------
-    ArgumentError
-        It is not installed.
-    """
-    if not _loaded:
-        for part in ("ipc", "compute"):
-            imported(f"pyarrow.{part}")
-        _loaded.append(imported("pyarrow"))
-    return _loaded[0]
+    """Return pyarrow; its use raises ArgumentError if it is not installed."""
+    return pa
 
 
 def polars() -> Any:
-    """Return Polars.
+    """Return Polars; raise ArgumentError if it is not installed."""
+    return imported("polars", "table")
+
+
+def column_number(schema: Any, name: str, owner: str) -> int:
+    """Return the number of the column with a name.
 
     Raises
     ------
     ArgumentError
-        It is not installed.
+        The owner of the schema has no such column, or several.
     """
-    return imported("polars")
-
-
-def imported(name: str) -> Any:
-    """Return a module of another library.
-
-    Raises
-    ------
-    ArgumentError
-        It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.split(".")[0]
-        source = extra("table") if package in ("pyarrow", "polars") else f"it (pip install {package})"
-        raise ArgumentError(f"this needs the package {package}: install {source}") from error
+    numbers = schema.get_all_field_indices(name)
+    if len(numbers) == 1:
+        return int(numbers[0])
+    if numbers:
+        problem = f"{len(numbers)} columns {name!r}, of numbers {numbers}: take one by its number, or rename one"
+    else:
+        names = ", ".join(map(repr, schema.names[:20])) + (", ..." if len(schema.names) > 20 else "")
+        problem = f"no column {name!r:.60}: it has {names}"
+    raise ArgumentError(f"{owner} has {problem}", name="columns")
 
 
 def line_of(error: BaseException) -> str:

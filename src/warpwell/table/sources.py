@@ -13,10 +13,11 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from .._check import imported
 from ..errors import ArgumentError, FormatError, MissingFileError
 from . import arrow as pa
 from .column import validate
-from .library import imported, line_of, readable_columns
+from .library import column_number, line_of, readable_columns
 from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves
 from .zones import SUFFIX as ZONES
@@ -31,7 +32,6 @@ FORMATS = {
 """The formats of files, by the endings of their names."""
 _log = logging.getLogger(__package__)
 _MAGIC = {b"PAR1": "parquet", b"PARE": "parquet", b"ARROW1": "ipc", b"\xff\xff\xff\xff": "ipc", b"ORC": "orc"}
-_COMPRESSED = {"gz", "bz2", "zst", "lz4"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None, text: Collect
     MissingFileError, FormatError, ArgumentError
         pyarrow's errors while batches are read become FormatError as well.
     """
-    imported("pyarrow")
+    imported("pyarrow", "table")
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
         return select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
@@ -116,14 +116,7 @@ def select_columns(source: TableSource, columns: Sequence[str] | None) -> TableS
     if columns is None:
         return source
     schema = source.schema
-    numbers = []
-    for name in columns:
-        indices = schema.get_all_field_indices(name)
-        if len(indices) != 1:
-            count = f"{len(indices)} columns" if indices else "no column"
-            names = ", ".join(map(repr, schema.names[:20])) + (", ..." if len(schema.names) > 20 else "")
-            raise ArgumentError(f"the source has {count} {name!r:.60}: it has {names}", name="columns")
-        numbers += indices
+    numbers = [column_number(schema, name, "the source") for name in columns]
     selected = pa.schema([schema.field(number) for number in numbers], schema.metadata)
     return TableSource(selected, source.rows, (batch.select(numbers) for batch in source.batches))
 
@@ -201,24 +194,25 @@ def _files(path: str) -> Iterator[_File]:
     def fail(error: OSError) -> None:
         raise error
 
-    count, left_out = 0, []
+    paths, left_out = [], []
     for folder, subfolders, names in os.walk(path, onerror=fail):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith((".", "_")))
-        parts = [part.split("=", 1) for part in os.path.relpath(folder, path).split(os.sep) if "=" in part]
-        keys = {name: unquote(value) for name, value in parts if value != "__HIVE_DEFAULT_PARTITION__"}
         if is_table_folder(folder):
             names = [part["file"] for part in read_parts(folder)]
         else:
             names = sorted(name for name in names if not name.startswith((".", "_")) and not name.endswith(ZONES))
-        for name in names:
-            try:
-                kind = _format(os.path.join(folder, name))
-            except FormatError:
-                left_out.append(name)
-                continue
-            count += 1
-            yield _File(os.path.join(folder, name), kind, keys)
-    if not count:
+        paths += [os.path.join(folder, name) for name in names]
+    for file in paths:
+        keys = re.findall("([^/]*?)=([^/]*)/", os.path.relpath(file, path))
+        try:
+            kind = _format(file)
+        except FormatError:
+            left_out.append(os.path.basename(file))
+        else:
+            yield _File(
+                file, kind, {key: unquote(value) for key, value in keys if value != "__HIVE_DEFAULT_PARTITION__"}
+            )
+    if len(left_out) == len(paths):
         raise FormatError(f"{path} has no files: give a folder of Parquet, CSV or Feather files", path=path)
     if left_out:
         _log.warning("%s: files of no known format are left out: %s", path, ", ".join(left_out))
@@ -228,19 +222,16 @@ def _format(path: str) -> str:
     """Return the format of a file, by its first bytes or its name."""
     with open(path, "rb") as file:
         head = file.read(8)
-    for magic, kind in _MAGIC.items():
-        if head.startswith(magic):
-            return kind
-    suffixes = os.path.basename(path).lower().split(".")[1:]
-    if suffixes and suffixes[-1] in _COMPRESSED:
-        suffixes.pop()
-    if suffixes and suffixes[-1] in FORMATS:
-        return FORMATS[suffixes[-1]]
-    raise FormatError(
-        f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
-        "another library and give its frame",
-        path=path,
-    )
+    suffix = re.search(r"\.(\w+)(\.(gz|bz2|zst|lz4))?$", os.path.basename(path).lower())
+    by_magic = [kind for magic, kind in _MAGIC.items() if head.startswith(magic)]
+    kind = by_magic[0] if by_magic else FORMATS.get(suffix[1] if suffix else "")
+    if kind is None:
+        raise FormatError(
+            f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
+            "another library and give its frame",
+            path=path,
+        )
+    return kind
 
 
 def _rows_of(files: Sequence[_File], schema: Any) -> Iterator[Any]:
@@ -282,12 +273,12 @@ def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | No
 def _opened(file: _File) -> Iterator[TableSource]:
     """Yield the rows of a file that is not text."""
     if file.format == "parquet":
-        parquet = imported("pyarrow.parquet")
+        parquet = imported("pyarrow.parquet", "table")
         with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit=file.int96_unit) as reader:
             batches = reader.iter_batches(BATCH_ROWS, columns=file.columns)
             yield TableSource(reader.schema_arrow, reader.metadata.num_rows, batches)
     elif file.format == "orc":
-        reader = imported("pyarrow.orc").ORCFile(file.path)
+        reader = imported("pyarrow.orc", "table").ORCFile(file.path)
         yield TableSource(reader.schema, reader.nrows, map(reader.read_stripe, range(reader.nstripes)))
     else:
         with pa.OSFile(file.path) as opened:
@@ -325,7 +316,7 @@ def _int96_unit(files: Sequence[_File]) -> str:
     units = {"ns", "us"}
     for file in files:
         with format_errors(file.path), contextlib.ExitStack() as stack:
-            open_parquet = imported("pyarrow.parquet").ParquetFile
+            open_parquet = imported("pyarrow.parquet", "table").ParquetFile
             readers = [
                 stack.enter_context(open_parquet(file.path, coerce_int96_timestamp_unit=unit))
                 for unit in ("ns", "us", "ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -14,15 +15,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from .._check import checked_integer, checked_path
+from .._check import checked_integer, checked_path, imported
 from ..array import Array
-from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError, StoreVersionError
+from ..errors import ClosedError, FormatError, MissingFileError, SharingError, StoreVersionError
 from ..json_file import read_json
 from ..replacing import replacing, storage_full
+from . import arrow as pa
 from .arrow_file import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
-from .library import arrow, imported
+from .library import column_number
 from .where import Selection, where
 from .zones import SUFFIX, PartZones, compute_zones, write_zones
 
@@ -94,13 +96,7 @@ class Table:
     def _number(self, name: str | int) -> int:
         if not isinstance(name, str):
             return checked_integer(name, "the number of a column", minimum=0, maximum=len(self.schema) - 1)
-        indices = self.schema.get_all_field_indices(name)
-        if len(indices) == 1:
-            return int(indices[0])
-        if indices:
-            raise ArgumentError(f"{self.path} has columns {indices} named {name!r}: take one by its number")
-        names = ", ".join(map(repr, self.names[:20])) + (", ..." if len(self.names) > 20 else "")
-        raise ArgumentError(f"{self.path} has no column {name!r}: it has {names}", name="name")
+        return column_number(self.schema, name, self.path)
 
     def arrow(self, first: int = 0, rows: int | None = None, columns: list[str | int] | None = None) -> Any:
         """Return rows [first, first + rows) of some columns, or all, as a `pyarrow.Table`; see `Column.arrow`."""
@@ -109,7 +105,7 @@ class Table:
         numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
         chunks = [self[number].chunks(start, end) for number in numbers]
         fields = [self.schema.field(number) for number in numbers]
-        return arrow().Table.from_arrays(chunks, schema=arrow().schema(fields, self.schema.metadata))
+        return pa.Table.from_arrays(chunks, schema=pa.schema(fields, self.schema.metadata))
 
     def head(self, rows: int = 5) -> Any:
         """Return the first rows, at most `rows`, as a `pyarrow.Table`."""
@@ -180,7 +176,7 @@ class Table:
         )
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        reader = arrow().RecordBatchReader.from_batches(self.schema, self.batches())
+        reader = pa.RecordBatchReader.from_batches(self.schema, self.batches())
         return reader.__arrow_c_stream__(requested_schema)
 
     def array_of(self, extent: Extent) -> Array:
@@ -200,7 +196,7 @@ class Table:
         return array
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.path, self._options, self._direct)
+        return functools.partial(open_table, self.path, direct=self._direct, **self._options), ()
 
     def __enter__(self) -> Table:
         return self
@@ -269,7 +265,7 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
         pyarrow is not installed.
     """
     name = checked_path(path)
-    arrow()
+    imported("pyarrow", "table")
     parts = table_parts(name)
     files: list[ArrowFile] = []
     try:
@@ -311,11 +307,10 @@ def read_parts(path: str) -> list[dict[str, Any]]:
             path=path,
         )
     description = read_json(os.path.join(path, PARTS), "a folder of ww.table.convert")
-    if description.get("format") != _FORMAT["format"]:
-        raise FormatError(f"{path} is not a table: its {PARTS} has another format", path=path)
-    if description.get("version") != _FORMAT["version"]:
+    version = description.get("version") if description.get("format") == _FORMAT["format"] else None
+    if version != _FORMAT["version"]:
         raise StoreVersionError(
-            f"{path} has version {description.get('version')!r:.40}, and this Warpwell reads {_FORMAT['version']}: "
+            f"{path} has version {version!r:.40}, and this Warpwell reads tables of version {_FORMAT['version']}: "
             "install a newer one, or convert the source again",
             path=path,
         )
@@ -381,10 +376,6 @@ def index(path: str | os.PathLike[str]) -> None:
     zones = Path(name + SUFFIX)
     with storage_full(zones), open_table(name) as table, replacing(zones) as part:
         write_zones(name, part, table._files[0].id, compute_zones(table.schema, table.batches()))
-
-
-def _again(path: str, options: dict[str, Any], direct: bool | None) -> Table:
-    return open_table(path, direct=direct, **options)
 
 
 def _drop(files: Sequence[ArrowFile], arrays: dict[Any, Array]) -> None:

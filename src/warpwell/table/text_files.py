@@ -11,9 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from .._check import imported
 from ..errors import FormatError, WarpwellError
 from . import arrow as pa
-from .library import imported, line_of
+from .library import line_of
 
 BLOCK_BYTES = 16 << 20
 """Bytes of text that are parsed at a time."""
@@ -38,17 +39,7 @@ def format_errors(name: str) -> Iterator[None]:
 
 
 def open_text(path: str) -> Any:
-    """Open a file for reading, decompressed as its name says.
-
-    Raises
-    ------
-    FormatError
-        It is compressed, but its name does not end in .gz.
-    """
-    with open(path, "rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b"
-    if is_gzip and not path.endswith(".gz"):
-        raise FormatError(f"{path} is compressed with gzip: rename it to end in .gz", path=path)
+    """Open a file for reading, decompressed as its name says."""
     return pa.input_stream(path, compression="detect", buffer_size=1 << 20)
 
 
@@ -159,7 +150,7 @@ def csv_batches(path: str, schema: Any, columns: list[str] | None) -> Iterator[A
 
 
 def _open_csv(path: str, file: Any, types: dict[str, Any] | None, columns: list[str] | None) -> Any:
-    csv = imported("pyarrow.csv")
+    csv = imported("pyarrow.csv", "table")
     return csv.open_csv(
         file,
         # One thread: errors name the row. Columns are parsed as fast.
@@ -272,7 +263,7 @@ def _json_blocks(path: str) -> Iterator[bytes]:
 
 
 def _read_json(path: str, block: bytes, schema: Any = None) -> Any:
-    module = imported("pyarrow.json")
+    module = imported("pyarrow.json", "table")
     read = module.ReadOptions(use_threads=False, block_size=len(block) + 1)
     parse = module.ParseOptions(explicit_schema=schema)
     try:
