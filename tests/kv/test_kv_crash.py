@@ -123,8 +123,8 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
     init = Floor.__init__
     monkeypatch.setattr(Floor, "__init__", lambda self, *a: (init(self, *a), floors.append(self))[0])
 
-    def early(self, records, *, ordered, last):
-        write(self, records, ordered=ordered, last=last)
+    def early(self, records, *, synced, last):
+        write(self, records, synced=synced, last=last)
         if last:
             floors[-1].raise_to(self.position.seq, self.position.chain, self.salt)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,11 @@ class InterceptedFiles(Files):
     def sync(self, fd: int) -> None:
         """See `Files`."""
         self._call("sync", fd)
+
+    def sync_all(self, fds: Sequence[int]) -> None:
+        """See `Files`; one after the other, so that a seed repeats a run."""
+        for fd in fds:
+            self.sync(fd)
 
     def sync_folder(self, path: str) -> None:
         """See `Files`."""

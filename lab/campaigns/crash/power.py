@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,6 +96,11 @@ class RecordingFiles(Files):
     def sync(self, fd: int) -> None:
         """See `Files`; a file system in memory has nothing to do here."""
         self.events.append(Event("sync", self._open[fd]))
+
+    def sync_all(self, fds: Sequence[int]) -> None:
+        """See `Files`; one after the other, so that a seed repeats a run."""
+        for fd in fds:
+            self.sync(fd)
 
     def sync_folder(self, path: str) -> None:
         """See `Files`."""

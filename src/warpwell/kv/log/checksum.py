@@ -44,7 +44,7 @@ EINTR = 4
 _RECORD = 64
 _MAGIC = 0x314B5757
 _COMMIT = 1
-_ORDERED = 2
+_ORDERED_OR_SYNCED = 10
 _CHUNK = 1 << 20
 
 
@@ -116,7 +116,11 @@ def find_later(records: int, count: int, salt: int, seq: int) -> int:
         at = records + _RECORD * k
         first = load_weak_as(at, I8)
         place = load_weak_as(at + 48, I8)
-        if first & 0xFFFFFFFF == _MAGIC and (place >> 32) & 0xFFFFFFFF == salt and (first >> 48) & _ORDERED != 0:
+        if (
+            first & 0xFFFFFFFF == _MAGIC
+            and (place >> 32) & 0xFFFFFFFF == salt
+            and (first >> 48) & _ORDERED_OR_SYNCED != 0
+        ):
             begun = load_weak_as(at + 8, I8) - (place & 0xFFFFFFFF)
             if begun > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
                 return k

@@ -10,11 +10,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ... import errors
+from ..._os import Threads, uninterrupted
 from ...replacing import NO_SPACE
+
+_threads = Threads("warpwell-kv-sync")
+
+
+def _after_fork() -> None:
+    global _threads
+    _threads = Threads(_threads.name)  # the others are threads of the parent
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Files:
@@ -43,6 +56,34 @@ class Files:
     def sync(self, fd: int) -> None:
         """Make a file's bytes and size durable."""
         os.fdatasync(fd)
+
+    def sync_all(self, fds: Sequence[int]) -> None:
+        """Make the bytes and sizes of files durable, all at the same time: a drive then flushes its cache once."""
+        if len(fds) == 1:
+            os.fdatasync(fds[0])
+            return
+        failures: list[OSError] = []
+        finished = threading.Semaphore(0)
+
+        def sync(fd: int) -> None:
+            try:
+                os.fdatasync(fd)
+            except OSError as error:
+                failures.append(error)
+            finally:
+                finished.release()
+
+        with uninterrupted():  # the kernel reports an error once: it would be lost if the wait ended before its thread
+            try:
+                _threads.run(*(partial(sync, fd) for fd in fds[1:]))
+            except RuntimeError:  # Python is shutting down and starts no threads
+                for fd in fds[1:]:
+                    sync(fd)
+            sync(fds[0])
+            for _ in fds:
+                finished.acquire()
+        if failures:
+            raise failures[0]
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
@@ -189,6 +230,11 @@ class Guard:
             call()
         except OSError as error:
             self._failure = (f"fsync: {error}", error.errno)
+            raise
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of a signal handler: an error of a thread that still syncs would be lost
+            self._failure = (f"fsync: {error!r}", None)
             raise
 
     def _error(self) -> Exception:

@@ -55,9 +55,11 @@ DELETE = 2
 COMMIT = 1
 """Flag: the last record of its group; without it the group does not count."""
 ORDERED = 2
-"""Flag: the group's values and all groups before it were durable before its first record was written."""
+"""Flag of format 2: the values of the group, too, were durable before its first record was written."""
 MOVED = 4
 """Flag: a copy that compaction made."""
+SYNCED = 8
+"""Flag: all groups before it, with their values, were durable before its first record was written."""
 
 RECORD_BYTES = 64
 RECORD = layout_of(

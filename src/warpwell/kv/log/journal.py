@@ -35,6 +35,7 @@ from .format import (
     RECORD,
     RECORD_BYTES,
     SUPERBLOCK,
+    SYNCED,
     TOMBSTONE,
     Superblock,
     file_name,
@@ -65,8 +66,8 @@ class Scanned:
     ----------
     slots : int64 [N, 4]
         key0, key1, loc0 and loc1 of the records of complete groups, in order; loc0 is -1 for a delete.
-    ordered : bool [N]
-        The record's `ORDERED` flag.
+    durable : bool [N]
+        The record's value is known to have been durable: a wrong one is damage.
     begins : bool [N]
         The record is the first of its group.
     position : Position
@@ -82,7 +83,7 @@ class Scanned:
     """
 
     slots: NDArray[np.int64]
-    ordered: NDArray[np.bool_]
+    durable: NDArray[np.bool_]
     begins: NDArray[np.bool_]
     position: Position
     size: int
@@ -111,13 +112,15 @@ class Journal:
         self._group = 0  # records of the unfinished group that are in the file
         self._tail = Position(position.offset, position.seq, position.chain)
 
-    def write(self, records: NDArray[Any], *, ordered: bool, last: bool) -> None:
+    def write(self, records: NDArray[Any], *, synced: bool, last: bool) -> None:
         """Write records of the current group, followed by the commit mark if they are its last.
+
+        `synced` says that all groups before it are durable.
 
         The position does not change when it raises; the next call writes to the same place.
         """
         count = len(records)
-        records["flags"] = records["flags"] & ~np.uint16(COMMIT | ORDERED) | (ORDERED if ordered else 0)
+        records["flags"] = records["flags"] & ~np.uint16(COMMIT | SYNCED) | (SYNCED if synced else 0)
         if last:
             records["flags"][-1] |= COMMIT
         records["ordinal"] = np.arange(self._group, self._group + count, dtype=np.uint32)
@@ -133,10 +136,6 @@ class Journal:
         if last:
             self._group = 0
             self.position = Position(self._tail.offset, self._tail.seq, self._tail.chain)
-
-    def sync(self) -> None:
-        """Make all written records durable."""
-        self._files.sync(self.fd)
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -229,8 +228,8 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     state[SCAN_SEQ], state[SCAN_CHAIN], state[SCAN_SALT] = start.seq + 1, start.chain, salt
     state[SCAN_FLOOR_SEQ], state[SCAN_FLOOR_CRC] = floor
     slots: list[NDArray[np.int64]] = []
-    ordered: list[NDArray[np.bool_]] = []
-    begins: list[NDArray[np.bool_]] = []
+    flags: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)]
+    begins: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
     kept = read = 0  # records of whole groups, and all good ones
     position, bad, offset = start, None, start.offset
     why = ""
@@ -245,7 +244,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
             bad, why = offset + RECORD_BYTES * wrong, "its checksum is right, but no release writes such a record"
             break
         slots.append(np.concatenate([records["key"][:good], records["loc"][:good]], axis=1))
-        ordered.append((records["flags"][:good] & ORDERED) != 0)
+        flags.append(records["flags"][:good])
         begins.append(records["ordinal"][:good] == 0)
         if state[SCAN_COMMITTED]:
             kept = read + int(state[SCAN_COMMITTED])
@@ -257,8 +256,8 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         offset += RECORD_BYTES * len(records)
     out = Scanned(
         np.concatenate(slots)[:kept] if slots else np.empty((0, 4), np.int64),
-        np.concatenate(ordered)[:kept] if ordered else np.empty(0, np.bool_),
-        np.concatenate(begins)[:kept] if begins else np.empty(0, np.bool_),
+        _durable(np.concatenate(flags), np.concatenate(begins))[:kept],
+        np.concatenate(begins)[:kept],
         position,
         size,
         bad,
@@ -272,6 +271,14 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     elif not out.damaged and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
         out.damaged, out.why = True, "valid records follow it"
     return out
+
+
+def _durable(flags: NDArray[np.uint16], begins: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which records have durable values according to the flags of their own or a later group."""
+    durable: NDArray[np.bool_] = (flags & ORDERED) != 0
+    proofs = np.flatnonzero(begins & ((flags & (ORDERED | SYNCED)) != 0))
+    durable[: proofs[-1] if len(proofs) else 0] = True
+    return durable
 
 
 def _unusable(records: NDArray[Any]) -> int | None:

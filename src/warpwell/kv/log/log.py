@@ -2,9 +2,13 @@
 
 A commit makes a group of records durable, in this order::
 
-    values to their segments      fdatasync of the segments
-    records to the journal, the mark in the last one      fdatasync of the journal
+    values to their segments
+    records to the journal, the mark in the last one
+    fdatasync of the segments and the journal, at the same time
     the floor (see `floor`)       the commit is acknowledged
+
+After a crash the last group may lack values: their checksums show it. The flag `SYNCED` of a later group proves that
+the groups before it are complete.
 
 A new segment is durable, with its name, before the manifest names it, and the manifest is replaced by a rename before a
 record refers to the segment. A failed fsync is never tried again: the log accepts no more writes.
@@ -280,17 +284,13 @@ class Log:
             self._check_writable()
             journal = self._journal
             if self._pending.count:
-                ordered = self.durability != "none"
                 records = self._pending.take()
                 with self._guard.writing():
-                    if ordered:
-                        self._guard.sync(self.segments.sync)
-                    self._unsynced = True
-                    journal.write(records, ordered=ordered, last=True)
+                    self._write_records(records, last=True)
                     self._pending.clear()
                     self._spilled = 0
-                    if ordered:
-                        self._sync_journal()
+                    if self.durability != "none":
+                        self._sync()
                     elif self._writer is not None:
                         self._guard.fence(self._writer.check)
             return journal.position.seq
@@ -332,8 +332,7 @@ class Log:
                     name="locs",
                 )
             with self._guard.writing():
-                self._guard.sync(self.segments.sync)
-                self._sync_journal()
+                self._sync()
                 assert self._manifest_writer is not None
                 journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
                 self._manifest = self._manifest_writer.manifest
@@ -425,8 +424,7 @@ class Log:
                 if self.writable and not self._guard.failed and os.getpid() == self._pid:
                     self.commit()
                     with self._guard.writing():
-                        self._guard.sync(self.segments.sync)
-                        self._sync_journal()
+                        self._sync()
                         if self._floor is not None:
                             self._guard.sync(self._floor.sync)
                     self.release(sorted(self._retired))
@@ -462,11 +460,21 @@ class Log:
         check_process(self._pid, self.path)
         self._guard.check()
 
-    def _sync_journal(self) -> None:
-        """Make the journal durable, and raise the floor."""
-        journal = self._journal
+    def _write_records(self, records: NDArray[Any], *, last: bool) -> None:
+        if self.durability != "none" and self._unsynced:
+            self._sync()  # an earlier call was interrupted
+        self._unsynced = True
+        self._journal.write(records, synced=self.durability != "none", last=last)
+
+    def _sync(self) -> None:
+        """Make values and records durable, and raise the floor."""
+        journal, fds = self._journal, self.segments.unsynced()
         if self._unsynced:
-            self._guard.sync(journal.sync)
+            fds.append(journal.fd)
+        if fds:
+            self._guard.sync(lambda: self._files.sync_all(fds))
+        self.segments.mark_synced()
+        if self._unsynced:
             self._unsynced = False
             # Only now: a new writer first writes its token and then reads the journal, so it finds these records.
             if self._writer is not None:
@@ -486,17 +494,14 @@ class Log:
     def _spill(self) -> None:
         """Write records of an unfinished group to the journal; keep the last one, which will carry the commit mark."""
         records = self._pending.take()
-        ordered = self.durability != "none"
-        if ordered:
-            self._guard.sync(self.segments.sync)
         count = len(records) - 1
-        self._journal.write(records[:count], ordered=ordered, last=False)
+        self._write_records(records[:count], last=False)
         self._spilled += count
         self._pending.clear(keep=1)
 
     def _roll(self, shard: int) -> None:
         assert self._manifest_writer is not None
-        unsure = self.durability == "none" and self._unsynced
+        unsure = self._unsynced
         self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
         self._manifest = self._manifest_writer.manifest
 

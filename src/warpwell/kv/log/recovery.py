@@ -212,21 +212,21 @@ def settle(
 ) -> tuple[NDArray[np.int64], Position]:
     """Check locations and, after the floor, values; return the valid records and the position after them.
 
-    Records that were written without waiting for their values (durability "none") are valid only up to the first group
-    with a value that did not reach the disk. The values of all other records were on the disk before the records were
-    written, so a bad value is damage.
+    A commit syncs values and records at the same time, so the last group may lack a value after a crash: then it does
+    not count. A later group proves that the values before it were durable, so that a bad value is damage. With
+    durability "none" there is no such proof: records are valid up to the first group with a bad value.
     """
     slots, position = scanned.slots, scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
     wrong = check_places(slots[:fresh], segments, None)
-    wrong = check_places(slots[fresh:], segments, scanned.ordered[fresh:])
+    wrong = check_places(slots[fresh:], segments, scanned.durable[fresh:])
     bad = first_bad_value(slots[fresh : len(slots) if wrong is None else fresh + wrong], segments)
     if bad is None:
         bad = wrong
     if bad is None:
         return slots, position
     bad += fresh
-    if scanned.ordered[bad]:
+    if scanned.durable[bad]:
         raise value_damaged(slots[bad], segments.path(int(segment_of(slots[bad, 2]))))
     keep = int(np.flatnonzero(scanned.begins[: bad + 1])[-1])
     offset = start.offset + RECORD_BYTES * keep
@@ -234,8 +234,8 @@ def settle(
     return slots[:keep], Position(offset, start.seq + keep, chain)
 
 
-def check_places(slots: NDArray[np.int64], segments: Segments, ordered: NDArray[np.bool_] | None) -> int | None:
-    """Raise CorruptionError for a location outside of its segment, or return its index if it is not `ordered`."""
+def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[np.bool_] | None) -> int | None:
+    """Raise CorruptionError for a location outside of its segment, or return its index if it is not `durable`."""
     loc0, loc1 = slots[:, 2], slots[:, 3]
     sizes = size_of(loc1)
     used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
@@ -246,7 +246,7 @@ def check_places(slots: NDArray[np.int64], segments: Segments, ordered: NDArray[
     if not len(wrong):
         return None
     first = int(wrong[0])
-    if ordered is not None and not ordered[first]:
+    if durable is not None and not durable[first]:
         return first
     segment = int(segment_of(loc0[first]))
     path = segments.path(segment)
@@ -327,9 +327,8 @@ def repair(
     If another writer may still append to the journal (not `sole`), the journal is left unchanged, and a snapshot and a
     new journal follow at once.
 
-    Records after the floor are written again. After a failed fsync the kernel marks lost pages as clean, so that
-    another fsync alone would succeed without writing them. Values need this only with durability "none": otherwise they
-    were durable before their records were written.
+    Records after the floor and their values are written again. After a failed fsync the kernel marks lost pages as
+    clean, so that another fsync alone would succeed without writing them.
     """
     # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
     # files we delete, must not depend on a name that a power cut takes back.
@@ -348,8 +347,7 @@ def repair(
     seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
     fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :]
     if len(fresh):
-        if manifest.durability == "none":
-            _rewrite_values(files, fresh, segments)
+        _rewrite_values(files, fresh, segments)
         if sole:
             _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
             files.sync(fd)

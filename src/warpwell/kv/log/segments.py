@@ -215,10 +215,12 @@ class Segments:
         self.ends[shard] = offset + nbytes
         return head << SEGMENT_SHIFT | offset // UNIT
 
-    def sync(self) -> None:
-        """Make all written values durable."""
-        for segment in sorted(self._dirty):
-            self._files.sync(self._fds[segment])
+    def unsynced(self) -> list[int]:
+        """Return the descriptors of segments with values that may not be durable."""
+        return [self._fds[segment] for segment in sorted(self._dirty)]
+
+    def mark_synced(self) -> None:
+        """Note that all written values are durable."""
         self._dirty.clear()
 
 
