@@ -23,7 +23,7 @@ import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "warpwell"
@@ -151,8 +151,18 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def modules(root: Path = ROOT) -> list[Module]:
-    """Read every module of the package."""
-    return [Module(path, root) for path in sorted(root.rglob("*.py"))]
+    """Read every module of the package; a process reads and parses a file once until it changes."""
+    return [_module(path, root, path.stat().st_mtime_ns) for path in sorted(root.rglob("*.py"))]
+
+
+@cache
+def _module(path: Path, root: Path, modified_ns: int) -> Module:
+    return Module(path, root)
+
+
+def called_name(call: ast.Call) -> str:
+    """Return the name of a called function without its module or object, or "" for another expression."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def import_graph(found: list[Module]) -> dict[str, set[str]]:

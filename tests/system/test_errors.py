@@ -121,8 +121,7 @@ def test_the_package_sets_only_attributes_of_the_class() -> None:
     wrong = []
     for module in house.modules():
         for node in ast.walk(module.tree):
-            name = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
-            if name in errors.__all__:
+            if isinstance(node, ast.Call) and (name := house.called_name(node)) in errors.__all__:
                 given = {keyword.arg for keyword in node.keywords if keyword.arg}
                 unknown = given - getattr(errors, name)._attribute_names()
                 wrong += [f"{module.path}:{node.lineno}: {name} has no {each}" for each in unknown]

@@ -92,8 +92,7 @@ def core_names() -> list[str]:
     made = {"WarpwellError"}
     for module in house.modules():
         if module.folder in CORE_ROOMS or module.path.parent == house.ROOT:
-            calls = [node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
-            made |= {ast.unparse(function).rpartition(".")[2] for function in calls}
+            made |= {house.called_name(node) for node in ast.walk(module.tree) if isinstance(node, ast.Call)}
     return found + [f"errors.{name}" for name in errors.__all__ if name in made]
 
 
