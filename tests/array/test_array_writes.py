@@ -517,6 +517,7 @@ def test_a_daemon_that_writes_still_is_told(tmp_path: Path) -> None:
         assert np.load(tmp_path / f"{tier}.npy")[3] == 8
 
 
+@pytest.mark.quick("kernel")
 @pytest.mark.parametrize("how", ["put[1](a, 8)", "a[3] = 8"], ids=["kernel", "host"])
 def test_threads_that_cannot_be_started_at_the_end_are_not_needed(how: str, tmp_path: Path) -> None:
     """From Python 3.12 on none can; here a launch had at most one thread, and writing back asks for many."""

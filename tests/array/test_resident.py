@@ -151,7 +151,7 @@ def test_pages_are_evicted_while_launches_read_and_change_them(tmp_path: Path) -
     items = 16 * ITEMS
     save(tmp_path / "a.bin", np.arange(items))
     wrong = np.zeros(1, np.int64)
-    launches = 12
+    launches = 6
     with opened(tmp_path / "a.bin", "r+", cache="64KiB") as a:
         add_millions[64](a, 1, wrong)  # compiled before the threads begin
         stop = threading.Event()

@@ -263,7 +263,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["csr", "csc", "coo"])
 def test_values_of_scipy(tmp_path: Path, kind: str) -> None:
-    matrix = scipy.sparse.random_array((600, 600), density=0.5, format="csr", rng=1)
+    matrix = scipy.sparse.random_array((200, 200), density=0.5, format="csr", rng=1)
     scipy.sparse.save_npz(tmp_path / "a.npz", matrix.asformat(kind))
     graph = convert(tmp_path / "a.npz", tmp_path / "a.ww")
     assert np.array_equal(graph.load()[1], matrix.indices)

@@ -75,7 +75,7 @@ def test_kills_at_every_call_lose_nothing(memory):
 
 
 def test_power_cuts_lose_nothing(memory):
-    outcome = power_cuts(200, 3, memory)
+    outcome = power_cuts(100, 3, memory)
     assert outcome.acknowledged > 0
     assert outcome.wrong == 0, show(outcome)
 
@@ -114,7 +114,7 @@ class Forgetful(RecordingFiles):
 @pytest.mark.quick(".jnl")
 @pytest.mark.parametrize("forgets", [".val", ".jnl", ".snap", "MANIFEST.new", "/"])
 def test_a_forgotten_sync_is_found(memory, forgets):
-    assert power_cuts(200, 6, memory, lambda folder: Forgetful(folder, forgets)).wrong > 0
+    assert power_cuts(60, 6, memory, lambda folder: Forgetful(folder, forgets)).wrong > 0
 
 
 def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
@@ -129,7 +129,7 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
             floors[-1].raise_to(self.position.seq, self.position.chain, self.salt)
 
     monkeypatch.setattr(Journal, "write", early)
-    assert power_cuts(300, 7, memory).refused > 0
+    assert power_cuts(200, 7, memory).refused > 0
 
 
 @pytest.mark.slow

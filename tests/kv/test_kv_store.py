@@ -166,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreMachine = StoreMachine.TestCase
 

@@ -381,7 +381,7 @@ def test_a_file_that_others_cut_short(tmp_path: Path) -> None:
 # -- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 STUCK = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 import numpy as np
 import warpwell as ww
 from lab import media
@@ -400,7 +400,15 @@ out = np.zeros(64, np.int64)
 read[64](a, np.zeros(64, np.int64), out)
 a[0] = 0
 medium.stop() if sys.argv[1] != "spin" else None
-threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+out[:] = -1
+
+def interrupt():
+    while sys.argv[1] == "spin" and out[0] < 0:  # its 64 threads use all processors
+        time.sleep(0.01)
+    time.sleep(0.2 if sys.argv[1] == "spin" else 1.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt).start()
 try:
     if sys.argv[1] == "read":
         read[64](a, np.arange(64) * 64, out)

@@ -137,7 +137,7 @@ def test_arrays_open_and_close_beside_launches() -> None:
     for thread in beside:
         thread.start()
     try:
-        for k in range(200):
+        for k in range(100):
             a = opened(k)
             if k % 10 == 0:
                 assert total(a) == WANT + 64 * k

@@ -102,7 +102,7 @@ def test_zones_of_another_file_are_not_used(tmp_path: Path, caplog: pytest.LogCa
     for damaged in (b"", raw[:-9], b"ARROW1" + bytes(200)):
         side.write_bytes(damaged)
         assert zones() is None
-    for at in range(len(raw)):  # a flipped bit is found, or changes nothing
+    for at in range(0, len(raw), 3):  # a flipped bit is found, or changes nothing
         side.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
         found = zones()
         assert found is None or (found.minimum.to_pylist(), found.maximum.to_pylist()) == ([1], [9]), at

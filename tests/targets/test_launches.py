@@ -72,7 +72,7 @@ STUCK = """
 
     stuck, other = np.zeros(5, np.int64), np.zeros(5, np.int64)
     def interrupt():
-        time.sleep(0.5)
+        time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
 
     spin[1](np.ones(1, np.int64))  # compiled now, so the interrupt comes in the middle of the launch

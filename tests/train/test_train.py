@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -243,13 +244,22 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> ww.graph.Graph:
     return ww.graph.build([(ends[0], ends[1])], tmp_path_factory.mktemp("graph") / "g.ww", vertices=300, in_edges=True)
 
 
-def in_edges(graph: ww.graph.Graph, vertex: int) -> tuple[int, np.ndarray[Any, Any]]:
-    offsets, edges = graph.map(graph.in_offsets_path), graph.map(graph.in_edges_path)
-    stored = graph.positions[vertex]
-    return int(offsets[stored]), graph.stored_order()[edges[offsets[stored] : offsets[stored + 1]]]
+InEdges = Callable[[int], tuple[int, np.ndarray[Any, Any]]]
 
 
-def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
+def in_edges_of(graph: ww.graph.Graph) -> InEdges:
+    """Return a function from a vertex to the position of its first in-edge and the vertices of all."""
+    offsets, edges = np.array(graph.map(graph.in_offsets_path)), np.array(graph.map(graph.in_edges_path))
+    positions, order = graph.positions, graph.stored_order()
+
+    def in_edges(vertex: int) -> tuple[int, np.ndarray[Any, Any]]:
+        stored = positions[vertex]
+        return int(offsets[stored]), order[edges[offsets[stored] : offsets[stored + 1]]]
+
+    return in_edges
+
+
+def check(in_edges: InEdges, found: Any, fanouts: list[int]) -> None:
     """Check a neighborhood by its definition."""
     assert len(np.unique(found.nodes)) == len(found.nodes) == sum(found.node_counts)
     assert len(found.sources) == len(found.targets) == len(found.edges) == sum(found.edge_counts)
@@ -261,11 +271,11 @@ def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
         for source, target, edge in zip(found.sources[here], found.targets[here], found.edges[here], strict=True):
             assert nodes[hop] <= target < nodes[hop + 1] and source < nodes[hop + 2]
             by_target.setdefault(int(target), []).append(int(edge))
-            first, neighbours = in_edges(graph, int(found.nodes[target]))
+            first, neighbours = in_edges(int(found.nodes[target]))
             assert first <= edge < first + len(neighbours)
             assert neighbours[edge - first] == found.nodes[source]
         for position in range(nodes[hop], nodes[hop + 1]):
-            degree = len(in_edges(graph, int(found.nodes[position]))[1])
+            degree = len(in_edges(int(found.nodes[position]))[1])
             drawn = by_target.get(position, [])
             assert len(drawn) == len(set(drawn)) == (degree if fanout < 0 else min(degree, fanout))
 
@@ -283,8 +293,9 @@ def test_neighborhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[in
     assert len(pickle.dumps(neighbors)) == nbytes, "nothing that was read is sent to other processes"
     assert len(epoch) == len(neighbors) == 5
     assert sorted(np.concatenate([one.nodes[: one.batch_size] for one in epoch])) == list(range(300))
-    for one in epoch:
-        check(graph, one, fanouts)
+    in_edges = in_edges_of(graph)
+    for neighborhood in epoch:
+        check(in_edges, neighborhood, fanouts)
 
 
 def sampled(neighbors: Any, number: int) -> list[Any]:
@@ -308,7 +319,7 @@ RECORDED_EDGES = [826, 827, 829, 830, 1193, 1194]
 
 
 def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
-    first, neighbours = in_edges(graph, 7)
+    first, neighbours = in_edges_of(graph)(7)
     neighbors = ww.train.Neighbors(graph, [3], 1, seed=1, vertices=[7])
     counts = np.zeros(len(neighbours))
     draws = 600
