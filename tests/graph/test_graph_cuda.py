@@ -33,8 +33,8 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
     w, e, lengths = INTEGERS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
         (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
-        (search._pull, (e, w, w, LABELS, BITS, BITS, BITS, 0, 0, 0, 1, w), "vote.sync.ballot"),
-        (search._pull_heads, (e, w, w, LABELS, BITS, BITS, BITS, 8, 0, 0, 1, w), "vote.sync.ballot"),
+        (search._pull_heads, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
+        (search._pull_items, (e, w, w, LABELS, BITS, BITS, w, 0, 0, w), ".or.b32"),
         (components._link_heads, (e, LABELS, 0, w), ".min.s32"),
         (components._link_neighbours, (e, w, LABELS, w, 0, w), ".min.s32"),
         (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
@@ -55,7 +55,8 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
     for kernel, arguments in (
         (search._push_levels, (e, w, LABELS, BITS, w, 0, 0, 0, 0, 0, w)),
         (search._pull, (e, w, w, LABELS, BITS, BITS, BITS, 0, 0, 0, 1, w)),
-        (search._pull_heads, (LABELS, w, w, LABELS, BITS, BITS, BITS, 8, 0, 0, 1, w)),
+        (search._pull_heads, (LABELS, w, w, LABELS, BITS, BITS, 0, 0, 1, w)),
+        (search._list_undecided, (w, BITS, w, 0, 0, BITS, 8, w)),
         (search._collect, (w, LABELS, 0, w, 0, 0, w)),
         (components._link_heads, (LABELS, LABELS, 0, w)),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),

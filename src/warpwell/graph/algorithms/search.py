@@ -39,7 +39,6 @@ from .work_items import (
     ITEMS,
     N_COUNTERS,
     SEGMENT,
-    UNDECIDED,
     UNDECIDED_EDGES,
     UNDECIDED_PAGES,
     WARPS,
@@ -58,7 +57,7 @@ from .work_items import (
     vertex_of,
 )
 
-LEVEL, BEGIN, FRONTIER, STOP = 7, 8, 9, 10
+LEVEL, BEGIN, FRONTIER, STOP = 6, 7, 8, 9
 """Counters of `_push_levels`: its last level, that level's first item and edges, and whether the launch failed."""
 ALPHA = 15
 """In memory, pull if the frontier has more than one in ALPHA of the edges to pull along (alpha of GAP)."""
@@ -201,21 +200,17 @@ def _head_in(heads, visited, vertex, vertices, counters):
 
 
 @kernel
-def _pull_heads(
-    heads, in_offsets, offsets, levels, visited, after, pages, page_items, level, word_count, warps, counters
-):
-    """Put vertices with a first neighbour in `visited` into `after`, and count those that need their other edges.
+def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_count, warps, counters):
+    """Put vertices with a first neighbour in `visited` into `after`, and count the other edges of those without one.
 
     A warp takes every `warps`-th of `word_count` words. Such a neighbour of a vertex outside of `visited` is on the
-    previous level. `visited` does not change. `pages` receives the pages of `page_items` other edges.
+    previous level. `visited` does not change.
     """
     mask = activemask()
     lane = lane_id()
     word = div(grid(1), warp_size())
     found = 0
     degrees = 0
-    undecided = 0
-    undecided_pages = 0
     undecided_edges = 0
     while word < word_count:
         visited_bits = i64(visited[word])
@@ -226,20 +221,12 @@ def _pull_heads(
             hit = False
             if vertex < levels.size and (visited_bits >> k) & 1 == 0:
                 hit = _head_in(heads, visited, vertex, levels.size, counters)
-                at = in_offsets[vertex] + HEAD
-                stop = in_offsets[vertex + 1]
                 if hit:
                     levels[vertex] = level
                     found += 1
                     degrees += offsets[vertex + 1] - offsets[vertex]
-                elif at < stop:
-                    undecided += 1
-                    undecided_edges += stop - at
-                    page = div(at, page_items)
-                    while page * page_items < stop:
-                        if insert(pages, page):
-                            undecided_pages += 1
-                        page += 1
+                else:
+                    undecided_edges += max(0, in_offsets[vertex + 1] - in_offsets[vertex] - HEAD)
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
@@ -247,9 +234,60 @@ def _pull_heads(
         word += warps
     add_all(counters, FOUND, found)
     add_all(counters, DEGREES, degrees)
-    add_all(counters, UNDECIDED, undecided)
     add_all(counters, UNDECIDED_EDGES, undecided_edges)
-    add_all(counters, UNDECIDED_PAGES, undecided_pages)
+
+
+@kernel
+def _list_undecided(in_offsets, after, items, count, base, pages, page_bits, counters):
+    """Append the items of those of `count` vertices outside of `after` that have more than the first neighbours.
+
+    `pages` receives the pages of ``2**page_bits`` edges that their other edges are on (thread a vertex).
+    """
+    mask = activemask()
+    v = grid(1)
+    at = 0
+    stop = 0
+    if v < count and not contains(after, v):
+        at = in_offsets[v] + HEAD
+        stop = in_offsets[v + 1]
+    found = at < stop
+    if ballot(mask, found) != 0:
+        append(mask, found, v, in_offsets, items, base, counters)
+        fresh = 0
+        page = at >> page_bits
+        while page << page_bits < stop:
+            if insert(pages, page):
+                fresh += 1
+            page += 1
+        add_all(counters, UNDECIDED_PAGES, fresh)
+
+
+@kernel
+def _pull_items(edges, in_offsets, offsets, levels, visited, after, items, count, level, counters):
+    """Put vertices of `count` items with a neighbour in `visited` into `after` (thread an item).
+
+    The first neighbours are skipped: `_pull_heads` has read them. All lanes have edges, so that a GPU waits for the
+    pages of as many vertices at once as it can.
+    """
+    mask = activemask()
+    index = grid(1)
+    vertex = 0
+    at = 0
+    stop = 0
+    if index < count:
+        item = items[index]
+        vertex = vertex_of(item)
+        first = in_offsets[vertex]
+        at = max(start_of(item, first), first + HEAD)
+        stop = min(start_of(item, first) + SEGMENT, in_offsets[vertex + 1])
+    found = 0
+    degrees = 0
+    if _leads_to(edges, visited, at, stop, mask, levels.size, counters) and insert(after, vertex):
+        levels[vertex] = level
+        found = 1
+        degrees = offsets[vertex + 1] - offsets[vertex]
+    add_all(counters, FOUND, found)
+    add_all(counters, DEGREES, degrees)
 
 
 @kernel
@@ -364,7 +402,6 @@ class _Search:
 
     def __init__(self, loaded: LoadedGraph, source: int) -> None:
         self.loaded, self.graph, where = loaded, loaded.graph, loaded.device
-        self.page_items = SEGMENT if loaded.in_memory else loaded.page_items
         vertices, self.word_count = self.graph.vertices, count_words(self.graph.vertices)
         self.arrays = loaded.arrays
         self.levels = to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices)))
@@ -392,10 +429,14 @@ class _Search:
         if loaded.in_memory:
             _push_levels[1](edges, offsets, *state, self.items, 0, 0, 0, 0, 0, self.counters, **options)
         if self.graph.in_edges:
-            inputs, pulled = (loaded.in_offsets, offsets, *state), (0, 0, 1, self.counters)
+            inputs, scalars = (loaded.in_offsets, offsets, *state, self.after), (0, 0, 1, self.counters)
             if not loaded.on_device:
-                _pull_heads[warp](loaded.heads, *inputs, self.after, *self._page_set(), *pulled, **options)
-            _pull[warp](loaded.in_edges, *inputs, self.after, self.after, HEAD, *pulled, **options)
+                _pull_heads[warp](loaded.heads, *inputs, *scalars, **options)
+            if loaded.in_memory:
+                _pull[warp](loaded.in_edges, *inputs, self.after, HEAD, *scalars, **options)
+            else:
+                _list_undecided[warp](*self._undecided(0), **options)
+                _pull_items[warp](loaded.in_edges, *inputs, self.items, 0, 0, self.counters, **options)
 
     def run(self, run: Run, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -418,12 +459,7 @@ class _Search:
 
     def _pages(self, vertices: int, edges: int) -> int:
         """Return about how many pages have the edges of a number of vertices."""
-        return min(vertices + edges // self.page_items, self.graph.edges // self.page_items)
-
-    def _page_set(self) -> tuple[Any, int]:
-        """Return an empty set of pages of edges, and the number of edges of a page."""
-        pages = self.graph.edges // self.page_items + 1
-        return zeros(self.loaded.device, count_words(pages), np.uint32), self.page_items
+        return min(vertices + edges // self.loaded.page_items, self.graph.edges // self.loaded.page_items)
 
     @traced("breadth-first level")
     def _visit_level(self) -> None:
@@ -450,28 +486,48 @@ class _Search:
 
     def _pull_heads_first(self) -> NDArray[np.int64]:
         """Look at the first neighbours of all vertices, then follow the fewer edges; return the counters of both."""
-        loaded = self.loaded
-        counts = self._launch_pull(_pull_heads, loaded.heads, self.after, *self._page_set())
-        undecided, undecided_edges = int(counts[UNDECIDED]), int(counts[UNDECIDED_EDGES])
-        if not undecided:
+        counts = self._pull_words(_pull_heads, self.loaded.heads, self.after)
+        undecided_edges = int(counts[UNDECIDED_EDGES])
+        if not undecided_edges:
             return counts
-        if loaded.in_memory:
-            pulls = undecided_edges < ALPHA * self.edges
-        else:
-            # Vertices of one degree have neighbouring edges, so they have far fewer pages than there are vertices.
-            pulls = int(counts[UNDECIDED_PAGES]) <= self._pages(self.found, self.edges)
+        if not self.loaded.in_memory:
+            return counts + self._read_fewer_pages(undecided_edges)
+        pulls = undecided_edges < ALPHA * self.edges
         return counts + (self._pull_all(self.after, HEAD) if pulls else self._push(self.after))
+
+    def _read_fewer_pages(self, undecided_edges: int) -> NDArray[np.int64]:
+        """Read the other edges of undecided vertices, or those of the frontier, whichever are on fewer pages."""
+        loaded, vertices, pages = self.loaded, self.graph.vertices, self._pages(self.found, self.edges)
+        if undecided_edges // self.loaded.page_items > pages:
+            return self._push(self.after)
+        # Vertices of one degree have neighbouring edges, so they can have far fewer pages than there are vertices.
+        self._run.launch(_list_undecided, vertices, *self._undecided(vertices))
+        listed = self._read()
+        if listed[UNDECIDED_PAGES] > pages:
+            return self._push(self.after)
+        count = int(listed[ITEMS])
+        state = loaded.in_edges, loaded.in_offsets, loaded.offsets, self.levels, self.visited, self.after, self.items
+        self._run.launch(_pull_items, count, *state, count, self.level + 1, self.counters)
+        return self._read()
+
+    def _undecided(self, vertices: int) -> tuple[Any, ...]:
+        """Return the arguments of `_list_undecided` for a number of vertices, with an empty set of pages."""
+        page_bits = self.loaded.page_items.bit_length() - 1
+        pages = zeros(self.loaded.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
+        base = -int(self.counts[ITEMS])
+        return self.loaded.in_offsets, self.after, self.items, vertices, base, pages, page_bits, self.counters
 
     def _pull_all(self, reached: Any, skip: int) -> NDArray[np.int64]:
         """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
-        return self._launch_pull(_pull, self.loaded.in_edges, reached, self.after, skip)
+        return self._pull_words(_pull, self.loaded.in_edges, reached, self.after, skip)
 
-    def _launch_pull(self, pull: Any, neighbours: Any, *sets: Any) -> NDArray[np.int64]:
+    def _pull_words(self, pull: Any, neighbours: Any, *sets: Any) -> NDArray[np.int64]:
         """Launch a kernel over all words of `visited`, and return its counters."""
         loaded, warps = self.loaded, min(self.word_count, WARPS)
         graph = neighbours, loaded.in_offsets, loaded.offsets, self.levels, self.visited
-        scalars = self.level + 1, self.word_count, warps
-        self._run.launch(pull, warps * loaded.warp, *graph, *sets, *scalars, self.counters)
+        self._run.launch(
+            pull, warps * loaded.warp, *graph, *sets, self.level + 1, self.word_count, warps, self.counters
+        )
         return self._read()
 
     def _list(self) -> tuple[int, int]:

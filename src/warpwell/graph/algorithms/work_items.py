@@ -46,13 +46,11 @@ FOUND = 2
 """Vertices that were found."""
 DEGREES = 3
 """Edges of the vertices that were found."""
-UNDECIDED = 4
-"""Vertices whose first neighbours do not decide whether they are found."""
-UNDECIDED_EDGES = 5
-"""Edges of these vertices, without their first neighbours."""
-UNDECIDED_PAGES = 6
+UNDECIDED_EDGES = 4
+"""Edges, without the first ones, of vertices whose first neighbours do not decide whether they are found."""
+UNDECIDED_PAGES = 5
 """Pages of these edges."""
-N_COUNTERS = 11
+N_COUNTERS = 10
 """The last 4 items belong to a kernel that visits several levels."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..._os import Interrupts, interruptible
+from ..._os import Interrupts, clock, interruptible
 from ...libcuda import check
 from ..fault import LaunchFlag, share_fault_page
 from ..gpu.device import current, handle_of, mark, reached
@@ -250,7 +250,8 @@ _LEADING = 3
 
 def _packed_argument(kernel: CompiledKernel, k: int, value: Any) -> NDArray[np.int64]:
     """Return the words of argument `k`."""
-    flat = kernel.flatten([value], k)
+    # numba-cuda takes some microseconds for each word of a struct, and a view of a cached array has dozens.
+    flat = value.flat() if isinstance(value, DeviceStruct) else kernel.flatten([value], k)
     if flat is None:
         raise errors.ArgumentError(f"kernel {kernel.name!r}: argument {k} is not in device memory")
     return pack(flat)[0][: len(flat)].view(np.int64)
@@ -303,12 +304,12 @@ def wait(event: Any, participants: Any = ()) -> None:
 
 def _reached(event: Any, interrupts: Interrupts) -> bool:
     """Wait for an event; return whether it came, which a second Ctrl-C does not wait for."""
-    spins = 0
+    spins, started = 0, clock.monotonic()
     while not reached(event):
         try:
             spins += 1
             if spins > 200:
-                time.sleep(min(50e-6 * (spins - 200), 1e-3))
+                time.sleep(min((clock.monotonic() - started) / 16, 1e-3))
         except BaseException as error:  # A signal's: the kernel is running, and uses objects of the caller.
             interrupts.catch(error)
         if len(interrupts.raised) > 1 and interrupts.leaves:
