@@ -245,7 +245,8 @@ def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
 def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
     """Return the graph with the properties of the edges in `sort`, or raise if they contradict the arguments."""
     name = graph.source or "the input"
-    if graph.weights is not None and sort.weights is None:
+    weights = sort.weights if sort.added else graph.weights
+    if graph.weights is not None and weights is None:
         raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
     if vertices is None and sort.largest < 0:
         raise FormatError(
@@ -258,7 +259,7 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
             f"the offsets of {count} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
             "If most of the numbers are unused, convert the edges with renumber=True (--renumber)."
         )
-    return replace(graph, vertices=count, weights=sort.weights, destinations="int32" if count <= SMALL else "int64")
+    return replace(graph, vertices=count, weights=weights, destinations="int32" if count <= SMALL else "int64")
 
 
 def checked_weights(weights: str | bool | None) -> str | None:
