@@ -303,6 +303,10 @@ def test_delimiters(tmp_path: Path, delimiter: str) -> None:
         assert found.num_columns == 2 and found.num_rows == 3 and found.column_names[0] == "a"
     (tmp_path / "a.tsv").write_text("a,b,c\td;e;f\n1\t2\n")
     assert converted(tmp_path, tmp_path / "a.tsv").to_pydict() == {"a,b,c": [1], "d;e;f": [2]}
+    assert converted(tmp_path, tmp_path / "a.tsv", columns=[1, "a,b,c"]).to_pydict() == {"d;e;f": [2], "a,b,c": [1]}
+    for columns in ([2], [-1], [None], "a"):
+        with pytest.raises(ArgumentError, match="column"):
+            converted(tmp_path, tmp_path / "a.tsv", columns=columns)
     (tmp_path / "b.csv").write_text("a\n1\n")
     assert converted(tmp_path, tmp_path / "b.csv").to_pydict() == {"a": [1]}
 

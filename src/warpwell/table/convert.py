@@ -22,8 +22,8 @@ from ..errors import ArgumentError, DTypeError, FormatError, MissingFileError, S
 from ..replacing import remove, replacing, storage_full, sync_names
 from . import arrow as pa
 from .layout import storage_of
-from .library import line_of
-from .sources import FORMATS, TableSource, open_source, select_columns
+from .library import column_number, line_of
+from .sources import FORMATS, TableSource, open_source
 from .table import PARTS, SUFFIXES, Table, is_table_folder, open_table, read_parts, write_parts
 from .zones import BLOCK_ROWS, FILE_ID, compute_zones, write_zones
 from .zones import SUFFIX as ZONES
@@ -42,7 +42,7 @@ def convert(
     source: Any,
     path: str | os.PathLike[str],
     *,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str | int] | None = None,
     codes: Sequence[str] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -58,9 +58,9 @@ def convert(
     path : path
         The new table. A name that ends in ``.arrow``, ``.feather`` or ``.ipc`` becomes one file; any other name, by
         custom ``NAME.ww``, a folder, to which `append` adds files. It appears completely or not at all.
-    columns : sequence of str, optional
-        Those to take, in this order; default: all. A column of a type that Arrow files do not hold is left out, and the
-        log names it.
+    columns : sequence of str or int, optional
+        Names or numbers of those to take, in this order; default: all. A column of a type that Arrow files do not hold
+        is left out, and the log names it.
     codes : sequence of str
         Columns that become dictionaries with codes of two bytes: numbers, dates, times, strings and binary of at most
         65,536 values. Columns that are dictionaries in the source stay dictionaries.
@@ -92,9 +92,10 @@ def convert(
         _require_free(target, overwrite)
 
     require_free()
-    opened = open_source(source, _names(columns, "columns"))
+    has_names = columns is not None and all(isinstance(column, str) for column in columns)
+    opened = open_source(source, columns if has_names else None)
     with storage_full(target, FULL_ADVICE):
-        stored = _with_stored_types(opened, set(_names(codes, "codes") or ()))
+        stored = _with_stored_types(opened, columns, codes)
         if target.suffix in SUFFIXES:
             _write_file(target, stored, progress, require_free)
         else:
@@ -157,10 +158,7 @@ def append(
         number = 1 + max(int(Path(part["file"]).stem) for part in parts)
         text = [field.name for field in schema if _plain_type(field.type) == pa.string()]
         opened = open_source(source, text=text)
-        extra = [column for column in opened.schema.names if column not in schema.names]
-        if extra:
-            raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
-        stored = _as_table(select_columns(opened, schema.names), schema, name)
+        stored = _as_table(opened, schema, name)
         try:
             added = _write_file(folder / f"{number}.arrow", stored, progress)
             if read_parts(name) != parts:
@@ -308,13 +306,18 @@ def _stored(array: Any, kind: Any) -> Any:
     return pa.DictionaryArray.from_arrays(codes.cast(kind.index_type), values, ordered=kind.ordered)
 
 
-def _with_stored_types(source: TableSource, codes: set[str]) -> TableSource:
-    """Return a source with the types of a table's file; other columns are left out and named in the log."""
-    missing = sorted(codes - set(source.schema.names))
-    if missing:
-        raise ArgumentError(f"codes names {missing[0]!r}, which is not a column of the new table", name="codes")
+def _with_stored_types(source: TableSource, columns: Sequence[str | int] | None, codes: Sequence[str]) -> TableSource:
+    """Return some columns of a source with the types of a table's file; others are left out and named in the log."""
+    schema = source.schema
+    chosen = [
+        column_number(schema, name, "the source") for name in (range(len(schema)) if columns is None else columns)
+    ]
+    for name in codes:
+        if name not in [schema.names[number] for number in chosen]:
+            raise ArgumentError(f"codes names {name!r}, which is not a column of the new table", name="codes")
     numbers, fields, left_out = [], [], []
-    for number, field in enumerate(source.schema):
+    for number in chosen:
+        field = schema.field(number)
         try:
             kind = stored_type(field.type)
             _stored(pa.nulls(0, field.type), kind)
@@ -336,7 +339,7 @@ def _with_stored_types(source: TableSource, codes: set[str]) -> TableSource:
         _log.warning("columns are left out because tables do not have their types: %s", ", ".join(left_out))
     if left_out and not fields:
         raise DTypeError(f"tables do not have the types of the columns {', '.join(left_out)}: cast them")
-    return _in_schema(source, numbers, pa.schema(fields, source.schema.metadata))
+    return _in_schema(source, numbers, pa.schema(fields, schema.metadata))
 
 
 def _in_schema(source: TableSource, numbers: Sequence[int], schema: Any) -> TableSource:
@@ -363,16 +366,21 @@ def _as_table(source: TableSource, schema: Any, name: str) -> TableSource:
     Raises
     ------
     SchemaError
-        A column has a type that does not fit.
+        The source has another column, or one of a type that does not fit.
     """
-    for field, stored in zip(source.schema, schema, strict=True):
-        if not _fits(_plain_type(field.type), _plain_type(stored.type)):
+    extra = [column for column in source.schema.names if column not in schema.names]
+    if extra:
+        raise SchemaError(f"{name} has no column {extra[0]!r} of the source: leave it out", field=extra[0])
+    numbers = [column_number(source.schema, column, "the source") for column in schema.names]
+    for number, stored in zip(numbers, schema, strict=True):
+        kind = source.schema.field(number).type
+        if not _fits(_plain_type(kind), _plain_type(stored.type)):
             raise SchemaError(
-                f"column {field.name!r} of the source is {field.type}, and of {name} {stored.type}: cast the column "
+                f"column {stored.name!r} of the source is {kind}, and of {name} {stored.type}: cast the column "
                 "in the source, or convert all sources into a new table at once",
-                field=field.name,
+                field=stored.name,
             )
-    return _in_schema(source, range(len(schema)), schema)
+    return _in_schema(source, numbers, schema)
 
 
 def _fits(kind: Any, stored: Any) -> bool:
@@ -392,14 +400,6 @@ def _plain_type(kind: Any) -> Any:
     """Return the type of the values of a column, with short offsets."""
     kind = storage_of(stored_type(storage_of(kind), True))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
-
-
-def _names(names: Any, option: str) -> list[str] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise ArgumentError(f"{option} is {names!r:.60}: give a list of names of columns", name=option)
-    return list(names)
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import logging
 import re
 from typing import Any
 
-from .._check import imported
+from .._check import checked_integer, imported
 from ..errors import ArgumentError, DTypeError
 from . import arrow as pa
 
@@ -23,14 +23,16 @@ def polars() -> Any:
     return imported("polars", "table")
 
 
-def column_number(schema: Any, name: str, owner: str) -> int:
-    """Return the number of the column with a name.
+def column_number(schema: Any, name: str | int, owner: str) -> int:
+    """Return the number of the column with a name or number.
 
     Raises
     ------
     ArgumentError
         The owner of the schema has no such column, or several.
     """
+    if not isinstance(name, str):
+        return checked_integer(name, "the number of a column", minimum=0, maximum=len(schema) - 1)
     numbers = schema.get_all_field_indices(name)
     if len(numbers) == 1:
         return int(numbers[0])

@@ -17,7 +17,7 @@ from .._check import imported
 from ..errors import ArgumentError, FormatError, MissingFileError
 from . import arrow as pa
 from .column import validate
-from .library import column_number, line_of, readable_columns
+from .library import line_of, readable_columns
 from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves
 from .zones import SUFFIX as ZONES
@@ -52,14 +52,14 @@ class TableSource:
     batches: Iterator[Any]
 
 
-def open_source(source: Any, columns: Sequence[str] | None = None, text: Collection[str] = ()) -> TableSource:
+def open_source(source: Any, columns: Collection[Any] | None = None, text: Collection[str] = ()) -> TableSource:
     """Open a source of rows.
 
     Parameters
     ----------
     source : path, sequence of paths, pyarrow.dataset.Dataset, or object with ``__arrow_c_stream__``
-    columns : sequence of str, optional
-        Those to take, in this order.
+    columns : collection of str, optional
+        Those that are used. Others are not read from files that store columns one by one.
     text : collection of str
         Columns of CSV and JSON files that are text, whatever their values look like.
 
@@ -71,7 +71,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None, text: Collect
     imported("pyarrow", "table")
     paths = [source] if isinstance(source, str | os.PathLike) else source
     if isinstance(paths, list | tuple) and paths and all(isinstance(path, str | os.PathLike) for path in paths):
-        return select_columns(_of_files([os.fspath(path) for path in paths], columns, text), columns)
+        return _of_files([os.fspath(path) for path in paths], columns, text)
     name = type(source).__name__
     if hasattr(source, "to_frame"):
         raise ArgumentError(f"{name} is one column, not a frame: give source.to_frame()", name="source")
@@ -88,7 +88,7 @@ def open_source(source: Any, columns: Sequence[str] | None = None, text: Collect
         rows = len(source) if hasattr(source, "__len__") else 0
         reader = pa.RecordBatchReader.from_stream(source)
         readable_columns(reader.schema, name)
-    return select_columns(TableSource(reader.schema, rows, _checked(name, reader)), columns)
+    return TableSource(reader.schema, rows, _checked(name, reader))
 
 
 def _checked(name: str, batches: Iterator[Any]) -> Iterator[Any]:
@@ -103,22 +103,6 @@ def _checked(name: str, batches: Iterator[Any]) -> Iterator[Any]:
             return
         for first in range(0, batch.num_rows, BATCH_ROWS):
             yield batch.slice(first, BATCH_ROWS)
-
-
-def select_columns(source: TableSource, columns: Sequence[str] | None) -> TableSource:
-    """Return a source with some of its columns, in this order; all by default.
-
-    Raises
-    ------
-    ArgumentError
-        It does not have a column, or has it twice.
-    """
-    if columns is None:
-        return source
-    schema = source.schema
-    numbers = [column_number(schema, name, "the source") for name in columns]
-    selected = pa.schema([schema.field(number) for number in numbers], schema.metadata)
-    return TableSource(selected, source.rows, (batch.select(numbers) for batch in source.batches))
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -152,7 +136,7 @@ class _File:
     numbers: list[int] = field(default_factory=list)
 
 
-def _of_files(paths: Sequence[str], columns: Sequence[str] | None, text: Collection[str]) -> TableSource:
+def _of_files(paths: Sequence[str], columns: Collection[Any] | None, text: Collection[str]) -> TableSource:
     """Return the rows of files one after another; a column that some of them lack is null there."""
     files = [file for path in paths for file in _files(path)]
     rows = sum(
@@ -252,7 +236,7 @@ def _rows_of(files: Sequence[_File], schema: Any) -> Iterator[Any]:
 # -- formats -----------------------------------------------------------------------------------------------------------
 
 
-def _read_schemas(kind: str, files: Sequence[_File], columns: Sequence[str] | None, text: Collection[str]) -> int:
+def _read_schemas(kind: str, files: Sequence[_File], columns: Collection[Any] | None, text: Collection[str]) -> int:
     """Set the schema of each file, and return their rows, or 0 if they are not known; text is read whole."""
     if kind in ("csv", "json"):
         paths = [file.path for file in files]

@@ -87,22 +87,21 @@ class Table:
 
     def __getitem__(self, name: str | int) -> Column:
         self.require_open()
-        number = self._number(name)
+        number = column_number(self.schema, name, self.path)
         if number not in self._columns:
             field = self.schema.field(number)
             self._columns[number] = Column(self, field, number)
         return self._columns[number]
 
-    def _number(self, name: str | int) -> int:
-        if not isinstance(name, str):
-            return checked_integer(name, "the number of a column", minimum=0, maximum=len(self.schema) - 1)
-        return column_number(self.schema, name, self.path)
-
     def arrow(self, first: int = 0, rows: int | None = None, columns: list[str | int] | None = None) -> Any:
         """Return rows [first, first + rows) of some columns, or all, as a `pyarrow.Table`; see `Column.arrow`."""
         self.require_open()
         start, end = bounds(first, rows, self.rows)
-        numbers = range(len(self.names)) if columns is None else [self._number(name) for name in columns]
+        numbers = (
+            range(len(self.names))
+            if columns is None
+            else [column_number(self.schema, name, self.path) for name in columns]
+        )
         chunks = [self[number].chunks(start, end) for number in numbers]
         fields = [self.schema.field(number) for number in numbers]
         return pa.Table.from_arrays(chunks, schema=pa.schema(fields, self.schema.metadata))

@@ -92,7 +92,7 @@ class CsvTypes:
         return not types.is_floating(kind) or not compute.all(is_integer).as_py() or self.found[name] == kind
 
 
-def csv_schemas(paths: Sequence[str], columns: Collection[str] | None, text: Collection[str]) -> Iterator[Any]:
+def csv_schemas(paths: Sequence[str], columns: Collection[Any] | None, text: Collection[str]) -> Iterator[Any]:
     """Yield the schema of each file, after all were read; only `columns`, if given, have their types.
 
     Columns of `text` are text.
