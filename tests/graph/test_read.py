@@ -35,7 +35,7 @@ HEAD = "%%MatrixMarket matrix coordinate "
 def edges_of(path: Path, **options: Any) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for batch in EdgeReader(path, **options).batches:
-        assert batch[0].dtype == batch[1].dtype == np.int64
+        assert batch[0].dtype == batch[1].dtype and batch[0].dtype.kind == "i"
         rows += zip(*(column.tolist() for column in batch), strict=True)
     return rows
 
@@ -113,21 +113,21 @@ def test_compressed_data_that_cannot_be_read(tmp_path: Path) -> None:
         ("7", "expected 2 columns, got 1: 7;"),
         ("7 8 9", "expected 2 columns, got 3: 7 8 9;"),
         ("7,8", "expected 2 columns, got 1: 7,8;"),
-        ("-7 8", "the source -7 is not in 0 to 4294967295"),
-        ("7 -8", "the target -8 is not in"),
-        ("1.5 2", "invalid value '1.5'"),
-        ("1e3 2", "invalid value '1e3'"),
-        ("+1 2", "invalid value '.1'"),
-        ("a b", r"invalid value 'a'; .* number other ids with names=True or renumber=True \(--names"),
+        ("-7 8", "the source '-7' is not an integer from 0 to 4294967295; number other ids"),
+        ("7 -8", "the target '-8' is not an integer from 0 to"),
+        ("1.5 2", "the source '1.5' is not an integer"),
+        ("1e3 2", "the source '1e3' is not an integer"),
+        ("+1 2", r"the source '\+1' is not an integer"),
+        ("a b", r"the source 'a' is not .* number other ids with names=True or renumber=True \(--names"),
         ("7 8 # nine", "got 4: 7 8 # nine"),
-        (f"{2**32} 1", "the source 4294967296 is not in 0 to 4294967295"),
-        (f"1 {2**63}", "invalid value '9223372036854775808'"),
-        ("1 99999999999999999999999", "invalid value '9+'"),
-        ("NA 1", "invalid value 'NA'"),
-        ("1 2\x00", "invalid value"),
-        ("\xff\xfe 2", "invalid value"),
-        ('"1" 2', "invalid value"),
-        ("0x10 2", "invalid value 'hexadecimal:0x10'"),
+        (f"{2**32} 1", "the source '4294967296' is not an integer from 0 to 4294967295"),
+        (f"1 {2**63}", "the target '9223372036854775808' is not an integer"),
+        ("1 99999999999999999999999", "the target '9+' is not an integer"),
+        ("NA 1", "the source 'NA' is not an integer"),
+        ("1 2\x00", "the target .* is not an integer"),
+        ("\xff\xfe 2", "invalid UTF8"),
+        ('"1" 2', "the source '\"1\"' is not an integer"),
+        ("0x10 2", "the source '0x10' is not an integer"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, line: str, problem: str) -> None:
@@ -158,10 +158,10 @@ def test_the_first_row_determines_the_fields(tmp_path: Path) -> None:
 def test_the_row_is_right_far_into_a_file(tmp_path: Path) -> None:
     rows = [f"{i} {i + 1}" for i in range(400_000)]
     rows[345_678] = "12 x"
-    with pytest.raises(FormatError, match="row 345679: invalid value 'x'"):
+    with pytest.raises(FormatError, match="row 345679: the target 'x' is not"):
         edges_of(write(tmp_path, gzip.compress("\n".join(rows).encode(), 1)))
     rows[345_678] = "12 -1"
-    with pytest.raises(FormatError, match="row 345679: the target -1"):
+    with pytest.raises(FormatError, match="row 345679: the target '-1'"):
         edges_of(write(tmp_path, "\n".join(rows)))
 
 
@@ -169,7 +169,7 @@ def test_a_vertex_beyond_the_given_number(tmp_path: Path) -> None:
     assert edges_of(write(tmp_path, f"{2**32 - 1} 0\n")) == [(2**32 - 1, 0)]
     path = write(tmp_path, "0 1\n1 5\n")
     assert edges_of(path, vertices=6) == [(0, 1), (1, 5)]
-    with pytest.raises(FormatError, match="row 2: the target 5 is not in 0 to 4"):
+    with pytest.raises(FormatError, match="row 2: the target '5' is not an integer from 0 to 4"):
         edges_of(path, vertices=5)
 
 
@@ -285,17 +285,17 @@ def test_tables(tmp_path: Path, text: str, rows: list[Any]) -> None:
         ('src,dst,note\n0,1,"a\nb"\n', r"the field '\"a' does not end in its line"),
         ('src,dst,note\n0,1,"a,""b"","\n2,3,"c', r"the field '\"c' does not end in its line"),
         ('src;dst\n0;1\n1;"2', r"the field '\"2' does not end in its line"),
-        ("src,dst\n0,0x10\n", "row 2: invalid value 'hexadecimal:0x10'"),
-        ("src,dst,w\n0,1,0X10\n", "row 2: the weight 'hexadecimal:0X10' is not a number"),
-        ("src,dst\n0,1\n1,-2\n-1,0\n", "row 3: the target -2 is not in"),
-        ("src,dst\n0,1\n1,\n", "row 3: invalid value ''"),
-        ("src,dst\n0,1\n1,NA\n", "row 3: invalid value 'NA'"),
+        ("src,dst\n0,0x10\n", "row 2: the target '0x10' is not"),
+        ("src,dst,w\n0,1,0X10\n", "row 2: the weight '0X10' is not a number"),
+        ("src,dst\n0,1\n1,-2\n-1,0\n", "row 4: the source '-1' is not an integer from 0"),
+        ("src,dst\n0,1\n1,\n", "row 3: the target '' is not an integer"),
+        ("src,dst\n0,1\n1,NA\n", "row 3: the target 'NA' is not an integer"),
         ("src,dst\n0,1\n1,2,3\n", "row 3: expected 2 columns, got 3: 1,2,3"),
         ('src,dst\n0,1\n"1,2\n', r"the field '\"1,2' does not end in its line"),
         ("src,dst,w\n0,1,4\n1 2,3\n", "row 3: expected 3 columns, got 2"),
         ("src,dst\n0,1\n# a comment\n1,2\n", "row 3: expected 2 columns, got 1: # a comment"),
-        ("# c\n\nsrc,dst,w\n0,1,4\n1,-2,3\n", "row 3: the target -2 is not in"),
-        ("src,dst\nalice,bob\n", r"row 2: invalid value 'alice'; .*\(--names"),
+        ("# c\n\nsrc,dst,w\n0,1,4\n1,-2,3\n", "row 3: the target '-2' is not"),
+        ("src,dst\nalice,bob\n", r"row 2: the source 'alice' is not .*\(--names"),
     ],
 )
 def test_malformed_tables(tmp_path: Path, text: str, problem: str) -> None:
@@ -335,7 +335,7 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
         ("#art #music\na b\n", "is a comment or an edge"),
         ("a b\rc d\r", "row 1: expected 'source target', got 'a b c d'"),
         ("a b\nc\n", "row 2: expected 2 columns, got 1: c"),
-        ("source\ttarget\na\tb\nc\t\n", "row 3: the target has no name"),
+        ("source\ttarget\na\tb\nc\t\n", "row 3: the target '' is not a name"),
         (b"\xe4 b\n", "invalid UTF8"),
         (
             "Ann, Bob\nBob, Cid\n",
@@ -343,7 +343,7 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
         ),
         ("a b\n# c, d\nb; c\n", "'b; c' has commas or semicolons"),
         ("# c\nNew York\tBoston\nBoston\tLos Angeles\n", r"row 1: 'New York Boston' has tabs .*name the file \.tsv"),
-        ("source\ttarget\na\tb\n\tc\nc\t\n", "row 3: the source has no name"),
+        ("source\ttarget\na\tb\n\tc\nc\t\n", "row 3: the source '' is not a name"),
     ):
         with pytest.raises(FormatError, match=problem):
             named(write(tmp_path, text))
@@ -351,8 +351,11 @@ def test_vertices_may_have_names(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=problem):
             named(write(tmp_path, text, "a.csv"))
     assert named(write(tmp_path, "src\tdst\nNew York\t0x1\n", "a.tsv")) == [("New York", "0x1")]
-    with pytest.raises(FormatError, match=r"invalid value '9223372036854775808'; .*integers of 64 bits; .*\(--names\)"):
-        named(write(tmp_path, f"1 {2**63}\n"), "int64")
+    for id_ in (2**63, "01", "-01", "-0", "+1", "0x10", "1.0"):
+        with pytest.raises(
+            FormatError, match=rf"'{re.escape(str(id_))}' is not an integer of 64 bits without leading zeros; .*--names"
+        ):
+            named(write(tmp_path, f"1 {id_}\n"), "int64")
     with pytest.raises(ArgumentError, match="is a matrix"):
         named(write(tmp_path, HEAD + "pattern general\n1 1 0\n"))
 
@@ -378,7 +381,7 @@ def test_any_names_are_read_back(tmp_path_factory: pytest.TempPathFactory, rows:
     path = write(tmp_path_factory.mktemp("names"), "\n".join(["src,dst", *quoted]) + "\n", "a.csv")
     stripped = [tuple(pyarrow.compute.utf8_trim_whitespace(pyarrow.array(row)).to_pylist()) for row in rows]
     if any("" in row for row in stripped):
-        with pytest.raises(FormatError, match="has no name"):
+        with pytest.raises(FormatError, match="'' is not a name"):
             named(path)
     else:
         assert named(path) == stripped
@@ -429,14 +432,14 @@ def test_matrix_market_equals_scipy(tmp_path: Path, values: str, symmetry: str) 
         (HEAD + "complex general\n3 3 1\n1 1 1 1\n", r"is a complex general matrix.*weights=False \(--weights none\)"),
         (HEAD + "complex hermitian\n3 3 1\n1 1 1 1\n", "is a complex hermitian matrix"),
         ("%%MatrixMarket matrix array real general\n1 1\n5\n", "'array'"),
-        (HEAD + "pattern general\n3 3 2\n1 1\n0 1\n", "row 3: the source 0 is not in 1 to 3"),
-        (HEAD + "pattern general\n3 3 2\n1 1\n1 4\n", "row 3: the target 4 is not in 1 to 3"),
+        (HEAD + "pattern general\n3 3 2\n1 1\n0 1\n", "row 3: the source '0' is not an integer from 1 to 3"),
+        (HEAD + "pattern general\n3 3 2\n1 1\n1 4\n", "row 3: the target '4' is not an integer from 1 to 3"),
         (HEAD + "pattern general\n3 3 1\n1 1 5\n", "row 2: expected 2 columns, got 3"),
         (HEAD + "real general\n3 3 1\n1 1\n", "row 2: expected 3 columns, got 2"),
         (HEAD + "real general\n3 3 1\n1 1 one\n", "row 2: the weight 'one' is not a number"),
         (HEAD + "real general\n3 3 1\n1 1 1,5\n", "the weight '1,5' is not a number"),
         (HEAD + "real general\n3 3 1\n1 1 1D5\n", "the weight '1D5' is not a number"),
-        (HEAD + "real general\n3 3 1\n1.0 1 5\n", "row 2: invalid value '1.0'"),
+        (HEAD + "real general\n3 3 1\n1.0 1 5\n", "row 2: the source '1.0' is not an integer from 1 to 3"),
         (HEAD + "pattern general\n3 3 2\n1 1\n", "announces 2 entries, and 1 follow"),
         (HEAD + "pattern general\n3 3 1\n1 1\n2 2\n", "announces 1 entries, and 2 follow"),
         (HEAD + "pattern general\n3 3 0\n1 1\n", "announces 0 entries, and 1 follow"),
@@ -499,16 +502,16 @@ def test_npz_files_that_hold_no_graph(tmp_path: Path, monkeypatch: pytest.Monkey
     assert edges_of(npz(path, **good)) == [(0, 1), (1, 0)]
     for change, problem in (
         ({"format": b"dia"}, "format 'dia'"),
-        ({"shape": (2, 2, 2)}, "do not fit"),
+        ({"shape": (2, 2, 2)}, "cannot be read"),
         ({"shape": (3, 3)}, "cannot be read"),
         ({"indptr": [0, 1, 3]}, "cannot be read"),
         ({"indptr": [0, 2, 1]}, "cannot be read"),
-        ({"indices": [1.0, 0.0]}, "do not fit"),
+        ({"indices": [1.0, 0.0]}, "has indices that are not integers"),
         ({"indices": [1, 2]}, "cannot be read"),
         ({"indices": [1, -1]}, "cannot be read"),
         ({"data": [1]}, "cannot be read"),
         ({"data": [1j, 1]}, r"values of complex128.*weights=False"),
-        ({"format": b"coo"}, "do not fit"),
+        ({"format": b"coo"}, "cannot be read"),
         ({"format": b"coo", "row": [0], "col": [0, 1]}, "cannot be read"),
         ({"format": b"coo", "row": [0, 1], "col": [0, 2]}, "cannot be read"),
         ({"format": b"coo", "row": [0, 1], "col": [0, -1]}, "cannot be read"),

@@ -56,7 +56,7 @@ def convert(
         first appear, and store the names (`Graph.names`). All names must fit into memory. Names in an edge list have no
         spaces, commas or semicolons.
     renumber : bool, default False
-        Like `names` if the names are integers, such as large or negative ids.
+        Like `names` if the names are integers, such as large or negative ids, without leading zeros.
     progress : callable, optional
         Called as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then ``"write"`` with edges.
 

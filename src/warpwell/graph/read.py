@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .._npy import read_header
 from ..errors import ArgumentError, FormatError, MissingFileError, WarpwellError
 from .build import default_memory_bytes
-from .external import VERTEX_LIMIT, Edges, Vertices
+from .external import VERTEX_LIMIT, Edges
 from .names import VertexNumbers, library
 
 #: Names of columns that are recognized, in lower case.
@@ -37,11 +36,7 @@ _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
 _BANNER = re.compile(rb"(?:\xef\xbb\xbf)?\s*%{1,2}matrixmarket", re.IGNORECASE)
 # A byte order mark, and the comments and blank lines in front of a header.
 _PREAMBLE = re.compile(rb"(?:\xef\xbb\xbf)?(?:[ \t]*(?:#[^\r\n]*)?[\r\n]+)*")
-# A number that Arrow would read as an integer, in any field.
-_HEXADECIMAL = re.compile(rb"(?<!\w)0(?=[xX])")
-_ARROW_ERROR = re.compile(
-    r"(?:In CSV column #\d+: )?(?:CSV parse error: )?(?:Row #(\d+): )?(?:CSV conversion error to \w+: )?(.*)", re.DOTALL
-)
+_ARROW_ERROR = re.compile(r"(?:In CSV column #\d+: )?(?:CSV [a-z ]+: )?(?:Row #(\d+): )?(.*)", re.DOTALL)
 
 Batches = Iterator[Edges]
 
@@ -184,21 +179,18 @@ class EdgeReader:
         return self._rows(self._whole_lines(stream, self._quotes_check(delimiter), b"\n\r"), None, chosen, 0, delimiter)
 
     def _whole_lines(self, stream: Any, edit: Callable[[bytes], bytes], breaks: bytes = b"\n") -> Any:
-        """Return a stream of the text that `edit` makes of whole lines. Hexadecimal numbers are made invalid."""
-        unfinished, has_integers = b"", self._numbers is None or self._numbers.kind != "string"
+        """Return a stream of the text that `edit` makes of whole lines."""
+        unfinished = b""
 
         def edit_lines(piece: bytes) -> bytes:
             nonlocal unfinished
             # An empty piece is the end of the file.
             text = unfinished + (bytes(piece) or b"\n" * bool(unfinished))
             end = max(text.rfind(code) for code in breaks) + 1
-            text, unfinished = text[:end], text[end:]
+            unfinished = text[end:]
             if len(unfinished) > _BLOCK:
                 raise self._row_error(None, f"a row is longer than {_BLOCK:,} bytes; is this a text file?")
-            text = edit(text)
-            return (
-                _HEXADECIMAL.sub(b"hexadecimal:0", text) if has_integers and (b"0x" in text or b"0X" in text) else text
-            )
+            return edit(text[:end])
 
         return self._arrow.TransformInputStream(stream, edit_lines)
 
@@ -269,27 +261,19 @@ class EdgeReader:
         chosen: list[str],
         skip: int,
         delimiter: str = " ",
-        ranges: Any = None,
+        ranges: Sequence[range] = (),
     ) -> Batches:
         """Yield the chosen columns of rows, with vertices in `ranges`. Without `names`, there is a header."""
-        limit = VERTEX_LIMIT if self.vertices is None else self.vertices
-        text, numbers = self._arrow.string(), self._numbers
-        id_type = text if numbers is not None and numbers.kind == "string" else self._arrow.int64()
-        types = dict(zip(chosen, (id_type, id_type, text), strict=False))
         advice = f"a row is {delimiter.join(names)!r}" if names else f"columns {', '.join(chosen)} are read"
-        if numbers is None:
-            advice += ", and vertices are integers"
-            if ranges is None:
-                advice += f" below {limit}; number other ids with names=True or renumber=True (--names, --renumber)"
-        elif numbers.kind != "string":
-            advice += ", and vertices are integers of 64 bits; number other ids with names=True (--names)"
         parser, row, quote = library("pyarrow.csv"), skip + (names is None), False if delimiter == " " else '"'
+        types = dict.fromkeys(chosen, self._arrow.string())
         options = (
             # One thread: errors name the row.
             parser.ReadOptions(use_threads=False, block_size=_BLOCK, skip_rows=skip, column_names=names),
             parser.ParseOptions(delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote)),
             parser.ConvertOptions(include_columns=chosen, column_types=types, null_values=[]),
         )
+        allowed = ranges or [range(VERTEX_LIMIT if self.vertices is None else self.vertices)] * 2
         with self._translated(advice):
             try:
                 reader = parser.open_csv(stream, *options)
@@ -299,46 +283,45 @@ class EdgeReader:
                 return
             for batch in reader:
                 if batch.num_rows:
-                    ends = self._vertices(batch, row, ranges or (range(limit), range(limit)), advice)
-                    weights = (self._parse_weights(batch.column(2), row),) if len(chosen) == 3 else ()
+                    trim = library("pyarrow.compute").utf8_trim_whitespace if quote else lambda texts: texts
+                    columns = [
+                        self._parse(trim(texts), role, row, vertices)
+                        for texts, role, vertices in zip(batch.columns, _ROLES, [*allowed, range(0)], strict=False)
+                    ]
                     row += batch.num_rows
-                    yield *ends, *weights
+                    if self._numbers is not None:
+                        columns[:2] = self._numbers.number(*columns[:2])
+                    yield tuple(map(np.asarray, columns))  # type: ignore[misc]
 
-    def _vertices(self, batch: Any, row: int, ranges: tuple[range, range], advice: str) -> tuple[Vertices, Vertices]:
-        """Return the sources and targets of rows that follow `row`, numbered if they are names."""
-        ends, problems, numbers = [], [], self._numbers
-        for role, ids, allowed in zip(_ROLES, batch.columns, ranges, strict=False):
-            if numbers is None:
-                ids = ids.to_numpy()
-                if ids.min() < allowed.start or ids.max() >= allowed.stop:
-                    bad = int(np.argmax((ids < allowed.start) | (ids >= allowed.stop)))
-                    problems.append(
-                        (bad, f"the {role} {ids[bad]} is not in {allowed.start} to {allowed.stop - 1}; {advice}")
-                    )
-            elif numbers.kind == "string":
-                ids = library("pyarrow.compute").utf8_trim_whitespace(ids)
-                empty = ids.index("").as_py()
-                if empty >= 0:
-                    problems.append((empty, f"the {role} has no name; correct or remove the row"))
-            ends.append(ids)
-        if problems:
-            bad, problem = min(problems)
-            raise self._row_error(row + bad + 1, problem)
-        return (ends[0], ends[1]) if numbers is None else numbers.number(ends[0], ends[1])
-
-    def _parse_weights(self, texts: Any, row: int) -> Any:
-        """Return weights as int64 if all are integers, else as float64."""
-        compute, invalid = library("pyarrow.compute"), self._arrow.ArrowInvalid
-        texts = compute.utf8_trim_whitespace(texts)
-        if not compute.any(compute.match_substring_regex(texts, "[xX]")).as_py():  # hexadecimal
-            with contextlib.suppress(invalid):
-                return compute.cast(texts, self._arrow.int64()).to_numpy()
-        try:
-            return compute.cast(texts, self._arrow.float64()).to_numpy()
-        except invalid as error:
-            value = str(error).partition("'")[2].rpartition("'")[0]
-            row += 1 + int(texts.index(value).as_py())
-            raise self._row_error(row, f"the weight {value[:60]!r} is not a number; correct or remove it") from None
+    def _parse(self, texts: Any, role: str, row: int, allowed: range) -> Any:
+        """Return a column of rows that follow `row`: ids or names, and weights as int64 if all are integers."""
+        arrow, compute = self._arrow, library("pyarrow.compute")
+        types = [arrow.int64()]
+        if role == "weight":
+            is_valid = compute.invert(compute.match_substring_regex(texts, "[xX]"))  # hexadecimal
+            types, expected = [*types, arrow.float64()], "a number; correct or remove it"
+        elif self._numbers is None:
+            is_valid = compute.ascii_is_decimal(texts)
+            expected = f"an integer from {allowed.start} to {allowed.stop - 1}"
+            if not allowed.start:
+                expected += "; number other ids with names=True or renumber=True (--names, --renumber)"
+        elif self._numbers.kind == "string":
+            is_valid, types, expected = compute.not_equal(texts, ""), [texts.type], "a name; correct or remove the row"
+        else:
+            is_valid = compute.match_substring_regex(texts, "^(0|-?[1-9][0-9]*)$")
+            expected = "an integer of 64 bits without leading zeros; number other ids with names=True (--names)"
+        if compute.all(is_valid).as_py():
+            for dtype in types:
+                with contextlib.suppress(arrow.ArrowInvalid):
+                    values = texts.cast(dtype)
+                    is_vertex = role != "weight" and self._numbers is None
+                    if not is_vertex or all(bound.as_py() in allowed for bound in compute.min_max(values).values()):
+                        return values
+        if len(texts) > 1:  # Find the first bad row.
+            middle = len(texts) // 2
+            self._parse(texts[:middle], role, row, allowed)
+            self._parse(texts[middle:], role, row + middle, allowed)
+        raise self._row_error(row + 1, f"the {role} {texts[0].as_py()[:60]!r} is not {expected}")
 
     def _without_comments(self, marks: bytes) -> Callable[[bytes], bytes]:
         """Return a function of whole lines that removes comment lines and surplus spaces.
@@ -408,43 +391,33 @@ class EdgeReader:
 
     def _npz(self) -> Batches:
         """Return the entries of a matrix, which is read into memory."""
-        with (
-            self._translated("write it with scipy.sparse.save_npz"),
-            open(self.path, "rb") as raw,
-            np.load(raw) as archive,
-        ):
-            members, types = archive.zip.infolist(), {}
-            for member in members:
-                with archive.zip.open(member) as file:
-                    types[member.filename] = read_header(file, f"{self.path}: {member.filename}")[1]
-            layout, shape, values = archive["format"].item(), archive["shape"], types["data.npy"]
-        layout = layout.decode() if isinstance(layout, bytes) else layout
-        indices = {"csr": ("indices", "indptr"), "csc": ("indices", "indptr"), "coo": ("row", "col")}.get(layout)
-        if indices is None:
-            raise self._format_error(f"holds a matrix in the format {layout!r}; save matrix.tocsr()")
-        if shape.shape != (2,) or any(types.get(f"{name}.npy", np.dtype("O")).kind not in "iu" for name in indices):
-            raise self._format_error("is damaged: its arrays do not fit together; save the matrix again")
-        if values.kind not in "biuf" and self._weights is not False:
-            raise self._format_error(f"has values of {values}; {_REAL_WEIGHTS}")
-        size = 3 * sum(member.file_size for member in members)
-        if size > default_memory_bytes():
-            raise self._format_error(f"needs {size >> 20} MiB, more than half of the free memory; write a .mtx file")
-        self._set_vertices(*map(int, shape))
-
-        def entries_of_matrix() -> Batches:
-            with self._translated("save the matrix again"):
-                matrix = library("scipy.sparse").load_npz(self.path)
-                if layout != "coo":
-                    matrix.check_format(full_check=True)
-                matrix = matrix.tocoo(copy=False)
-            columns = [matrix.row, matrix.col]
-            if self._weights or (self._weights is None and (matrix.data != 1).any()):
-                columns.append(matrix.data)
-            for start in range(0, matrix.nnz, _BATCH):
-                sources, targets, *weights = (column[start : start + _BATCH] for column in columns)
-                yield sources.astype(np.int64), targets.astype(np.int64), *weights
-
-        return entries_of_matrix()
+        advice = "write it with scipy.sparse.save_npz"
+        with self._translated(advice), open(self.path, "rb") as raw, np.load(raw) as archive:
+            size = 3 * sum(member.file_size for member in archive.zip.infolist())
+            if size > default_memory_bytes():
+                raise self._format_error(
+                    f"needs {size >> 20} MiB, more than half of the free memory; write a .mtx file"
+                )
+            layout, shape, values = archive["format"].item(), archive["shape"].tolist(), archive["data"]
+            layout = layout.decode() if isinstance(layout, bytes) else layout
+            members = {"csr": ("indices", "indptr"), "csc": ("indices", "indptr"), "coo": ("row", "col")}.get(layout)
+            if members is None:
+                raise self._format_error(f"holds a matrix in the format {layout!r}; save matrix.tocsr()")
+            indices = [archive[name] for name in members]
+            if any(index.dtype.kind not in "iu" for index in indices):
+                raise self._format_error("has indices that are not integers; save the matrix again")
+            if values.dtype.kind not in "biuf" and self._weights is not False:
+                raise self._format_error(f"has values of {values.dtype}; {_REAL_WEIGHTS}")
+            parts = (values, tuple(indices)) if layout == "coo" else (values, *indices)
+            matrix = getattr(library("scipy.sparse"), f"{layout}_array")(parts, shape)
+            if layout != "coo":
+                matrix.check_format(full_check=True)
+            matrix = matrix.tocoo(copy=False)
+            self._set_vertices(*matrix.shape)
+        columns = [matrix.row, matrix.col]
+        if self._weights or (self._weights is None and (matrix.data != 1).any()):
+            columns.append(matrix.data)
+        return (tuple(column[start : start + _BATCH] for column in columns) for start in range(0, matrix.nnz, _BATCH))
 
     def _set_vertices(self, rows: int, columns: int) -> None:
         """Set the number of vertices to the side of a matrix, or check the number that the caller gave."""
