@@ -47,7 +47,7 @@ def main():
 
         weights, losses = np.zeros((65, 10)), []
         with ww.kv.open(path) as store:
-            loader = ww.kv.DataLoader(store, BATCH, seed=SEED, keys=range(train))
+            loader = ww.train.DataLoader(store, BATCH, seed=SEED, keys=range(train))
             for _ in range(EPOCHS):
                 for batch in loader:  # the next ones are being read meanwhile
                     losses.append(step(weights, batch["x"], batch["y"]))

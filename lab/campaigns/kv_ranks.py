@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from warpwell import kv
+from warpwell.train import DataLoader
 
 from .digits import Classifier
 
@@ -164,9 +165,7 @@ def load(run: Run) -> None:
     After each it waits for a line of standard input.
     """
     with kv.open(run.store) as store:
-        loader = kv.DataLoader(
-            store, run.batch // run.world_size, seed=run.seed, rank=run.rank, world_size=run.world_size
-        )
+        loader = DataLoader(store, run.batch // run.world_size, seed=run.seed, rank=run.rank, world_size=run.world_size)
         if run.state is not None:
             loader.load_state_dict(run.state)
         while loader.epoch < run.epochs:

@@ -26,6 +26,7 @@ from typing import Any
 
 from warpwell import kv
 from warpwell.kv import Permutation
+from warpwell.train import DataLoader
 
 from .digits import SCHEMA, Classifier, digits
 from .kv_ranks import RANKS, Run, Step, place_of, start, steps_of
@@ -92,7 +93,7 @@ def from_store(run: Run, data: dict[str, Any]) -> tuple[list[Step], float]:
     model = Classifier(run.seed)
     steps: list[Step] = []
     with kv.open(run.store) as store:
-        loader = kv.DataLoader(store, run.batch, seed=run.seed)
+        loader = DataLoader(store, run.batch, seed=run.seed)
         for epoch in range(run.epochs):
             for batch in loader:
                 loss = model.step(batch)

@@ -21,7 +21,7 @@ from tests.harness.clock import time_passes
 from tests.harness.until import HANG_SECONDS
 
 from lab.media import KeyValueFaulty, KeyValueLatency
-from warpwell import errors, kv
+from warpwell import errors, kv, train
 from warpwell.kv.index.serve import WITH_VERSION, version_at
 from warpwell.nvme import word5_options, word5_value_size
 from warpwell.storage import NativeMedium, word
@@ -799,7 +799,7 @@ def test_a_loader_delivers_what_it_does_over_a_host_store(tmp_path: Path, device
         store.put_many(np.arange(150) * 3, {"x": x, "y": np.arange(150)})
     options: dict[str, Any] = {"batch_size": 32, "seed": 7, "prefetch": 3}
     with kv.open(tmp_path / "a") as host, opened(tmp_path / "a", device, cache="32KiB", depth=32) as store:
-        theirs, ours = kv.DataLoader(host, **options), kv.DataLoader(store, **options)
+        theirs, ours = train.DataLoader(host, **options), train.DataLoader(store, **options)
         for _ in range(2):
             pairs = list(zip(theirs, ours, strict=True))
             assert len(pairs) == 5
@@ -807,7 +807,19 @@ def test_a_loader_delivers_what_it_does_over_a_host_store(tmp_path: Path, device
                 assert all((np.asarray(b[name]) == a[name]).all() for name in SCHEMA)
         part = iter(ours)
         next(part)
-        resumed = kv.DataLoader(store, **options)
+        resumed = train.DataLoader(store, **options)
         resumed.load_state_dict(ours.state_dict())
         assert [b["y"].tolist() for b in resumed] == [b["y"].tolist() for b in part]
         del part
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "interp"])
+def test_a_loader_delivers_whole_values_without_a_schema(tmp_path: Path, device: str | None) -> None:
+    values = [bytes([k]) * 6000 for k in range(8)]
+    with kv.create(tmp_path / "a") as store:
+        store.put_many(np.arange(8), values)
+    with kv.open(tmp_path / "a", device=device) as store:
+        loader = train.DataLoader(store, batch_size=4, shuffle=False, key_field="key")
+        batches = [(batch["key"].tolist(), batch["value"]) for batch in loader]
+        assert batches == [(list(range(4)), values[:4]), (list(range(4, 8)), values[4:])]
+        assert [batch for batch in train.DataLoader(store, batch_size=4, shuffle=False)] == [values[:4], values[4:]]

@@ -19,8 +19,8 @@ from tests.harness.until import until
 import warpwell as ww
 from warpwell import closing, errors
 from warpwell.kv import lifetime
-from warpwell.kv.loader.loader import Prefetch
 from warpwell.storage import io_threads
+from warpwell.train.loader import Prefetch
 
 
 @pytest.fixture

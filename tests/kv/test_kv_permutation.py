@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import warpwell as ww
 from warpwell import gpu
 from warpwell.errors import ArgumentError
-from warpwell.kv.loader import permutation as p
-from warpwell.kv.loader.permutation import Permutation, permuted
+from warpwell.kv import permutation as p
+from warpwell.kv.permutation import Permutation, permuted
 from warpwell.targets import has_cuda
 
 

@@ -281,7 +281,7 @@ class Held:
 
     def __init__(self, path: Path, *, wrapped: bool) -> None:
         store = ww.kv.open(path)
-        self.records: Any = ww.kv.Dataset(store) if wrapped else store
+        self.records: Any = ww.train.Dataset(store) if wrapped else store
 
     def __len__(self) -> int:
         return N

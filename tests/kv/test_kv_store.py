@@ -493,7 +493,7 @@ def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
             batch, found = future.wait()
             assert found.all() and np.array_equal(batch["y"], np.arange(n))
             keys = np.array([5, 9, 2])
-            loader, dataset = ww.kv.DataLoader(store, 3, shuffle=False, keys=keys), ww.kv.Dataset(store, keys)
+            loader, dataset = ww.train.DataLoader(store, 3, shuffle=False, keys=keys), ww.train.Dataset(store, keys)
             keys[:] = 7
             assert next(iter(loader))["y"].tolist() == [5, 9, 2] == [dataset[k]["y"] for k in range(3)]
 
@@ -630,7 +630,7 @@ def test_a_key_is_shown_as_it_was_put(tmp_path, shards):
     names = [f"img{k:05}" for k in (2, 11, 300)]
     with ww.kv.create(tmp_path / "a.kv", shards=folders, segment_bytes="64KiB") as w:
         w.put_many(names, [b"n"] * 3)
-        assert w.list() == list(ww.kv.Dataset(w)._keys.to_list()) == [n.encode() for n in names]
+        assert w.list() == list(ww.train.Dataset(w)._keys.to_list()) == [n.encode() for n in names]
         assert isinstance(w.keys_array(), tuple)
         w.put_many(np.arange(256, 250, -1), [b"i" * 4000] * 6)
         w.put(-7, b"i")
@@ -642,7 +642,7 @@ def test_a_key_is_shown_as_it_was_put(tmp_path, shards):
         assert ("a", b"n") in w.items() and (-7, b"other") not in w.items() and b"i" in w.values()
         raw, lengths = w.keys_array()
         assert w.get_many((raw, lengths))[1].all()
-        assert ww.kv.Dataset(w)[0] == b"i" == w[(-7).to_bytes(8, "little", signed=True)]
+        assert ww.train.Dataset(w)[0] == b"i" == w[(-7).to_bytes(8, "little", signed=True)]
         with pytest.raises(errors.KeyMissingError, match="no key 5:"):
             w[5]
         with pytest.raises(errors.KeyMissingError, match=r"no key b'5':"):
@@ -668,7 +668,7 @@ def test_stores_of_format_1_are_as_they_were(tmp_path):
             keys = sorted({*range(-3, 40), 300} - {5})
             assert s.keys_array().tolist() == keys and len(s) == 43
             assert sorted(s) == s.list() == sorted(k.to_bytes(8, "little", signed=True) for k in keys)
-            assert ww.kv.Dataset(s)[0] == b"v-3" and s[300] == b"v300"
+            assert ww.train.Dataset(s)[0] == b"v-3" and s[300] == b"v300"
         with ww.kv.open(tmp_path / "names.kv", mode) as s:
             assert s.list() == sorted([b"a", *(b"img%05d" % k for k in (2, 11, 300)), (1).to_bytes(8, "little")])
         with ww.kv.open(tmp_path / "snap.kv", mode) as s:

@@ -153,14 +153,14 @@ def send_error(dataset: Any, connection: Any) -> None:
         connection.send((type(error).__name__, str(error)))
 
 
-def test_a_loader_of_stores_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
+def test_a_loader_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
     dataset = ww.train.Dataset(folder / "t.arrow", columns=["y"])
-    loader = ww.kv.DataLoader(dataset, batch_size=64, seed=5)
+    loader = ww.train.DataLoader(dataset, batch_size=64, seed=5)
     order = ww.kv.Permutation(ROWS, 5, 0).slice(0, ROWS)
     batches = iter(loader)
     first = [next(batches)["y"] for _ in range(3)]
     state = loader.state_dict()
-    again = ww.kv.DataLoader(dataset, batch_size=32)
+    again = ww.train.DataLoader(dataset, batch_size=32)
     again.load_state_dict(state)
     rest = [batch["y"] for batch in again]
     assert np.array_equal(np.concatenate(first + rest), Y[order])

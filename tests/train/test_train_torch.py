@@ -180,3 +180,22 @@ assert "torch" not in sys.modules
 """
     done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_collate_makes_tensors_of_the_records_of_a_store(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv", schema={"x": ("float32", (5,)), "y": ("int64", ())}) as store:
+        store.put_many(np.arange(ROWS) * 3, {"x": X, "y": np.arange(ROWS)})
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        data = ww.train.Dataset(store, key_field="key")
+        batches = list(torch.utils.data.DataLoader(data, batch_size=64, collate_fn=ww.train.collate))
+    assert torch.equal(torch.cat([b["x"] for b in batches]), torch.from_numpy(X))
+    assert torch.cat([b["key"] for b in batches]).tolist() == list(range(0, 3 * ROWS, 3))
+
+
+def test_collate_leaves_bytes_as_they_are(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.update({"a": b"1", "b": b"2\0"})
+        batch = ww.train.collate(ww.train.Dataset(store, key_field="key").__getitems__([1, 0]))
+        assert batch == {"key": [b"b", b"a"], "value": [b"2\0", b"1"]}
+        with pytest.raises(errors.ArgumentError, match="your own collate_fn"):
+            ww.train.collate(ww.train.Dataset(store).__getitems__([1, 0]))

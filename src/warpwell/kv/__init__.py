@@ -18,7 +18,7 @@ The files, in the order in which a record meets them:
     index/            where each value lies, in memory; native code that looks keys up and reads values
     native.py         compile device code into functions that Python calls
     device/           how kernels fetch records: queues, requests, device cache, batches
-    loader/           shuffled batches for training
+    permutation.py    a shuffled order, for training: computed position by position, also in kernels
     salvage.py        copy the undamaged records of a damaged store into a new one
     lifetime.py       stores that are dropped, forked, or open when the program ends: commit and close
     convert/          import records from other formats, and export them
@@ -26,21 +26,17 @@ The files, in the order in which a record meets them:
 
 from ..nvme import key_words
 from .device.device_store import DeviceStore
-from .keys import as_key
-from .loader.dataset import Dataset, rows_of
-from .loader.loader import DataLoader
-from .loader.permutation import Permutation
+from .keys import Keys, as_key, as_keys
 from .log.checksum import crc32c
 from .log.verify import Problem
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
+from .permutation import Permutation
 from .salvage import SalvageReport, salvage
 from .schema import Schema
-from .store import Store, StoreStatistics
+from .store import HostFuture, Store, StoreStatistics
 
 __all__ = [
-    "DataLoader",
-    "Dataset",
     "DeviceStore",
     "Permutation",
     "SalvageReport",

@@ -1,4 +1,4 @@
-"""Training from storage: rows of arrays, tables and graphs for training programs and their libraries.
+"""Training from storage: rows of arrays, tables and graphs, and records of stores, for training programs.
 
 A batch is a function of its number. So it is the same for any number of workers, and a killed run resumes with the next
 number.
@@ -6,13 +6,16 @@ number.
 Files, in the order in which a row meets them:
 
 - sources.py    rows of one array or column, opened by path in each process
-- dataset.py    `Dataset`: rows of several sources, for `warpwell.kv.DataLoader` and PyTorch's ``DataLoader``
+- records.py    readers of records by their keys: rows of sources, and records of a store
+- dataset.py    `Dataset`: records by position, for `DataLoader` and PyTorch's ``DataLoader``
+- loader.py     `DataLoader`: epochs in shuffled batches, ranks, resuming, batches fetched ahead
 - tensors.py    `collate`: rows as tensors of PyTorch
 - neighbors.py  `Neighbors`: sampled neighborhoods in a graph on storage, by the number of the batch
 """
 
 from .dataset import Dataset
+from .loader import DataLoader
 from .neighbors import Neighbors
 from .tensors import collate
 
-__all__ = ["Dataset", "Neighbors", "collate"]
+__all__ = ["DataLoader", "Dataset", "Neighbors", "collate"]

@@ -1,19 +1,22 @@
-"""`Dataset`: rows of several arrays as records, for data loaders."""
+"""`Dataset`: rows of arrays and tables, and records of stores, for data loaders."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors, table
-from ..kv import rows_of
-from .sources import read_rows, source_of
+from .._check import checked_path
+from ..kv import Keys, Store
+from .records import VALUE, Finished, RowReader, StoreReader, compact_keys, rows_of
+from .sources import Source, source_of
 
 
 class Records(Sequence[dict[str, Any]]):
@@ -23,9 +26,9 @@ class Records(Sequence[dict[str, Any]]):
 
     Attributes
     ----------
-    fields : dict of ndarray or DeviceArray
+    fields : dict of ndarray, DeviceArray or list
         Shape ``(rows, *shape)`` each. Fields of arrays on "cuda" are `DeviceArray`; reading single rows copies them to
-        the host.
+        the host. Values of bytes, and keys that are not all integers, are lists.
     dtypes : dict of numpy.dtype
         The dtypes of the arrays on storage.
     """
@@ -35,8 +38,8 @@ class Records(Sequence[dict[str, Any]]):
         self.dtypes = dtypes
 
     @cached_property
-    def _host_fields(self) -> dict[str, NDArray[Any]]:
-        return {name: np.asarray(rows) for name, rows in self.fields.items()}
+    def _host_fields(self) -> dict[str, Any]:
+        return {name: rows if isinstance(rows, list) else np.asarray(rows) for name, rows in self.fields.items()}
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
@@ -50,19 +53,25 @@ class Records(Sequence[dict[str, Any]]):
 
 
 class Dataset:
-    """Records whose fields are rows of arrays on storage; nothing is loaded.
+    """Records on storage by position: rows of arrays, of a table, or records of a store; nothing is loaded.
 
-    PyTorch's ``DataLoader`` accepts it. `warpwell.kv.DataLoader` accepts it, too: it needs no PyTorch, divides batches
-    among ranks, and resumes.
+    `DataLoader` accepts it, and PyTorch's ``DataLoader`` does, too.
 
     Parameters
     ----------
-    fields : dict, Table or path
-        The value of each name is the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a NumPy array,
-        which stays in memory; a column of a table; or an open array, for this process only. A table, or the path of a
-        table, stands for its columns.
+    data : dict, Table, path or Store
+        A dict of fields: the value of each name is the path of a ``.npy`` file; ``(path, options of warpwell.open)``; a
+        NumPy array, which stays in memory; a column of a table; or an open array, for this process only. A table, or
+        the path of a table, stands for its columns. A record of a store is a dict of arrays if the store has a schema,
+        else bytes.
     columns : sequence of str, optional
         The columns of the table to use. Default: all.
+    keys : optional
+        The records to use: keys as for `warpwell.kv.Store.get_many`, or row numbers. Default: all records that there
+        are now, in the order of `warpwell.kv.Store.keys_array`.
+    key_field : str, optional
+        Name of a field to add, which has the key or row number of each record. Values of a store without a schema are
+        then the field "value".
 
     Raises
     ------
@@ -71,10 +80,16 @@ class Dataset:
     DTypeError
         A field does not have numbers.
     MissingFileError, FormatError
+    KeyMissingError
+        On access: a key was deleted from the store.
+    ForkError
+        On access in a forked process if the store is open for writing; on pickling if it is open for writing or on a
+        GPU.
 
     Notes
     -----
-    A dataset is pickled as paths. Each process, forked or spawned, opens the files again at its first read.
+    A dataset is pickled as paths. Each process, forked or spawned, opens arrays and tables again at its first read. A
+    forked process uses the store of its parent, with the records as of the fork; a spawned one opens the store again.
 
     ``(path, {"device": "cuda"})`` is gathered to GPU memory, where `collate` makes tensors. CUDA does not work in
     forked workers: use ``num_workers=0`` or spawned workers.
@@ -82,64 +97,95 @@ class Dataset:
 
     def __init__(
         self,
-        fields: Mapping[str, Any] | table.Table | str | os.PathLike[str],
+        data: Mapping[str, Any] | table.Table | str | os.PathLike[str] | Store,
         *,
         columns: Sequence[str] | None = None,
+        keys: Any = None,
+        key_field: str | None = None,
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            if isinstance(fields, str | os.PathLike):
-                fields = stack.enter_context(table.open(fields, device="cpu"))
-            if isinstance(fields, table.Table):
-                fields = {name: fields[name] for name in (fields.names if columns is None else columns)}
-            if not fields:
-                raise errors.ArgumentError("a dataset without fields: give at least one", name="fields")
-            self._sources = {str(name): source_of(value, str(name)) for name, value in fields.items()}
-        rows = {name: source.rows for name, source in self._sources.items()}
-        if len(set(rows.values())) > 1:
-            counts = ", ".join(f"{name!r} has {count:,}" for name, count in rows.items())
-            raise errors.ArgumentError(f"fields of a dataset must have equally many rows: {counts}", name="fields")
-        self._rows = next(iter(rows.values()))
-
-    @property
-    def schema(self) -> None:
-        """None: `warpwell.kv.DataLoader` takes fields as they come."""
+        if columns is not None and not isinstance(data, table.Table | str | os.PathLike):
+            raise errors.ArgumentError("columns= selects columns of a table: leave it out", name="columns")
+        self._reader: RowReader | StoreReader
+        if hasattr(data, "get_many"):
+            self._reader = StoreReader(data)
+        else:
+            self._reader = RowReader(_sources(data, columns))
+        if key_field is not None and (not isinstance(key_field, str) or key_field in self._reader.names):
+            raise errors.ArgumentError(
+                f"key_field is {key_field!r}: give a new name, which is not a field already", name="key_field"
+            )
+        self._key_field = key_field
+        self._keys = compact_keys(self._reader.keys() if keys is None else keys)
 
     @property
     def names(self) -> list[str]:
         """The names of the fields."""
-        return list(self._sources)
+        return [*([] if self._key_field is None else [self._key_field]), *self._reader.names]
+
+    @property
+    def store(self) -> Any:
+        """The store in this process, or None for arrays and tables."""
+        return self._reader.store if isinstance(self._reader, StoreReader) else None
 
     def __len__(self) -> int:
-        return self._rows
+        return self._keys.size
 
     def __repr__(self) -> str:
-        return f"<Dataset of {self._rows:,} records of {', '.join(self.names)}>"
+        return f"<Dataset of {self._reader.name}: {len(self):,} records of {', '.join(self.names)}>"
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Any:
         """Return one record; a negative index counts from the end."""
-        record: dict[str, Any] = self.__getitems__([index])[0]
-        return record
+        return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records:
+    def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records | list[bytes]:
         """Return several records, read together; errors as for `take`."""
-        return Records(self.take(indices), {name: source.dtype for name, source in self._sources.items()})
+        batch = self.take(indices)
+        return Records(batch, self._reader.dtypes) if isinstance(batch, dict) else batch
 
-    def take(self, rows: NDArray[Any] | Sequence[int]) -> dict[str, Any]:
-        """Return rows as new arrays ``(len(rows), *shape)``; negative numbers count from the end.
+    def take(self, rows: NDArray[Any] | Sequence[int]) -> Any:
+        """Return the records at some positions; negative numbers count from the end.
 
-        Rows of arrays on "cuda" are `DeviceArray`, which PyTorch uses without a copy.
+        Returns
+        -------
+        dict or list
+            New arrays ``(len(rows), *shape)``, or a list of bytes for a store without a schema. Rows of arrays on
+            "cuda" are `DeviceArray`, which PyTorch uses without a copy.
 
         Raises
         ------
         ArgumentError, IndexRangeError
-        MediumError
+        KeyMissingError
+        CorruptionError, MediumError
         """
-        return read_rows(self._sources, rows_of(rows, self._rows, self.names[0]))
+        keys = self._keys.take(rows_of(rows, len(self), self._reader.name))
+        return self._with_keys(keys, self._reader.read(keys))
+
+    def start_take(self, rows: NDArray[np.int64]) -> Any:
+        """Start to read the records at some positions; return a future whose ``wait()`` returns them.
+
+        Records of a store with a schema on a GPU are device arrays.
+        """
+        keys = self._keys.take(rows)
+        future = self._reader.start(keys)
+        return future if self._key_field is None else Finished(future, partial(self._with_keys, keys))
+
+    def _with_keys(self, keys: Keys, batch: Any) -> Any:
+        if self._key_field is None:
+            return batch
+        numbers_or_bytes = keys.numbers() if keys.all_integers else keys.to_list()
+        return {self._key_field: numbers_or_bytes, **(batch if isinstance(batch, dict) else {VALUE: batch})}
+
+    def checksum(self) -> int:
+        """Return a CRC-32 of all keys, which identifies them."""
+        crc = 0
+        for first in range(0, len(self), 1 << 16):
+            padded, lengths = self._keys.take(np.arange(first, min(first + (1 << 16), len(self)))).padded()
+            crc = zlib.crc32(lengths.tobytes(), zlib.crc32(padded.tobytes(), crc))
+        return crc
 
     def close(self) -> None:
-        """Close the files that this process has open (idempotent). A read opens them again."""
-        for source in self._sources.values():
-            source.close()
+        """Close the files that this process has open (idempotent); a read opens them again. Stores stay open."""
+        self._reader.close()
 
     def __enter__(self) -> Dataset:
         return self
@@ -147,12 +193,24 @@ class Dataset:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # The interface of a store that `warpwell.kv.DataLoader` uses: keys are row numbers.
 
-    def keys_array(self) -> range:
-        """Return the row numbers."""
-        return range(self._rows)
-
-    def get_many(self, keys: Any) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-        """Return rows as arrays, and an array of True: every row exists."""
-        return self.take(keys), np.ones(len(keys), np.bool_)
+def _sources(data: Any, columns: Sequence[str] | None) -> dict[str, Source]:
+    """Return the sources of fields, or of the columns of a table."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(data, str | os.PathLike):
+            if os.path.isfile(os.path.join(checked_path(data, "data"), "MANIFEST")):
+                raise errors.ArgumentError(
+                    f"{os.fspath(data)} is a key-value store: pass warpwell.kv.open(path)", name="data"
+                )
+            data = stack.enter_context(table.open(data, device="cpu"))
+        if isinstance(data, table.Table):
+            data = {name: data[name] for name in (data.names if columns is None else columns)}
+        if not isinstance(data, Mapping):
+            raise errors.ArgumentError(
+                f"data is {data!r:.60}: pass a dict of fields, a table or its path, or an open store"
+                " (warpwell.kv.open(path))",
+                name="data",
+            )
+        if not data:
+            raise errors.ArgumentError("a dataset without fields: give at least one", name="data")
+        return {str(name): source_of(value, str(name)) for name, value in data.items()}

@@ -25,7 +25,7 @@ def collate(batch: Any) -> dict[str, Any]:
     Returns
     -------
     dict of torch.Tensor
-        A tensor per field.
+        A tensor per field. Lists of bytes stay lists.
 
     Raises
     ------
@@ -34,9 +34,14 @@ def collate(batch: Any) -> dict[str, Any]:
     """
     if not isinstance(batch, Records):
         raise errors.ArgumentError(
-            f"collate expects a batch of warpwell.train.Dataset, got a {type(batch).__name__}", name="collate_fn"
+            f"collate expects a batch of fields from warpwell.train.Dataset, got a {type(batch).__name__}: values of a"
+            " store without a schema are bytes, which your own collate_fn decodes",
+            name="collate_fn",
         )
-    return {name: tensor_of(rows, batch.dtypes[name]) for name, rows in batch.fields.items()}
+    return {
+        name: rows if isinstance(rows, list) else tensor_of(rows, batch.dtypes.get(name, np.dtype(np.int64)))
+        for name, rows in batch.fields.items()
+    }
 
 
 def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:

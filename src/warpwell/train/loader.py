@@ -1,4 +1,4 @@
-"""DataLoader: the records of a store in shuffled batches, divided among ranks.
+"""`DataLoader`: the records of a dataset in shuffled batches, divided among ranks.
 
 Each seed and epoch has one order, for any number of ranks. It is cut into global batches of
 ``batch_size * world_size`` consecutive positions, and rank r takes the r-th of `world_size` consecutive parts of each.
@@ -18,31 +18,33 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import closing, errors
-from ..._check import checked_flag, checked_integer
-from ..keys import Keys, as_keys
-from ..store import HostFuture
-from .permutation import BLOCK, Permutation
+from .. import closing, errors
+from .._check import checked_flag, checked_integer
+from ..kv import Permutation
+from .dataset import Dataset
 
 STATE_VERSION = 1
+_MIN_POSITIONS = 1 << 14
+"""Positions of an order that are computed at once, which is faster than batch by batch."""
 
 
 class DataLoader:
-    """Batches of a store's records; each iteration is one epoch.
+    """Batches of records; each iteration is one epoch.
 
     Parameters
     ----------
-    store : Store or warpwell.train.Dataset
-        With a schema, batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or device arrays
-        (DLPack) of a store on a GPU. Without one, batches are lists of bytes.
+    data : Dataset, Store, dict, Table or path
+        A `Dataset`, or its first argument. Batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or
+        device arrays (DLPack) of arrays on "cuda" and of a store with a schema on a GPU. Batches of a store without a
+        schema are lists of bytes.
     batch_size : int
         Rows per batch and rank.
     shuffle : bool
@@ -55,9 +57,8 @@ class DataLoader:
         The part of each global batch to deliver.
     drop_last : bool
         Skip the last global batch of an epoch if it is incomplete.
-    keys : optional
-        The keys to deliver, as for `Store.get_many`, for example a training split; a ``range`` needs no memory.
-        Default: all keys that the store has now, in the order of `Store.keys_array`.
+    keys, key_field : optional
+        As for `Dataset`, for example ``keys=range(1000)`` as a training split; a ``range`` needs no memory.
 
     Attributes
     ----------
@@ -81,7 +82,7 @@ class DataLoader:
 
     def __init__(
         self,
-        store: Any,
+        data: Any,
         batch_size: int = 256,
         shuffle: bool = True,
         seed: int = 0,
@@ -90,9 +91,13 @@ class DataLoader:
         world_size: int = 1,
         drop_last: bool = False,
         keys: Any = None,
+        key_field: str | None = None,
     ) -> None:
-        require_store(store, keys)
-        self.store = store
+        if not isinstance(data, Dataset):
+            data = Dataset(data, keys=keys, key_field=key_field)
+        elif keys is not None or key_field is not None:
+            raise errors.ArgumentError("keys= and key_field= are options of the Dataset: pass them there", name="keys")
+        self.dataset: Dataset = data
         self.batch_size = checked_integer(batch_size, "batch_size")
         self.shuffle = checked_flag(shuffle, "shuffle")
         self.seed = checked_integer(seed, "seed", minimum=None)
@@ -105,49 +110,41 @@ class DataLoader:
                 name="rank",
             )
         self.drop_last = checked_flag(drop_last, "drop_last")
-        if keys is None:
-            self._keys = _keys_of(store.ordered() if hasattr(store, "ordered") else store.keys_array())
-        else:
-            self._keys = _keys_of(keys, given=True)
-        self._crc: int | None = None
-        self._place = _Place(0, 0)
+        self._progress = _Progress(0, 0)
 
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}" if self.shuffle else "in the order of keys"
         batches = f"{len(self)} batch{'' if len(self) == 1 else 'es'} of {self.batch_size}"
         part = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
-        return (
-            f"<DataLoader of {name_of(self.store)}: {self.samples} samples in {batches}, {order}{part}, epoch"
-            f" {self.epoch}>"
-        )
+        return f"<DataLoader of {self.dataset!r}: {batches}, {order}{part}, epoch {self.epoch}>"
 
     @property
     def epoch(self) -> int:
         """The current epoch, or the next one between two iterations."""
-        return self._place.epoch
+        return self._progress.epoch
 
     @property
     def samples(self) -> int:
         """Number of samples of an epoch, over all ranks."""
-        return self._keys.size
+        return len(self.dataset)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch, which is the same for every rank."""
-        whole, rest = divmod(self.samples, self.batch_size * self.world_size)
-        return whole + (rest > 0 and not self.drop_last)
+        full_batches, remainder = divmod(self.samples, self.batch_size * self.world_size)
+        return full_batches + (remainder > 0 and not self.drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        place = self._place
-        if place.begun:
-            place = _Place(place.epoch + 1, 0)
-        place.begun = True
-        self._place = place
-        fetch = _Fetch(self.store, self.batch_size)
-        return _Epoch(Prefetch(self._parts(place), fetch.submit, self.prefetch), place)
+        progress = self._progress
+        if progress.is_started:
+            progress = _Progress(progress.epoch + 1, 0)
+        progress.is_started = True
+        self._progress = progress
+        start = self.dataset.start_take
+        return _Epoch(Prefetch(self._parts(progress), lambda part: start(part.rows), self.prefetch), progress)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration delivers, from its start."""
-        self._place = _Place(checked_integer(epoch, "epoch", minimum=0), 0)
+        self._progress = _Progress(checked_integer(epoch, "epoch", minimum=0), 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last delivered batch, as numbers that fit JSON and pickle.
@@ -158,11 +155,11 @@ class DataLoader:
         return {
             "version": STATE_VERSION,
             "seed": self.seed,
-            "epoch": self._place.epoch,
-            "position": self._place.position,
+            "epoch": self._progress.epoch,
+            "position": self._progress.position,
             "shuffle": self.shuffle,
             "samples": self.samples,
-            "keys": self._checksum(),
+            "keys": self._checksum,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,46 +190,37 @@ class DataLoader:
                 "that saved it",
                 name="state",
             )
-        if samples != self.samples or keys != self._checksum():
+        if samples != self.samples or keys != self._checksum:
             raise errors.ArgumentError(
                 f"the state is of other keys ({samples} of them, here are {self.samples}), so its place means nothing"
-                " here: open the store it was saved with, or pass the keys of then as keys=",
+                " here: open the store it was saved with, or pass its keys as keys=",
                 name="state",
             )
-        place = _Place(checked_integer(epoch, "epoch", minimum=0), checked_integer(position, "position", minimum=0))
-        if place.position > self.samples:
+        progress = _Progress(
+            checked_integer(epoch, "epoch", minimum=0), checked_integer(position, "position", minimum=0)
+        )
+        if progress.position > self.samples:
             raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
-        self._place = place
+        self._progress = progress
 
+    @cached_property
     def _checksum(self) -> int:
-        if self._crc is None:
-            self._crc = 0
-            for first in range(0, self.samples, 1 << 16):
-                keys = self._keys.take(np.arange(first, min(first + (1 << 16), self.samples)))
-                padded, lengths = keys.padded()
-                self._crc = zlib.crc32(lengths.tobytes(), zlib.crc32(padded.tobytes(), self._crc))
-        return self._crc
+        return self.dataset.checksum()
 
-    def _parts(self, place: _Place) -> Iterator[_Part]:
+    def _parts(self, progress: _Progress) -> Iterator[_Part]:
         """Return an iterator of this rank's parts of an epoch, from a place."""
-        order = Permutation(self.samples, self.seed, place.epoch) if self.shuffle and self.samples else None
-        cuts = cut(self.samples, place.position, self.batch_size, self.rank, self.world_size, self.drop_last)
-        # an order is computed faster for many positions at once
-        return _parts(cuts, order, self._keys, max(1, BLOCK // self.batch_size))
-
-
-def _parts(
-    cuts: Iterator[tuple[int, int, int]], order: Permutation | None, keys: Keys | _KeyRange, together: int
-) -> Iterator[_Part]:
-    while group := list(itertools.islice(cuts, together)):
-        positions = np.concatenate([np.arange(first, last) for first, last, _ in group])
-        rows = positions if order is None else order(positions)
-        at = 0
-        for first, last, end in group:
-            yield _Part(keys.take(rows[at : at + last - first]), end)
-            at += last - first
+        order = Permutation(self.samples, self.seed, progress.epoch) if self.shuffle and self.samples else None
+        cuts = cut(self.samples, progress.position, self.batch_size, self.rank, self.world_size, self.drop_last)
+        together = max(1, _MIN_POSITIONS // self.batch_size)
+        while group := list(itertools.islice(cuts, together)):
+            positions = np.concatenate([np.arange(first, last) for first, last, _ in group])
+            rows = positions if order is None else order(positions)
+            start = 0
+            for first, last, end in group:
+                yield _Part(rows[start : start + last - first], end)
+                start += last - first
 
 
 def cut(
@@ -247,38 +235,38 @@ def cut(
     end : int
         Where the global batch ends.
     """
-    whole = batch_size * world_size
+    global_size = batch_size * world_size
     while position < size:
-        rows = min(whole, size - position)
-        if rows < whole and drop_last:
+        rows = min(global_size, size - position)
+        if rows < global_size and drop_last:
             return
         end = position + rows
         yield position + rows * rank // world_size, position + rows * (rank + 1) // world_size, end
         position = end
 
 
-class _Place:
+class _Progress:
     """The position in an epoch; advanced by its iterator."""
 
     def __init__(self, epoch: int, position: int) -> None:
         self.epoch = epoch
         self.position = position
-        self.begun = False
+        self.is_started = False
 
 
 class _Part(NamedTuple):
-    """The keys of a batch, and the position where its global batch ends."""
+    """The positions of a batch in the dataset, and the position in the order where its global batch ends."""
 
-    keys: Keys
+    rows: NDArray[np.int64]
     end: int
 
 
 class _Epoch:
     """Iterator of an epoch's batches."""
 
-    def __init__(self, ahead: Prefetch[_Part], place: _Place) -> None:
+    def __init__(self, ahead: Prefetch[_Part], progress: _Progress) -> None:
         self._ahead = ahead
-        self._place = place
+        self._progress = progress
         self._over = False
 
     def __iter__(self) -> _Epoch:
@@ -287,18 +275,17 @@ class _Epoch:
     def __next__(self) -> Any:
         if self._over:
             raise StopIteration
-        place = self._place
+        progress = self._progress
         try:
-            part, result = next(self._ahead)
-            batch = _checked(part, *result)
+            part, batch = next(self._ahead)
         except StopIteration:
             self._over = True
-            place.epoch, place.position, place.begun = place.epoch + 1, 0, False
+            progress.epoch, progress.position, progress.is_started = progress.epoch + 1, 0, False
             raise
         except BaseException:
             self.close()
             raise
-        place.position = part.end
+        progress.position = part.end
         return batch
 
     def close(self) -> None:
@@ -307,105 +294,11 @@ class _Epoch:
         self._ahead.close()
 
 
-class _Fetch:
-    """Reads the batches of one iteration, with futures of a store on a GPU or with threads on the host.
-
-    Parameters
-    ----------
-    store : Store
-    batch_size : int
-    """
-
-    def __init__(self, store: Any, batch_size: int) -> None:
-        self._store = store
-        self._on_host = getattr(store, "device", None) in (None, "cpu")
-        schema = getattr(store, "schema", None)
-        self._shape = None
-        if schema is not None and [field.nbytes for field in schema.fields] != [schema.nbytes]:
-            self._shape = (batch_size, schema.nbytes)
-        self._rows: list[NDArray[np.uint8]] = []
-
-    def submit(self, part: _Part) -> Any:
-        """Return the future of a batch."""
-        keys = part.keys.words if part.keys.lengths is None else part.keys.padded()
-        if self._on_host:
-            return HostFuture(lambda: self._read(keys, part.keys.size))
-        return self._store.get_async(keys)
-
-    def _read(self, keys: Any, count: int) -> Any:
-        """Read and return a batch; runs in a thread, because copies take as long as reads."""
-        if self._shape is None:
-            return self._store.get_many(keys)
-        # Fields of several are views of whole records, over which sums would round in another order than over arrays
-        # of their own. Records are read into memory that is used again, and only the copies are new.
-        try:
-            rows = self._rows.pop()
-        except IndexError:
-            rows = np.empty(self._shape, np.uint8)
-        batch, found = self._store.get_many(keys, out=rows[:count])
-        batch = {name: field.copy() for name, field in batch.items()}
-        self._rows.append(rows)
-        return batch, found
-
-
-def _checked(part: _Part, batch: Any, found: Any) -> Any:
-    there: NDArray[np.bool_] = np.asarray(found, dtype=bool)
-    if not there.all():
-        absent = np.flatnonzero(~there)
-        key = part.keys.row(int(absent[0]))
-        raise errors.KeyMissingError(
-            f"the store does not have key {key!r} ({absent.size} of a batch of {there.size} are missing): was it"
-            " deleted after the loader was made? Make the loader again, or pass keys= that the store has",
-            key=part.keys.raw(int(absent[0])),
-        )
-    return batch
-
-
-def require_store(store: Any, keys: Any) -> None:
-    """Raise ArgumentError unless `store` is a store, and can list its keys if `keys` is left out."""
-    if not hasattr(store, "get_many"):
-        raise errors.ArgumentError(
-            f"store is {store!r}: pass a store that is open, from warpwell.kv.open(path)", name="store"
-        )
-    if keys is None and not hasattr(store, "keys_array"):
-        raise errors.ArgumentError(f"{store!r} does not list its keys: pass those to deliver as keys=", name="keys")
-
-
-def name_of(store: Any) -> str:
-    """Return the name of a store for a repr."""
-    return repr(str(getattr(store, "path", None) or type(store).__name__))
-
-
-class _KeyRange:
-    """Integer keys in arithmetic progression, without a list of them."""
-
-    def __init__(self, keys: range) -> None:
-        self.size = len(keys)
-        self._first = keys.start
-        self._step = keys.step
-
-    def take(self, rows: NDArray[np.int64]) -> Keys:
-        return Keys(self._first + self._step * rows, None)
-
-
-def _keys_of(keys: Any, *, given: bool = False) -> Keys | _KeyRange:
-    """Return keys in the form that needs least memory; keys from the caller are copied, since they may change."""
-    if isinstance(keys, range) and len(keys) > 2:
-        as_keys([keys[0], keys[-1]])  # they have 64 bits, or an error says so
-        return _KeyRange(keys)
-    checked = as_keys(keys)
-    if checked.lengths is None and checked.size and checked.all_integers:
-        first, last = int(checked.words[0]), int(checked.words[-1])
-        if last - first == checked.size - 1 and (np.diff(checked.words) == 1).all():
-            return _KeyRange(range(first, last + 1))
-    return checked.copied() if given else checked
-
-
 Request = TypeVar("Request")
 
 
 class Future(Protocol):
-    """The interface of a future that a store's ``get_async`` returns."""
+    """The interface of the future of a batch."""
 
     def wait(self) -> Any:
         """Return the result, or raise."""
@@ -425,7 +318,7 @@ class Prefetch(Generic[Request]):
     submit : callable
         Returns a future for a request without waiting.
     depth : int
-        Number of results that may be in flight or ready, besides the one that was delivered last. With 0 a request is
+        Maximum number of results in flight or ready, without the result that was delivered last. With 0 a request is
         submitted when its result is requested.
     """
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import errors
-from ..._check import checked_integer
-from ...targets import device
+from .. import errors
+from .._check import checked_integer
+from ..targets import device
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 import warpwell as ww
 from warpwell import closing
 from warpwell.errors import ArgumentError, ForkError, KeyMissingError
+from warpwell.kv import Permutation
 from warpwell.kv.keys import as_keys
-from warpwell.kv.loader.loader import DataLoader, Prefetch
-from warpwell.kv.loader.permutation import Permutation
+from warpwell.train.loader import DataLoader, Prefetch
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -61,6 +61,7 @@ class DeviceRecords(Records):
     """The same with futures of its own, as a store on a GPU has; counts those that nobody has waited on."""
 
     device = "cuda"
+    schema = ww.kv.Schema({"x": ("int64", ()), "y": ("uint8", ())})
 
     def __init__(self, keys: Any) -> None:
         super().__init__(keys)
@@ -447,15 +448,18 @@ def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:
 
 
 def test_what_is_no_store() -> None:
-    for store in (None, "train.kv", 3):
+    for store in (None, 3):
         with pytest.raises(ArgumentError, match=r"kv\.open"):
             DataLoader(store)
+    with pytest.raises(ArgumentError, match="options of the Dataset"):
+        DataLoader(ww.train.Dataset(Records(np.arange(3))), keys=range(2))
 
 
 def test_a_loader_tells_what_it_delivers() -> None:
     loader = DataLoader(Records(np.arange(10)), 4, seed=3, rank=1, world_size=2)
     assert repr(loader) == (
-        "<DataLoader of 'Records': 10 samples in 2 batches of 4, shuffled with seed 3, rank 1 of 2, epoch 0>"
+        "<DataLoader of <Dataset of Records: 10 records of value>: 2 batches of 4, shuffled with seed 3, rank 1 of 2,"
+        " epoch 0>"
     )
     assert "1 batch of 16, in the order of keys, epoch 2" in repr(_at_epoch(2))
 
@@ -520,7 +524,7 @@ def test_an_iterator_is_refused_after_a_fork() -> None:
 def test_an_iterator_that_is_alive_does_not_hold_up_the_exit() -> None:
     text = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import numpy as np, test_kv_loader as t\n"
+        "import numpy as np, test_train_loader as t\n"
         "iterator = iter(t.DataLoader(t.Records(np.arange(1000)), 5))\n"
         "next(iterator)\n"
     )

@@ -1,0 +1,234 @@
+"""Readers of records by their keys: rows of arrays and tables, by row number, and records of a store.
+
+A reader has the attributes ``name`` (for messages), ``names`` and ``dtypes`` of its fields, and the methods ``keys``,
+``read``, ``start`` and ``close``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors
+from ..kv import HostFuture, Keys, as_keys
+from ..kv import open as open_store
+from .sources import Source, read_rows
+
+VALUE = "value"
+"""Name of the values of a store without a schema, where they are a field."""
+
+
+class KeyRange:
+    """Integer keys in arithmetic progression, without a list of them."""
+
+    def __init__(self, keys: range) -> None:
+        self.size = len(keys)
+        self._first = keys.start
+        self._step = keys.step
+
+    def take(self, rows: NDArray[np.int64]) -> Keys:
+        """Return the keys at some positions."""
+        return Keys(self._first + self._step * rows, None)
+
+
+def compact_keys(keys: Any) -> Keys | KeyRange:
+    """Return keys in the form that needs least memory; arrays are copied, because their owner may change them."""
+    if isinstance(keys, range) and len(keys) > 2:
+        as_keys([keys[0], keys[-1]])  # raises an error if they do not have 64 bits
+        return KeyRange(keys)
+    checked = as_keys(keys)
+    if checked.lengths is None and checked.size and checked.all_integers:
+        first, last = int(checked.words[0]), int(checked.words[-1])
+        if last - first == checked.size - 1 and (np.diff(checked.words) == 1).all():
+            return KeyRange(range(first, last + 1))
+    return checked.copied()
+
+
+class RowReader:
+    """Rows of arrays and of columns of tables; keys are row numbers.
+
+    Parameters
+    ----------
+    sources : dict of Source
+        They have the same number of rows.
+    """
+
+    name = "Dataset"
+
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources = sources
+        self.dtypes = {name: source.dtype for name, source in sources.items()}
+        counts = {name: source.rows for name, source in sources.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{name!r} has {count:,}" for name, count in counts.items())
+            raise errors.ArgumentError(f"fields of a dataset must have equally many rows: {listed}", name="data")
+        self._rows = next(iter(counts.values()))
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields."""
+        return list(self._sources)
+
+    def keys(self) -> range:
+        """Return all row numbers."""
+        return range(self._rows)
+
+    def read(self, keys: Keys) -> dict[str, Any]:
+        """Return rows as arrays ``(rows, *shape)``, or as device arrays for arrays on "cuda"."""
+        return read_rows(self._sources, rows_of(keys.numbers(), self._rows, self.names[0]))
+
+    def start(self, keys: Keys) -> Any:
+        """Start to read rows; return a future whose ``wait()`` returns the result of `read`."""
+        return HostFuture(lambda: self.read(keys))
+
+    def close(self) -> None:
+        """Close the files that this process has open (idempotent). A read opens them again."""
+        for source in self._sources.values():
+            source.close()
+
+
+class StoreReader:
+    """Records of a store.
+
+    In a forked process the store has the records as of the fork. A reader that is pickled opens the store again.
+
+    Parameters
+    ----------
+    store : Store
+        Or any object with the methods `Store.get_many` and `Store.keys_array`.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store: Any = store
+        self._path: Any = getattr(store, "path", None)
+        self.name = str(self._path or type(store).__name__)
+        self._schema = getattr(store, "schema", None)
+        device = getattr(store, "device", None)
+        is_host_store = device in (None, "cpu")
+        self._can_reopen = self._path is not None and not getattr(store, "writable", True) and is_host_store
+        # Batches on a device would cut values without a schema, so the host reads these.
+        self._is_on_host = is_host_store or self._schema is None
+        self.dtypes = {} if self._schema is None else {field.name: field.dtype for field in self._schema.fields}
+        self.names = list(self.dtypes) or [VALUE]
+
+    @property
+    def store(self) -> Any:
+        """The store, in this process."""
+        if self._store is None:
+            self._store = open_store(self._path, mode="r")
+        return self._store
+
+    def keys(self) -> Any:
+        """Return all keys that the store has now, in the order of `Store.keys_array`."""
+        store = self.store
+        if not hasattr(store, "keys_array"):
+            raise errors.ArgumentError(f"{store!r} does not list its keys: pass those to use as keys=", name="keys")
+        return store.ordered() if hasattr(store, "ordered") else store.keys_array()
+
+    def read(self, keys: Keys) -> Any:
+        """Return records: a dict of arrays, or a list of bytes for a store without a schema."""
+        batch = self._checked(keys, self.store.get_many(_as_argument(keys)))
+        if not isinstance(batch, dict):
+            return batch
+        # Fields of several are views of whole records, over which sums would round in another order than over arrays of
+        # their own.
+        return {name: np.ascontiguousarray(field) for name, field in batch.items()}
+
+    def start(self, keys: Keys) -> Any:
+        """Start to read records; return a future whose ``wait()`` returns them, on the store's device."""
+        if self._is_on_host:
+            return HostFuture(lambda: self.read(keys))
+        return Finished(self.store.get_async(_as_argument(keys)), partial(self._checked, keys))
+
+    def _checked(self, keys: Keys, result: tuple[Any, Any]) -> Any:
+        """Return a batch, or raise KeyMissingError if a record is missing."""
+        batch, found = result
+        absent = np.flatnonzero(~np.asarray(found, dtype=bool))
+        if absent.size:
+            first = int(absent[0])
+            raise errors.KeyMissingError(
+                f"the store does not have key {keys.row(first)!r} ({absent.size} of a batch of {keys.size} are"
+                " missing): was it deleted after the dataset or the loader was made? Make it again, or pass keys= that"
+                " the store has",
+                key=keys.raw(first),
+            )
+        return batch
+
+    def close(self) -> None:
+        """Do nothing: the store belongs to its opener."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        if not self._can_reopen:
+            raise errors.ForkError(
+                f"a dataset of {self.name} cannot be sent to another process, because its store is open for writing or"
+                " on a GPU: open it with mode='r' and without a device, or load batches in this process (num_workers=0)"
+            )
+        return {**self.__dict__, "_store": None}
+
+
+class Finished:
+    """A future whose result passes through a function."""
+
+    def __init__(self, future: Any, finish: Callable[[Any], Any]) -> None:
+        self._future = future
+        self._finish = finish
+
+    def wait(self) -> Any:
+        """Wait for the result and return it."""
+        return self._finish(self._future.wait())
+
+
+def _as_argument(keys: Keys) -> Any:
+    """Return keys as an argument of `Store.get_many`."""
+    return keys.words if keys.lengths is None else keys.padded()
+
+
+def rows_of(indices: Sequence[int] | np.ndarray[Any, Any], size: int, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return indices of a dataset of `size` rows as row numbers; negative ones count from the end.
+
+    Raises
+    ------
+    ArgumentError, IndexRangeError
+    """
+    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+        rows = (np.minimum(indices, size) if indices.dtype.kind == "u" else indices).astype(np.int64)
+    else:
+        try:
+            indices = list(indices)
+            rows = np.array([operator.index(i) for i in indices], np.int64)
+        except (TypeError, OverflowError):
+            wrong = next((i for i in indices if not _fits(i)), indices) if isinstance(indices, list) else indices
+            if wrong is not indices and isinstance(wrong, int):
+                raise _outside(wrong, size, name) from None
+            raise _no_number(wrong) from None
+        if indices and isinstance(indices[0], bool):  # True would be row 1
+            raise _no_number(indices[0])
+    rows[rows < 0] += size
+    outside = np.flatnonzero((rows < 0) | (rows >= size))
+    if outside.size:
+        raise _outside(int(indices[int(outside[0])]), size, name)
+    return rows
+
+
+def _fits(index: Any) -> bool:
+    try:
+        return -(2**63) <= operator.index(index) < 2**63
+    except TypeError:
+        return False
+
+
+def _outside(index: int, size: int, name: str) -> errors.IndexRangeError:
+    return errors.IndexRangeError(f"index {index} of a dataset of {size} records", array=name, index=index, size=size)
+
+
+def _no_number(index: Any) -> errors.ArgumentError:
+    hint = ", np.flatnonzero(mask) of a mask" if isinstance(index, bool | np.bool_) else ""
+    return errors.ArgumentError(
+        f"index {index!r:.60} of a dataset: give a whole number, or a list of them to __getitems__(){hint}",
+        name="index",
+    )
