@@ -324,7 +324,7 @@ def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Call
         try:
             os.rename(path, aside)
         finally:
-            lock.release()
+            lock.release(opened=False)
         moved.append(aside)
         undo.callback(_put_back, aside, path)
 

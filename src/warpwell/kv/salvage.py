@@ -232,7 +232,7 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     """Return the undamaged committed records after number `seq`, in order, and the last number."""
     slots, last = [], seq
     for k, journal in enumerate(journals):
-        # A journal may go on behind the point where the next one begins: the records of a writer that was fenced off.
+        # In format 2 a journal may continue after the next one begins: a second writer was not noticed at once.
         until = journals[k + 1].start if k + 1 < len(journals) else journal.committed
         chosen = (journal.seqs > seq) & (journal.seqs <= until)
         slots.append(journal.slots[chosen])

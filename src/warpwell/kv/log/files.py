@@ -190,7 +190,6 @@ class Guard:
     def __init__(self, path: str) -> None:
         self._path = path
         self._failure: tuple[str, int | None] | None = None
-        self._fenced: errors.SharingError | None = None
 
     @property
     def failed(self) -> bool:
@@ -198,7 +197,7 @@ class Guard:
         return self._failure is not None
 
     def check(self) -> None:
-        """Raise StoreFailedError after a failed write, SharingError if another writer opened the store."""
+        """Raise StoreFailedError after a failed write."""
         if self._failure is not None:
             raise self._error()
 
@@ -216,14 +215,6 @@ class Guard:
                 self._failure = (str(error), error.errno)
             raise self._error() from error
 
-    def fence(self, check: Callable[[], object]) -> None:
-        """Call a check that raises SharingError if another writer opened the store: this ends writing, too."""
-        try:
-            check()
-        except errors.SharingError as error:
-            self._failure, self._fenced = ("another writer", None), error
-            raise
-
     def sync(self, call: Callable[[], object]) -> None:
         """Call a function that syncs; after any error the log accepts no more writes."""
         try:
@@ -238,8 +229,6 @@ class Guard:
             raise
 
     def _error(self) -> Exception:
-        if self._fenced is not None:
-            return errors.SharingError(str(self._fenced), path=self._path)
         what, code = self._failure or ("", None)
         return errors.StoreFailedError(
             f"{self._path} accepts no more writes, because one failed ({what}): earlier commits are safe. Close "

@@ -1,10 +1,8 @@
 """WriterLock: one writer of a store at a time, also after a fork.
 
-The lock is ``flock``. On some file systems ``flock`` does nothing, or nothing between hosts. So the lock file also
-holds a random token of the last writer that opened the store: a writer that finds another token is fenced off and
-acknowledges no more commits (`check`, after the records are durable). A new writer first writes its token and then
-reads the journal, so that it finds every acknowledged commit. It appends to existing files only if no other writer can
-be alive (`sole`).
+The lock is ``flock``. On some file systems ``flock`` does nothing, or nothing between hosts, and two writers would
+destroy each other's commits. So a writer checks when it opens a store, once, that the lock refuses a second descriptor
+and that no writer of another host has left the store open: the lock file names the last writer and its state.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from .files import Files, read_at
 LOCK_NAME = "LOCK"
 LOCK_BYTES = 128
 
-TAKING, OPEN, CLOSED = "taking", "open", "closed"
-"""A newcomer may still share files with the writer before it; has its own; has gone and left all in order."""
+OPEN, CLOSED = "open", "closed"
+"""State of the store that the last writer recorded."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
@@ -39,30 +37,22 @@ class WriterLock:
     files : Files
     folder : str
 
-    Attributes
-    ----------
-    sole : bool
-        No other process can be writing: the previous writer closed the store, or ended on this machine, where the lock
-        works.
-
     Raises
     ------
     SharingError
-        Another writer has the store open, or the file system has no locks.
+        Another writer has the store open or may have it open, or locks do not work on the file system.
     """
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files, self._folder = files, folder
         self._fd = -1
-        self._line = b""
-        self._settled = False
         path = os.path.join(folder, LOCK_NAME)
         try:
             fd = files.open(path, writable=True)
         except FileNotFoundError:
             try:
                 fd = files.create(path)
-            except FileExistsError:  # somebody was faster
+            except FileExistsError:  # another process was faster
                 fd = files.open(path, writable=True)
         try:
             if not self._lock(fd):
@@ -71,15 +61,11 @@ class WriterLock:
                     'or open it with mode="r"',
                     path=folder,
                 )
-            works = self._works(path)
             self._before = read_at(fd, LOCK_BYTES, 0)
-            state, boot = _state(self._before)
-            self.sole = state == CLOSED or (works and state == OPEN and boot == _boot())
-            self._token = secrets.token_hex(16)
+            self._check(path)
+            files.pwrite(fd, _line(OPEN), 0)
             self._fd = fd
-            self._write(TAKING)
         except BaseException:
-            self._fd = -1
             files.close(fd)
             raise
         _held.add(self)
@@ -90,77 +76,76 @@ class WriterLock:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            raise errors.SharingError(
-                f"{self._folder}: the file system has no locks ({os.strerror(error.errno or 0)}), which keep a second"
-                " writer out: mount it with locks (NFS: its lock service), or copy the store to a local disk; reading"
-                " needs none",
-                path=self._folder,
-            ) from error
+            raise self._no_locks(f"no locks ({os.strerror(error.errno or 0)})") from error
 
-    def _works(self, path: str) -> bool:
-        """Return whether the lock works: whether a second descriptor of the file is refused."""
+    def _check(self, path: str) -> None:
+        """Raise SharingError unless the lock keeps all other writers out."""
         fd = self._files.open(path, writable=True)
         try:
-            return not self._files.lock(fd)
+            if self._files.lock(fd):
+                raise self._no_locks("locks that do nothing") from OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
         finally:
             self._files.close(fd)
-
-    def check(self) -> None:
-        """Raise SharingError if another writer has opened the store since."""
-        if os.pread(self._fd, LOCK_BYTES, 0) != self._line:
-            holder = _holder(read_at(self._fd, LOCK_BYTES, 0))
+        state, boot, host = _parse(self._before)
+        if state == OPEN and boot != _boot() and host != _host():
             raise errors.SharingError(
-                f"{self._folder} was opened for writing by another ({holder}), which locks of this file system did not"
-                " keep out: what was committed before is safe, and what was not yet may be in the store or not. Close"
-                " this one",
+                f"{self._folder} was opened for writing by another host ({_holder(self._before)}) and not closed, and"
+                f" locks may not reach other hosts: close it there; if that process has ended, remove {path}",
                 path=self._folder,
             )
 
-    def settle(self) -> None:
-        """Note that this writer appends only to its own files from now on."""
-        self.check()
-        self._write(OPEN)
-        self._settled = True
+    def _no_locks(self, what: str) -> errors.SharingError:
+        return errors.SharingError(
+            f"{self._folder}: the file system has {what}, which keep a second writer out: mount it with locks (NFS: its"
+            " lock service), or copy the store to a local disk; reading needs none",
+            path=self._folder,
+        )
 
-    def release(self, *, clean: bool = True) -> None:
-        """Release the lock; `clean` says that nothing has to be repaired."""
-        fd = self._fd
+    def release(self, *, clean: bool = True, opened: bool = True) -> None:
+        """Release the lock.
+
+        Parameters
+        ----------
+        clean : bool
+            Nothing has to be repaired.
+        opened : bool
+            False if the store was not opened after all: the file becomes what it was.
+        """
+        fd, self._fd = self._fd, -1
         _held.discard(self)
         if fd >= 0:
-            # A child that was forked just now may not have closed its copy yet.
             with contextlib.suppress(OSError):
-                if clean and os.pread(fd, LOCK_BYTES, 0) == self._line:
-                    if self._settled:
-                        self._write(CLOSED)
-                    elif _state(self._before)[0] == CLOSED:  # it was not opened after all
-                        self._files.pwrite(fd, self._before, 0)
-            self._fd = -1
+                if clean:
+                    self._files.pwrite(fd, _line(CLOSED) if opened else self._before.ljust(LOCK_BYTES), 0)
+            # A child that was forked just now may not have closed its copy yet.
             with contextlib.suppress(OSError):
                 self._files.unlock(fd)
             self._files.close(fd)
 
-    def _write(self, state: str) -> None:
-        text = f"{os.getpid()} {socket.gethostname()[:40]}\n{state} {_boot()} {self._token}\n"
-        line = text.encode("ascii", "replace").ljust(LOCK_BYTES)
-        self._files.pwrite(self._fd, line, 0)
-        self._line = line
+
+def _line(state: str) -> bytes:
+    """Return the contents of the lock file."""
+    return f"{os.getpid()} {_host()}\n{state} {_boot()}\n".encode("ascii", "replace").ljust(LOCK_BYTES)
+
+
+def _host() -> str:
+    return socket.gethostname()[:40]
 
 
 def _holder(data: bytes) -> str:
     pid, _, host = data.split(b"\n")[0].decode("ascii", "replace").strip().partition(" ")
     if not pid:
         return "by an unknown process"
-    return f"process {pid}" if host in ("", socket.gethostname()[:40]) else f"process {pid} on {host}"
+    return f"process {pid}" if host in ("", _host()) else f"process {pid} on {host}"
 
 
-def _state(data: bytes) -> tuple[str, str]:
-    """Return the state that the previous writer left, and the boot id of its system."""
+def _parse(data: bytes) -> tuple[str, str, str]:
+    """Return the state that the last writer recorded, the boot id of its system, and its host."""
     lines = data.decode("ascii", "replace").split("\n")
-    words = lines[1].split(" ") if len(lines) > 2 else []
-    if len(words) == 3 and words[0] in (TAKING, OPEN, CLOSED) and len(words[2]) == 32:
-        return words[0], words[1]
-    # of a release that wrote no more than its process id, on this machine as far as anybody knows
-    return (OPEN, _boot()) if len(lines) == 2 and lines[0].isdigit() and not lines[1].strip() else ("", "")
+    fields = lines[1].split() if len(lines) > 2 else []
+    # Format 2 has a third state, and a token behind the boot id.
+    state, boot = fields[:2] if len(fields) >= 2 else (CLOSED, "")
+    return state if state == CLOSED else OPEN, boot, lines[0].partition(" ")[2].strip()
 
 
 def _boot() -> str:

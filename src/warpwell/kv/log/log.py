@@ -159,27 +159,17 @@ class Log:
     def _writer_of(cls, path: str, files: Files, opened: OpenedLog) -> Log:
         log = cls(path, files, opened.manifest, opened.segments, opened.journal)
         log.writable = True
-        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log._guard, opened.writer)
+        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log._guard)
         log._floor, log._writer = opened.floor, opened.writer
         log._set_recovered(opened.loaded)
-        try:
-            log._take_over(opened.writer)
-        except BaseException:
-            log._give_back(clean=False)
-            raise
+        found = log.recovered
+        if opened.manifest.separate_logs and found is not None:
+            try:
+                log.snapshot(found.keys, found.key_lens, found.locs)  # it replaces the logs of the shards
+            except BaseException:
+                log._give_back(clean=False)
+                raise
         return log
-
-    def _take_over(self, writer: WriterLock) -> None:
-        """Ensure that no other writer appends to the files of this one."""
-        if not writer.sole:
-            found, floor = self.recovered, self._floor
-            assert found is not None and floor is not None
-            self.snapshot(found.keys, found.key_lens, found.locs)
-            with self._guard.writing():
-                for shard in range(len(self.segments.paths)):
-                    self._roll(shard)
-                floor.raise_to(self._journal.position.seq, self._journal.position.chain, self._journal.salt)
-                self._guard.fence(writer.settle)
 
     def _set_recovered(self, loaded: LoadedLog) -> None:
         self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
@@ -277,8 +267,6 @@ class Log:
             Nothing was committed; the appended records stay, and `commit` may be called again.
         StoreFailedError
             A write or fsync failed: the log accepts no more writes.
-        SharingError
-            Another writer has opened the store, because locks do not work here: this log accepts no more writes.
         """
         with self.lock:
             self._check_writable()
@@ -291,8 +279,6 @@ class Log:
                     self._spilled = 0
                     if self.durability != "none":
                         self._sync()
-                    elif self._writer is not None:
-                        self._guard.fence(self._writer.check)
             return journal.position.seq
 
     # -- snapshots --------------------------------------------------------------------------------------------
@@ -476,9 +462,6 @@ class Log:
         self.segments.mark_synced()
         if self._unsynced:
             self._unsynced = False
-            # Only now: a new writer first writes its token and then reads the journal, so it finds these records.
-            if self._writer is not None:
-                self._guard.fence(self._writer.check)
             if self._floor is not None:
                 self._floor.raise_to(journal.position.seq, journal.position.chain, journal.salt)
 

@@ -18,7 +18,6 @@ from .checksum import crc32c
 from .files import Files, Guard, write_new
 from .format import FORMAT_VERSION, JOURNAL_FILE, SNAPSHOT_FILE, SUFFIXES, SUPERBLOCK, file_name, newer
 from .journal import Journal, Position, journal_path, new_journal
-from .lock import WriterLock
 from .segments import Segments
 from .snapshot import snapshot_path, write_snapshot
 
@@ -214,18 +213,14 @@ class ManifestWriter:
     manifest : Manifest
     segments : Segments
     guard : Guard
-    writer : WriterLock
     """
 
-    def __init__(
-        self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard, writer: WriterLock
-    ) -> None:
-        self.manifest, self._writer = manifest, writer
+    def __init__(self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard) -> None:
+        self.manifest = manifest
         self._files, self._folder, self._segments, self._guard = files, folder, segments, guard
 
     def add_segment(self, shard: int, durable: Position | None) -> None:
         """Begin a new segment of a shard; `durable` is the last durable record, if known."""
-        self._guard.fence(self._writer.check)
         number = self.manifest.next_segment
         segment = self._segments.id_of(shard, number)
         manifest = _with_floor(self.manifest, durable).with_changes(
@@ -253,7 +248,6 @@ class ManifestWriter:
         drop : sequence of int
             Segments to remove from the manifest; their files stay for now.
         """
-        self._guard.fence(self._writer.check)
         old, id = self.manifest, self.manifest.next_file
         journal: Journal | None = None
         try:
@@ -279,7 +273,6 @@ class ManifestWriter:
         return journal
 
     def _publish(self, manifest: Manifest) -> None:
-        self._guard.fence(self._writer.check)
         manifest.publish(self._files, self._folder)
         # From here on a crash may leave the old or the new one, until the folder is synced.
         self._guard.sync(lambda: self._files.sync_folder(self._folder))

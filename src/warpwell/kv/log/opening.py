@@ -77,12 +77,7 @@ def create_writable(
         undo.callback(remove_made, path, False)  # what makes it a store is removed first
         manifest.publish(files, path)
         files.sync_folder(path)
-        try:
-            opened = _open(files, path, writer)
-        except errors.SharingError:  # another process has created a store here
-            undo.pop_all()
-            writer.release(clean=False)
-            raise
+        opened = _open(files, path, writer)
         undo.pop_all()
         return opened
 
@@ -93,7 +88,6 @@ def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLo
     try:
         writer = WriterLock(files, path)
         undo.callback(writer.release, clean=False)
-        writer.sole = True  # no process writes to a store that does not exist yet
         clear(files, path)
     except BaseException as error:
         # Another process creates a store here, and not: the file system has no locks.
@@ -129,7 +123,7 @@ def open_writable(files: Files, path: str) -> OpenedLog:
         try:
             return _open(files, path, writer)
         except BaseException:
-            writer.release()
+            writer.release(opened=False)
             raise
 
 
@@ -146,17 +140,14 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
                 path=error.filename,
             ) from None
         with closing_on_error(files, loaded.fd):
-            if manifest.separate_logs:
-                writer.sole = False  # its snapshot and journal replace those of the shards
-            repair(files, path, loaded, manifest, segments, sole=writer.sole)
+            repair(files, path, loaded, manifest, segments)
             for segment in manifest.segments:
                 # Behind the file's end, not behind the last record: a location is never used twice.
                 segments.set_head(segment, segments.size(segment))
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
-            if writer.sole:
+            if not manifest.separate_logs:
                 floor.raise_to(loaded.position.seq, loaded.position.chain, loaded.salt)
-                writer.settle()
     except BaseException:
         segments.close()
         raise

@@ -319,13 +319,8 @@ def join(keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], locs: NDArray[np.
     return slots
 
 
-def repair(
-    files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments, *, sole: bool = True
-) -> None:
+def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, segments: Segments) -> None:
     """Prepare a log for writing: truncate the torn end, and make all committed records durable.
-
-    If another writer may still append to the journal (not `sole`), the journal is left unchanged, and a snapshot and a
-    new journal follow at once.
 
     Records after the floor and their values are written again. After a failed fsync the kernel marks lost pages as
     clean, so that another fsync alone would succeed without writing them.
@@ -341,16 +336,15 @@ def repair(
             _rewrite_values(files, loaded.slots, segments)
         return
     position, fd = loaded.position, loaded.fd
-    if sole and loaded.size != position.offset:
+    if loaded.size != position.offset:
         files.truncate(fd, position.offset)
         files.sync(fd)
     seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
     fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :]
     if len(fresh):
         _rewrite_values(files, fresh, segments)
-        if sole:
-            _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
-            files.sync(fd)
+        _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
+        files.sync(fd)
     remove_strays(files, folder, manifest, segments)
 
 
