@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,24 +52,26 @@ _WRITTEN = {
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``graph`` and its commands."""
     verbs = add_group(commands, "graph", "convert, generate and traverse graphs")
-    parser = add_command(verbs, "convert", convert, "convert a file of edges")
-    parser.add_argument("edges", metavar="EDGES", help="edge list, .csv with a header, MatrixMarket or SciPy .npz")
+    parser = add_command(verbs, "convert", make, "convert a file of edges")
+    parser.add_argument("source", metavar="EDGES", help="edge list, .csv with a header, MatrixMarket or SciPy .npz")
     parser.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
     parser.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
     parser.add_argument("--vertices", type=int, metavar="N", help="number of vertices, if the file does not state it")
-    parser.add_argument("--columns", metavar="SRC,DST[,WEIGHT]", help="column names in the header of a .csv file")
+    columns = "column names in the header of a .csv file"
+    parser.add_argument("--columns", type=split_names, metavar="SRC,DST[,WEIGHT]", help=columns)
     parser.add_argument("--names", action="store_true", help="vertices are names: number them, and keep the names")
     parser.add_argument("--renumber", action="store_true", help="vertices are any integers: number them from 0")
     parser.add_argument("--weights", choices=("int32", "float32", "none"), help="weight type (default: as in the file)")
     _maker_options(parser)
 
-    parser = add_command(verbs, "generate", generate, "generate a graph of the GAP benchmark")
+    parser = add_command(verbs, "generate", make, "generate a graph of the GAP benchmark")
     parser.add_argument("kind", choices=("kron", "urand"), help="Kronecker or uniformly random graph")
     parser.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
     parser.add_argument("--scale", type=int, default=16, metavar="N", help="2**N vertices (default: 16)")
     parser.add_argument("--degree", type=int, default=16, metavar="N", help="edges generated per vertex (default: 16)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the generator (default: 0)")
-    parser.add_argument("--directed", action="store_true", help="keep the edges as generated, in one direction")
+    directed = "keep the edges as generated, in one direction"
+    parser.add_argument("--directed", action="store_false", dest="undirected", help=directed)
     parser.add_argument("--weights", choices=("int32", "float32"), help="random weights: 1 to 255, or above 0 up to 1")
     _maker_options(parser)
 
@@ -87,7 +88,8 @@ def _maker_options(parser: argparse.ArgumentParser) -> None:
     order = "vertices with most edges first, or in the order of their numbers (default: degree)"
     parser.add_argument("--order", choices=("degree", "given"), default="degree", help=order)
     parser.add_argument("--overwrite", action="store_true", help="replace an existing graph")
-    parser.add_argument("--memory", metavar="SIZE", help="memory for sorting (default: half of the free memory)")
+    memory = "memory for sorting (default: half of the free memory)"
+    parser.add_argument("--memory", dest="memory_bytes", metavar="SIZE", help=memory)
     json_option(parser)
 
 
@@ -122,35 +124,18 @@ def run_options(parser: argparse.ArgumentParser, cache: str | None = None) -> No
     json_option(group)
 
 
-def convert(arguments: argparse.Namespace) -> int:
-    """Convert a file of edges."""
-    from ..graph import convert
-
-    options: dict[str, Any] = {
-        name: getattr(arguments, name) for name in ("undirected", "vertices", "names", "renumber")
-    }
-    options["columns"] = split_names(arguments.columns)
-    options["weights"] = False if arguments.weights == "none" else arguments.weights
-    return _make(arguments, convert, arguments.edges, arguments.out, **options)
-
-
-def generate(arguments: argparse.Namespace) -> int:
-    """Generate a graph."""
-    from ..graph import generate
-
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in ("degree", "seed", "weights")}
-    options["undirected"] = not arguments.directed
-    return _make(arguments, generate, arguments.kind, arguments.scale, arguments.out, **options)
-
-
-def _make(arguments: argparse.Namespace, make: Callable[..., Graph], *positional: Any, **options: Any) -> int:
+def make(arguments: argparse.Namespace) -> int:
+    """Convert a file of edges, or generate a graph."""
     import time
 
-    options |= {name: getattr(arguments, name) for name in ("in_edges", "order", "overwrite")}
-    output = output_of(arguments)
-    started = time.perf_counter()
+    from .. import graph as graphs
+
+    output, started = output_of(arguments), time.perf_counter()
+    not_passed = ("run", "command", "json", "handles_interrupt")
+    options = {name: value for name, value in vars(arguments).items() if name not in not_passed}
+    options["weights"] = False if arguments.weights == "none" else arguments.weights
     with output.progress() as report:
-        graph = make(*positional, **options, memory_bytes=arguments.memory, progress=report)
+        graph = getattr(graphs, arguments.command.split()[-1])(**options, progress=report)
     output.result(str(graph.path), {**_description(graph), "seconds": time.perf_counter() - started})
     return 0
 

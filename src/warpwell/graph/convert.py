@@ -33,15 +33,15 @@ def convert(
 
     Reads SNAP edge lists, GAP ``.el`` and ``.wel``, ``.csv`` and ``.tsv`` files with a header, MatrixMarket ``.mtx``,
     each also compressed with gzip, bzip2, zstd or lz4, and sparse matrices that SciPy saved as ``.npz``. Except for
-    ``.npz``, the graph may exceed the memory; then it temporarily needs about three times its own size on the disk of
-    `out`. This needs pyarrow and SciPy: ``pip install "warpwell[graph]"``.
+    ``.npz``, the graph may exceed the memory; it then needs about three times its size on the disk of `out`. This needs
+    pyarrow and SciPy: ``pip install "warpwell[graph]"``.
 
     Parameters
     ----------
     source : path-like
         The file of edges.
-    out, undirected, order, in_edges, memory_bytes, overwrite
-        As for `build`; the default of `order` is "degree".
+    out, undirected, order, in_edges, memory_bytes, progress, overwrite
+        As for `build`; the default of `order` is "degree", and the progress of ``"read"`` counts bytes of `source`.
     vertices : int, optional
         Number of vertices. Default: the size of a matrix, or the largest vertex of an edge list plus one.
     weights : {"int32", "float32"} or False, optional
@@ -52,18 +52,10 @@ def convert(
         Names of source, target and weight in the header of a ``.csv`` or ``.tsv`` file; default: such as ``src``,
         ``from``, ``u``; ``dst``, ``to``, ``v``; ``weight``, ``w``, in upper or lower case.
     names : bool, default False
-        The vertices of an edge list or table are names, such as "alice": number them from 0 in the order in which they
-        first appear, and store the names (`Graph.names`). All names must fit into memory. Names in an edge list have no
-        spaces, commas or semicolons.
+        The vertices are names, such as "alice": number them from 0 in the order in which they first appear, and store
+        the names (`Graph.names`). All must fit into memory. Names in an edge list have no spaces, commas or semicolons.
     renumber : bool, default False
         Like `names` if the names are integers, such as large or negative ids, without leading zeros.
-    progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"read"`` with bytes of `source`, then ``"write"`` with edges.
-
-    Returns
-    -------
-    Graph
-        The new graph, opened.
 
     Raises
     ------
@@ -72,8 +64,7 @@ def convert(
     ArgumentError
         `out` already exists, or an argument is out of range.
     FormatError
-        The file has an unknown format, is damaged, holds no graph, or is an ``.npz`` file that exceeds the memory; or a
-        row is malformed, or its vertex is negative, not an integer or too large (names file and row).
+        The file is damaged, holds no graph or has a malformed row, or is an ``.npz`` file that exceeds the memory.
     StorageFullError
         No space is left; no file remains.
     """

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from warpwell._check import checked_integer
 from warpwell.errors import ArgumentError
 from warpwell.graph.build import build, checked_weights
-from warpwell.graph.external import Edges
+from warpwell.graph.external import Edges, Vertices
 from warpwell.graph.graph import Graph, Progress
 
 KINDS = ("kron", "urand")
@@ -53,13 +54,9 @@ def generate(
     graph depends on kind, scale, degree and seed only, not on the memory or the number of processors.
 
     With seed 0, GAP 0.7 to 1.4 draws the same random numbers if it is built with GCC's standard library of versions
-    11 to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise):
-
-    - ``urand`` is GAP's graph, vertex by vertex;
-    - ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them with ``std::shuffle``,
-      Warpwell with NumPy's ``RandomState.permutation``;
-    - weights of int32 are GAP's: 1 to 255, uniform. Both directions of an edge have the same one, and
-      the smallest weight of repeated edges is kept.
+    11 to 15 (``std::mt19937``, a stream for each block of 2**18 edges; GAP 1.5 maps the same draws otherwise). So
+    ``urand`` and weights of int32 are GAP's, and ``kron`` is GAP's graph with the vertices renamed: GAP shuffles them
+    with ``std::shuffle``, Warpwell with NumPy's ``RandomState.permutation``.
 
     Parameters
     ----------
@@ -77,19 +74,10 @@ def generate(
     undirected : bool, default True
         Add the reverse of each edge, then keep each edge once. Otherwise all generated edges are kept, including
         repeated ones.
-    self_loops : bool, default False
-        Keep edges from a vertex to itself.
-    order : {"degree", "given"}, default "degree"
-        As for `build`. The numbers of the vertices are the same.
     weights : {"int32", "float32"}, optional
         Give each edge a random weight: an integer from 1 to 255, or a multiple of 2**-24 above 0, up to 1.
-    in_edges, memory_bytes, progress, overwrite
-        As for `build`. The renaming of ``kron`` needs 12 more bytes a vertex.
-
-    Returns
-    -------
-    Graph
-        The new graph, opened.
+    self_loops, order, in_edges, memory_bytes, progress, overwrite
+        As for `build`. The renaming of ``kron`` needs 8 more bytes a vertex.
 
     Raises
     ------
@@ -98,15 +86,18 @@ def generate(
     StorageFullError
         No space is left; no file remains.
     """
-    edges = random_edges(kind, scale, degree=degree, seed=seed, weights=weights)
-    made = (degree << scale) * (2 if undirected else 1)
+    if kind not in KINDS:
+        raise ArgumentError(f"kind is {kind!r}. Known are {' and '.join(KINDS)}.", name="kind")
+    checked_integer(scale, "scale", maximum=31)
+    checked_integer(degree, "degree", maximum=1 << 20)
+    checked_integer(seed, "seed", minimum=0, maximum=2**32 - 1)
 
     def report(stage: str, done: int, entries: int) -> None:
         if progress is not None:
-            progress("generate" if stage == "read" else stage, done, entries or made)
+            progress("generate" if stage == "read" else stage, done, entries or degree << scale + undirected)
 
     return build(
-        edges,
+        random_edges(kind, scale, degree=degree, seed=seed, weights=checked_weights(weights)),
         out,
         vertices=1 << scale,
         undirected=undirected,
@@ -121,68 +112,41 @@ def generate(
     )
 
 
-def random_edges(
-    kind: str, scale: int, *, degree: int = 16, seed: int = 0, weights: str | None = None
-) -> Iterator[Edges]:
-    """Return the generated edges of a GAP graph, including repeated ones and self-loops.
-
-    Parameters
-    ----------
-    kind, scale, degree, seed, weights
-        As for `generate`.
-
-    Returns
-    -------
-    iterator of (sources, destinations) or (sources, destinations, weights)
-        Chunks of at most 2**18 edges in a fixed order: two int64 arrays of one length, and their weights.
-
-    Raises
-    ------
-    ArgumentError
-        An argument is out of range.
-    """
-    if kind not in KINDS:
-        raise ArgumentError(f"kind is {kind!r}. Known are {' and '.join(KINDS)}.", name="kind")
-    for name, value, low, high in (
-        ("scale", scale, 1, 31),
-        ("degree", degree, 1, 1 << 20),
-        ("seed", seed, 0, 2**32 - 1),
-    ):
-        if not low <= value <= high:
-            raise ArgumentError(f"{name} is {value}. Give a number from {low} to {high}.", name=name)
-    weigher = _WEIGHERS.get(checked_weights(weights))
-    return _chunks(_kron(scale, seed) if kind == "kron" else _urand(scale), weigher, degree << scale, seed)
-
-
 Maker = Callable[[np.random.RandomState, int], Edges]
 Weigher = Callable[[np.random.RandomState, int], npt.NDArray[Any]]
 
 
-def _chunks(make: Maker, weigher: Weigher | None, edges: int, seed: int) -> Iterator[Edges]:
-    """Yield blocks of edges in order. Several threads generate them: NumPy releases the global interpreter lock."""
-    first = _GAP_SEED + seed * _SPREAD
+def random_edges(
+    kind: str, scale: int, *, degree: int = 16, seed: int = 0, weights: str | None = None
+) -> Iterator[Edges]:
+    """Yield the generated edges of a GAP graph, including repeated ones and self-loops, in a fixed order.
+
+    Several threads generate chunks of at most 2**18 edges: NumPy releases the global interpreter lock. Parameters are
+    those of `generate`.
+    """
+    make = _kron(scale, seed) if kind == "kron" else _urand(scale)
+    edges, first = degree << scale, _GAP_SEED + seed * _SPREAD
 
     def block(index: int) -> Edges:
         # RandomState seeds as std::mt19937 does, and its streams are the same in all versions of NumPy.
         number, count = (first + index) % 2**32, min(_GAP_BLOCK, edges - index * _GAP_BLOCK)
         made = make(np.random.RandomState(number), count)
         # GAP begins the block's stream again for its weights.
-        return made if weigher is None else (*made, weigher(np.random.RandomState(number), count))
+        return made if weights is None else (*made, _WEIGHERS[weights](np.random.RandomState(number), count))
 
     blocks = -(-edges // _GAP_BLOCK)
     threads = min(blocks, len(os.sched_getaffinity(0)), 16)
-    with ThreadPoolExecutor(threads) as pool:
-        pending: deque[Future[Edges]] = deque()
-        try:
-            for index in range(blocks):
-                pending.append(pool.submit(block, index))
-                if len(pending) > 2 * threads:
-                    yield pending.popleft().result()
-            while pending:
+    pending: deque[Future[Edges]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for index in range(blocks):
+            pending.append(pool.submit(block, index))
+            if len(pending) > 2 * threads:
                 yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _urand(scale: int) -> Maker:
@@ -202,24 +166,19 @@ def _kron(scale: int, seed: int) -> Maker:
     right_below = _first_draw(lambda point: point > _A + _B + _C)
     # The seed before the first block's, so that no block draws from this stream.
     stream = np.random.RandomState((_GAP_SEED - 1 + seed * _SPREAD) % 2**32)
-    names = stream.permutation(1 << scale).astype(np.uint32)
+    names: Vertices = stream.permutation(1 << scale)
+
+    def part(stream: np.random.RandomState, count: int) -> Any:
+        draws = _draws(stream, count * scale).reshape(count, scale)
+        # A draw for each edge and level, the highest bit first; 32 flags in a row pack into a vertex.
+        bits = np.zeros((2, count, 32), bool)
+        bits[0, :, 32 - scale :] = draws >= below
+        bits[1, :, 32 - scale :] = (draws >= below) ^ (draws >= right_above) ^ (draws >= right_below)
+        return names[np.packbits(bits).view(">u4").reshape(2, count)]
 
     def make(stream: np.random.RandomState, count: int) -> Edges:
-        sources = np.empty(count, np.int64)
-        destinations = np.empty(count, np.int64)
-        # A draw for each edge and level, the highest bit first; 32 flags in a row pack into a vertex.
-        source_bits = np.zeros((min(count, _PART), 32), bool)
-        destination_bits = np.zeros_like(source_bits)
-        for start in range(0, count, _PART):
-            size = min(_PART, count - start)
-            draws = _draws(stream, size * scale).reshape(size, scale)
-            bits = draws >= below
-            source_bits[:size, 32 - scale :] = bits
-            bits ^= draws >= right_above
-            bits ^= draws >= right_below
-            destination_bits[:size, 32 - scale :] = bits
-            sources[start : start + size] = names[_pack(source_bits[:size])]
-            destinations[start : start + size] = names[_pack(destination_bits[:size])]
+        parts = [part(stream, min(_PART, count - start)) for start in range(0, count, _PART)]
+        sources, destinations = np.concatenate(parts, axis=1)
         return sources, destinations
 
     return make
@@ -238,7 +197,7 @@ def _float_weights(stream: np.random.RandomState, count: int) -> npt.NDArray[Any
     return ((_draws(stream, count) >> np.uint32(8)) + np.uint32(1)).astype(np.float32) * np.float32(2**-24)
 
 
-_WEIGHERS: dict[str | None, Weigher] = {"int32": _integer_weights, "float32": _float_weights}
+_WEIGHERS: dict[str, Weigher] = {"int32": _integer_weights, "float32": _float_weights}
 
 
 def _draws(stream: np.random.RandomState, count: int) -> npt.NDArray[np.uint32]:
@@ -253,7 +212,3 @@ def _first_draw(test: Callable[[np.float32], object]) -> np.uint32:
         return bool(test(min(np.float32(draw) / np.float32(2**32), below_one)))
 
     return np.uint32(bisect_left(range(2**32), True, key=passes))
-
-
-def _pack(bits: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
-    return np.packbits(bits.reshape(-1)).view(">u4").astype(np.uint32)
