@@ -147,9 +147,8 @@ def head(arguments: argparse.Namespace) -> int:
     output = output_of(arguments)
     rows = checked_integer(arguments.rows, "--rows", minimum=0)
     with table.open(arguments.table) as opened:
-        names: Any = split_names(arguments.columns)
-        columns = [opened[name] for name in (range(len(opened.names)) if names is None else names)]
-        rows = min(rows, opened.rows)
+        names: Any = split_names(arguments.columns) or range(len(opened.names))
+        columns, rows = [opened[name] for name in names], min(rows, opened.rows)
         found: list[dict[str, Any]] = [
             {
                 "name": column.name,
@@ -211,8 +210,7 @@ def query(arguments: argparse.Namespace) -> int:
         if limit is None and out is None:
             limit = _SHOWN_ROWS
         selected = rows if limit is None else rows.head(limit)
-        names = split_names(arguments.columns)
-        columns = opened.names if names is None else names
+        columns = split_names(arguments.columns) or opened.names
         values = {"table": str(arguments.table), "matches": count}
         if arguments.explain:
             _explain(output, values, rows, selected, columns)

@@ -230,7 +230,7 @@ def _rows_of(files: Sequence[_File], schema: Any) -> Iterator[Any]:
                 if table.schema != schema:
                     table = table.select([name for name in schema.names if name in table.column_names])
                     table = pa.concat_tables([schema.empty_table(), table], promote_options="permissive")
-            yield from table.combine_chunks().to_batches()
+            yield from table.to_batches()
 
 
 # -- formats -----------------------------------------------------------------------------------------------------------
@@ -255,8 +255,12 @@ def _read_schemas(kind: str, files: Sequence[_File], columns: Collection[Any] | 
 
 @contextlib.contextmanager
 def _opened(file: _File) -> Iterator[TableSource]:
-    """Yield the rows of a file that is not text."""
-    if file.format == "parquet":
+    """Yield the rows of a file; the schema of text must be known."""
+    if file.format == "json":
+        yield TableSource(file.schema, 0, json_batches(file.path, file.schema))
+    elif file.format == "csv":
+        yield TableSource(file.schema, 0, csv_batches(file.path, file.schema, file.columns))
+    elif file.format == "parquet":
         parquet = imported("pyarrow.parquet", "table")
         with parquet.ParquetFile(file.path, coerce_int96_timestamp_unit=file.int96_unit) as reader:
             batches = reader.iter_batches(BATCH_ROWS, columns=file.columns)
@@ -277,13 +281,8 @@ def _opened(file: _File) -> Iterator[TableSource]:
 
 def _batches(file: _File) -> Iterator[Any]:
     """Yield the record batches of a file."""
-    if file.format == "json":
-        yield from json_batches(file.path, file.schema)
-    elif file.format == "csv":
-        yield from csv_batches(file.path, file.schema, file.columns)
-    else:
-        with _opened(file) as opened:
-            yield from opened.batches
+    with _opened(file) as opened:
+        yield from opened.batches
 
 
 def _int96_unit(files: Sequence[_File]) -> str:
@@ -306,7 +305,8 @@ def _int96_unit(files: Sequence[_File]) -> str:
                 for unit in ("ns", "us", "ms")
             ]
             leaf_columns = map(readers[0].schema.column, range(len(readers[0].schema)))
-            names = [column.path.split(".")[0] for column in leaf_columns if column.physical_type == "INT96"]
+            int96_columns = [column for column in leaf_columns if column.physical_type == "INT96"]
+            names = list({column.path.split(".")[0]: None for column in int96_columns})
             streams = [reader.iter_batches(BATCH_ROWS, columns=names) for reader in readers if names]
             for batches in zip(*streams, strict=True):
                 for nanoseconds, microseconds, milliseconds in zip(*map(_timestamps, batches), strict=True):
