@@ -271,6 +271,22 @@ def test_frames(tmp_path: Path) -> None:
         with ww.table.convert(source, tmp_path / "p.ww", overwrite=True) as table:
             assert table.names == ["a", "c", "level", "__index_level_1__"]
             pandas.testing.assert_frame_equal(table.to_pandas(), frame)
+    named = pandas.DataFrame({"a": range(4)}, pandas.Index(list("wxyz"), name="k"))
+    stepped = pandas.DataFrame({"a": range(4)}, pandas.RangeIndex(0, 8, 2, name="r"))
+    for frame, index in ((named, named.index), (stepped, pandas.RangeIndex(4))):
+        ww.table.convert(frame, tmp_path / "p.ww", overwrite=True).close()
+        ww.table.append(tmp_path / "p.ww", frame)
+        with ww.table.open(tmp_path / "p.ww") as table:
+            assert table.to_pandas().index.equals(pandas.RangeIndex(8) if frame is stepped else index.append(index))
+            assert table.arrow(4, 4).to_pandas().index.equals(index)
+            assert (
+                table.where([("a", ">", 1)])
+                .head(2)
+                .take()
+                .arrow()
+                .to_pandas()
+                .index.equals(index[2:] if frame is named else index[:2])
+            )
     with pytest.raises(FormatError, match=r"DataFrame.*\['a', 'a'\]"):
         ww.table.convert(pandas.DataFrame([[1, 2]], columns=["a", "a"]), tmp_path / "q.ww")
     data = polars.DataFrame(

@@ -55,7 +55,7 @@ class Table:
         self, path: str, files: Sequence[ArrowFile], options: dict[str, Any], direct: bool | None = None
     ) -> None:
         self.path = path
-        self.schema = files[0].schema
+        self.schema = _without_ranges(files[0].schema)
         self._starts = [0, *accumulate(file.rows for file in files)]
         self.rows = self._starts[-1]
         self._files = files
@@ -111,7 +111,10 @@ class Table:
         return self.arrow(0, min(checked_integer(rows, "rows", minimum=0), self.rows))
 
     def to_pandas(self) -> Any:
-        """Return all rows as a `pandas.DataFrame`, with the index that a data frame had when it was converted."""
+        """Return all rows as a `pandas.DataFrame`, with the index of the data frame that was converted.
+
+        Rows of a ``RangeIndex`` are numbered from 0.
+        """
         imported("pandas")
         return self.arrow().to_pandas()
 
@@ -375,6 +378,15 @@ def index(path: str | os.PathLike[str]) -> None:
     zones = Path(name + SUFFIX)
     with storage_full(zones), open_table(name) as table, replacing(zones) as part:
         write_zones(name, part, table._files[0].id, compute_zones(table.schema, table.batches()))
+
+
+def _without_ranges(schema: Any) -> Any:
+    """Return a schema without a ``RangeIndex`` of pandas: pyarrow would give it to any rows of the same number."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        description = json.loads(schema.metadata[b"pandas"])
+        description["index_columns"] = [name for name in description["index_columns"] if isinstance(name, str)]
+        return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(description)})
+    return schema
 
 
 def _drop(files: Sequence[ArrowFile], arrays: dict[Any, Array]) -> None:

@@ -34,6 +34,7 @@ class QueriedTable(Protocol):
 
     path: str
     rows: int
+    schema: Any
 
     @property
     def names(self) -> list[str]:
@@ -98,7 +99,8 @@ class Selection:
         FormatError, MediumError
             The file is corrupt, was truncated, or cannot be read.
         """
-        return ColumnBatch(take(self._columns(columns), self._numbers, self._counters))
+        rows = take(self._columns(columns), self._numbers, self._counters)
+        return ColumnBatch(rows.replace_schema_metadata(self._table.schema.metadata))  # the index of pandas is there
 
     def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
         """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
