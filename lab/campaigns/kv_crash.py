@@ -119,7 +119,8 @@ def _one_kill(script: Script, counts: Counts, base: str, files: Files, after: fl
         least = int.from_bytes(shared[:8], "little", signed=True)
         counts.acknowledged += max(least, 0)
         counts.interrupted += os.WIFSIGNALED(status)
-        what = f"{script.durability}, killed {getattr(files, 'moment', '')} {getattr(files, 'number', after)}"
+        moment = f"{getattr(files, 'moment', '')} {getattr(files, 'number', after)}"
+        what = f"{script.durability}, {script.shards} shards, killed {moment}"
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             counts.failed += 1
         counts.add(judge(folder, script, least, least + 1), what)
@@ -207,7 +208,7 @@ def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Co
     counts.acknowledged += max(least, 0)
     counts.interrupted += at < len(events)
     before = rng.choice(("", "", "cut", "kill"))
-    what = f"{script.durability}, {before} after event {at} of {len(events)}, power cut"
+    what = f"{script.durability}, {script.shards} shards, {before} after event {at} of {len(events)}, power cut"
     with _folder(base) as folder, _folder(base) as second:
         disk = Disk(events[:at])
         if before == "kill":
@@ -274,7 +275,7 @@ def _one_failure(script: Script, number: int, code: int, rng: random.Random, cou
         problem = _run_with_failure(run, code)
         counts.acknowledged += max(reached[0], 0)
         counts.interrupted += run.done < len(script.steps)
-        what = f"{script.durability}, {errno.errorcode[code]} at call {number} ({files.failed})"
+        what = f"{script.durability}, {script.shards} shards, {errno.errorcode[code]} at call {number} ({files.failed})"
         if problem is not None:
             counts.add(Verdict("failed", problem), what)
             return
@@ -312,7 +313,7 @@ def _run_with_failure(run: Run, code: int) -> str | None:
         except OSError as error:  # creating or opening: nothing was made, and it may be tried again
             if run.log is not None:
                 return f"a bare OSError: {error}"
-        if not run.created and os.path.exists(run.folder):
+        if not run.created and os.listdir(os.path.dirname(run.folder)):
             return "a creation that failed left something behind"
     return "it does not go on after a full disk"
 

@@ -7,7 +7,7 @@ import random
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def flip_campaign(seed: int, base: str, *, stride: int = 1, value_share: float =
 
 
 def _make(folder: str, seed: int, ending: str) -> State:
-    script = write_script(seed, steps=30, keys=15)
+    script = replace(write_script(seed, steps=30, keys=15), shards=0)
     script.steps = [step for step in script.steps if step[0] != "reopen"]
     live = folder + ".live" if ending == "killed" else folder
     run = Run(script, live, Files(), lambda done, durable: None)

@@ -17,6 +17,8 @@ from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import crc_of, offset_of, segment_of, size_of
 from warpwell.kv.log.log import Log
 
+from .power import SHARD
+
 State = dict[bytes, bytes]
 SEGMENT_BYTES = 1 << 16
 
@@ -34,11 +36,14 @@ class Script:
     states : list of dict
         ``states[k]`` is what the store holds when `k` steps that commit are done.
     durability : str
+    shards : int
+        Number of folders with segments, next to the store's; 0 for its own.
     """
 
     steps: list[tuple[Any, ...]]
     states: list[State]
     durability: str
+    shards: int = 0
 
     def commits(self, step: tuple[Any, ...]) -> bool:
         """Tell whether a step commits."""
@@ -61,7 +66,7 @@ def write_script(seed: int, steps: int = 60, durability: str = "commit", keys: i
     state: State = {}
     names = [rng.randbytes(rng.choice((1, 3, 8, 8, 8, 15, 16))) for _ in range(keys)]
     names += [b"a", b"a\0", b"\0"]
-    out = Script([], [{}], durability)
+    out = Script([], [{}], durability, shards=2 * (seed % 2))
     for _ in range(steps):
         draw = rng.random()
         if draw < 0.30:
@@ -127,8 +132,13 @@ class Run:
     def begin(self) -> None:
         """Create the store."""
         if not self.created:
+            parent = os.path.dirname(self.folder)
             self.log = Log.create(
-                self.folder, durability=self.script.durability, segment_bytes=SEGMENT_BYTES, files=self.files
+                self.folder,
+                durability=self.script.durability,
+                segment_bytes=SEGMENT_BYTES,
+                shards=[os.path.join(parent, f"{SHARD}{k}") for k in range(self.script.shards)],
+                files=self.files,
             )
             self.created = True
             self.acknowledge(0, 0)
@@ -142,10 +152,11 @@ class Run:
         assert log is not None
         if step[0] == "put":
             keys, lens = padded(list(step[1]))
-            locs = log.append(keys, lens, list(step[1].values()))
+            shards = np.array([self._shard(key) for key in step[1]], np.uint8)
+            locs = log.append(keys, lens, list(step[1].values()), shards=shards)
             self.locations.update(zip(step[1], map(tuple, locs.tolist()), strict=True))
         elif step[0] == "one":
-            self.locations[step[1]] = log.append_one(step[1], step[2])
+            self.locations[step[1]] = log.append_one(step[1], step[2], shard=self._shard(step[1]))
         elif step[0] == "delete":
             log.append_deletes(*padded(step[1]))
             for key in step[1]:
@@ -186,6 +197,9 @@ class Run:
     def _reopen(self) -> None:
         self.log = Log.open(self.folder, writable=True, files=self.files)
         self.locations = index_of(self.log)
+
+    def _shard(self, key: bytes) -> int:
+        return key[0] % max(self.script.shards, 1)
 
     def _index(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
         keys, lens = padded(list(self.locations))

@@ -20,6 +20,8 @@ from typing import Any
 from warpwell.kv.log.files import Files
 
 SECTORS = (512, 4096)
+SHARD = "shard"
+"""Folders of shards are beside the store's, with names that begin so."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +64,33 @@ class RecordingFiles(Files):
                 _rename(self._inodes, event)
                 self._count = max(self._count, event.inode)
         if events is None and os.path.isdir(self.folder):
-            self.events.append(Event("mkdir"))
-            for name in sorted(os.listdir(self.folder)):
-                with open(os.path.join(self.folder, name), "rb") as file:
-                    inode = self._new(name)
-                    self.events.append(Event("write", inode, 0, file.read()))
-                    self.events.append(Event("sync", inode))
-            self.events += [Event("sync_folder"), Event("sync_parent")]
+            parent = os.path.dirname(self.folder)
+            shards = sorted(name for name in os.listdir(parent) if name.startswith(SHARD))
+            for path in [self.folder, *(os.path.join(parent, name) for name in shards)]:
+                self.events.append(Event("mkdir", name=self._name(path)))
+                for name in sorted(os.listdir(path)):
+                    with open(os.path.join(path, name), "rb") as file:
+                        inode = self._new(self._name(file.name))
+                        self.events.append(Event("write", inode, 0, file.read()))
+                        self.events.append(Event("sync", inode))
+                self.events.append(Event("sync_folder", name=self._name(path)))
+            self.events.append(Event("sync_folder", name=".."))
 
     def mkdir(self, path: str) -> None:
         """See `Files`."""
         super().mkdir(path)
-        self.events.append(Event("mkdir"))
+        self.events.append(Event("mkdir", name=self._name(path)))
 
     def create(self, path: str) -> int:
         """See `Files`."""
         fd = super().create(path)
-        self._open[fd] = self._new(os.path.basename(path))
+        self._open[fd] = self._new(self._name(path))
         return fd
 
     def open(self, path: str, writable: bool) -> int:
         """See `Files`."""
         fd = super().open(path, writable)
-        self._open[fd] = self._inodes[os.path.basename(path)]
+        self._open[fd] = self._inodes[self._name(path)]
         return fd
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
@@ -104,19 +110,19 @@ class RecordingFiles(Files):
 
     def sync_folder(self, path: str) -> None:
         """See `Files`."""
-        self.events.append(Event("sync_folder" if os.path.abspath(path) == self.folder else "sync_parent"))
+        self.events.append(Event("sync_folder", name=self._name(path)))
 
     def rename(self, source: str, target: str) -> None:
         """See `Files`."""
         super().rename(source, target)
-        old, new = os.path.basename(source), os.path.basename(target)
+        old, new = self._name(source), self._name(target)
         inode = self._inodes[new] = self._inodes.pop(old)
         self.events.append(Event("rename", inode, name=old, target=new))
 
     def unlink(self, path: str) -> None:
         """See `Files`."""
         super().unlink(path)
-        name = os.path.basename(path)
+        name = self._name(path)
         self.events.append(Event("unlink", self._inodes.pop(name), name=name))
 
     def truncate(self, fd: int, nbytes: int) -> None:
@@ -137,6 +143,9 @@ class RecordingFiles(Files):
         """Note something between two calls: what was acknowledged, say."""
         self.events.append(Event("mark", number, name=name))
 
+    def _name(self, path: str) -> str:
+        return os.path.relpath(path, self.folder)
+
     def _new(self, name: str) -> int:
         self._count += 1
         self._inodes[name] = self._count
@@ -156,24 +165,25 @@ class Disk:
         self._inodes: dict[int, _Inode] = {}
         self._names: dict[str, int] = {}
         self._pending: list[Event] = []
-        self._there = self._there_durable = False
+        self._folders: dict[str, bool] = {}  # those that exist, and whether they are durable
         for event in events:
             self._apply(event)
 
     def _apply(self, event: Event) -> None:
         kind = event.kind
         if kind == "mkdir":
-            self._there = True
-        elif kind == "sync_parent":
-            self._there_durable = self._there
+            self._folders[event.name] = False
         elif kind in ("create", "rename", "unlink"):
             if kind == "create":
                 self._inodes[event.inode] = _Inode()
             self._pending.append(event)
         elif kind == "sync_folder":
+            if event.name == "..":
+                self._folders = dict.fromkeys(self._folders, True)
             for change in self._pending:
-                _rename(self._names, change)
-            self._pending = []
+                if _folder_of(change.name) == event.name:
+                    _rename(self._names, change)
+            self._pending = [change for change in self._pending if _folder_of(change.name) != event.name]
         elif kind in ("write", "truncate"):
             self._inodes[event.inode].pending.append(event)
         elif kind == "sync":
@@ -186,17 +196,16 @@ class Disk:
 
     def keep(self, folder: str) -> None:
         """Make `folder`, which does not exist, what the calls have made, as a process sees it."""
-        if not self._there:
-            return
         names = dict(self._names)
         for change in self._pending:
             _rename(names, change)
-        os.mkdir(folder)
+        for name in self._folders:
+            os.mkdir(_path(folder, name))
         for name, inode in names.items():
             content = bytearray(self._inodes[inode].durable)
             for change in self._inodes[inode].pending:
                 _write(content, change, 0, len(change.data))
-            with open(os.path.join(folder, name), "wb") as file:
+            with open(_path(folder, name), "wb") as file:
                 file.write(content)
 
     def cut(self, folder: str, rng: random.Random) -> None:
@@ -209,7 +218,8 @@ class Disk:
             Decides what survives; the same state leaves the same.
         """
         survival = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-        if not self._there or (not self._there_durable and rng.random() >= survival):
+        kept = {name for name, durable in self._folders.items() if durable or rng.random() < survival}
+        if not kept:
             return
         names = dict(self._names)
         if rng.random() < 0.5:  # a journal of names: all up to one of them
@@ -219,9 +229,12 @@ class Disk:
         for change in changes:
             _rename(names, change)
         sector = rng.choice(SECTORS)
-        os.mkdir(folder)
+        for name in sorted(kept):
+            os.mkdir(_path(folder, name))
         for name, inode in names.items():
-            with open(os.path.join(folder, name), "wb") as file:
+            if _folder_of(name) not in kept:
+                continue
+            with open(_path(folder, name), "wb") as file:
                 file.write(_survivors(self._inodes[inode], sector, survival, rng))
 
 
@@ -259,6 +272,14 @@ def _write(content: bytearray, change: Event, begin: int, end: int) -> None:
         if len(content) < first:
             content.extend(bytes(first - len(content)))
         content[first:last] = change.data[begin:end]
+
+
+def _path(folder: str, name: str) -> str:
+    return os.path.normpath(os.path.join(folder, name))  # the store's own folder may be missing
+
+
+def _folder_of(name: str) -> str:
+    return os.path.dirname(name) or "."
 
 
 def _rename(names: dict[str, int], change: Event) -> None:

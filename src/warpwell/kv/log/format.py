@@ -22,8 +22,6 @@ SUPERBLOCK = 4096
 """Bytes at the start of every segment, journal and snapshot."""
 UNIT = 64
 """Bytes; values start at multiples of it."""
-PAGE = 4096
-"""Bytes; values of at least this size start at multiples of it."""
 
 
 def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
@@ -238,5 +236,5 @@ def crc_of(loc1: Any) -> Any:
 
 
 def footprint(sizes: Any) -> Any:
-    """Return the bytes of a segment that values occupy, without the gaps before large ones."""
+    """Return the bytes of a segment that values occupy."""
     return -(-sizes // UNIT) * UNIT

@@ -20,7 +20,6 @@ from .files import Files, closing_on_error, read_at, write_new
 from .format import (
     MAX_SEGMENT,
     MAX_VALUE,
-    PAGE,
     SEGMENT_FILE,
     SEGMENT_SHIFT,
     SUPERBLOCK,
@@ -36,6 +35,9 @@ _BATCH = 1 << 17
 """Values that are placed at once."""
 _LARGE = 1 << 18
 """Bytes from which a value is written from where it lies."""
+
+_GAPS = [bytes(n) for n in range(UNIT)]
+"""Zeros between values, by their length."""
 
 Callback = Callable[[int, int], None]
 
@@ -203,8 +205,7 @@ class Segments:
 
     def append_one(self, shard: int, value: Any, nbytes: int, roll: Callable[[int], object]) -> int:
         """Append one value to a shard; return the first word of its location."""
-        unit = PAGE if nbytes >= PAGE else UNIT
-        offset = -(-self.ends[shard] // unit) * unit
+        offset = -(-self.ends[shard] // UNIT) * UNIT
         if offset + nbytes > self._segment_bytes and self.ends[shard] > SUPERBLOCK:
             roll(shard)
             offset = SUPERBLOCK
@@ -298,32 +299,15 @@ class ValueBuffers:
             gaps[:-1] = offsets[1:] - offsets[:-1] - sizes[:-1]
             parts: list[Any] = [b""] * (2 * len(offsets))
             parts[0::2] = self._list[start:stop]
-            zeros = _zeros(int(gaps.max()))
-            parts[1::2] = [zeros[gap] for gap in gaps.tolist()]
+            parts[1::2] = [_GAPS[gap] for gap in gaps.tolist()]
             base = np.frombuffer(b"".join(parts), np.uint8)
         return base.data, base
 
 
 def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Return the offsets of values after byte `end`: multiples of 64 B, or of 4 KiB for values of at least 4 KiB."""
-    offsets = np.empty(len(sizes), np.int64)
+    """Return the offsets of values after byte `end`: multiples of 64 B."""
     padded = -(-sizes // UNIT) * UNIT
-    large = np.flatnonzero(sizes >= PAGE)
-    if len(large) == len(sizes):
-        padded = -(-sizes // PAGE) * PAGE
-        start = -(-end // PAGE) * PAGE
-        np.cumsum(padded[:-1], out=offsets[1:])
-        if len(sizes):
-            offsets[0] = 0
-        return offsets + start
-    start, at = -(-end // UNIT) * UNIT, 0
-    for k in [*large.tolist(), len(sizes)]:
-        run = np.cumsum(padded[at:k])
-        offsets[at:k] = start + run - padded[at:k]
-        if k < len(sizes):
-            offsets[k] = -(-(start + int(run[-1]) if k > at else start) // PAGE) * PAGE
-            start = int(offsets[k] + padded[k])
-        at = k + 1
+    offsets: NDArray[np.int64] = np.cumsum(padded) - padded + -(-end // UNIT) * UNIT
     return offsets
 
 
@@ -332,16 +316,3 @@ def too_large(nbytes: int) -> errors.ValueSizeError:
     return errors.ValueSizeError(
         f"a value has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
     )
-
-
-_pads: list[bytes] = [b""]
-
-
-def _zeros(most: int) -> list[bytes]:
-    """Return runs of zeros by length, for lengths of 0 to at least `most`."""
-    global _pads
-    pads = _pads
-    if len(pads) <= most:
-        # another list, whole at once: writers of other stores, and signal handlers, may be in here, too
-        pads = _pads = [bytes(n) for n in range(most + 1)]
-    return pads
