@@ -128,13 +128,13 @@ def test_items_of_bfloat16(tmp_path: Path) -> None:
 
 def test_a_data_set_gives_tensors_of_the_gpu(tmp_path: Path, model: Any) -> None:
     torch = pytest.importorskip("torch")
-    from warpwell.train import Dataset, collate
+    from warpwell.train import Dataset
 
     np.save(tmp_path / "x.npy", model)
     np.save(tmp_path / "y.npy", np.arange(2000))
     fields = {"x": (tmp_path / "x.npy", {"device": "cuda", "cache": "1MiB"}), "y": tmp_path / "y.npy"}
     with Dataset(fields) as data:
-        loader = torch.utils.data.DataLoader(data, batch_size=100, shuffle=True, collate_fn=collate)
+        loader = torch.utils.data.DataLoader(data, batch_size=100, shuffle=True, collate_fn=Dataset.collate)
         seen = []
         for batch in loader:
             assert batch["x"].is_cuda and not batch["y"].is_cuda

@@ -49,7 +49,7 @@ def dataset(folder: Path) -> ww.train.Dataset:
 def test_a_data_loader_delivers_rows(folder: Path, workers: int, method: str | None) -> None:
     data = dataset(folder)
     data.take(np.arange(3))  # the files are open before there are workers
-    for collate in (ww.train.collate, None):
+    for collate in (ww.train.Dataset.collate, None):
         loader = torch.utils.data.DataLoader(
             data,
             batch_size=64,
@@ -69,18 +69,18 @@ def test_a_data_loader_delivers_rows(folder: Path, workers: int, method: str | N
 
 def test_collate_shares_memory_and_refuses_what_is_not_ours(folder: Path) -> None:
     records = dataset(folder).__getitems__([1, 2])
-    tensors = ww.train.collate(records)
+    tensors = ww.train.Dataset.collate(records)
     records.fields["x"][0, 0] = 77
     assert tensors["x"][0, 0] == 77
     with pytest.raises(errors.ArgumentError, match=r"warpwell\.train\.Dataset"):
-        ww.train.collate([{"x": 1}])
+        ww.train.Dataset.collate([{"x": 1}])
 
 
 def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
     values = torch.arange(64).to(torch.bfloat16)
     values.view(torch.int16).numpy().tofile(tmp_path / "b.raw")
     data = ww.train.Dataset({"x": (tmp_path / "b.raw", {"dtype": "bfloat16"})})
-    found = ww.train.collate(data.__getitems__([3, 60]))["x"]
+    found = ww.train.Dataset.collate(data.__getitems__([3, 60]))["x"]
     assert found.dtype == torch.bfloat16 and found.tolist() == [3, 60]
 
 
@@ -187,7 +187,7 @@ def test_collate_makes_tensors_of_the_records_of_a_store(tmp_path: Path) -> None
         store.put_many(np.arange(ROWS) * 3, {"x": X, "y": np.arange(ROWS)})
     with ww.kv.open(tmp_path / "s.kv") as store:
         data = ww.train.Dataset(store, key_field="key")
-        batches = list(torch.utils.data.DataLoader(data, batch_size=64, collate_fn=ww.train.collate))
+        batches = list(torch.utils.data.DataLoader(data, batch_size=64, collate_fn=ww.train.Dataset.collate))
     assert torch.equal(torch.cat([b["x"] for b in batches]), torch.from_numpy(X))
     assert torch.cat([b["key"] for b in batches]).tolist() == list(range(0, 3 * ROWS, 3))
 
@@ -195,7 +195,7 @@ def test_collate_makes_tensors_of_the_records_of_a_store(tmp_path: Path) -> None
 def test_collate_leaves_bytes_as_they_are(tmp_path: Path) -> None:
     with ww.kv.create(tmp_path / "s.kv") as store:
         store.update({"a": b"1", "b": b"2\0"})
-        batch = ww.train.collate(ww.train.Dataset(store, key_field="key").__getitems__([1, 0]))
+        batch = ww.train.Dataset.collate(ww.train.Dataset(store, key_field="key").__getitems__([1, 0]))
         assert batch == {"key": [b"b", b"a"], "value": [b"2\0", b"1"]}
         with pytest.raises(errors.ArgumentError, match="your own collate_fn"):
-            ww.train.collate(ww.train.Dataset(store).__getitems__([1, 0]))
+            ww.train.Dataset.collate(ww.train.Dataset(store).__getitems__([1, 0]))

@@ -9,13 +9,12 @@ Files, in the order in which a row meets them:
 - records.py    readers of records by their keys: rows of sources, and records of a store
 - dataset.py    `Dataset`: records by position, for `DataLoader` and PyTorch's ``DataLoader``
 - loader.py     `DataLoader`: epochs in shuffled batches, ranks, resuming, batches fetched ahead
-- tensors.py    `collate`: rows as tensors of PyTorch
+- tensors.py    rows as tensors of PyTorch
 - neighbors.py  `Neighbors`: sampled neighborhoods in a graph on storage, by the number of the batch
 """
 
 from .dataset import Dataset
 from .loader import DataLoader
 from .neighbors import Neighbors
-from .tensors import collate
 
-__all__ = ["DataLoader", "Dataset", "Neighbors", "collate"]
+__all__ = ["DataLoader", "Dataset", "Neighbors"]

@@ -17,12 +17,13 @@ from .._check import checked_path
 from ..kv import Keys, Store
 from .records import VALUE, Finished, RowReader, StoreReader, compact_keys, rows_of
 from .sources import Source, source_of
+from .tensors import tensor_of
 
 
 class Records(Sequence[dict[str, Any]]):
     """Rows of a dataset: ``records.fields`` are whole arrays, ``records[k]`` is one row as a dict.
 
-    PyTorch's default `collate_fn` stacks the rows one by one; `warpwell.train.collate` uses the fields without a copy.
+    PyTorch's default `collate_fn` stacks the rows one by one; `Dataset.collate` uses the fields without a copy.
 
     Attributes
     ----------
@@ -159,6 +160,36 @@ class Dataset:
         """
         keys = self._keys.take(rows_of(rows, len(self), self._reader.name))
         return self._with_keys(keys, self._reader.read(keys))
+
+    @staticmethod
+    def collate(batch: Any) -> dict[str, Any]:
+        """Return records as tensors that share their memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
+
+        Parameters
+        ----------
+        batch : Records
+            From `Dataset`.
+
+        Returns
+        -------
+        dict of torch.Tensor
+            A tensor per field. Lists of bytes stay lists.
+
+        Raises
+        ------
+        ArgumentError
+            The batch is not from `Dataset`, or PyTorch is not installed.
+        """
+        if not isinstance(batch, Records):
+            raise errors.ArgumentError(
+                f"collate expects a batch of fields from warpwell.train.Dataset, got a {type(batch).__name__}: values "
+                "of a store without a schema are bytes, which your own collate_fn decodes",
+                name="collate_fn",
+            )
+        return {
+            name: rows if isinstance(rows, list) else tensor_of(rows, batch.dtypes.get(name, np.dtype(np.int64)))
+            for name, rows in batch.fields.items()
+        }
 
     def start_take(self, rows: NDArray[np.int64]) -> Any:
         """Start to read the records at some positions; return a future whose ``wait()`` returns them.

@@ -27,7 +27,7 @@ from ..graph import Graph
 from ..kv import Permutation
 from .dataset import Dataset
 from .sources import source_of
-from .tensors import collate, import_torch
+from .tensors import import_torch
 
 Numbers = NDArray[np.int64]
 
@@ -264,7 +264,7 @@ class _Batches:
         arrays = batch.nodes, batch.sources, batch.targets, batch.edges
         nodes, sources, targets, edges = map(torch.from_numpy, arrays)
         return geometric.Data(
-            **collate(self.features.__getitems__(batch.nodes)),
+            **Dataset.collate(self.features.__getitems__(batch.nodes)),
             edge_index=torch.stack([sources, targets]),
             n_id=nodes,
             e_id=edges,

@@ -11,37 +11,6 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import extra
 from ..array import DeviceArray, is_bits
-from .dataset import Records
-
-
-def collate(batch: Any) -> dict[str, Any]:
-    """Return records as tensors that share their memory: the ``collate_fn`` of PyTorch's ``DataLoader``.
-
-    Parameters
-    ----------
-    batch : Records
-        From `Dataset`.
-
-    Returns
-    -------
-    dict of torch.Tensor
-        A tensor per field. Lists of bytes stay lists.
-
-    Raises
-    ------
-    ArgumentError
-        The batch is not from `Dataset`, or PyTorch is not installed.
-    """
-    if not isinstance(batch, Records):
-        raise errors.ArgumentError(
-            f"collate expects a batch of fields from warpwell.train.Dataset, got a {type(batch).__name__}: values of a"
-            " store without a schema are bytes, which your own collate_fn decodes",
-            name="collate_fn",
-        )
-    return {
-        name: rows if isinstance(rows, list) else tensor_of(rows, batch.dtypes.get(name, np.dtype(np.int64)))
-        for name, rows in batch.fields.items()
-    }
 
 
 def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
