@@ -223,9 +223,10 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
         column = table[NUMBERS[0]]
         run = column.runs[0]
         table.where([(NUMBERS[0], ">=", 0.9997)])  # loads the column
-        arrays, tails = where._arrays(table, run)
+        extent = where._numbers_of(run)
+        (array, tail), form = where._words_of(table, extent), where._form(extent.dtype)
         mask = torch.zeros(-(-rows // 64), dtype=torch.int64, device="cuda")
-        nothing = torch.zeros(1, dtype=torch.int64, device="cuda")
+        units = where._units(run, 0, 0, rows, form[0])
         items, runs = where.rows_of(table, run), rows // RUN
         seconds = kernel_seconds(
             span_kernel(),
@@ -239,10 +240,11 @@ def selection(path: Path, rows: int, options: dict, record: Record) -> None:
         )
         for share in (3e-4, 0.5):
             values = predicate.compare(NUMBERS[0], column.type, ">=", 1 - share)
-            units, *tables = where._tables([(run, 0)], values, selecting.NUMBERS)
-            near = [torch.as_tensor(array, device="cuda") for array in (*tables[:2], np.array(tails, np.int64))]
-            args = (*arrays[:2], *near[:2], *where._form(run)[1:], 0, near[2], nothing, mask, 0)
-            times = kernel_times(selecting.select_whole, units * 32, *args, device="cuda", arrays=[arrays[0]])
+            near = [
+                torch.as_tensor(each, device="cuda") for each in (units.reshape(-1), where._edges(values, None, form))
+            ]
+            args = (array, *near, *form, tail, mask)
+            times = kernel_times(selecting.select, len(units) * 32, *args, device="cuda", arrays=[array])
             limit = ("span", 8 * rows / seconds)
             record(f"select/{options['page_size']}B/{share:g}", rates(8 * rows, times), "B/s", ceiling=limit)
 

@@ -39,8 +39,7 @@ def test_every_flipped_byte_is_found(path: Path) -> None:
         for at in [0, len(raw) - 1, *map(int, rng.integers(0, len(raw), 10))]:
             file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << int(rng.integers(8))]) + raw[at + 1 :])
             found = ww.table.check(path)
-            is_unused = file.suffix == ".zones" and found.sound  # padding between the buffers of zones
-            assert is_unused or [Path(problem.path) for problem in found.problems] == [file], (file, at)
+            assert [Path(problem.path) for problem in found.problems] == [file], (file, at)
         file.write_bytes(raw)
     assert ww.table.check(path).sound
 
@@ -48,7 +47,7 @@ def test_every_flipped_byte_is_found(path: Path) -> None:
 def test_files_that_are_cut_longer_or_gone(path: Path) -> None:
     for file in sorted(path.glob("*.arrow*")):
         raw = file.read_bytes()
-        for damaged in (raw[:-1], raw[:4096], raw[:100], b"", raw + bytes(1 << 20), None):
+        for damaged in (raw[:-1], raw[: len(raw) // 2], raw[:100], b"", raw + bytes(1 << 20), None):
             if damaged is None:
                 file.unlink()
             else:

@@ -26,6 +26,14 @@ def written(tmp_path_factory):
     return path, table_queries.write(path, 1)
 
 
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks and slices, and columns that are read where rows are left."""
+    monkeypatch.setattr(where, "CHUNK_ROWS", 500)
+    monkeypatch.setattr(where, "DENSE_FRACTION", 2)
+    monkeypatch.setattr(predicate, "SLICE_ROWS", 64)
+
+
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory):
     """Sorted columns, in which many blocks cannot match, with zone maps."""
@@ -85,35 +93,64 @@ def test_filters_select_what_pyarrow_selects(written):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_thousand_filters(written):
+def test_two_thousand_filters(written, monkeypatch):
+    monkeypatch.undo()  # chunks as they are
     path, table = written
     with ww.table.open(path, device="cpu") as opened:
         assert table_queries.first_difference(opened, table, 2, 2000) is None
 
 
-def _no_order(run):
-    kind, shift, pattern, _ = _FORM(run)
-    return kind, shift, pattern, 0
+def _no_order(values):
+    keys = _KEYS(values)
+    return np.where(keys < 0, keys ^ 0x7FFF_FFFF_FFFF_FFFF, keys) if pa.types.is_float64(values.type) else keys
 
 
-def _no_pattern(run):
-    kind, shift, _, order = _FORM(run)
-    return kind, shift, 0, order
+def _no_pattern(values):
+    keys = _KEYS(values)
+    return np.where(keys < 0, keys + 128, keys - 128) if pa.types.is_uint8(values.type) else keys
 
 
-_FORM, _EQUAL_TO = where._form, predicate._equal_to
+_KEYS, _EQUAL_TO, _MATCHES = predicate.order_keys, predicate._equal_to, predicate.IntervalSet.matches
+_WIDE, _CONTAINS = predicate.IntervalSet._matches_wide, predicate.IntervalSet.contains
 FAULTS = {
-    "negative floats descend": (where, "_form", _no_order),
-    "unsigned integers are signed": (where, "_form", _no_pattern),
+    "negative floats descend": (predicate, "order_keys", _no_order),
+    "unsigned integers are signed": (predicate, "order_keys", _no_pattern),
     "negative zero is less": (predicate, "_equal_to", lambda keys, _: _EQUAL_TO(keys, predicate.EVERYTHING)),
     "NaN is the greatest": (predicate, "compare", functools.partial(predicate.compare, nan_is_greatest=True)),
     "a complement is the set": (predicate.IntervalSet, "__invert__", lambda values: values),
     "only the last clause of a column counts": (predicate.IntervalSet, "__and__", lambda a, b: b),
-    "nulls match": (where, "_buffers", lambda run: (*_BUFFERS(run)[:1], None, _BUFFERS(run)[2])),
-    "null is a value": (where, "_bitmap_of_validity", lambda runs, nulls: _VALIDITY(runs, nulls=not nulls)),
+    "nulls match": (predicate.IntervalSet, "matches", lambda s, v, d=None: _MATCHES(_with_null(s), v, d)),
+    "null is a value": (predicate, "ONLY_NULL", predicate.EVERYTHING),
+    "an end belongs to its interval": (
+        predicate.IntervalSet,
+        "contains",
+        lambda s, keys: _CONTAINS(s, keys) | np.isin(keys, s.edges[1::2]),
+    ),
+    "bytes are compared by their first": (
+        predicate.IntervalSet,
+        "_matches_wide",
+        lambda s, v: (
+            _WIDE(dataclasses.replace(s, edges=tuple(e[:1] for e in s.edges)), v)
+            if isinstance(s.edges[0], bytes)
+            else _WIDE(s, v)
+        ),
+    ),
+    "rows of a chunk are counted from the table's": (
+        where,
+        "split_ranges",
+        lambda runs, ranges: [(0 * n, a, b) for n, a, b in _SPLIT(runs, ranges)],
+    ),
+    "rows after the first column are not compared": (
+        where,
+        "take",
+        lambda columns, rows, counters: _TAKE(columns, 0 * rows, counters),
+    ),
 }
-_VALIDITY = where._bitmap_of_validity
-_BUFFERS = where._buffers
+_SPLIT, _TAKE = where.split_ranges, where.take
+
+
+def _with_null(values):
+    return dataclasses.replace(values, nulls=True)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -321,7 +358,7 @@ def test_offsets_that_lead_outside_are_an_error(tmp_path):
     raw[at + 400 : at + 404] = np.int32(1 << 30).tobytes()
     path.write_bytes(raw)
     with ww.table.open(path, device="cpu") as opened:
-        with pytest.raises(errors.FormatError, match=r"row (99|100): its offsets lead outside"):
+        with pytest.raises(errors.FormatError, match=r"rows from 0 of a string .*damaged"):
             opened.where([("s", "==", "00500")])
         rows = np.arange(98, 101)
         with pytest.raises(errors.FormatError, match="row 99"):

@@ -7,6 +7,7 @@ import decimal
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.harness import table_queries
 
 import warpwell as ww
 from warpwell.table import where
@@ -35,8 +36,37 @@ def test_filters_of_each_kind(tmp_path, options):
             assert opened.where(given).numpy().tolist() == rows
 
 
-def test_bits_that_are_set_are_listed():
-    mask = np.array([0, 5, -1, 0, -(1 << 63)])
-    expected = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-    assert where._set_bits(mask, "interp").tolist() == expected.tolist()
-    assert where._set_bits(mask[:1], "interp").tolist() == []
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """Columns of numbers that a kernel compares, in batches that end within a word of the bitmap."""
+    path = tmp_path_factory.mktemp("table") / "t.arrow"
+    columns = table_queries.columns(4)
+    names = ["i8", "u8", "i32", "u16", "u64", "f16", "f32", "f64", "coded", "coded numbers"]
+    table = pa.table({name: columns[name].slice(0, 150) for name in names})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=90)
+    return path, table
+
+
+def test_random_filters(numbers):
+    path, table = numbers
+    with ww.table.open(path, device="interp") as opened:
+        assert table_queries.first_difference(opened, table, 3, 60) is None
+
+
+_FORM = where._form
+FAULTS = {
+    "negative floats descend": ("_form", lambda dtype: (*_FORM(dtype)[:2], 0)),
+    "unsigned integers are signed": ("_form", lambda dtype: (_FORM(dtype)[0], 0, _FORM(dtype)[2])),
+    "null is not cleared": ("set_bits", lambda bits: np.arange(8 * len(bits))),
+    "the last word is left out": ("_units", lambda *a: _UNITS(*a) - [0, 0, 1]),
+}
+_UNITS = where._units
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(numbers, monkeypatch, fault):
+    path, table = numbers
+    monkeypatch.setattr(where, *FAULTS[fault])
+    with ww.table.open(path, device="interp") as opened:
+        assert table_queries.first_difference(opened, table, 3, 60) is not None

@@ -7,16 +7,18 @@ checked against the file and the number of rows before anything of it is read.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from ..errors import FormatError
-from .column import ColumnRun, checked_extent, in_place_error, validate
-from .extent import Extent, MappedFile
+from . import arrow as pa
+from .column import ColumnRun, checked_extent, in_place_error
+from .extent import Extent, MappedFile, validate
 from .layout import NESTED, Layout, layout_of, storage_of
-from .library import arrow, line_of, readable_columns
+from .library import line_of, readable_columns
 from .zones import FILE_ID, ZoneMap, Zones, read_zones
 
 _BYTE = np.dtype(np.uint8)
@@ -58,22 +60,19 @@ class ArrowFile:
         self._file = MappedFile(path, direct)
         self.path = self._file.path
         try:
-            with self._file.pages_alone():
-                self.schema, self._batches = self._parse()
+            self._file.read_alone(is_alone=True)
+            self.schema, self._batches = self._parse()
+            self._file.read_alone(is_alone=False)
         except BaseException:
             self._file.close()
             raise
-        self._starts = [0]
-        for batch in self._batches:
-            self._starts.append(self._starts[-1] + batch.num_rows)
+        self._starts: list[int] = [0, *accumulate(batch.num_rows for batch in self._batches)]
         self.rows = self._starts[-1]
-        self._zones: Zones | None = None
-        self._zones_read = False
         self._dictionaries: dict[tuple[Any, ...], Any] = {}
         """Checked copies of dictionaries, by their addresses and lengths."""
 
     def _parse(self) -> tuple[Any, list[Any]]:
-        pa, path = arrow(), self._file.path
+        path = self._file.path
         head = self._file.buffer.slice(0, min(8, self._file.nbytes)).to_pybytes()
         for magic, description in _OTHER_FORMATS.items():
             if head.startswith(magic):
@@ -83,14 +82,17 @@ class ArrowFile:
                     path=path,
                 )
         try:
-            reader = (pa.ipc.open_file if head.startswith(_FILE) else pa.ipc.open_stream)(
+            is_file = head.startswith(_FILE)
+            reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(
                 pa.BufferReader(self._file.buffer), options=pa.ipc.IpcReadOptions(use_threads=False)
             )
+            # one after another, so that a compressed file is not unpacked whole
+            batches = (reader.get_batch(k) for k in range(reader.num_record_batches)) if is_file else reader
             file_id = (getattr(reader, "metadata", None) or {}).get(FILE_ID)
             self.id = None if file_id is None else file_id.decode("latin-1")
             numbers = readable_columns(reader.schema, path)
             schema = pa.schema([reader.schema.field(number) for number in numbers], reader.schema.metadata)
-            return schema, [self._in_place(batch.select(numbers)) for batch in self._each(reader)]
+            return schema, [self._in_place(batch.select(numbers)) for batch in batches]
         except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
             self._file.require()
             if isinstance(error, FormatError):
@@ -101,33 +103,23 @@ class ArrowFile:
                 path=path,
             ) from None
 
-    def _each(self, reader: Any) -> Iterator[Any]:
-        """Yield the batches; one after another, so that a compressed file is not unpacked whole."""
-        if hasattr(reader, "get_batch"):
-            for k in range(reader.num_record_batches):
-                yield reader.get_batch(k)
-        else:
-            yield from reader
-
     def _in_place(self, batch: Any) -> Any:
         """Return a batch if all of its buffers are in the file."""
         if batch.num_rows < 0:
-            raise FormatError(
-                f"{self._file.path} has a batch of {batch.num_rows} rows: it is damaged, write it again",
-                path=self._file.path,
-            )
+            raise self._file.damaged(f"a batch has {batch.num_rows} rows")
         for column in batch.columns:
             for buffer in column.buffers():
                 if buffer is not None and buffer.size and self._file.offset_of(buffer) is None:
                     raise in_place_error(self._file.path)
         return batch
 
+    @cached_property
+    def _zones(self) -> Zones | None:
+        zones = read_zones(self.path, self.id)
+        return zones if zones is not None and zones.rows == self.rows else None
+
     def zones(self, number: int) -> ZoneMap | None:
         """Return the zone map of a column."""
-        if not self._zones_read:
-            self._zones, self._zones_read = read_zones(self.path, self.id), True
-            if self._zones is not None and self._zones.rows != self.rows:
-                self._zones = None
         return None if self._zones is None else self._zones.column(number)
 
     def runs(self, number: int) -> tuple[ColumnRun, ...]:
@@ -142,21 +134,15 @@ class ArrowFile:
                 if batch.num_rows
             )
         except SystemError:  # Python's, of a length below 0
-            raise FormatError(
-                f"{self._file.path}: column {field.name!r} has a negative length: the file is damaged, write it again",
-                path=self._file.path,
-            ) from None
+            raise self._file.damaged(f"column {field.name!r} has a negative length") from None
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
-        pa, file = arrow(), self._file
+        file = self._file
         description = f"column {field.name!r}, rows from {first}"
         if len(column) != rows or column.offset:
-            raise FormatError(
-                f"{file.path}: {description} has {len(column)} rows, and its batch {rows}: the file is damaged",
-                path=file.path,
-            )
+            raise file.damaged(f"{description} has {len(column)} rows, and its batch {rows}")
         if layout.kind == "null":
-            return ColumnRun(first, rows, rows, field.type, layout, array=column)
+            return ColumnRun(file, first, rows, rows, field.type, layout, array=column)
         storage = column.storage if isinstance(column, pa.ExtensionArray) else column
         valid, *buffers = storage.buffers()
         bits = None
@@ -164,14 +150,13 @@ class ArrowFile:
             bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{description}, validity")
         nulls = int(storage.null_count)  # after the check, because it may count the bits
         if not 0 <= nulls <= rows or (nulls and bits is None and layout != NESTED):
-            raise FormatError(
-                f"{file.path}: {description} says that {nulls} of {rows} are null: the file is damaged", path=file.path
-            )
+            raise file.damaged(f"{description} says that {nulls} of {rows} are null")
         if layout.kind == "list":
-            self._require_items(storage, description)
+            with file.checking(description):
+                storage.validate()
             layout = NESTED if storage.values.null_count else layout
             buffers = buffers[1:]
-        run = ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, array=column)
+        run = ColumnRun(file, first, rows, nulls, field.type, layout, valid=bits if nulls else None, array=column)
         if layout == NESTED:
             return dataclasses.replace(run, data=tuple(filter(None, map(self._all_bytes, (valid, *buffers)))))
         main = checked_extent(file, buffers[0], layout, layout.shape(rows), description)
@@ -187,13 +172,6 @@ class ArrowFile:
             run = dataclasses.replace(run, nulls=run.arrow().dictionary_decode().null_count)
         return run
 
-    def _require_items(self, lists: Any, description: str) -> None:
-        """Raise FormatError if a fixed-size list has other items than its length says."""
-        try:
-            lists.validate()
-        except arrow().ArrowException as error:
-            raise FormatError(f"{self.path}: {description} is damaged ({line_of(error)})", path=self.path) from None
-
     def _all_bytes(self, buffer: Any) -> Extent | None:
         """Return the extent of all bytes of a buffer."""
         return None if buffer is None else checked_extent(self._file, buffer, _BITS, (int(buffer.size),), "bytes")
@@ -202,15 +180,10 @@ class ArrowFile:
         """Return the values of codes, checked, and copied because the file may be cut later."""
         key = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
         if key not in self._dictionaries:
-            try:
+            with self._file.checking(f"the dictionary of {description}"):
                 validate(values)
-            except arrow().ArrowException as error:
-                raise FormatError(
-                    f"{self._file.path}: the dictionary of {description} is damaged ({line_of(error)}): write it again",
-                    path=self._file.path,
-                ) from None
-            buffers = [None if b is None else arrow().py_buffer(b.to_pybytes()) for b in values.buffers()]
-            self._dictionaries[key] = arrow().Array.from_buffers(
+            buffers = [None if b is None else pa.py_buffer(b.to_pybytes()) for b in values.buffers()]
+            self._dictionaries[key] = pa.Array.from_buffers(
                 storage_of(values.type), len(values), buffers, offset=values.offset
             )
         return self._dictionaries[key]

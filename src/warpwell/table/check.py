@@ -12,7 +12,7 @@ from ..errors import FormatError, WarpwellError
 from ..kv import Problem
 from . import arrow as pa
 from .arrow_file import ArrowFile
-from .column import validate
+from .extent import validate
 from .library import line_of
 from .table import Table, table_parts
 from .zones import CHECKED_BYTES, SUFFIX, compute_zones, file_checksums, load_zones

@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 from ..array import Array
 from ..errors import ArgumentError, FormatError
-from .extent import Extent, MappedFile
+from . import arrow as pa
+from .extent import Extent, MappedFile, validate
 from .layout import Layout
-from .library import arrow, line_of
+from .library import line_of
 from .zones import PartZones
 
 
@@ -23,6 +24,7 @@ class ColumnRun:
 
     Attributes
     ----------
+    file : MappedFile
     first, rows : int
         The rows are ``[first, first + rows)`` of the table.
     nulls : int
@@ -50,6 +52,7 @@ class ColumnRun:
         All rows over the mapping of the file, not checked.
     """
 
+    file: MappedFile
     first: int
     rows: int
     nulls: int
@@ -79,10 +82,8 @@ class ColumnRun:
         ------
         FormatError
         """
-        try:
+        with self.file.checking(self._description):
             validate(self.array)
-        except arrow().ArrowException as error:
-            raise self._damaged(error) from None
         return self.array
 
     def take_nested(self, rows: Any) -> Any:
@@ -90,18 +91,14 @@ class ColumnRun:
         values = self.checked_nested
         try:
             array = values.take(rows)
-        except arrow().ArrowNotImplementedError:  # of views
-            array = arrow().concat_arrays([values.slice(0, 0), *(values.slice(row, 1) for row in rows.tolist())])
-        self._require()
+        except pa.ArrowNotImplementedError:  # of views
+            array = pa.concat_arrays([values.slice(0, 0), *(values.slice(row, 1) for row in rows.tolist())])
+        self.file.require()
         return array
 
-    def _damaged(self, error: BaseException) -> FormatError:
-        self._require()
-        path = next((extent.path for extent in self.extents), "")
-        return FormatError(
-            f"{path}: rows from {self.first} of a {self.type} are damaged ({line_of(error)}): write them again",
-            path=path,
-        )
+    @property
+    def _description(self) -> str:
+        return f"rows from {self.first} of a {self.type}"
 
     def arrow(self, first: int = 0, rows: int | None = None) -> Any:
         """Return rows [first, first + rows) of the run as a `pyarrow.Array`, without a copy.
@@ -115,16 +112,15 @@ class ColumnRun:
         MediumError
             The file was cut, or cannot be read.
         """
-        pa = arrow()
         count = self.rows - first if rows is None else rows
         if self.layout.kind == "nested":
             array = self.checked_nested.slice(first, count)
-            self._require()
+            self.file.require()
             return array
         array = self.array.slice(first, count)
         is_extension = isinstance(array, pa.ExtensionArray)
         array = array.storage if is_extension else array
-        try:
+        with self.file.checking(self._description):
             if self.layout.kind == "codes":
                 array = pa.DictionaryArray.from_arrays(
                     array.indices, self.dictionary, ordered=array.type.ordered, safe=False
@@ -139,22 +135,23 @@ class ColumnRun:
                 )
             if self.layout.kind in ("text", "views", "codes"):
                 validate(array)
-        except pa.ArrowException as error:
-            raise self._damaged(error) from None
-        self._require()
+        self.file.require()
         return pa.ExtensionArray.from_storage(self.type, array) if is_extension else array
 
-    def _require(self) -> None:
-        """Raise MediumError if bytes of a file could not be read."""
-        for file in {extent.file for extent in self.extents}:
-            file.require()
 
-
-class _Home(Protocol):
-    """The parts of a table that a column uses."""
+class TableParts(Protocol):
+    """The parts of a table that its columns and queries use."""
 
     path: str
     rows: int
+    schema: Any
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+
+    def __getitem__(self, name: str | int) -> Column:
+        """Return a column."""
 
     def require_open(self) -> None:
         """Raise ClosedError if it is closed."""
@@ -180,7 +177,7 @@ class Column:
         Of the table.
     """
 
-    def __init__(self, home: _Home, field: Any, number: int) -> None:
+    def __init__(self, home: TableParts, field: Any, number: int) -> None:
         self.name: str = field.name
         self.type = field.type
         self.rows = home.rows
@@ -291,10 +288,10 @@ class Column:
         """
         chunks = self.chunks(*bounds(first, rows, self.rows)).chunks
         if len(chunks) < 2:
-            return chunks[0] if chunks else arrow().nulls(0, self.type)
+            return chunks[0] if chunks else pa.nulls(0, self.type)
         try:
-            return arrow().concat_arrays(chunks)
-        except arrow().ArrowException as error:
+            return pa.concat_arrays(chunks)
+        except pa.ArrowException as error:
             raise ArgumentError(
                 f"rows of {self.name!r} do not fit into one array ({line_of(error)}): take fewer rows, or all from "
                 "Table.arrow"
@@ -307,7 +304,7 @@ class Column:
             for run in self.runs
             if run.first < end and start < run.first + run.rows
         ]
-        return arrow().chunked_array(parts, self.type)
+        return pa.chunked_array(parts, self.type)
 
 
 def bounds(first: Any, rows: Any, total: int) -> tuple[int, int]:
@@ -341,30 +338,13 @@ def checked_extent(
     extent = Extent(file, 0, layout.dtype, shape)
     size = 0 if buffer is None else int(buffer.size)
     if extent.nbytes > size:
-        raise FormatError(
-            f"{file.path}: {description} has {size} bytes, and its rows take {extent.nbytes}: the file is "
-            "damaged, write it again",
-            path=file.path,
-        )
+        raise file.damaged(f"{description} has {size} bytes, and its rows take {extent.nbytes}")
     if not extent.nbytes:
         return None
     at = file.offset_of(buffer)
     if at is None:
         raise in_place_error(file.path)
     return Extent(file, at, extent.dtype, shape)
-
-
-def validate(array: Any) -> None:
-    """Check the offsets, codes and text of an array; raise pyarrow.ArrowException.
-
-    Dates and times may be any integers.
-    """
-    pa = arrow()
-    values = array.dictionary if isinstance(array, pa.DictionaryArray) else array
-    if pa.types.is_temporal(values.type) and not pa.types.is_interval(values.type):
-        plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
-        array = plain if values is array else pa.DictionaryArray.from_arrays(array.indices, plain, safe=False)
-    array.validate(full=True)
 
 
 def in_place_error(path: str) -> FormatError:

@@ -17,7 +17,8 @@ from ..array import Array, Mapping, open_array
 from ..array.gather import Pieces
 from ..errors import FormatError, MediumError
 from ..storage import FileMedium
-from .library import arrow
+from . import arrow as pa
+from .library import line_of
 
 
 class MappedFile:
@@ -58,7 +59,7 @@ class MappedFile:
             raise
         self.nbytes = self._medium.nbytes
         self.direct = direct
-        self.buffer = arrow().foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
+        self.buffer = pa.foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
 
     def require(self) -> None:
         """Raise MediumError if the file was cut, or bytes of it could not be read."""
@@ -70,27 +71,30 @@ class MappedFile:
                 "restore it, and open the table again"
             )
 
+    def damaged(self, reason: str) -> FormatError:
+        """Return the error for bytes that no writer leaves; raise MediumError if the file was truncated."""
+        self.require()
+        return FormatError(f"{self.path}: {reason}: the file is damaged, write it again", path=self.path)
+
+    @contextlib.contextmanager
+    def checking(self, description: str) -> Iterator[None]:
+        """Raise `damaged` if pyarrow refuses an array over the file."""
+        try:
+            yield
+        except pa.ArrowException as error:
+            raise self.damaged(f"{description} ({line_of(error)})") from None
+
     def fileno(self) -> int:
         """Return the descriptor of the file."""
         return self._medium.fileno()
 
-    @contextlib.contextmanager
-    def pages_alone(self) -> Iterator[None]:
-        """Read pages that are touched meanwhile alone: the system would read as much as 8 MiB after each."""
-        self._mapping.read_alone(True)
-        try:
-            yield
-        finally:
-            self._mapping.read_alone(False)
+    def read_alone(self, *, is_alone: bool) -> None:
+        """Set whether the system reads a page that is touched alone, or as much as 8 MiB after it as well."""
+        self._mapping.read_alone(is_alone)
 
     def pieces(self, starts: NDArray[np.int64], sizes: Any, parts: Sequence[int] = (0,)) -> Pieces:
         """Return bytes of the file, to be fetched (`fetch`); parts of pieces lie far from one another."""
         return Pieces(self._mapping, self.fileno, self.path, self.nbytes, starts, sizes, self.direct, parts)
-
-    def is_other(self, medium: Any) -> bool:
-        """Return whether a `FileMedium` of this path is another file by now."""
-        opened, current = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())
-        return not os.path.samestat(opened, current)
 
     def offset_of(self, buffer: Any) -> int | None:
         """Return where in the file a `pyarrow.Buffer` begins; None if it is not within the mapping."""
@@ -100,6 +104,18 @@ class MappedFile:
     def close(self) -> None:
         """Close the file (idempotent)."""
         self._medium.close()
+
+
+def validate(array: Any) -> None:
+    """Check the offsets, codes and text of an array; raise pyarrow.ArrowException.
+
+    Dates and times may be any integers.
+    """
+    values = array.dictionary if isinstance(array, pa.DictionaryArray) else array
+    if pa.types.is_temporal(values.type) and not pa.types.is_interval(values.type):
+        plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        array = plain if values is array else pa.DictionaryArray.from_arrays(array.indices, plain, safe=False)
+    array.validate(full=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +173,8 @@ class Extent:
         """
         self.file.require()
         opened = open_array(self.path, dtype=self.dtype, shape=self.shape, offset=self.offset, **options)
-        if isinstance(opened.medium, FileMedium) and self.file.is_other(opened.medium):
+        medium = opened.medium
+        if isinstance(medium, FileMedium) and not os.path.sameopenfile(self.file.fileno(), medium.fileno()):
             opened.close()
             raise FormatError(
                 f"{self.path} was replaced since the table was opened: open the table again", path=self.path

@@ -8,8 +8,22 @@ from typing import Any
 import numpy as np
 
 from ..targets import device
-from .library import arrow
+from . import arrow as pa
 
+FAMILIES = {
+    "bool": ("True or False", "is_boolean"),
+    "integer": ("an integer", "is_integer"),
+    "float": ("a number", "is_floating"),
+    "decimal": ("an int or a decimal.Decimal", "is_decimal32 is_decimal64 is_decimal128"),
+    "string": ("a string", "is_string is_large_string"),
+    "binary": ("bytes", "is_binary is_large_binary is_fixed_size_binary"),
+    "date": ("a datetime.date", "is_date"),
+    "timestamp": ("a datetime.datetime without a time zone", "is_timestamp"),
+    "zoned timestamp": ("a datetime.datetime with a time zone", ""),
+    "duration": ("a datetime.timedelta", "is_duration"),
+    "time": ("a datetime.time without a time zone", "is_time"),
+}
+"""By family of comparable types: the values that a message asks for, and the tests of pyarrow for these types."""
 VIEW_BYTES = 16
 """Bytes of an item of ``string_view`` and ``binary_view``."""
 
@@ -48,7 +62,7 @@ NESTED = Layout("nested", None)
 
 def layout_of(kind: Any) -> Layout:
     """Return the layout of a `pyarrow.DataType`."""
-    types = arrow().types
+    types = pa.types
     kind = storage_of(kind)
     layout = _flat(kind)
     if layout is not None:
@@ -66,15 +80,28 @@ def layout_of(kind: Any) -> Layout:
 
 def storage_of(kind: Any) -> Any:
     """Return the type in which an extension type is stored, or the type itself."""
-    base = arrow().BaseExtensionType
+    base = pa.BaseExtensionType
     while isinstance(kind, base):
         kind = kind.storage_type
     return kind
 
 
+def family_of(kind: Any) -> str:
+    """Return a key of `FAMILIES`, or "" for a type whose values are not compared."""
+    types, kind = pa.types, storage_of(kind)
+    if types.is_timestamp(kind) and kind.tz is not None:
+        return "zoned timestamp"
+    if types.is_fixed_size_binary(kind) and not kind.byte_width:
+        return ""
+    return next(
+        (name for name, (_, tests) in FAMILIES.items() if any(getattr(types, test)(kind) for test in tests.split())),
+        "",
+    )
+
+
 def _flat(kind: Any) -> Layout | None:
     """Return the layout of a type that is not nested and not a dictionary."""
-    types = arrow().types
+    types = pa.types
     if types.is_boolean(kind):
         return Layout("bits", np.dtype(np.uint8))
     if types.is_null(kind):
@@ -87,11 +114,7 @@ def _flat(kind: Any) -> Layout | None:
         return Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
     if types.is_decimal(kind):
         limbs = kind.bit_width // 64
-        return (
-            Layout("fixed", np.dtype("<i8"), (limbs,))
-            if limbs > 1
-            else Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
-        )
+        return Layout("fixed", np.dtype(f"<i{min(kind.bit_width // 8, 8)}"), (limbs,) if limbs > 1 else ())
     if types.is_fixed_size_binary(kind):
         return Layout("fixed", np.dtype(np.uint8), (int(kind.byte_width),))
     if types.is_string(kind) or types.is_binary(kind):

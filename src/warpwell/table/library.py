@@ -1,4 +1,4 @@
-"""`arrow` and `polars`: pyarrow and Polars, imported when they are first needed. Columns in schemas of pyarrow."""
+"""`polars`: Polars, imported when it is first needed. Columns in schemas of pyarrow."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ from typing import Any
 
 from .._check import checked_integer, imported
 from ..errors import ArgumentError, DTypeError
-from . import arrow as pa
 
 _log = logging.getLogger(__package__)
-
-
-def arrow() -> Any:
-    """Return pyarrow; its use raises ArgumentError if it is not installed."""
-    return pa
 
 
 def polars() -> Any:

@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DTypeError
+from . import arrow as pa
 from .column import Column
-from .layout import layout_of, storage_of
-from .library import arrow, polars
+from .layout import FAMILIES, family_of, layout_of, storage_of
+from .library import polars
 from .reading import Ranges
 from .zones import BLOCK_ROWS, ZoneMap
 
@@ -34,22 +35,12 @@ TypeOf = Callable[[str], Any]
 """Returns the Arrow type of a column by its name, or raises ArgumentError."""
 
 OPERATORS = ("=", "==", "!=", "<", "<=", ">", ">=", "in", "not in", "is null", "is not null")
+MAX_COMPARED_EDGES = 8
+"""Edges of a set with which keys are compared one by one; more are searched."""
+SLICE_ROWS = 1 << 16
+"""Maximum numbers of a slice, whose keys stay in the cache of the processor while they are compared."""
 MAX_CONJUNCTIONS = 64
 """Conjunctions of a Polars expression beyond which a part of it is not used to skip blocks."""
-_FAMILIES = {
-    "bool": ("True or False", "is_boolean"),
-    "integer": ("an integer", "is_integer"),
-    "float": ("a number", "is_floating"),
-    "decimal": ("an int or a decimal.Decimal", "is_decimal32 is_decimal64 is_decimal128"),
-    "string": ("a string", "is_string is_large_string"),
-    "binary": ("bytes", "is_binary is_large_binary is_fixed_size_binary"),
-    "date": ("a datetime.date", "is_date"),
-    "timestamp": ("a datetime.datetime without a time zone", "is_timestamp"),
-    "zoned timestamp": ("a datetime.datetime with a time zone", ""),
-    "duration": ("a datetime.timedelta", "is_duration"),
-    "time": ("a datetime.time without a time zone", "is_time"),
-}
-"""By family of comparable types: the values that a message asks for, and the tests of pyarrow for these types."""
 _NUMBERS = ("integer", "float", "decimal")
 
 
@@ -79,11 +70,6 @@ class IntervalSet:
         """Return True if the set has no key and not null."""
         return not (self.edges or self.from_start or self.nulls)
 
-    @property
-    def has_all_keys(self) -> bool:
-        """Return True if the set has all keys."""
-        return self.from_start and not self.edges
-
     def __invert__(self) -> IntervalSet:
         """Return the keys that are not in the set; null is in neither."""
         return IntervalSet(self.edges, not self.from_start)
@@ -100,9 +86,60 @@ class IntervalSet:
     def _contains_key(self, key: Key) -> bool:
         return (bisect_right(self.edges, key) + self.from_start) % 2 == 1
 
-    def contains(self, keys: NDArray[Any]) -> NDArray[np.bool_]:
+    def matches(self, values: Any, of_dictionary: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+        """Return which values of a `pyarrow.Array` are in the set.
+
+        Parameters
+        ----------
+        values : pyarrow.Array
+            Of a type that `compare` takes, unless the set has all keys or none.
+        of_dictionary : ndarray of bool, optional
+            The result for the dictionary of `values`, if it is known.
+        """
+        values = values.storage if isinstance(values, pa.ExtensionArray) else values
+        if pa.types.is_dictionary(values.type):
+            inside = self.matches(values.dictionary) if of_dictionary is None else of_dictionary
+            values = values.indices
+            matches = np.append(inside, False)[values.fill_null(0).to_numpy()]
+        elif not self.edges:
+            matches = np.full(len(values), self.from_start)
+        elif isinstance(self.edges[0], bytes) or pa.types.is_decimal128(values.type):
+            matches = self._matches_wide(values)
+        else:
+            slices = [values.slice(start, SLICE_ROWS) for start in range(0, len(values), SLICE_ROWS)]
+            matches = np.concatenate([np.zeros(0, np.bool_), *(self.contains(order_keys(part)) for part in slices)])
+        if values.null_count:
+            matches = np.where(values.is_valid().to_numpy(zero_copy_only=False), matches, self.nulls)
+        return np.asarray(matches)
+
+    def _matches_wide(self, values: Any) -> NDArray[np.bool_]:
+        """Return which values of strings, binary and 128-bit decimals have keys in the set."""
+        kind = values.type
+        if pa.types.is_decimal(kind):
+            words = b"".join(edge.to_bytes(16, "little", signed=True) for edge in self.edges)
+            edges = pa.Array.from_buffers(kind, len(self.edges), [None, pa.py_buffer(words)])
+        else:
+            values = values.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+            edges = pa.array(self.edges, values.type)
+        points = [k for k in range(0, len(edges) - 1, 2) if self.edges[k + 1] == _next_key(self.edges[k])]
+        bounds = sorted({*range(len(edges))} - {*points, *(k + 1 for k in points)})
+        tests = [pa.compute.greater_equal(values, edges[k]) for k in bounds]
+        if points:
+            tests.append(pa.compute.is_in(values, value_set=edges.take(pa.array(points))))
+        matches = np.full(len(values), self.from_start)
+        for test in tests:
+            matches ^= test.fill_null(False).to_numpy(zero_copy_only=False)
+        return matches
+
+    def contains(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which keys are in the set."""
-        return np.asarray((np.searchsorted(self._edges_like(keys), keys, "right") + self.from_start) % 2 == 1)
+        edges = self._edges_like(keys)
+        if len(edges) > MAX_COMPARED_EDGES:
+            return np.asarray((np.searchsorted(edges, keys, "right") + self.from_start) % 2 == 1)
+        inside = np.full(len(keys), self.from_start)
+        for edge in edges:
+            inside ^= keys >= edge
+        return inside
 
     def overlaps(self, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
         """Return for which ranges ``[low[k], high[k]]`` a key is in the set."""
@@ -120,17 +157,14 @@ ONLY_NULL = IntervalSet(nulls=True)
 
 
 def order_keys(values: Any) -> NDArray[Any]:
-    """Return the keys of a `pyarrow.Array`, int64 or objects; a null has any key."""
-    types, kind = arrow().types, storage_of(values.type)
-    values = values.storage if isinstance(values, arrow().ExtensionArray) else values
-    if types.is_dictionary(kind):
-        return order_keys(values.dictionary_decode())
-    if types.is_boolean(kind):
-        return order_keys(values.cast(arrow().int8()))
+    """Return the keys of a `pyarrow.Array` of values in storage, int64 or objects; a null has any key."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        return order_keys(values.cast(pa.int8()))
     family = family_of(kind)
     if family in ("string", "binary"):
         keys = np.empty(len(values), object)
-        keys[:] = [b"" if value is None else value for value in values.cast(arrow().large_binary()).to_pylist()]
+        keys[:] = [b"" if value is None else value for value in values.cast(pa.large_binary()).to_pylist()]
         return keys
     layout = layout_of(kind)
     assert layout.dtype is not None
@@ -144,21 +178,8 @@ def order_keys(values: Any) -> NDArray[Any]:
     bits = 8 * layout.dtype.itemsize
     if layout.dtype.kind == "u":
         return items.view(np.int64) ^ np.int64(-(1 << 63)) if bits == 64 else items.astype(np.int64) - (1 << bits - 1)
-    raw = items.view(f"<i{layout.dtype.itemsize}").astype(np.int64)
-    return np.where(raw < 0, raw ^ ((1 << bits - 1) - 1), raw) if layout.dtype.kind == "f" else raw
-
-
-def family_of(kind: Any) -> str:
-    """Return a key of `_FAMILIES`, or "" for a type whose values are not compared."""
-    types, kind = arrow().types, storage_of(kind)
-    if types.is_timestamp(kind) and kind.tz is not None:
-        return "zoned timestamp"
-    if types.is_fixed_size_binary(kind) and not kind.byte_width:
-        return ""
-    return next(
-        (name for name, (_, tests) in _FAMILIES.items() if any(getattr(types, test)(kind) for test in tests.split())),
-        "",
-    )
+    raw = items.view(f"<i{layout.dtype.itemsize}").astype(np.int64, copy=False)
+    return raw ^ ((raw >> 63) & ((1 << bits - 1) - 1)) if layout.dtype.kind == "f" else raw
 
 
 # -- comparisons ------------------------------------------------------------------------------------------------------
@@ -192,7 +213,7 @@ def compare(name: str, kind: Any, op: str, value: Any, *, nan_is_greatest: bool 
     if op.startswith("is"):
         return ONLY_NULL if op == "is null" else EVERYTHING
     kind = storage_of(kind)
-    kind = storage_of(kind.value_type) if arrow().types.is_dictionary(kind) else kind
+    kind = storage_of(kind.value_type) if pa.types.is_dictionary(kind) else kind
     if not family_of(kind):
         hint = " (ww.table.convert stores it as string or binary)" if "view" in str(kind) else ""
         raise DTypeError(
@@ -200,14 +221,14 @@ def compare(name: str, kind: Any, op: str, value: Any, *, nan_is_greatest: bool 
             "by ww.table.scan"
         )
     numbers = EVERYTHING
-    if arrow().types.is_floating(kind):
-        low, high = order_keys(arrow().array(np.array([-np.inf, np.inf], f"f{kind.bit_width // 8}"))).tolist()
+    if pa.types.is_floating(kind):
+        low, high = order_keys(pa.array(np.array([-np.inf, np.inf], f"f{kind.bit_width // 8}"))).tolist()
         numbers = IntervalSet((low, high + 1))
     if op in ("in", "not in") and (isinstance(value, str | bytes) or not isinstance(value, Iterable)):
         raise ArgumentError(f"column {name!r} {op} {value!r:.60}: expected a list of values", name="filters")
     literals = [_literal(name, kind, item) for item in (value if op in ("in", "not in") else [value])]
-    key_type = arrow().large_binary() if family_of(kind) == "binary" else kind
-    keys = order_keys(arrow().array([literal for literal in literals if literal is not None], key_type)).tolist()
+    key_type = pa.large_binary() if family_of(kind) == "binary" else kind
+    keys = order_keys(pa.array([literal for literal in literals if literal is not None], key_type)).tolist()
     has_nan = nan_is_greatest and None in literals
     if op in ("=", "==", "in", "!=", "not in"):
         matches = _equal_to(keys, numbers)
@@ -228,7 +249,7 @@ def _equal_to(keys: Iterable[Key], numbers: IntervalSet) -> IntervalSet:
     edges: list[Key] = []
     is_float = numbers is not EVERYTHING
     for key in sorted({-1 if is_float and key == 0 else key for key in keys}):
-        end = key + b"\0" if isinstance(key, bytes) else 1 if is_float and key == -1 else key + 1
+        end = 1 if is_float and key == -1 else _next_key(key)
         if edges and edges[-1] == key:
             edges[-1] = end
         else:
@@ -236,9 +257,13 @@ def _equal_to(keys: Iterable[Key], numbers: IntervalSet) -> IntervalSet:
     return IntervalSet(tuple(edges))
 
 
+def _next_key(key: Key) -> Key:
+    return key + b"\0" if isinstance(key, bytes) else key + 1
+
+
 def _literal(name: str, kind: Any, value: Any) -> Any:
     """Return a value as a `pyarrow.Scalar` of a column's type, or None for NaN; raise ArgumentError if impossible."""
-    pa, family = arrow(), family_of(kind)
+    family = family_of(kind)
     try:
         scalar = value
         if isinstance(scalar, np.datetime64 | np.timedelta64):
@@ -254,7 +279,7 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
         scalar_family = family_of(scalar.type)
         numeric = family in _NUMBERS and scalar_family in _NUMBERS and (family, scalar_family) != ("decimal", "float")
         if (scalar_family != family and not numeric) or (family == "time" and getattr(value, "tzinfo", None)):
-            raise TypeError(f"expected {_FAMILIES[family][0]}")
+            raise TypeError(f"expected {FAMILIES[family][0]}")
         if family == "binary":
             return scalar.cast(pa.large_binary())
         if not numeric:
@@ -282,10 +307,8 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
 def _scalar(value: Any) -> Any:
     """Return a `pyarrow.Scalar`; integers beyond 64 bits as decimals."""
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-        return (
-            arrow().scalar(value, arrow().uint64()) if 0 < value < 1 << 64 else arrow().scalar(decimal.Decimal(value))
-        )
-    return arrow().scalar(value)
+        return pa.scalar(value, pa.uint64()) if 0 < value < 1 << 64 else pa.scalar(decimal.Decimal(value))
+    return pa.scalar(value)
 
 
 # -- conditions -------------------------------------------------------------------------------------------------------
@@ -475,7 +498,7 @@ def _values_of(
 ) -> tuple[Sequence[IntervalSet], Sequence[IntervalSet]]:
     """Return for which values of a column a comparison is true, and for which its negation is."""
     compare_values = functools.partial(compare, name, kind, nan_is_greatest=True)
-    if arrow().types.is_dictionary(storage_of(kind)) and op not in _UNORDERED:  # Polars may order categories otherwise
+    if pa.types.is_dictionary(storage_of(kind)) and op not in _UNORDERED:  # Polars may order categories otherwise
         raise NotImplementedError
     if op in ("IsNull", "IsNotNull"):
         return ([ONLY_NULL], [EVERYTHING]) if op == "IsNull" else ([EVERYTHING], [ONLY_NULL])
@@ -567,5 +590,6 @@ def _is_row_by_row(expression: Any) -> bool:
 def mask_of(frame: Any, predicate: Any) -> Any:
     """Return for which rows of a frame a predicate is true, as a `polars.Series` without nulls."""
     name = "predicate" + "_" * (1 + max(map(len, frame.columns), default=0))
-    mask = frame.select(predicate.alias(name).fill_null(False)).get_column(name)
+    mask = frame.select(predicate.alias(name)).get_column(name)
+    mask = mask.fill_null(False) if mask.null_count() else mask
     return mask if len(mask) == len(frame) else frame.with_columns(mask).get_column(name)  # of constants alone

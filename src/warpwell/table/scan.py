@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,23 +21,21 @@ from numpy.typing import NDArray
 
 from ..array.gather import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError
+from . import arrow as pa
 from .column import Column
-from .library import arrow, polars
+from .library import polars
 from .predicate import Condition, mask_of
-from .reading import IoCounters, Ranges, read_ranges, split_ranges
+from .reading import IoCounters, Ranges, read_ranges, set_bits, split_ranges
 from .table import Table, open_table
 from .take import take
+from .where import CHUNK_ROWS, DENSE_FRACTION
 
 _log = logging.getLogger(__package__)
 
-CHUNK_ROWS = 1 << 20
-"""Rows on which a predicate is evaluated at a time."""
 MAX_CHUNKS_AHEAD = 4
 """Maximum chunks that are evaluated ahead of the current chunk."""
 GROUP_ROWS = 1 << 12
 """Matching rows of several chunks that are taken together."""
-DENSE_FRACTION = 8
-"""If more than one row in this many matches, whole columns are read and filtered."""
 
 
 def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, direct: bool | None = None) -> Any:
@@ -81,8 +80,7 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     ) -> Iterator[Any]:
         names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))  # it may name one twice
         # a separate generator: it is closed, and the table with it, even if the query fails
-        own_counters = IoCounters() if counters is None else counters
-        return _frames(name, schema, names, predicate, n_rows, batch_size, own_counters, direct)
+        return _frames(name, schema, names, predicate, n_rows, batch_size, counters, direct)
 
     return register_io_source(source, schema=schema, is_pure=True, explain_name="warpwell", explain_detail=name)
 
@@ -96,9 +94,9 @@ def _schema(table: Table) -> dict[str, Any]:
                 f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the others, with columns="
             )
         try:
-            if arrow().types.is_interval(field.type) or arrow().types.is_decimal256(field.type):
+            if pa.types.is_interval(field.type) or pa.types.is_decimal256(field.type):
                 raise TypeError  # Polars would panic, and print the stack
-            schema[field.name] = _frame([field.name], [arrow().chunked_array([], type=field.type)]).schema[field.name]
+            schema[field.name] = _frame([field.name], [pa.chunked_array([], type=field.type)]).schema[field.name]
         except BaseException as error:  # a panic of Polars is not an Exception
             if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
                 raise
@@ -117,7 +115,7 @@ def _frames(
     predicate: Any,
     n_rows: int | None,
     batch_size: int | None,
-    counters: IoCounters,
+    counters: IoCounters | None,
     direct: bool | None = None,
 ) -> Iterator[Any]:
     """Yield the frames of a query."""
@@ -152,7 +150,7 @@ def _matching_rows(
     roots: Sequence[str],
     predicate: Any,
     end: int,
-    counters: IoCounters,
+    counters: IoCounters | None,
 ) -> Generator[Any, None, None]:
     """Yield the rows of [0, end) for which a predicate is true."""
     condition = Condition.from_polars(predicate, lambda name: columns[name].type)
@@ -225,18 +223,18 @@ def _chunks(ranges: Ranges, max_rows: int) -> Iterator[Ranges]:
 
 
 def _with_readahead(
-    columns: Mapping[str, Column], names: Sequence[str], chunks: Iterable[Ranges], counters: IoCounters
+    columns: Mapping[str, Column], names: Sequence[str], chunks: Iterable[Ranges], counters: IoCounters | None
 ) -> Iterator[Ranges]:
-    """Yield chunks; each is read ahead while the previous chunk is used."""
-    previous: Ranges | None = None
-    for chunk in chunks:
-        for name in names:
-            read_ranges(columns[name], chunk, counters)
-        if previous is not None:
-            yield previous
-        previous = chunk
-    if previous is not None:
-        yield previous
+    """Return chunks; each is read ahead while the previous chunk is used."""
+
+    def read() -> Iterator[Ranges]:
+        for chunk in chunks:
+            for name in names:
+                read_ranges(columns[name], chunk, counters)
+            yield chunk
+        yield []
+
+    return (chunk for chunk, _ in pairwise(read()))
 
 
 def _evaluate(
@@ -244,7 +242,7 @@ def _evaluate(
     names: Sequence[str],
     roots: Sequence[str],
     predicate: Any,
-    counters: IoCounters,
+    counters: IoCounters | None,
     chunk: Ranges,
 ) -> _Matches:
     """Return the rows of a chunk for which a predicate is true."""
@@ -257,30 +255,33 @@ def _evaluate(
                 read_ranges(columns[name], chunk, counters)
         rows = _whole_columns(columns, names, chunk)
         return None, rows if count == len(mask) else rows.filter(mask)
-    positions = mask.arg_true()
-    return _row_numbers(chunk, positions.to_numpy().astype(np.int64)), frame[positions]
+    positions = _true_rows(mask)
+    return _row_numbers(chunk, positions), frame[positions]
 
 
 def _take_columns(
-    columns: Mapping[str, Column], names: Sequence[str], counters: IoCounters, group: Sequence[_Matches]
+    columns: Mapping[str, Column], names: Sequence[str], counters: IoCounters | None, group: Sequence[_Matches]
 ) -> Any:
     """Return the matching rows of a group of chunks as a frame."""
     frames = [frame for numbers, frame in group if numbers is None]
     sparse = [(numbers, frame) for numbers, frame in group if numbers is not None]
     if sparse:
-        root_columns = polars().concat([frame for _, frame in sparse], rechunk=False)
-        parts = {series.name: series for series in root_columns}
-        if unread := [name for name in names if name not in parts]:
+        rows = polars().concat([frame for _, frame in sparse], rechunk=False)
+        if unread := [name for name in names if name not in rows.columns]:
             row_numbers = np.concatenate([numbers for numbers, _ in sparse])
-            rows = take([columns[name] for name in unread], row_numbers, counters)
-            parts |= {series.name: series for series in _frame(unread, rows.columns)}
-        sparse_frame = (
-            polars().DataFrame([parts[name] for name in names])
-            if names
-            else polars().DataFrame(height=len(root_columns))
-        )
-        frames.insert(0, sparse_frame)
+            rows = rows.hstack(_frame(unread, take([columns[name] for name in unread], row_numbers, counters).columns))
+        if rows.columns != list(names):
+            rows = rows.select(names) if names else polars().DataFrame(height=len(rows))
+        frames.insert(0, rows)
     return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)
+
+
+def _true_rows(mask: Any) -> NDArray[np.int64]:
+    """Return where a `polars.Series` without nulls is true."""
+    bits = mask.to_arrow()
+    end = bits.offset + len(bits)
+    positions = set_bits(np.frombuffer(bits.buffers()[1], np.uint8)[: -(-end // 8)])
+    return np.asarray(positions[(positions >= bits.offset) & (positions < end)] - bits.offset)
 
 
 def _row_numbers(chunk: Ranges, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -299,9 +300,9 @@ def _whole_columns(columns: Mapping[str, Column], names: Sequence[str], chunk: R
     for name in names:
         runs = columns[name].runs
         parts = [runs[number].arrow(first, end - first) for number, first, end in split_ranges(runs, chunk)]
-        arrays.append(arrow().chunked_array(parts, type=columns[name].type))
+        arrays.append(pa.chunked_array(parts, type=columns[name].type))
     return _frame(names, arrays)
 
 
 def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:
-    return polars().from_arrow(arrow().table(list(arrays), names=list(names)), rechunk=False)
+    return polars().from_arrow(pa.table(list(arrays), names=list(names)), rechunk=False)

@@ -16,7 +16,7 @@ import numpy as np
 from .._check import imported
 from ..errors import ArgumentError, FormatError, MissingFileError
 from . import arrow as pa
-from .column import validate
+from .extent import validate
 from .library import line_of, readable_columns
 from .table import BATCH_ROWS, is_table_folder, read_parts
 from .text_files import csv_batches, csv_schemas, format_errors, json_batches, json_schemas, leaves

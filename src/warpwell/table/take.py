@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather import Pieces, fetch_pieces, read_ahead
-from ..errors import ArgumentError, FormatError
-from .column import Column, ColumnRun, validate
+from ..array.gather import Pieces, fetch_pieces
+from ..errors import ArgumentError
+from . import arrow as pa
+from .column import Column, ColumnRun
+from .extent import validate
 from .layout import storage_of
-from .library import arrow, polars
+from .library import polars
 from .reading import IoCounters
 
 
@@ -61,7 +63,7 @@ class ColumnBatch:
         for name in self.names:
             column = self._table.column(name)
             kind = storage_of(column.type)
-            if arrow().types.is_fixed_size_list(kind) and not column.null_count:
+            if pa.types.is_fixed_size_list(kind) and not column.null_count:
                 items = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False))
                 arrays[name] = items.reshape(len(column), kind.list_size)
             else:
@@ -78,8 +80,8 @@ ROW_READ_BYTES = 16 << 10
 """Expected size in bytes of the read of one row of a column, with pages and gaps. It limits the rows of a read."""
 
 
-def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> Any:
-    """Return rows of columns, ascending by number, as a `pyarrow.Table`, and count the reads.
+def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters | None) -> Any:
+    """Return rows of columns, ascending by number, as a `pyarrow.Table`; count the reads if there are counters.
 
     Raises
     ------
@@ -88,10 +90,9 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCoun
     MediumError
         A file was truncated, or cannot be read.
     """
-    pa = arrow()
     chunks: list[list[Any]] = [[] for _ in columns]
     for rows in _slices(columns, numbers):
-        for segment, number in _read(columns, rows, counters, fetch_pieces):
+        for segment, number in _read(columns, rows, counters):
             chunks[number].append(segment.arrow())
     arrays = []
     for column, chunk_arrays in zip(columns, chunks, strict=True):
@@ -105,13 +106,7 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCoun
 def plan_take(columns: Sequence[Column], numbers: NDArray[np.int64], counters: IoCounters) -> None:
     """Count the bytes that `take` would read. The offsets of strings are read."""
     for rows in _slices(columns, numbers):
-        _read(columns, rows, counters, partial(fetch_pieces, plan_only=True))
-
-
-def readahead_rows(column: Column, numbers: NDArray[np.int64], counters: IoCounters) -> None:
-    """Have the system read the bytes of rows of a column into its page cache."""
-    for rows in _slices([column], numbers):
-        _read([column], rows, counters, read_ahead, direct=False)
+        _read(columns, rows, counters, plan_only=True)
 
 
 def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -129,14 +124,15 @@ def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[N
 def _read(
     columns: Sequence[Column],
     numbers: NDArray[np.int64],
-    counters: IoCounters,
-    read: Callable[[Sequence[Pieces]], None],
+    counters: IoCounters | None,
     *,
-    direct: bool | None = None,
+    plan_only: bool = False,
 ) -> list[tuple[_Segment, int]]:
-    """Read the bytes of rows with `read`, but offsets always; return segments, each with the number of its column."""
+    """Read the bytes of rows, or with `plan_only` offsets alone; return segments, each with its column's number."""
     segments = [
-        (segment, number) for number, column in enumerate(columns) for segment in _segments(column, numbers, direct)
+        (segment, number)
+        for number, column in enumerate(columns)
+        for segment in _segments(column, numbers, is_counted=counters is not None)
     ]
     fetch_pieces([pieces for segment, _ in segments if segment.has_offsets for pieces in segment.pieces.values()])
     unread: list[Pieces] = []
@@ -146,9 +142,10 @@ def _read(
             unread += [segment.pieces["bytes"]] if "bytes" in segment.pieces else []
         else:
             unread += segment.pieces.values()
-    read(unread)
-    for segment, _ in segments:
-        counters.add(segment.column.name, segment.pieces.values())
+    fetch_pieces(unread, plan_only=plan_only)
+    if counters is not None:
+        for segment, _ in segments:
+            counters.add(segment.column.name, segment.pieces.values())
     return segments
 
 
@@ -162,20 +159,20 @@ def split_by_run(
             yield run, numbers[start:end] - run.first
 
 
-def _segments(column: Column, numbers: NDArray[np.int64], direct: bool | None) -> Iterator[_Segment]:
+def _segments(column: Column, numbers: NDArray[np.int64], *, is_counted: bool) -> Iterator[_Segment]:
     """Yield rows in segments: of consecutive runs in one file with one dictionary, without views and nested values."""
 
     def key(part: tuple[ColumnRun, Any]) -> tuple[Any, ...]:
         run = part[0]
         return (
-            {id(extent.file) for extent in run.extents},
+            run.file.path,
             id(run.dictionary),
             run.layout,
             run.layout.kind in ("views", "nested") and id(run),
         )
 
     for _, parts in groupby(split_by_run(column.runs, numbers), key):
-        yield _Segment(column, list(parts), direct)
+        yield _Segment(column, list(parts), is_counted)
 
 
 class _Segment:
@@ -189,10 +186,8 @@ class _Segment:
     has_offsets : bool
     """
 
-    def __init__(
-        self, column: Column, parts: Sequence[tuple[ColumnRun, NDArray[np.int64]]], direct: bool | None
-    ) -> None:
-        self.column, self._direct = column, direct
+    def __init__(self, column: Column, parts: Sequence[tuple[ColumnRun, NDArray[np.int64]]], is_counted: bool) -> None:
+        self.column, self._is_counted = column, is_counted
         self._runs = [run for run, _ in parts]
         self._rows = np.concatenate([rows for _, rows in parts])
         self._run_of = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
@@ -222,7 +217,7 @@ class _Segment:
         runs = self._run_of[used]
         firsts = np.flatnonzero(np.diff(runs, prepend=-1))
         pieces = file.pieces((offsets + starts)[used], sizes if isinstance(sizes, int) else sizes[used], firsts)
-        pieces.direct = pieces.direct if self._direct is None else self._direct
+        pieces.is_counted = self._is_counted
         self.pieces[attribute] = pieces
 
     def add_bytes(self) -> None:
@@ -243,7 +238,8 @@ class _Segment:
         wrong = np.flatnonzero((starts < 0) | (ends < starts) | (ends > sizes))
         if len(wrong):
             run = self._runs[self._run_of[wrong[0]]]
-            raise corrupt_offsets(offsets.file, self.column.name, int(run.first + self._rows[wrong[0]]))
+            row = run.first + self._rows[wrong[0]]
+            raise run.file.damaged(f"column {self.column.name!r}, row {row}: its offsets lead outside of its bytes")
         return starts, ends
 
     def _items(self, attribute: str) -> NDArray[np.uint8]:
@@ -259,11 +255,11 @@ class _Segment:
 
     def _packed(self, attribute: str) -> Any:
         bits = self._bits(attribute)
-        return None if bits is None else arrow().py_buffer(np.packbits(bits, bitorder="little"))
+        return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))
 
     def arrow(self) -> Any:
         """Return the rows as a `pyarrow.Array`."""
-        pa, run, count = arrow(), self._runs[0], len(self._rows)
+        run, count = self._runs[0], len(self._rows)
         kind, layout, valid = storage_of(run.type), run.layout, self._packed("valid")
         if layout.kind == "nested":
             return run.take_nested(self._rows)
@@ -288,30 +284,8 @@ class _Segment:
         else:
             array = pa.Array.from_buffers(kind, count, buffers)
         if layout.kind in ("text", "views", "codes"):
-            self._check(array)
-        for file in {extent.file for run in self._runs for extent in run.extents}:
-            file.require()
+            with run.file.checking(f"column {self.column.name!r}, rows from {run.first}"):
+                validate(array)
+        run.file.require()
         is_extension = isinstance(run.type, pa.BaseExtensionType)
         return pa.ExtensionArray.from_storage(run.type, array) if is_extension else array
-
-    def _check(self, array: Any) -> None:
-        try:
-            validate(array)
-        except arrow().ArrowException as error:
-            file = self._runs[0].extents[0].file
-            file.require()
-            raise FormatError(
-                f"{file.path}: column {self.column.name!r}, rows from {self._runs[0].first}: {error}: the file is "
-                "corrupt, write it again",
-                path=file.path,
-            ) from None
-
-
-def corrupt_offsets(file: Any, name: str, row: int) -> FormatError:
-    """Return the error for a row whose offsets point outside of its bytes."""
-    file.require()
-    return FormatError(
-        f"{file.path}: column {name!r}, row {row}: its offsets lead outside of its bytes: the file is corrupt, write "
-        "it again",
-        path=file.path,
-    )

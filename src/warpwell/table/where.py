@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather import begin, by_stream, indices_of, new_result
+from ..array.gather import ChunkedTask, WorkerGroup, begin, by_stream, indices_of, new_result
 from ..errors import ArgumentError
-from ..targets import empty, stream_of, to_device, to_host, zeros
+from ..targets import stream_of, to_device, to_host, zeros
+from . import arrow as pa
 from . import selecting
-from .column import Column, ColumnRun
+from .column import Column, ColumnRun, TableParts
 from .extent import Extent
 from .layout import layout_of
-from .library import arrow, polars
-from .predicate import Condition, IntervalSet, mask_of, order_keys, pushed_down
-from .reading import ColumnReads, IoCounters, Ranges, read_ranges, split_ranges
-from .take import ColumnBatch, corrupt_offsets, plan_take, readahead_rows, split_by_run, take
+from .library import polars
+from .predicate import Condition, IntervalSet, mask_of, pushed_down
+from .reading import ColumnReads, IoCounters, Ranges, read_ranges, set_bits, split_ranges
+from .take import ColumnBatch, plan_take, split_by_run, take
 
-_KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
-_WARP = 32
+CHUNK_ROWS = 1 << 20
+"""Maximum rows of a chunk, which one thread compares."""
+DENSE_FRACTION = 8
+"""If more than one row in this many matches, other columns are read whole."""
 MAX_FILTER_ROWS = 1 << 20
 """Rows on which Polars evaluates an expression at a time."""
-
-
-class QueriedTable(Protocol):
-    """The parts of a table that a query uses."""
-
-    path: str
-    rows: int
-    schema: Any
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the columns."""
-
-    def __getitem__(self, name: str | int) -> Column:
-        """Return a column."""
-
-    def array_of(self, extent: Extent) -> Array:
-        """Open an extent for kernels."""
 
 
 class Selection:
@@ -53,7 +40,7 @@ class Selection:
     ``len(rows)`` is their count. The numbers are an array of int64 for NumPy and by DLPack.
     """
 
-    def __init__(self, table: QueriedTable, numbers: NDArray[np.int64], counters: IoCounters | None = None) -> None:
+    def __init__(self, table: TableParts, numbers: NDArray[np.int64], counters: IoCounters | None = None) -> None:
         self._table = table
         self._numbers = numbers
         self._counters = IoCounters() if counters is None else counters
@@ -149,7 +136,7 @@ class Selection:
 
 
 def _begin_gather(
-    table: QueriedTable, column: Column, numbers: NDArray[np.int64], counters: IoCounters
+    table: TableParts, column: Column, numbers: NDArray[np.int64], counters: IoCounters
 ) -> Callable[[], Any]:
     """Begin to gather rows of a column on the table's device; return a function that waits for them."""
     layout = layout_of(column.type)
@@ -181,7 +168,7 @@ def _begin_gather(
     return wait
 
 
-def rows_of(table: QueriedTable, run: ColumnRun) -> Array:
+def rows_of(table: TableParts, run: ColumnRun) -> Array:
     """Return the values of a run as rows of the array of words that filters read; both share a cache."""
     assert run.values is not None
     array, _ = _words_of(table, run.values)
@@ -192,15 +179,15 @@ def rows_of(table: QueriedTable, run: ColumnRun) -> Array:
 
 
 @traced("where")
-def where(table: QueriedTable, filters: Any) -> Selection:
+def where(table: TableParts, filters: Any) -> Selection:
     """Return the rows that match; see `Table.where`."""
     counters = IoCounters()
     if not hasattr(filters, "meta"):
         condition = Condition.from_filters(filters, lambda name: table[name].type)
     else:
         names = list(dict.fromkeys(filters.meta.root_names()))
-        fields = [arrow().field(name, table[name].type) for name in names]
-        schema = polars().from_arrow(arrow().schema(fields).empty_table()).schema
+        fields = [pa.field(name, table[name].type) for name in names]
+        schema = polars().from_arrow(pa.schema(fields).empty_table()).schema
         condition = pushed_down(filters, schema, lambda name: table[name].type)
     rows = _rows_of_condition(table, condition, counters)
     if not condition.is_exact:
@@ -216,198 +203,82 @@ def where(table: QueriedTable, filters: Any) -> Selection:
     return Selection(table, rows, counters)
 
 
-def _rows_of_condition(table: QueriedTable, condition: Condition, counters: IoCounters) -> NDArray[np.int64]:
+def _rows_of_condition(table: TableParts, condition: Condition, counters: IoCounters) -> NDArray[np.int64]:
     """Return the rows that match one of the conjunctions."""
-    matches: Any = None
-    runs = table[0].runs if table.names else ()
-    for sets in condition.conjunctions:
-        left = _remaining_sets(table, sets)
-        if left is not None:
-            bitmap = _evaluate_sets(table, left, runs, counters)
-            matches = bitmap if matches is None else to_host(matches) | to_host(bitmap)
-    return _rows_in_bitmap(runs, matches)
+    rows = np.zeros(0, np.int64)
+    for number, sets in enumerate(condition.conjunctions):
+        found = _rows_of_sets(table, sets, counters)
+        rows = np.union1d(rows, found) if number else found
+    return rows
 
 
-def _remaining_sets(table: QueriedTable, sets: Mapping[str, IntervalSet]) -> dict[str, IntervalSet] | None:
-    """Return the sets that not all rows match; None if no row can match one of them."""
-    left = {}
-    for name, values in sets.items():
-        runs = table[name].runs
-        nulls = sum(run.nulls for run in runs)
-        has_nulls = nulls or any(run.dictionary is not None and run.dictionary.null_count for run in runs)
-        if not (has_nulls if values.nulls else nulls < table.rows):
-            return None
-        if not (nulls == table.rows if values.nulls else values.has_all_keys and not has_nulls):
-            left[name] = values
-    return left
-
-
-# -- selection bitmaps: a bit for each row, in which each run begins a new word of 64 ---------------------------------
-
-
-def _first_words(runs: Sequence[ColumnRun]) -> list[int]:
-    """Return the word in which each run begins, and the end."""
-    return [0, *np.cumsum([(run.rows + 63) // 64 for run in runs]).tolist()]
-
-
-def _rows_in_bitmap(runs: Sequence[ColumnRun], bitmap: Any) -> NDArray[np.int64]:
-    """Return the numbers of the rows whose bits are set."""
-    if bitmap is None or not len(bitmap):
-        return np.zeros(0, np.int64)
-    if isinstance(bitmap, np.ndarray):
-        full = np.flatnonzero(bitmap)
-        bits = np.unpackbits(bitmap[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-        which, bit = np.nonzero(bits)
-        positions = full[which] * 64 + bit
-    else:
-        positions = _set_bits(bitmap)
-    starts = np.array(_first_words(runs)) * 64
-    firsts = np.array([run.first for run in runs], np.int64)
-    run = np.searchsorted(starts, positions, "right") - 1
-    return np.asarray(positions + (firsts - starts[:-1])[run])
-
-
-def _set_bits(bitmap: Any, device: str = "cuda") -> NDArray[np.int64]:
-    """Return which bits of a bitmap in memory of a device are set, ascending; the device lists them."""
-    count = zeros(device, 1)
-    selecting.count_bits[len(bitmap)](bitmap, count, device=device)
-    n = int(to_host(count)[0])
-    if not n:
-        return np.zeros(0, np.int64)
-    positions, count = empty(device, n), zeros(device, 1)
-    selecting.list_bits[len(bitmap)](bitmap, positions, count, device=device)
-    return np.sort(to_host(positions))
-
-
-def _bitmap_of_ranges(runs: Sequence[ColumnRun], ranges: Ranges) -> NDArray[np.int64]:
-    """Return the bitmap of ranges of rows, rounded to words: it may have more rows of the same runs."""
-    starts = _first_words(runs)
-    bitmap = np.zeros(starts[-1], np.int64)
-    for number, first, end in split_ranges(runs, ranges):
-        bitmap[starts[number] + first // 64 : starts[number] + -(-end // 64)] = -1
-    return _without_tails(runs, bitmap)
-
-
-def _without_tails(runs: Sequence[ColumnRun], bitmap: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a bitmap without the bits behind the last row of each run."""
-    for run, end in zip(runs, _first_words(runs)[1:], strict=True):
-        if run.rows % 64:
-            bitmap[end - 1] &= (1 << run.rows % 64) - 1
-    return bitmap
-
-
-def _bitmap_of_validity(runs: Sequence[ColumnRun], *, nulls: bool) -> NDArray[np.int64]:
-    """Return the bitmap of the rows that are null, or of those that are not."""
-    starts = _first_words(runs)
-    bitmap = np.zeros(starts[-1], np.int64)
-    for run, start, end in zip(runs, starts, starts[1:], strict=False):
-        part = bitmap[start:end]
-        if run.valid is not None:
-            part.view(np.uint8)[: run.valid.nbytes] = run.valid.numpy().reshape(-1)
-            run.valid.file.require()
-        elif run.layout.kind != "null":
-            part[:] = -1
-        if nulls:
-            np.invert(part, out=part)
-    return _without_tails(runs, bitmap)
-
-
-# -- evaluation -------------------------------------------------------------------------------------------------------
-
-
-def _evaluate_sets(
-    table: QueriedTable, sets: Mapping[str, IntervalSet], runs: Sequence[ColumnRun], counters: IoCounters
-) -> Any:
-    """Return the bitmap of the rows that match all sets; the first column is read in all blocks that may match."""
-    columns = {name: table[name] for name in sets} or {"": table[0]}
+def _rows_of_sets(table: TableParts, sets: Mapping[str, IntervalSet], counters: IoCounters) -> NDArray[np.int64]:
+    """Return the rows that match all sets; after the first column, values are read only where rows are left."""
+    if not sets:
+        return np.arange(table.rows)
+    columns = {name: table[name] for name in sets}
     ranges = Condition([sets]).candidate_rows(columns)
-    bitmap: Any = None
-    if not sets or ranges != [(0, table.rows)]:
-        bitmap = _bitmap_of_ranges(runs, ranges)
-    for number, (name, values) in enumerate(sets.items()):
-        column = columns[name]
-        if number:
-            rows = _rows_in_bitmap(runs, bitmap)
-            if not len(rows):
-                return bitmap
-            readahead_rows(column, rows, counters)
-        has_keys = values.edges or any(run.dictionary is not None and run.dictionary.null_count for run in column.runs)
-        parts = []
-        if has_keys:
-            parts.append(_select(table, column, values, bitmap, ranges if number == 0 else None, counters))
-        if values.nulls or not has_keys:
-            nbytes = sum(run.valid.nbytes for run in column.runs if run.valid is not None)
-            counters.add_reads(ColumnReads(name, nbytes, nbytes))
-            validity = _bitmap_of_validity(column.runs, nulls=values.nulls)
-            parts.append(validity if bitmap is None else validity & to_host(bitmap))
-        bitmap = parts[0] if len(parts) == 1 else to_host(parts[0]) | to_host(parts[1])
-    return bitmap
+    candidates = sum(end - first for first, end in ranges)
+    rows: NDArray[np.int64] | None = None
+    for name, values in sorted(sets.items(), key=lambda item: not item[1].edges):  # validity alone excludes few rows
+        if rows is None or len(rows) * DENSE_FRACTION > candidates:
+            found = _rows_in_set(table, columns[name], values, ranges, counters)
+            rows = found if rows is None else rows[np.isin(rows, found, assume_unique=True, kind="table")]
+        elif len(rows):
+            taken = take([columns[name]], rows, counters).column(0)
+            rows = rows[np.concatenate([values.matches(chunk) for chunk in taken.chunks])]
+    assert rows is not None
+    return rows
 
 
-def _select(
-    table: QueriedTable,
-    column: Column,
-    values: IntervalSet,
-    before: Any,
-    ranges: Ranges | None,
-    counters: IoCounters,
-) -> Any:
-    """Return the bitmap of rows whose keys are in a set, in memory of the device.
+def _rows_in_set(
+    table: TableParts, column: Column, values: IntervalSet, ranges: Ranges, counters: IoCounters
+) -> NDArray[np.int64]:
+    """Return the rows of some ranges whose values are in a set."""
+    dictionaries = {id(run.dictionary): run.dictionary for run in column.runs if run.dictionary is not None}
+    matches_of = {key: values.matches(dictionary) for key, dictionary in dictionaries.items()}
+    if values.edges and column.runs and all(map(_has_words, column.runs)):
+        device = _words_of(table, _numbers_of(column.runs[0]))[0].device
+        if device != "cpu":
+            read_ranges(column, ranges, counters, is_mapped=False)
+            return _select(table, column, values, matches_of, ranges, device)
+    has_keys = values.edges or any(dictionary.null_count for dictionary in dictionaries.values())
+    if has_keys:
+        read_ranges(column, ranges, counters)
+    else:
+        nbytes = sum(run.valid.nbytes for run in column.runs if run.valid is not None)
+        counters.add_reads(ColumnReads(column.name, nbytes, nbytes))
+    parts = [
+        (column.runs[number], start, min(CHUNK_ROWS, end - start))
+        for number, first, end in split_ranges(column.runs, ranges)
+        for start in range(first, end, CHUNK_ROWS)
+    ]
+    found = [np.zeros(0, np.int64)] * (1 + len(parts))
 
-    Only rows of the bitmap `before` are selected. `ranges` are read ahead if nearly all rows are candidates.
-    """
-    starts = _first_words(column.runs)
-    groups: dict[tuple[Any, ...], list[tuple[ColumnRun, int]]] = {}
-    for run, start in zip(column.runs, starts, strict=False):
-        if run.rows:
-            key = tuple(extent and (extent.path, extent.offset % 8) for extent in _buffers(run))
-            groups.setdefault(key, []).append((run, start))
-    bitmap: Any = None
-    # the buffers of all runs of a group are in the same arrays
-    for runs in groups.values():
-        arrays, tails = _arrays(table, runs[0][0])
-        device = arrays[0].device
-        if bitmap is None:
-            bitmap = zeros(device, starts[-1])
-            before = to_device(device, before) if device == "cuda" and isinstance(before, np.ndarray) else before
-            if ranges is not None:
-                read_ranges(column, ranges, counters, is_mapped=arrays[0].tier == "mapped")
-        kind, *form = _form(runs[0][0])
-        units, records, edges, pool = _tables(runs, values, kind)
-        lanes = _WARP if device == "cuda" else 1
-        form.append(int(before is not None))
-        inputs: list[Any] = [np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before]
-        if ranges is not None and kind == selecting.NUMBERS and device != "cpu":  # there a plain loop is as fast
-            near = [
-                to_device(device, array) if isinstance(array, np.ndarray) else array
-                for array in (records, edges, *inputs)
-            ]
-            for first, end in _units_read_ahead(arrays[0], runs, units) if before is None else [(0, units)]:
-                kernel = selecting.select_whole[(end - first) * lanes]
-                kernel(*arrays[:2], *near[:2], *form, *near[2:], bitmap, first)
-            continue
-        corrupt = np.zeros(1, np.int64)
-        selecting.select[units * lanes](*arrays, records, edges, pool, kind, *form, *inputs, bitmap, corrupt)
-        if corrupt[0]:
-            run, start = next(pair for pair in reversed(runs) if 64 * pair[1] < corrupt[0])
-            file = (run.offsets or run.extents[0]).file
-            raise corrupt_offsets(file, column.name, int(run.first + corrupt[0] - 1 - 64 * start))
-    return np.zeros(starts[-1], np.int64) if bitmap is None else bitmap
+    def compare(k: int) -> None:
+        run, first, count = parts[k]
+        array = run.arrow(first, count) if has_keys else run.array.slice(first, count)
+        found[k] = np.flatnonzero(values.matches(array, matches_of.get(id(run.dictionary)))) + (run.first + first)
+        run.file.require()
+
+    if parts:
+        is_long = sum(count for *_, count in parts) > CHUNK_ROWS
+        workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
+        ChunkedTask(len(parts), compare, workers).result()
+    return np.concatenate(found)
 
 
-def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | None]:
-    """Return the extents of values (or codes, or offsets), of validity, and of bytes."""
-    if run.layout.kind == "fixed" and run.layout.dtype == np.uint8 and run.layout.inner:
-        return None, run.valid, run.values
-    values = run.offsets if run.layout.kind == "text" else run.codes if run.layout.kind == "codes" else run.values
-    return values, run.valid, run.bytes
+# -- on a device ------------------------------------------------------------------------------------------------------
 
 
 _FIRST_BYTE = 16
 """Byte of a file at which its array of words begins, as spans need it. Arrow files have no buffer before it."""
+_WARP = 32
+MAX_AHEAD_PARTS = 16
+"""Maximum contiguous parts of a column that is read ahead of a filter through a cache."""
 
 
-def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int]:
+def _words_of(table: TableParts, extent: Extent) -> tuple[Array, int]:
     """Return an extent's file as 64-bit words, shifted so that the extent begins at one, and the file's last bytes."""
     file, first = extent.file, _FIRST_BYTE + extent.offset % 8
     count = (file.nbytes - first) // 8
@@ -417,115 +288,103 @@ def _words_of(table: QueriedTable, extent: Extent) -> tuple[Array, int]:
     return array, int.from_bytes(tail.ljust(8, b"\0"), "little", signed=True)
 
 
-def _first_word(extent: Extent | None, missing: int = 0) -> int:
+def _first_word(extent: Extent) -> int:
     """Return the word of its array at which an extent begins."""
-    return missing if extent is None else (extent.offset - _FIRST_BYTE) // 8
+    return (extent.offset - _FIRST_BYTE) // 8
 
 
-def _arrays(table: QueriedTable, run: ColumnRun) -> tuple[list[Array], list[int]]:
-    """Return the arrays of a run's buffers and their last words; a missing buffer gets the array of another buffer."""
-    opened = [None if extent is None else _words_of(table, extent) for extent in _buffers(run)]
-    default = next(pair for pair in opened if pair is not None)
-    return [(pair or default)[0] for pair in opened], [0 if pair is None else pair[1] for pair in opened]
+def _numbers_of(run: ColumnRun) -> Extent:
+    """Return the numbers or dictionary indices of a run."""
+    numbers = run.values if run.codes is None else run.codes
+    assert numbers is not None
+    return numbers
 
 
-MAX_AHEAD_RUNS = 16
-"""Maximum runs of a column that is read ahead of a filter through a cache."""
+def _has_words(run: ColumnRun) -> bool:
+    """Return True if the kernel compares the items of a run: numbers of at most 64 bits."""
+    return run.layout.kind in ("fixed", "codes") and not run.layout.inner and _numbers_of(run).offset % 8 == 0
 
 
-def _units_read_ahead(array: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
-    """Yield units [first, end) with words in the cache, while words of the next units are read in large commands."""
-    if array.tier != "storage" or len(runs) > MAX_AHEAD_RUNS:
-        yield 0, units
+def _select(
+    table: TableParts,
+    column: Column,
+    values: IntervalSet,
+    matches_of: Mapping[int, NDArray[np.bool_]],
+    ranges: Ranges,
+    device: str,
+) -> NDArray[np.int64]:
+    """Return the rows of blocks whose numbers are in a set; the device sets their bits in a bitmap."""
+    runs, form = column.runs, _form(_numbers_of(column.runs[0]).dtype)
+    starts = np.cumsum([0, *((run.rows + 63) // 64 for run in runs)]).tolist()
+    bitmap = zeros(device, starts[-1])
+    groups = groupby(split_ranges(runs, ranges), lambda part: (runs[part[0]].file.path, id(runs[part[0]].dictionary)))
+    for (_, dictionary), group in groups:
+        parts = list(group)
+        units = [_units(runs[number], starts[number], first, end, form[0]) for number, first, end in parts]
+        array, tail = _words_of(table, _numbers_of(runs[parts[0][0]]))
+        edges = to_device(device, _edges(values, matches_of.get(dictionary), form))
+        for part in _units_read_ahead(array, units) if len(edges) else ():
+            threads = len(part) * (_WARP if device == "cuda" else 1)
+            selecting.select[threads](array, to_device(device, part.reshape(-1)), edges, *form, tail, bitmap)
+    rows = [np.zeros(0, np.int64)]
+    words = to_host(bitmap)
+    for run, start in zip(runs, starts, strict=False):
+        bits = words[start:].view(np.uint8)[: -(-run.rows // 8)]
+        found = set_bits(bits if run.valid is None else bits & run.valid.numpy())
+        rows.append(found[found < run.rows] + run.first)
+        run.file.require()
+    return np.concatenate(rows)
+
+
+def _units(run: ColumnRun, start: int, first: int, end: int, shift: int) -> NDArray[np.int64]:
+    """Return the records of the units of rows [first, end) of a run whose bits begin at a word of the bitmap."""
+    groups = np.arange(first // 64 // selecting.UNIT * selecting.UNIT, -(-end // 64), selecting.UNIT)
+    last_rows = np.minimum(64 * (groups + selecting.UNIT), run.rows)
+    base = _first_word(_numbers_of(run))
+    return np.stack([start + groups, base + (groups << shift), base + ((last_rows << shift) + 63 >> 6)], axis=1)
+
+
+def _units_read_ahead(array: Array, parts: Sequence[NDArray[np.int64]]) -> Iterator[NDArray[np.int64]]:
+    """Yield units with words in the cache, while words of the next units are read in large commands."""
+    if array.tier != "storage" or len(parts) > MAX_AHEAD_PARTS:
+        yield np.concatenate(parts)
         return
-    part_bytes = array.cache.space(array._nsid).pool.frames * array.cache.page_size // 4
-    part_bytes += part_bytes // 8  # three parts are used at a time; half of all frames are two parts without a rest
-    parts, unit = [], 0
-    for run, _ in runs:
-        items = run.codes or run.values
-        assert items is not None
-        base, count, nbytes = _first_word(items), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
-        each = max(1, -(-count // -(-nbytes // max(part_bytes, 1)))) if nbytes else 1
-        for first in range(0, count, each):
-            end = min(first + each, count)
-            low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
-            parts.append((unit + first, unit + end, low, min(high + 1, array.size)))
-        unit += count
+    ahead_bytes = array.cache.space(array._nsid).pool.frames * array.cache.page_size // 4
+    ahead_bytes += ahead_bytes // 8  # three parts are used at a time; half of all frames are two parts without a rest
+    sizes = [int(8 * (units[-1, selecting.END_WORD] - units[0, selecting.FIRST_WORD])) for units in parts]
+    parts = [
+        part
+        for units, nbytes in zip(parts, sizes, strict=True)
+        for part in np.array_split(units, min(len(units), -(-nbytes // max(ahead_bytes, 1))))
+    ]
+
+    def prefetch(units: NDArray[np.int64]) -> Any:
+        first, end = units[0, selecting.FIRST_WORD], units[-1, selecting.END_WORD]
+        return array.prefetch(int(first), min(int(end), array.size))
+
     with array.cache.keep_io_threads_running():
-        prefetches = deque(array.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
-        for k, (first, end, _, _) in enumerate(parts):
+        prefetches = deque(map(prefetch, parts[:2]))
+        for k, units in enumerate(parts):
             prefetches.popleft().exception()
-            yield first, end
-            if k + 2 < len(parts):
-                prefetches.append(array.prefetch(*parts[k + 2][2:]))
+            yield units
+            prefetches.extend(map(prefetch, parts[k + 2 : k + 3]))
 
 
-def _tables(
-    runs: Sequence[tuple[ColumnRun, int]], values: IntervalSet, kind: int
-) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return the number of units, the records of runs, and the edges and their bytes, for the kernels."""
-    records = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
-    step = 2 if kind in (selecting.WIDE, selecting.TEXT, selecting.BYTES) else 1
-    tables: list[NDArray[np.int64]] = []
-    edges_of: dict[int, tuple[int, int]] = {}
-    end = unit = 0
-    for record, (run, start) in zip(records, runs, strict=True):
-        key = id(run.dictionary)
-        if key not in edges_of:
-            edges, pool = _encode(values if run.codes is None else _indices_of(run, values), kind)
-            tables.append(edges)
-            edges_of[key] = end, len(edges) // step
-            end += len(edges)
-        buffers = _buffers(run)
-        nbytes = 0 if buffers[2] is None else buffers[2].nbytes
-        starts = [_first_word(extent, missing) for extent, missing in zip(buffers, (0, -1, 0), strict=True)]
-        record[:] = unit, start, run.rows, *starts, nbytes, *edges_of[key]
-        unit += -(-run.rows // (64 * selecting.UNIT))
-    return unit, records.reshape(-1), np.concatenate([*tables, np.zeros(1, np.int64)]), np.append(pool, np.uint8(0))
+def _edges(values: IntervalSet, matches: NDArray[np.bool_] | None, form: tuple[int, int, int]) -> NDArray[np.int64]:
+    """Return the edges of a set for the kernel; with `matches` of a dictionary, of the indices whose values match.
 
-
-def _indices_of(run: ColumnRun, values: IntervalSet) -> IntervalSet:
-    """Return the keys of the dictionary indices of a run whose values are in a set."""
-    dictionary = run.dictionary
-    valid = dictionary.is_valid().to_numpy(zero_copy_only=False)
-    inside = np.where(valid, values.contains(order_keys(dictionary)), values.nulls)
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], inside.astype(np.int8), [0]))))
-    dtype = run.layout.dtype
-    assert dtype is not None
-    minimum = -(1 << (8 * dtype.itemsize - 1)) if dtype.kind == "u" else 0
-    return IntervalSet(tuple((edges + minimum).tolist()))
-
-
-def _encode(values: IntervalSet, kind: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return edges as words for the kernel, and the bytes that they point into.
-
-    Integers are one word each, or two for `WIDE`: high, and low with the order of signed words. Bytes are a start and
-    an end. A set from the start begins at the smallest word. Edges above the largest word are left out.
+    A set from the start begins at the smallest word. Edges above the largest word are left out.
     """
-    if kind in (selecting.TEXT, selecting.BYTES):
-        texts = [b""] * values.from_start + list(values.edges)
-        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
-        starts = ends - np.array([len(text) for text in texts], np.int64)
-        return np.stack([starts, ends], axis=1).reshape(-1), np.frombuffer(b"".join(texts), np.uint8)
-    bits = 127 if kind == selecting.WIDE else 63
-    edges = [-(1 << bits)] * values.from_start + [int(edge) for edge in values.edges if edge < 1 << bits]
-    edges = edges[2:] if edges[1:2] == [-(1 << bits)] else edges  # no key is below the smallest word
-    if kind == selecting.WIDE:
-        edges = [word for edge in edges for word in (edge >> 64, (edge & ((1 << 64) - 1)) - (1 << 63))]
-    return np.array(edges, np.int64), np.zeros(0, np.uint8)
+    if matches is not None:
+        indices = np.flatnonzero(np.diff(matches, prepend=False, append=False))
+        return indices + (-(1 << (1 << form[0]) - 1) if form[1] else 0)
+    edges = [-(1 << 63)] * values.from_start + [edge for edge in values.edges if edge < 1 << 63]
+    return np.array(edges[2:] if edges[1:2] == [-(1 << 63)] else edges, np.int64)  # no key is below the smallest word
 
 
-def _form(run: ColumnRun) -> tuple[int, int, int, int]:
-    """Return kind, shift, pattern and order of a column's items, for the kernel."""
-    layout = run.layout
-    kind = _KINDS[layout.kind]
-    dtype = np.dtype(np.uint8) if layout.dtype is None else layout.dtype
+def _form(dtype: np.dtype[Any]) -> tuple[int, int, int]:
+    """Return shift, pattern and order of numbers for the kernel."""
     bits = 8 * dtype.itemsize
-    if kind == selecting.NUMBERS and layout.inner:
-        return (selecting.WIDE, 0, 0, 0) if dtype.kind == "i" else (selecting.BYTES, layout.inner[0], 0, 0)
-    pattern = order = 0
-    if kind == selecting.NUMBERS and dtype.kind == "u":
-        pattern = sum(1 << (bits * k - 1) for k in range(1, 64 // bits + 1)) - (1 << 64)  # as a signed word
-    elif kind == selecting.NUMBERS and dtype.kind == "f":
-        order = (1 << (bits - 1)) - 1
-    return kind, bits.bit_length() - 1, pattern, order
+    pattern = sum(1 << (bits * k - 1) for k in range(1, 64 // bits + 1)) - (1 << 64)  # as a signed word
+    order = (1 << (bits - 1)) - 1
+    return bits.bit_length() - 1, pattern if dtype.kind == "u" else 0, order if dtype.kind == "f" else 0

@@ -1,7 +1,8 @@
-"""Zone maps and checksums of an Arrow file, in another Arrow file: ``trips.arrow.zones`` for ``trips.arrow``.
+"""Zone maps and checksums of an Arrow file, in an Arrow stream: ``trips.arrow.zones`` for ``trips.arrow``.
 
 A block is 8,192 rows of the file. Of each block, the minimum, the maximum, the number of nulls, and whether there is a
-NaN let queries skip blocks that cannot match. The CRC-32C of each MiB lets `check` find damage.
+NaN let queries skip blocks that cannot match. The CRC-32C of each MiB lets `check` find damage. The last four bytes of
+the stream are its own CRC-32C.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..kv import crc32c
-from .layout import storage_of
-from .library import arrow, line_of
+from . import arrow as pa
+from .layout import family_of, storage_of
+from .library import line_of
 
 BLOCK_ROWS = 8192
 """Rows of a block."""
@@ -31,7 +33,6 @@ FILE_ID = b"warpwell.id"
 """Key of an Arrow file's footer: a random name, by which the zones of a file that was copied are known to be its."""
 
 _KEY = b"warpwell.zones"
-_VERSION = 1
 _log = logging.getLogger(__package__)
 
 
@@ -42,7 +43,7 @@ class ZoneMap:
     Attributes
     ----------
     minimum, maximum : pyarrow.Array
-        Of the column's type; of a dictionary column, of the type of its values; strings for string views. Null if a
+        Of the column's type; of a dictionary column, of the type of its values. Null if a
         block has no value but nulls and NaN. Zeros of both signs count as one value.
     null_counts : ndarray of int64
         Rows that are null, also by a null in a dictionary.
@@ -129,19 +130,16 @@ def read_zones(path: str, file_id: str | None) -> Zones | None:
 
 def load_zones(path: str) -> Zones:
     """Return the zones of an Arrow file; raise FileNotFoundError or, if they are damaged, FormatError."""
-    pa, name = arrow(), path + SUFFIX
+    name = path + SUFFIX
     try:
-        with pa.OSFile(name) as file:
-            reader = pa.ipc.open_file(file)
-            batch = reader.get_batch(0)
-            batch.validate(full=True)
-            description = json.loads(reader.schema.metadata[_KEY])
-        if description["version"] != _VERSION or description["zones_crc32c"] != _checksum(batch, description):
-            raise ValueError("its checksum or version differs")
-        return Zones(batch, description)
+        raw = Path(name).read_bytes()
+        if crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
+            raise ValueError("its checksum differs")
+        reader = pa.ipc.open_stream(raw[:-4])
+        return Zones(reader.read_next_batch(), json.loads(reader.schema.metadata[_KEY]))
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, StopIteration) as error:
         raise FormatError(f"{name} is damaged ({line_of(error)})", path=name) from None
 
 
@@ -157,31 +155,27 @@ def write_zones(path: str, target: Path, file_id: str | None, zones: Zones) -> N
     zones : Zones
         Of its rows.
     """
-    pa = arrow()
     state = os.stat(path)
-    with pa.ipc.new_file(sink := pa.BufferOutputStream(), zones._batch.schema) as writer:
-        writer.write_batch(zones._batch)
-    batch = pa.ipc.open_file(sink.getvalue()).get_batch(0)  # with the buffers that are read from the file
     description = {
-        "version": _VERSION,
         "rows": zones.rows,
         "bytes": state.st_size,
         "mtime_ns": state.st_mtime_ns,
         "id": file_id,
         "crc32c": file_checksums(path),
     }
-    description["zones_crc32c"] = _checksum(batch, description)
+    sink = pa.BufferOutputStream()
+    schema = zones._batch.schema.with_metadata({_KEY: json.dumps(description)})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_batch(zones._batch)
+    raw = sink.getvalue().to_pybytes()
     with open(target, "wb") as file:
-        schema = batch.schema.with_metadata({_KEY: json.dumps(description)})
-        with pa.ipc.new_file(file, schema) as writer:
-            writer.write_batch(batch)
+        file.write(raw + crc32c(raw).to_bytes(4, "little"))
         file.flush()
         os.fsync(file.fileno())
 
 
 def compute_zones(schema: Any, batches: Iterable[Any]) -> Zones:
     """Return the zones of rows, in batches of any lengths, without checksums."""
-    pa = arrow()
     types = [(number, order_of(field.type)) for number, field in enumerate(schema)]
     orders = {number: order for number, order in types if order is not None}
     blocks: dict[int, list[Any]] = {number: [] for number in orders}
@@ -189,7 +183,7 @@ def compute_zones(schema: Any, batches: Iterable[Any]) -> Zones:
     for block in _blocks(schema, batches):
         rows += block.num_rows
         for number, parts in blocks.items():
-            parts.append(_zone(block.column(number), *orders[number]))
+            parts.append(_zone(block.column(number), orders[number][1]))
     fields, columns = [], []
     for number, parts in blocks.items():
         value_type, order_type = orders[number]
@@ -215,19 +209,8 @@ def file_checksums(path: str) -> list[int]:
             checksums.append(crc32c(buffer[:filled]))
 
 
-def _checksum(batch: Any, description: dict[str, Any]) -> int:
-    """Return the CRC-32C of the description, types and buffers of a record batch of zones."""
-    text = [description[key] for key in ("rows", "bytes", "mtime_ns", "id", "crc32c")]
-    checksum = crc32c(" ".join(map(str, [*text, *(field.type for field in batch.schema)])).encode())
-    for column in batch.columns:
-        for buffer in column.buffers():
-            checksum = checksum if buffer is None else crc32c(buffer, checksum)
-    return checksum
-
-
 def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
     """Yield rows as tables of one block each."""
-    pa = arrow()
     pending = None
     for batch in batches:
         table = pa.Table.from_batches([batch], schema)
@@ -242,37 +225,22 @@ def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
 
 def order_of(kind: Any) -> tuple[Any, Any] | None:
     """Return the type of a column's values, and the type by which pyarrow orders them; None if it has no order."""
-    pa = arrow()
     types, kind = pa.types, storage_of(kind)
-    if types.is_dictionary(kind):
-        kind = storage_of(kind.value_type)
-    if types.is_string_view(kind) or types.is_binary_view(kind):
-        plain = pa.large_string() if types.is_string_view(kind) else pa.large_binary()
-        return plain, plain
+    kind = storage_of(kind.value_type) if types.is_dictionary(kind) else kind
+    if not family_of(kind):
+        return None
     if types.is_float16(kind):
         return kind, pa.float32()
     if types.is_decimal32(kind) or types.is_decimal64(kind):
         return kind, pa.decimal128(kind.precision, kind.scale)
-    if types.is_duration(kind):
-        return kind, pa.int64()
-    is_ordered = types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
-    is_text = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind)
-    if (is_ordered and not types.is_interval(kind)) or is_text or types.is_large_binary(kind):
-        return kind, kind
-    return None
+    return kind, pa.int64() if types.is_duration(kind) else kind
 
 
-def _zone(column: Any, value_type: Any, order_type: Any) -> tuple[Any, Any, int, bool]:
+def _zone(column: Any, order_type: Any) -> tuple[Any, Any, int, bool]:
     """Return the minimum, maximum, null count and has-NaN of a block of a column."""
-    pa = arrow()
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], storage_of(column.type))
-    if pa.types.is_dictionary(column.type):
-        if column.type.value_type != value_type:  # views, which pyarrow cannot look up by codes
-            column = column.cast(pa.dictionary(column.type.index_type, value_type))
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], value_type)
-    if column.type != order_type:
-        column = column.cast(order_type)
+    chunks = [chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk for chunk in column.chunks]
+    chunks = [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in chunks]
+    column = pa.chunked_array([chunk.cast(order_type) for chunk in chunks], order_type)
     ends = pa.compute.min_max(column)
     minimum, maximum = ends["min"], ends["max"]
     has_nan = False

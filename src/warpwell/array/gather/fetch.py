@@ -35,6 +35,8 @@ THREADS = 32
 DIRECT, PAGE = 512, mmap.PAGESIZE
 SPARSE_FRACTION = 4
 """Pieces are sparse if they take less than one part in this many of the pages that they touch."""
+WARM_FRACTION = 4
+"""If fewer than one piece in this many is absent, these are read through the page cache: the next fetch finds them."""
 STALL_SECONDS = 60.0
 """Time without the end of a command after which a drive is given up."""
 
@@ -63,9 +65,12 @@ class Pieces:
     sizes : int or ndarray of int64
         Not 0.
     direct : bool or None
-        Whether the file is read past the page cache, if that is possible; None: if the pieces are sparse.
+        Whether the file is read past the page cache, if that is possible; None: if the pieces are sparse, unless the
+        page cache has nearly all of them.
     parts : sequence of int
         First pieces of parts of the file, if starts ascend. Pages between parts are not looked up in the page cache.
+    is_counted : bool
+        Whether `read` and `commands` are computed if the page cache has all pieces.
     addresses : ndarray of int64
         Addresses of the pieces after `fetch`, as long as this object lives.
     read, commands : int
@@ -82,6 +87,7 @@ class Pieces:
     sizes: Any
     direct: bool | None = False
     parts: Sequence[int] = (0,)
+    is_counted: bool = True
     addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     read: int = 0
     commands: int = 0
@@ -145,10 +151,9 @@ def read_ahead(requests: Sequence[Pieces]) -> None:
         pieces.direct = False
         if len(pieces.starts):
             _, _, _, begins, lengths = _plan(pieces)
-            _, offsets, sizes = commands_of(begins, lengths)
-            descriptor = pieces.fileno()
+            _, offsets, sizes = commands_of(begins, lengths) if len(begins) else (begins,) * 3
             for offset, nbytes in zip(offsets.tolist(), sizes.tolist(), strict=True):
-                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(pieces.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def _plan(pieces: Pieces) -> tuple[Any, ...]:
@@ -158,16 +163,20 @@ def _plan(pieces: Pieces) -> tuple[Any, ...]:
     if (starts[1:] < starts[:-1]).any():
         order = np.argsort(starts, kind="stable")
         starts, ends, pieces.parts = starts[order], ends[order], (0,)
+    absent = np.flatnonzero(_absent(pieces, starts, ends))
+    if not (len(absent) or pieces.is_counted):
+        return absent, False, absent, absent, absent
     direct_unit = 0
     if pieces.direct or (pieces.direct is None and _are_sparse(starts, ends)):
         direct_unit = _direct_unit(pieces)
     unit, gap = direct_unit or PAGE, read_gap(direct=direct_unit > 0)
-    absent = np.flatnonzero(_absent(pieces, starts, ends))
     run_of, begins, lengths = runs_of(starts, ends, unit, gap)
     pieces.read, pieces.commands = _bytes_of(pieces, begins, lengths), int((-(-lengths // MAX_COMMAND_BYTES)).sum())
     if not len(absent):
         return absent, direct_unit > 0, absent, absent, absent
     if len(absent) < len(ends):
+        if pieces.direct is None and WARM_FRACTION * len(absent) < len(ends):
+            direct_unit, unit, gap = 0, PAGE, read_gap(direct=False)
         run_of, begins, lengths = runs_of(starts[absent], ends[absent], unit, gap)
     pieces.from_storage = _bytes_of(pieces, begins, lengths)
     return absent if order is None else order[absent], direct_unit > 0, run_of, begins, lengths
