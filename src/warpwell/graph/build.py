@@ -163,7 +163,10 @@ def _write(folder: Path, graph: Graph, sort: ExternalSort, names: Names | None, 
             return again
 
         if by_degree:
-            positions = write_order(folder, np.diff(_offsets(blocks(sort), graph.vertices)))
+            degrees = np.zeros(graph.vertices, np.int64)
+            for sources, *_ in blocks(sort):
+                _count(degrees, sources)
+            positions = write_order(folder, degrees)
             sort = sorted_again(sort, lambda sources, destinations: (positions[sources], positions[destinations]))
         graph = _write_part(folder, graph, OUT_PART, blocks(sort))
         if transpose:
@@ -183,32 +186,25 @@ def _write(folder: Path, graph: Graph, sort: ExternalSort, names: Names | None, 
 
 def _write_part(folder: Path, graph: Graph, part: tuple[str, str, str], blocks: Iterator[Edges]) -> Graph:
     """Write offsets, edges and weights in order, and return the graph with the number of edges."""
+    offsets = np.zeros(graph.vertices + 1, np.int64)
     with contextlib.ExitStack() as stack:
-        dtypes = [graph.destinations] if graph.weights is None else [graph.destinations, graph.weights]
-        writers = [
-            stack.enter_context(npy_writer(folder / name, dtype)) for name, dtype in zip(part[1:], dtypes, strict=False)
-        ]
-
-        def written() -> Iterator[Edges]:
-            for block in blocks:
-                for write, column in zip(writers, block[1:], strict=True):
-                    write(column)
-                yield block
-
-        offsets = _offsets(written(), graph.vertices)
+        files = zip(part[1:], (graph.destinations, graph.weights), strict=True)
+        writers = [stack.enter_context(npy_writer(folder / name, dtype)) for name, dtype in files if dtype]
+        for sources, *columns in blocks:
+            for write, column in zip(writers, columns, strict=True):
+                write(column)
+            _count(offsets[1:], sources)
+    np.cumsum(offsets, out=offsets)
     with npy_writer(folder / part[0], np.int64) as write:
         write(offsets)
     return replace(graph, edges=int(offsets[-1]))
 
 
-def _offsets(blocks: Iterator[Edges], vertices: int) -> Vertices:
-    """Return where the edges of each vertex begin, of edges in order."""
-    offsets = np.zeros(vertices + 1, np.int64)
-    for sources, *_ in blocks:
-        starts = np.concatenate(([0], np.flatnonzero(sources[1:] != sources[:-1]) + 1))
-        # Each source is in `starts` once; the rest of a row is counted with the next block.
-        offsets[sources[starts] + 1] += np.diff(starts, append=sources.size)
-    return np.cumsum(offsets, out=offsets)
+def _count(counts: Vertices, sources: Vertices) -> None:
+    """Add the number of edges of each source in a block of edges in order."""
+    starts = np.concatenate(([0], np.flatnonzero(sources[1:] != sources[:-1]) + 1))
+    # Each source is in `starts` once; the rest of its edges is counted with the next block.
+    counts[sources[starts]] += np.diff(starts, append=sources.size)
 
 
 def _convert_chunk(chunk: Edges, graph: Graph, vertices: int | None, *, drop_weights: bool, self_loops: bool) -> _Chunk:
@@ -254,7 +250,7 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
         )
     count = sort.largest + 1 if vertices is None else vertices
     size = (24 if graph.order == "degree" else 8) * (count + 1)
-    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if size > _memory_of("MemTotal"):
         raise FormatError(
             f"the offsets of {count} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
             "If most of the numbers are unused, convert the edges with renumber=True (--renumber)."
@@ -297,7 +293,13 @@ def convert_weights(weights: npt.ArrayLike, kind: str | None, source: str) -> np
 def _memory(memory_bytes: int | str | None) -> int:
     if memory_bytes is None:
         return default_memory_bytes()
-    return checked_nbytes(memory_bytes, "memory_bytes", minimum=_MIN_MEMORY)
+    return checked_nbytes(memory_bytes, "memory_bytes", minimum=_MIN_MEMORY, maximum=_memory_of("MemTotal"))
+
+
+def _memory_of(name: str) -> int:
+    """Return a size in bytes that the system reports: MemTotal, or MemAvailable, which includes reclaimable pages."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def default_memory_bytes() -> int:
@@ -305,11 +307,7 @@ def default_memory_bytes() -> int:
 
     The limit of a container (cgroup version 2) counts too.
     """
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        # Unlike free pages, this includes the reclaimable part of the page cache.
-        meminfo = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in meminfo if line.startswith("MemAvailable:"))
+    free = _memory_of("MemAvailable")
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))

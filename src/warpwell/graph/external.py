@@ -1,5 +1,6 @@
 """Sort edges in bounded memory: `ExternalSort`."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ _SAMPLES = 1 << 10
 """Keys of a full buffer that are sampled when it is spilled."""
 
 
-class ExternalSort:
+class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
     """Sorts edges by source, destination and weight; those that exceed the memory are spilled to a temporary file.
 
     Edges become keys in a buffer. A full buffer is sorted and written to the temporary file as a run. Sampled keys then
@@ -64,14 +65,17 @@ class ExternalSort:
         Raises
         ------
         ArgumentError
-            Some edges have weights and some do not, or the buffer exceeds the memory of the machine.
+            Some edges have weights and some do not.
         """
         if not sources.size:
             return
         dtype = None if weights is None else str(weights.dtype)
         if not self.added:
             self.weights = dtype
-            self._buffer = self._new_buffer(np.dtype(np.uint64 if weights is None else np.complex128))
+            dtype_of_keys = np.dtype(np.uint64 if weights is None else np.complex128)
+            steps = max(1, self._memory // 2 // dtype_of_keys.itemsize // _SAMPLES)
+            # np.empty reserves addresses; memory is used once a key is first written to a place.
+            self._buffer = np.empty(steps * _SAMPLES, dtype_of_keys)
         elif (dtype is None) != (self.weights is None):
             raise ArgumentError(
                 "some chunks of edges have weights and some do not; pass weights with every chunk or with none",
@@ -113,22 +117,8 @@ class ExternalSort:
         if self._file is not None:
             self._file.close()
 
-    def __enter__(self) -> "ExternalSort":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _new_buffer(self, dtype: np.dtype[Any]) -> Keys:
-        try:
-            # np.empty reserves addresses; memory is used once a key is first written to a place.
-            return np.empty(max(1, self._memory // 2 // dtype.itemsize // _SAMPLES) * _SAMPLES, dtype)
-        except (MemoryError, ValueError):
-            raise ArgumentError(
-                f"memory_bytes is {self._memory}, more than this machine has; use less: larger graphs are "
-                "sorted in parts",
-                name="memory_bytes",
-            ) from None
 
     def _spill(self) -> None:
         """Write the buffer as a run and empty it."""

@@ -318,12 +318,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
         )
     types: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str, "in_edges": bool}
     allowed: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}
-    for key in (field.name for field in fields(Graph) if field.name != "path"):
-        value = meta.get(key, "missing")
-        valid = value in allowed[key] if key in allowed else type(value) is types[key]
-        if not valid or (types.get(key) is int and value < 0):
+    values = {field.name: meta.get(field.name, "missing") for field in fields(Graph) if field.name != "path"}
+    for key, value in values.items():
+        is_valid = value in allowed[key] if key in allowed else type(value) is types[key]
+        if not is_valid or (types.get(key) is int and value < 0):
             raise FormatError(f"{file}: {key!r} is {value!r}. {AGAIN}", path=file)
-    return {field.name: meta[field.name] for field in fields(Graph) if field.name != "path"}
+    return values
 
 
 def _check_file(path: Path, dtype: str, length: int) -> None:
