@@ -31,7 +31,7 @@ from .log.checksum import crc32c
 from .log.verify import Problem
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
-from .permutation import Permutation
+from .permutation import Permutation, permuted
 from .salvage import SalvageReport, salvage
 from .schema import Schema
 from .store import HostFuture, Store, StoreStatistics
@@ -46,5 +46,6 @@ __all__ = [
     "create",
     "key_words",
     "open",
+    "permuted",
     "salvage",
 ]

@@ -56,7 +56,7 @@ class Permutation:
     Attributes
     ----------
     words : ndarray of int64, shape (19,)
-        The argument of the device function `permuted`.
+        An argument of `permuted`, which computes the order in kernels.
     """
 
     def __init__(self, size: int, seed: int = 0, epoch: int = 0) -> None:
@@ -151,7 +151,20 @@ class Permutation:
 
 @device
 def permuted(position: int, words: Any) -> Any:
-    """Return the number at a position of the order with these `Permutation.words` (thread)."""
+    """Return the number at a position of a shuffled order, in a kernel.
+
+    Parameters
+    ----------
+    position : int
+        From 0 to the size of the order less 1; it is not checked.
+    words : array of int64, shape (19,)
+        `Permutation.words` of the order.
+
+    Returns
+    -------
+    int
+        The same number as ``Permutation(...)(position)``.
+    """
     number = network(position, words)
     while number >= words[SIZE]:
         number = network(number, words)
