@@ -376,7 +376,7 @@ def test_arguments_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(FormatError, match="vertex 5 does not fit 5 vertices"):
         build(chunks([(0, 5)]), out, vertices=5)
     with monkeypatch.context() as patch, pytest.raises(FormatError, match=r"take 32 GiB, more memory .* renumber"):
-        patch.setattr("warpwell.graph.build._memory_of", lambda name: 1 << 30)
+        patch.setattr(sys.modules["warpwell.graph.build"], "_memory_of", lambda name: 1 << 30)
         build(chunks([(0, 2**32 - 1)]), out)
     with pytest.raises(MissingFileError, match="Create it first"):
         build(chunks([(0, 1)]), tmp_path / "missing" / "graph.ww")
