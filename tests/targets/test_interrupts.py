@@ -171,12 +171,23 @@ def test_a_launch_of_another_thread_goes_on(path: Path) -> None:
         count[1](a, sums)
         read[1](a, out)
         sums[:] = 0
-        beside = threading.Thread(target=lambda: [count[1](a, sums) for _ in range(20)])
+        over, rounds = threading.Event(), 0
+
+        def launch() -> None:
+            nonlocal rounds
+            while not over.is_set():
+                count[1](a, sums)
+                rounds += 1
+
+        beside = threading.Thread(target=launch)
         beside.start()
-        with interrupted():
-            read[MANY](a, out)
-        beside.join(60)
-        assert sums[0] == 20 * (100_000 * 99_999 // 2)
+        try:
+            with interrupted():
+                read[MANY](a, out)
+        finally:
+            over.set()
+            beside.join(60)
+        assert rounds and sums[0] == rounds * (100_000 * 99_999 // 2)
         usable(a)
 
 
@@ -188,10 +199,11 @@ def test_a_handler_that_does_not_raise_stops_nothing(path: Path) -> None:
         count[1](a, sums)
         sums[:] = 0
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-        for _ in range(10):
+        rounds = 0
+        while not seen:
             count[1](a, sums)
-        until(lambda: seen)
-        assert sums[0] == 10 * (100_000 * 99_999 // 2)
+            rounds += 1
+        assert sums[0] == rounds * (100_000 * 99_999 // 2)
 
 
 def test_a_handler_that_puts_another_in_its_place_keeps_it() -> None:
