@@ -529,44 +529,6 @@ def test_residency_is_the_systems(path: Path) -> None:
         assert out[-1] == N - 1
 
 
-# -- Ctrl-C ---------------------------------------------------------------------------------------------------
-
-STUCK = """
-import os, signal, threading, time
-import numpy as np
-import warpwell as ww
-
-@ww.kernel
-def spin(a, out):
-    i = ww.gpu.grid(1)
-    while not ww.gpu.failed():
-        out[0] = a[i]
-
-def interrupt():
-    while out[0] == 0:  # until the kernel runs
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-
-a = ww.open("a.npy", device="cpu")
-out = np.zeros(4, np.int64)
-try:
-    threading.Timer(50.0, lambda: os._exit(3)).start()
-    threading.Thread(target=interrupt, daemon=True).start()
-    spin[4](a, out)
-except KeyboardInterrupt:
-    print("interrupted", int(a[3]), flush=True)
-    a.close()
-    os._exit(0)
-"""
-
-
-def test_ctrl_c_ends_a_launch_and_the_array_goes_on(path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", STUCK], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.stdout == "interrupted 3\n", ended.stderr
-
-
 @pytest.mark.parametrize("tier", ["mapped", "storage"])
 def test_a_relative_path_is_that_of_the_folder_where_it_was_opened(
     tmp_path: Path, tier: str, monkeypatch: pytest.MonkeyPatch

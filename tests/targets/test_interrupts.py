@@ -100,12 +100,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.npy"
 
 
-@pytest.mark.quick("misses-storage", "hits-storage")
-@pytest.mark.parametrize("tier", ["storage", "host-cached", "host"])
+@pytest.mark.quick("misses-storage", "hits-storage", "hits-mapped")
+@pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "mapped"])
 @pytest.mark.parametrize("kernel", [read, hits], ids=["misses", "hits"])
 def test_a_kernel_over_storage(path: Path, kernel: ww.targets.Kernel, tier: str) -> None:
     out = np.zeros(64, np.int64)
-    with ww.open(path, device="cpu", cache="64KiB", tier=tier) as a:
+    options = {} if tier == "mapped" else {"cache": "64KiB"}
+    with ww.open(path, device="cpu", tier=tier, **options) as a:
         kernel[1](a, out)
         with interrupted():
             kernel[MANY](a, out)
