@@ -302,3 +302,60 @@ def test_a_dataset_of_some_rows_of_arrays_checks_them() -> None:
         ww.train.Dataset({"x": np.arange(10)}, keys=[3, 10]).take([0, 1])
     with pytest.raises(ArgumentError, match="columns of a table"):
         ww.train.Dataset({"x": np.arange(10)}, columns=["x"])
+
+
+# -- records that cannot be read ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """A store of 100 values; the value of key 77 is damaged on disk."""
+    path = tmp_path / "damaged.kv"
+    with ww.kv.create(path) as store:
+        store.put_many(np.arange(100), [bytes([k]) * 1000 for k in range(100)])
+    segment = next(path.glob("*.val"))
+    data = bytearray(segment.read_bytes())
+    data[data.index(bytes([77]) * 1000) + 5] ^= 1
+    segment.write_bytes(data)
+    return path
+
+
+def test_a_damaged_record_is_skipped_and_named(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="warpwell")
+    with ww.kv.open(damaged) as store:
+        with pytest.raises(CorruptionError):
+            list(ww.train.DataLoader(store, 16))
+        loader = ww.train.DataLoader(store, 16, seed=3, on_error="skip", key_field="key")
+        expected = [k for k in ww.kv.Permutation(100, 3, 0).slice(0, 100).tolist() if k != 77]
+        for _ in range(2):
+            batches = list(loader)
+            assert sum(len(batch["value"]) for batch in batches) == 99 and loader.skipped == [77]
+            assert all(v == bytes([k]) * 1000 for b in batches for k, v in zip(b["key"], b["value"], strict=True))
+            if loader.epoch == 1:
+                assert [k for batch in batches for k in batch["key"].tolist()] == expected
+        assert caplog.text.count("key 77") == 1
+        state = loader.state_dict()
+    with ww.kv.open(damaged, mode="r+") as store:
+        del store[77]
+        with pytest.raises(ArgumentError, match='on_error="skip"'):
+            ww.train.DataLoader(store, 16).load_state_dict(state)
+        again = ww.train.DataLoader(store, 16, on_error="skip", keys=range(100))
+        again.load_state_dict(state)
+        assert again.skipped == [77] and sum(map(len, again)) == 99
+
+
+def test_keys_of_bytes_that_are_skipped_are_in_the_state(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.update({"a": b"1", "b": b"2", "c": b"3"})
+        loader = ww.train.DataLoader(store, 3, shuffle=False, on_error="skip")
+        del store["b"]
+        assert list(loader) == [[b"1", b"3"]] and loader.skipped == [b"b"]
+        state = loader.state_dict()
+        assert state["skipped"] == ["62"]
+        loader.load_state_dict(state)
+        assert loader.skipped == [b"b"]
+        store.clear()
+        with pytest.raises(KeyMissingError):  # no record of the batch can be read
+            list(loader)
+    with pytest.raises(ArgumentError, match="on_error"):
+        ww.train.DataLoader({"x": np.arange(3)}, on_error="ignore")

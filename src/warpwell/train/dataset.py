@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .. import errors, table
 from .._check import checked_path
 from ..kv import Keys, Store
-from .records import VALUE, Finished, RowReader, StoreReader, compact_keys, rows_of
+from .records import UNREADABLE, VALUE, Finished, RowReader, StoreReader, compact_keys, rows_of
 from .sources import Source, source_of
 from .tensors import tensor_of
 
@@ -199,6 +199,21 @@ class Dataset:
         keys = self._keys.take(rows)
         future = self._reader.start(keys)
         return future if self._key_field is None else Finished(future, partial(self._with_keys, keys))
+
+    def readable(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of the records at some positions can be read, bool [N], by reading all of them."""
+        try:
+            self.take(rows)
+            return np.ones(len(rows), np.bool_)
+        except UNREADABLE:
+            half = len(rows) // 2
+            if not half:
+                return np.zeros(1, np.bool_)
+            return np.concatenate([self.readable(rows[:half]), self.readable(rows[half:])])
+
+    def keys_at(self, rows: NDArray[np.int64]) -> list[int | bytes]:
+        """Return the keys, or row numbers, of the records at some positions."""
+        return self._keys.take(rows).to_list()
 
     def _with_keys(self, keys: Keys, batch: Any) -> Any:
         if self._key_field is None:

@@ -16,6 +16,7 @@ Therefore:
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import weakref
 from collections import deque
@@ -30,6 +31,9 @@ from .. import closing, errors
 from .._check import checked_flag, checked_integer
 from ..kv import Permutation
 from .dataset import Dataset
+from .records import UNREADABLE, Finished
+
+_logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _MIN_POSITIONS = 1 << 14
@@ -57,6 +61,10 @@ class DataLoader:
         The part of each global batch to deliver.
     drop_last : bool
         Skip the last global batch of an epoch if it is incomplete.
+    on_error : {"raise", "skip"}
+        "skip" leaves out records that are damaged, that the drive cannot read, or that were deleted: batches have fewer
+        rows, a warning is logged, and `skipped` and `state_dict` name the keys. A batch of several records of which
+        none can be read raises the error.
     keys, key_field : optional
         As for `Dataset`, for example ``keys=range(1000)`` as a training split; a ``range`` needs no memory.
 
@@ -64,13 +72,15 @@ class DataLoader:
     ----------
     epoch : int
         The current epoch, or the next one between two iterations.
+    skipped : list of int and bytes
+        Keys, or row numbers, of the records that this rank has left out.
 
     Raises
     ------
     ArgumentError
         An option is not valid.
-    KeyMissingError
-        On iteration: the store does not have a key.
+    KeyMissingError, CorruptionError, MediumError
+        On iteration, unless `on_error` is "skip": the store does not have a key, or a record cannot be read.
 
     Notes
     -----
@@ -90,6 +100,7 @@ class DataLoader:
         rank: int = 0,
         world_size: int = 1,
         drop_last: bool = False,
+        on_error: str = "raise",
         keys: Any = None,
         key_field: str | None = None,
     ) -> None:
@@ -110,6 +121,10 @@ class DataLoader:
                 name="rank",
             )
         self.drop_last = checked_flag(drop_last, "drop_last")
+        if on_error not in ("raise", "skip"):
+            raise errors.ArgumentError(f'on_error is {on_error!r}: give "raise" or "skip"', name="on_error")
+        self.on_error = on_error
+        self.skipped: list[int | bytes] = []
         self._progress = _Progress(0, 0)
 
     def __repr__(self) -> str:
@@ -139,8 +154,20 @@ class DataLoader:
             progress = _Progress(progress.epoch + 1, 0)
         progress.is_started = True
         self._progress = progress
-        start = self.dataset.start_take
-        return _Epoch(Prefetch(self._parts(progress), lambda part: start(part.rows), self.prefetch), progress)
+        start = self._start_skipping if self.on_error == "skip" else self._start
+        return _Epoch(Prefetch(self._parts(progress), start, self.prefetch), progress, self._record_skipped)
+
+    def _start(self, part: _Part) -> Future:
+        return Finished(self.dataset.start_take(part.rows), lambda batch: (batch, []))
+
+    def _start_skipping(self, part: _Part) -> Future:
+        return _SkippingRead(self.dataset, part.rows)
+
+    def _record_skipped(self, keys: list[int | bytes]) -> None:
+        for key in keys:
+            if key not in self.skipped:
+                _logger.warning("warpwell: %r leaves out the record of key %r, which cannot be read", self, key)
+                self.skipped.append(key)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the next iteration delivers, from its start."""
@@ -149,7 +176,8 @@ class DataLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the place after the last delivered batch, as numbers that fit JSON and pickle.
 
-        It is the same for all ranks after the same number of batches, and does not depend on how many ranks there are.
+        It is the same for all ranks after the same number of batches, and does not depend on how many ranks there are,
+        except for ``"skipped"``: the rank's list of that name, in which keys of bytes are in hexadecimal.
         The first call reads all keys once, for a checksum.
         """
         return {
@@ -160,6 +188,7 @@ class DataLoader:
             "shuffle": self.shuffle,
             "samples": self.samples,
             "keys": self._checksum,
+            "skipped": [key.hex() if isinstance(key, bytes) else key for key in self.skipped],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,7 +222,8 @@ class DataLoader:
         if samples != self.samples or keys != self._checksum:
             raise errors.ArgumentError(
                 f"the state is of other keys ({samples} of them, here are {self.samples}), so its place means nothing"
-                " here: open the store it was saved with, or pass its keys as keys=",
+                " here: open the store it was saved with, or pass its keys as keys=, and"
+                ' on_error="skip" if some of them were deleted',
                 name="state",
             )
         progress = _Progress(
@@ -203,6 +233,7 @@ class DataLoader:
             raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.shuffle = checked_flag(shuffle, "shuffle")
+        self.skipped = [bytes.fromhex(key) if isinstance(key, str) else key for key in state.get("skipped", [])]
         self._progress = progress
 
     @cached_property
@@ -264,8 +295,11 @@ class _Part(NamedTuple):
 class _Epoch:
     """Iterator of an epoch's batches."""
 
-    def __init__(self, ahead: Prefetch[_Part], progress: _Progress) -> None:
+    def __init__(
+        self, ahead: Prefetch[_Part], progress: _Progress, record_skipped: Callable[[list[int | bytes]], None]
+    ) -> None:
         self._ahead = ahead
+        self._record_skipped = record_skipped
         self._progress = progress
         self._over = False
 
@@ -277,7 +311,7 @@ class _Epoch:
             raise StopIteration
         progress = self._progress
         try:
-            part, batch = next(self._ahead)
+            part, (batch, skipped) = next(self._ahead)
         except StopIteration:
             self._over = True
             progress.epoch, progress.position, progress.is_started = progress.epoch + 1, 0, False
@@ -286,12 +320,34 @@ class _Epoch:
             self.close()
             raise
         progress.position = part.end
+        self._record_skipped(skipped)
         return batch
 
     def close(self) -> None:
         """End the epoch here, and drop the batches that are being fetched."""
         self._over = True
         self._ahead.close()
+
+
+class _SkippingRead:
+    """The future of the records of a batch that can be read, and of the keys of the other ones."""
+
+    def __init__(self, dataset: Dataset, rows: NDArray[np.int64]) -> None:
+        self._dataset = dataset
+        self._rows = rows
+        self._future = dataset.start_take(rows)
+
+    def wait(self) -> tuple[Any, list[int | bytes]]:
+        try:
+            return self._future.wait(), []
+        except UNREADABLE:
+            is_readable = self._dataset.readable(self._rows)
+            if len(self._rows) > 1 and not is_readable.any():
+                raise  # the drive failed, not some records
+        return (
+            self._dataset.start_take(self._rows[is_readable]).wait(),
+            self._dataset.keys_at(self._rows[~is_readable]),
+        )
 
 
 Request = TypeVar("Request")

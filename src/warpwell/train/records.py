@@ -19,6 +19,8 @@ from ..kv import HostFuture, Keys, as_keys
 from ..kv import open as open_store
 from .sources import Source, read_rows
 
+UNREADABLE = (errors.CorruptionError, errors.MediumError, errors.KeyMissingError)
+"""Errors of single records."""
 VALUE = "value"
 """Name of the values of a store without a schema, where they are a field."""
 
