@@ -15,8 +15,7 @@ from lab.campaigns.crash.kv_flips import flip_campaign
 from lab.campaigns.crash.power import Disk, RecordingFiles
 from lab.campaigns.kv_crash import Counts, failed_calls, power_cuts
 from warpwell.kv.log.files import Guard
-from warpwell.kv.log.floor import Floor
-from warpwell.kv.log.journal import Journal
+from warpwell.kv.log.journal import Floor, Journal
 
 # A forked child of a process with threads only runs the load and ends.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -126,7 +125,7 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
     def early(self, records, *, synced, last):
         write(self, records, synced=synced, last=last)
         if last:
-            floors[-1].raise_to(self.position.seq, self.position.chain, self.salt)
+            floors[-1].raise_to(self.position, self.salt)
 
     monkeypatch.setattr(Journal, "write", early)
     assert power_cuts(200, 7, memory).refused > 0

@@ -13,8 +13,8 @@ import numpy as np
 
 from warpwell import errors
 from warpwell.kv.log.files import Files
-from warpwell.kv.log.floor import FLOOR_NAME
 from warpwell.kv.log.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from warpwell.kv.log.journal import COMMITTED_NAME
 from warpwell.kv.log.lock import LOCK_NAME
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.verify import verify
@@ -109,7 +109,7 @@ def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: 
             used = _value_bytes(folder, int(name.split(".")[0]))
             values = rng.sample(used, max(1, int(value_share * len(used)))) if used else []
         else:
-            places = [*range(64), *range(4096, 4160)] if name == FLOOR_NAME else range(size)
+            places = [*range(64), *range(4096, 4160)] if name == COMMITTED_NAME else range(size)
             headers, values = list(places)[rng.randrange(stride) :: stride], []
         for at in headers:
             out.header_bytes += at < size

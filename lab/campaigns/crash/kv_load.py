@@ -162,9 +162,8 @@ class Run:
             for key in step[1]:
                 self.locations.pop(key, None)
         elif step[0] == "compact":
-            compact(
-                log, live=self._index, lookup=self._lookup, relocate=self._relocate, drained=lambda: None, threshold=0.3
-            )
+            compact(log, live=self._index, lookup=self._lookup, relocate=self._relocate, threshold=0.3)
+            log.release(log.retired())
         else:
             self._committing(step[0], log)
         self.done += 1

@@ -22,7 +22,6 @@ from ..cache import batches_of
 from .keys import Keys
 from .log.checksum import check_file, crc32c, crc32c_many
 from .log.files import read_at
-from .log.floor import highest, read_floor
 from .log.format import (
     COMMIT,
     DELETE,
@@ -44,6 +43,7 @@ from .log.format import (
     segment_of,
     size_of,
 )
+from .log.journal import highest, read_marks
 from .log.lock import LOCK_NAME
 from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
@@ -216,7 +216,7 @@ def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
         # Nothing confirms these keys: a value that has its checksum makes it likely, and the report says so.
         base, seq = snapshots[-1].slots, journals[-1].start if journals else snapshots[-1].seq
         report.unproven += len(base)
-    marks = read_floor(folder, found.uuid)
+    marks, _ = read_marks(folder, found.uuid)
     newest = max((s.seq for s in snapshots), default=0)
     if journals and journals[-1].start >= newest:
         # its last commit mark may be damaged, and a record that COMMITTED names was committed

@@ -7,8 +7,7 @@ In the order in which a record meets them:
     checksum.py    CRC-32C of values and records, in native code
     segments.py    files of values, and the offset of the next value
     shards.py      the folders of segments: find the shards of a store that was moved or copied
-    journal.py     chained records of puts and deletes, in atomic groups
-    floor.py       COMMITTED: the last record that is known to be durable
+    journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last one known to be durable
     snapshot.py    all live records in one file
     manifest.py    MANIFEST: which files a store consists of
     files.py       every system call that changes a file, and the handling of its errors

@@ -50,7 +50,6 @@ def compact(
     live: Callable[[], Index],
     lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
     relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
-    drained: Callable[[], object] | None = None,
     threshold: float = 0.5,
     progress: Callable[[int, int], object] | None = None,
 ) -> CompactionReport:
@@ -58,8 +57,9 @@ def compact(
 
     Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
     appended records without committing them, the copies join that group, which the caller commits, and the segments are
-    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. All callbacks
-    except `drained` and `progress` run with `Log.lock` held.
+    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. The caller
+    deletes their files by `Log.release`, when no reader uses a location that it looked up before. All callbacks except
+    `progress` run with `Log.lock` held.
 
     Parameters
     ----------
@@ -71,9 +71,6 @@ def compact(
         ``(keys, key_lens) -> int64 [N, 2]``: the locations of keys in the index (first word 0 or -1: absent).
     relocate : callable
         ``(keys, key_lens, old, new)``: moves keys whose location is still `old`.
-    drained : callable, optional
-        Returns once no reader uses a location that it looked up before the call; then descriptors are closed and files
-        deleted. If left out, the caller does this with `Log.release`.
     threshold : float
         Segments with at least this share of dead bytes are compacted.
     progress : callable, optional
@@ -103,9 +100,6 @@ def compact(
         log.emptied(victims)
         if not log.group_open:
             log.snapshot(*live())
-    if drained is not None:
-        drained()
-        log.release(victims)
     return CompactionReport(tuple(victims), moved, done, freed)
 
 

@@ -1,8 +1,15 @@
-"""Journal: 64-byte records, chained and checksummed, in atomic groups."""
+"""Journal: 64-byte records, chained and checksummed, in atomic groups; and the last one that is known to be durable.
+
+Without the marks in the file COMMITTED, a damaged last group could not be distinguished from one that a power failure
+tore. A mark is written after the journal's fdatasync and needs no fdatasync itself: after a crash it may be too low,
+never too high. Marks alternate between two offsets in separate sectors, so that one of them is always intact.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +26,12 @@ from .checksum import (
     SCAN_SALT,
     SCAN_SEQ,
     SCAN_WORDS,
+    crc32c,
     later_record,
     scan_records,
     seal_records,
 )
-from .files import Files, read_at, write_new
+from .files import Files, closing_on_error, read_at, write_new
 from .format import (
     COMMIT,
     DELETE,
@@ -303,3 +311,92 @@ def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
             return True
         offset += RECORD_BYTES * len(records)
     return False
+
+
+# -- COMMITTED ------------------------------------------------------------------------------------------------
+
+COMMITTED_NAME = "COMMITTED"
+MARK_OFFSETS = (0, 4096)
+_MARK = struct.Struct("<8s16sqII20x")
+"""Magic, UUID, sequence number and checksum of a record, salt of its journal; the CRC of these 60 bytes follows."""
+_MARK_MAGIC = b"warpwfl1"
+_MARK_BYTES = 64
+
+Mark = tuple[int, int, int]
+"""Sequence number and checksum of a record, and the salt of its journal."""
+
+
+class Floor:
+    """The file of marks, open for writing.
+
+    Parameters
+    ----------
+    files : Files
+    folder : str
+    uuid : bytes
+        The store's.
+    """
+
+    def __init__(self, files: Files, folder: str, uuid: bytes) -> None:
+        self._files, self._uuid = files, uuid
+        path = os.path.join(folder, COMMITTED_NAME)
+        try:
+            self._fd = files.open(path, writable=True)
+        except FileNotFoundError:  # of a new store, or it was removed
+            self._fd = files.create(path)
+            with closing_on_error(files, self._fd):
+                files.sync_folder(folder)
+        marks = [_unpack_mark(read_at(self._fd, _MARK_BYTES, offset), uuid) for offset in MARK_OFFSETS]
+        # The older mark, or one that is damaged, is the next to be replaced.
+        self._next = min(range(2), key=lambda k: (marks[k] or (-1, 0, 0))[0])
+
+    def raise_to(self, position: Position, salt: int) -> None:
+        """Record that the journal with this salt is durable up to a position.
+
+        A full disk is not an error here: the old floor stays valid.
+        """
+        mark = _MARK.pack(_MARK_MAGIC, self._uuid, position.seq, position.chain, salt)
+        with contextlib.suppress(OSError):
+            self._files.pwrite(self._fd, mark + crc32c(mark).to_bytes(4, "little"), MARK_OFFSETS[self._next])
+            self._next = 1 - self._next
+
+    def sync(self) -> None:
+        """Make the floor itself durable."""
+        self._files.sync(self._fd)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._files.close(fd)
+
+
+def read_marks(folder: str, uuid: bytes) -> tuple[list[Mark], list[int]]:
+    """Return the valid marks of a store, and the offsets of damaged ones."""
+    try:
+        fd = os.open(os.path.join(folder, COMMITTED_NAME), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return [], [0]
+    try:
+        packed = [read_at(fd, _MARK_BYTES, offset) for offset in MARK_OFFSETS]
+    finally:
+        os.close(fd)
+    marks = [_unpack_mark(data, uuid) for data in packed]
+    damaged = [MARK_OFFSETS[k] for k in range(2) if marks[k] is None and any(packed[k])]
+    return [mark for mark in marks if mark is not None], damaged
+
+
+def highest(marks: list[Mark], salt: int) -> tuple[int, int]:
+    """Return sequence number and checksum of the highest mark for a journal; (0, 0) for none.
+
+    Marks of other journals do not count, because the manifest is newer than the earlier journals. Marks of format 1 do
+    not name their journal (0).
+    """
+    return max(((seq, chain) for seq, chain, journal in marks if journal in (0, salt)), default=(0, 0))
+
+
+def _unpack_mark(data: bytes, uuid: bytes) -> Mark | None:
+    if len(data) < _MARK_BYTES or int.from_bytes(data[60:], "little") != crc32c(data[:60]):
+        return None
+    magic, of, seq, chain, salt = _MARK.unpack(data[:60])
+    return (seq, chain, salt) if magic == _MARK_MAGIC and of == uuid else None

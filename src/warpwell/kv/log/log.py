@@ -5,7 +5,7 @@ A commit makes a group of records durable, in this order::
     values to their segments
     records to the journal, the mark in the last one
     fdatasync of the segments and the journal, at the same time
-    the floor (see `floor`)       the commit is acknowledged
+    the floor in COMMITTED        the commit is acknowledged
 
 After a crash the last group may lack values: their checksums show it. The flag `SYNCED` of a later group proves that
 the groups before it are complete.
@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import crc32c
 from .files import Files, Guard
-from .floor import Floor
 from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, segment_of
-from .journal import Journal, Pending, new_records
+from .journal import Floor, Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
@@ -463,7 +462,7 @@ class Log:
         if self._unsynced:
             self._unsynced = False
             if self._floor is not None:
-                self._floor.raise_to(journal.position.seq, journal.position.chain, journal.salt)
+                self._floor.raise_to(journal.position, journal.salt)
 
     def _always(self) -> None:
         if self.durability != "always":

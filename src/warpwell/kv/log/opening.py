@@ -12,9 +12,8 @@ from typing import Any
 
 from ... import errors
 from .files import Files, closing_on_error, full, storage_full, write_new
-from .floor import FLOOR_NAME, Floor
 from .format import SUPERBLOCK
-from .journal import Journal, Position, new_journal
+from .journal import COMMITTED_NAME, Floor, Journal, Position, new_journal
 from .lock import LOCK_NAME, WriterLock
 from .manifest import DURABILITIES, IDENTITY_NAME, MANIFEST_NAME, NEW_NAME, Manifest, read_manifest
 from .recovery import LoadedLog, load, open_segments, repair
@@ -147,7 +146,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
             if not manifest.separate_logs:
-                floor.raise_to(loaded.position.seq, loaded.position.chain, loaded.salt)
+                floor.raise_to(loaded.position, loaded.salt)
     except BaseException:
         segments.close()
         raise
@@ -235,4 +234,4 @@ def _left_over(path: str) -> bool:
     if name in (LOCK_NAME, NEW_NAME, IDENTITY_NAME):
         return True
     empty = os.path.getsize(path) <= SUPERBLOCK
-    return empty and (name == FLOOR_NAME or os.path.splitext(name)[1] in (".val", ".jnl"))
+    return empty and (name == COMMITTED_NAME or os.path.splitext(name)[1] in (".val", ".jnl"))

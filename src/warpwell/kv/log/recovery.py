@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import check_file
 from .files import Files, closing_on_error, read_at
-from .floor import highest, read_floor
 from .format import (
     INTEGER,
     RECORD_BYTES,
@@ -29,7 +28,7 @@ from .format import (
     segment_of,
     size_of,
 )
-from .journal import Journal, Position, Scanned, journal_path, read_superblock, scan
+from .journal import Journal, Position, Scanned, highest, journal_path, read_marks, read_superblock, scan
 from .manifest import Manifest, read_manifest, remove_strays
 from .segments import SegmentFolder, Segments
 from .shards import segment_folders
@@ -106,7 +105,7 @@ def load(
 
 def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments, *, writable: bool) -> LoadedLog:
     uuid = manifest.uuid_bytes
-    marks = read_floor(folder, uuid)
+    marks, _ = read_marks(folder, uuid)
     for segment in manifest.segments:
         if segments.shard_of(segment) not in segments.missing:
             segments.open(segment)
@@ -472,7 +471,7 @@ def _follow(
     # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
     # earlier one; and nothing is appended to a journal after a manifest without it.
     uuid = manifest.uuid_bytes
-    floor = highest(read_floor(folder, uuid), journal.salt)
+    floor = highest(read_marks(folder, uuid)[0], journal.salt)
     newest = read_manifest(folder)
     if newest.uuid != manifest.uuid:
         raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)

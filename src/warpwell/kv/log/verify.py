@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import check_file
 from .files import Files
-from .floor import FLOOR_NAME, PLACES, damaged_places
 from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
+from .journal import COMMITTED_NAME, read_marks
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
 from .recovery import check_previous, live, load_for_reading
 from .segments import Segments
@@ -88,10 +88,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
     except errors.CorruptionError as error:
         report.problems.append(_problem(error))
         return report
-    for at in damaged_places(path, manifest.uuid_bytes):
-        report.problems.append(
-            Problem(os.path.join(path, FLOOR_NAME), at, f"the mark in place {PLACES.index(at)} is missing or damaged")
-        )
+    for offset in read_marks(path, manifest.uuid_bytes)[1]:
+        report.problems.append(Problem(os.path.join(path, COMMITTED_NAME), offset, "the mark is missing or damaged"))
     _check_spares(manifest, path, report)
     folders, missing = locate_segments(path, manifest)
     report.problems += [Problem(folders[shard].path, None, str(why)) for shard, why in missing.items()]
