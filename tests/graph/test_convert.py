@@ -378,7 +378,7 @@ def test_arguments_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch, pytest.raises(FormatError, match=r"take 32 GiB, more memory .* renumber"):
         patch.setattr(sys.modules["warpwell.graph.build"], "_memory_of", lambda name: 1 << 30)
         build(chunks([(0, 2**32 - 1)]), out)
-    with pytest.raises(MissingFileError, match="Create it first"):
+    with pytest.raises(MissingFileError, match="create it first"):
         build(chunks([(0, 1)]), tmp_path / "missing" / "graph.ww")
     (tmp_path / "empty.txt").write_text("# nothing\n")
     with pytest.raises(FormatError, match=r"empty\.txt holds no edge"):
@@ -394,7 +394,7 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError, match="no such graph"):
         Graph.open(tmp_path / "missing.ww")
     (tmp_path / "file").touch()
-    with pytest.raises(FormatError, match="Convert it"):
+    with pytest.raises(FormatError, match="convert it"):
         Graph.open(tmp_path / "file")
     for name, problem in (
         ("graph.json", "not a graph"),
@@ -408,9 +408,12 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
     for text, problem in (
         ("{", "JSON"),
         ("[]", "does not describe"),
-        ('{"format": "warpwell graph", "version": 4}', "version 4; this Warpwell reads version 3"),
-        ('{"format": "warpwell graph", "version": 2, "vertices": 3}', "version 2; .*Convert its edges again"),
-        ('{"format": "warpwell graph", "version": 1, "vertices": 3}', "version 1; .*Convert its edges again"),
+        (
+            '{"format": "warpwell graph", "version": 4}',
+            r"version 4, and this Warpwell reads version 3\. Make the graph",
+        ),
+        ('{"format": "warpwell graph", "version": 2, "vertices": 3}', "version 2, .*Make the graph again with"),
+        ('{"format": "warpwell graph", "version": 1, "vertices": 3}', "version 1, .*Make the graph again with"),
         ('{"format": "warpwell graph", "version": 3, "vertices": "3"}', "'vertices' is '3'"),
         ('{"format": "warpwell graph", "version": 3, "vertices": 3, "edges": -1}', "'edges' is -1"),
     ):

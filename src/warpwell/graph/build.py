@@ -118,20 +118,14 @@ def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
         if not os.path.lexists(path):
             return
         if not overwrite:
-            raise ArgumentError(
-                f"{path} exists already. Choose another name, or replace it with overwrite=True (--overwrite)."
-            )
+            raise ArgumentError(f"{path} exists already; choose another name or overwrite=True (--overwrite)")
         is_folder = path.is_dir() and not path.is_symlink()
         if not is_folder or not ((path / META).is_file() or not any(path.iterdir())):
-            raise ArgumentError(
-                f"{path} exists and is not a graph, so it is not replaced. Choose another name or remove it yourself."
-            )
+            raise ArgumentError(f"{path} exists and is not a graph; choose another name, or remove it yourself")
 
     refuse()
     if not path.parent.is_dir():
-        raise MissingFileError(
-            f"{path.parent}: no such folder to write {path.name} into. Create it first.", path=path.parent
-        )
+        raise MissingFileError(f"{path.parent}: no such folder for {path.name}; create it first", path=path.parent)
     with replacing(path) as part:
         with storage_full(part, _FULL_DISK):
             part.mkdir()
@@ -226,11 +220,8 @@ def _vertices_of(values: npt.ArrayLike, limit: int, source: str) -> Vertices:
     """Return vertices as int64, or raise unless they are integers from 0 to ``limit - 1``."""
     vertices = np.asarray(values)
     if vertices.ndim != 1 or (vertices.dtype.kind not in "iu" and vertices.size):
-        raise ArgumentError(
-            f"vertices are one-dimensional arrays of integers, not {vertices.dtype} of shape {vertices.shape}. "
-            "Convert them first.",
-            name="edges",
-        )
+        problem = f"not {vertices.dtype} of shape {vertices.shape}; convert them first"
+        raise ArgumentError(f"vertices are one-dimensional arrays of integers, {problem}", name="edges")
     if vertices.size and not 0 <= int(vertices.min()) <= int(vertices.max()) < limit:
         bad = int(vertices.min()) if vertices.min() < 0 else int(vertices.max())
         advice = "Raise vertices or leave it out." if 0 <= bad < VERTEX_LIMIT else "Renumber the vertices from 0."
@@ -245,16 +236,12 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
     if graph.weights is not None and weights is None:
         raise ArgumentError(f"{name} has no weights: leave weights={graph.weights!r} out.", name="weights")
     if vertices is None and sort.largest < 0:
-        raise FormatError(
-            f"{name} holds no edge. Check that the file is complete; for a graph without edges give vertices=N."
-        )
+        raise FormatError(f"{name} holds no edge; for a graph without edges, give vertices=N (--vertices N)")
     count = sort.largest + 1 if vertices is None else vertices
     size = (24 if graph.order == "degree" else 8) * (count + 1)
     if size > _memory_of("MemTotal"):
-        raise FormatError(
-            f"the offsets of {count} vertices take {size / 2**30:,.0f} GiB, more memory than there is. "
-            "If most of the numbers are unused, convert the edges with renumber=True (--renumber)."
-        )
+        problem = f"the offsets of {count} vertices take {size >> 30} GiB, more memory than there is"
+        raise FormatError(f"{problem}; if most numbers are unused, convert with renumber=True (--renumber)")
     return replace(graph, vertices=count, weights=weights, destinations="int32" if count <= SMALL else "int64")
 
 

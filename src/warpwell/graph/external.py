@@ -77,10 +77,8 @@ class ExternalSort(contextlib.AbstractContextManager["ExternalSort"]):
             # np.empty reserves addresses; memory is used once a key is first written to a place.
             self._buffer = np.empty(steps * _SAMPLES, dtype_of_keys)
         elif (dtype is None) != (self.weights is None):
-            raise ArgumentError(
-                "some chunks of edges have weights and some do not; pass weights with every chunk or with none",
-                name="edges",
-            )
+            advice = "pass weights with every chunk or with none"
+            raise ArgumentError(f"some chunks of edges have weights and some do not; {advice}", name="edges")
         elif dtype == "float32":
             self.weights = dtype
         keys = _pack(sources, destinations, weights)

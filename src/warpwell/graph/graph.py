@@ -160,26 +160,17 @@ class Graph:
         """
         path = Path(path)
         if not path.exists():
-            raise MissingFileError(
-                f"{path}: no such graph. Make one with `warpwell graph convert` or `... generate`.",
-                path=path,
-            )
+            raise MissingFileError(f"{path}: no such graph; make one with `warpwell graph convert`", path=path)
         if not path.is_dir():
-            raise FormatError(
-                f"{path} is a file, not the folder of a graph. Convert it: `warpwell graph convert {path} NAME.ww`.",
-                path=path,
-            )
+            raise FormatError(f"{path} is a file; convert it: `warpwell graph convert {path} NAME.ww`", path=path)
         graph = cls(path, **_read_meta(path))
         for name, (dtype, length) in graph._files().items():
             _check_file(path / name, dtype, length)
             if name in (OUT_PART[0], IN_PART[0]):
-                ends = graph.map(path / name)[[0, -1]].tolist()
-                if ends != [0, graph.edges]:
-                    raise FormatError(
-                        f"{path / name}: first and last offset are {ends[0]} and {ends[1]}, not 0 "
-                        f"and {graph.edges}. {AGAIN}",
-                        path=path / name,
-                    )
+                first, last = graph.map(path / name)[[0, -1]].tolist()
+                if (first, last) != (0, graph.edges):
+                    problem = f"first and last offset are {first} and {last}, not 0 and {graph.edges}"
+                    raise damaged_graph(path / name, problem)
         return graph
 
     @cached_property
@@ -192,7 +183,7 @@ class Graph:
         if self.vertices and 0 <= order.min() <= order.max() < self.vertices:
             positions[order] = np.arange(self.vertices)
         if (positions < 0).any():
-            raise FormatError(f"{self.path / ORDER} does not have each vertex once. {AGAIN}", path=self.path / ORDER)
+            raise damaged_graph(self.path / ORDER, "it does not have each vertex once")
         return positions
 
     def stored_order(self) -> npt.NDArray[np.int64]:
@@ -234,10 +225,7 @@ class Graph:
         for start in range(0, self.edges, step):
             part = edges[start : start + step]
             if part.min() < 0 or part.max() >= self.vertices:
-                raise FormatError(
-                    f"{self.edges_path}: a destination is outside of 0 to {self.vertices - 1}. {AGAIN}",
-                    path=self.edges_path,
-                )
+                raise damaged_graph(self.edges_path, f"a destination is outside of 0 to {self.vertices - 1}")
             counts += np.bincount(part, minlength=self.vertices)
         return self.original(counts)
 
@@ -300,29 +288,31 @@ class Graph:
         return list(zip(labels, values[vertices].tolist(), strict=True))
 
 
+def damaged_graph(path: Path, problem: str) -> FormatError:
+    """Return the error for a file or folder that cannot be used."""
+    return FormatError(f"{path}: {problem}. {AGAIN}", path=path)
+
+
 def _read_meta(path: Path) -> dict[str, Any]:
     file = path / META
     if not file.is_file():
-        raise FormatError(f"{path} has no {META}, so it is not a graph of Warpwell. {AGAIN}", path=path)
+        raise damaged_graph(path, f"there is no {META}, so it is not a graph of Warpwell")
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise FormatError(f"{file} is not valid JSON ({error}). {AGAIN}", path=file) from error
+        raise damaged_graph(file, f"it is not valid JSON ({error})") from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise FormatError(f"{file} does not describe a graph of Warpwell. {AGAIN}", path=file)
+        raise damaged_graph(file, "it does not describe a graph of Warpwell")
     if meta.get("version") != FORMAT_VERSION:
-        raise FormatError(
-            f"{file} describes a graph of format version {meta.get('version')!r}; this Warpwell reads version "
-            f"{FORMAT_VERSION}. Convert its edges again with `warpwell graph convert`, or update Warpwell.",
-            path=file,
-        )
+        problem = f"it has format version {meta.get('version')!r}, and this Warpwell reads version {FORMAT_VERSION}"
+        raise damaged_graph(file, problem)
     types: dict[str, type] = {"vertices": int, "edges": int, "undirected": bool, "source": str, "in_edges": bool}
     allowed: dict[str, tuple[Any, ...]] = {"weights": (None, *WEIGHTS), "destinations": DESTINATIONS, "order": ORDERS}
     values = {field.name: meta.get(field.name, "missing") for field in fields(Graph) if field.name != "path"}
     for key, value in values.items():
         is_valid = value in allowed[key] if key in allowed else type(value) is types[key]
         if not is_valid or (types.get(key) is int and value < 0):
-            raise FormatError(f"{file}: {key!r} is {value!r}. {AGAIN}", path=file)
+            raise damaged_graph(file, f"{key!r} is {value!r}")
     return values
 
 
@@ -334,11 +324,8 @@ def _check_file(path: Path, dtype: str, length: int) -> None:
     with open(path, "rb") as file:
         shape, actual_dtype = read_header(file, str(path))
         if actual_dtype != expected_dtype or shape != (length,):
-            raise FormatError(
-                f"{path} holds {actual_dtype} of shape {shape}, not {dtype} of shape ({length},). {AGAIN}", path=path
-            )
+            raise damaged_graph(path, f"it holds {actual_dtype} of shape {shape}, not {dtype} of shape ({length},)")
         size, expected_size = os.fstat(file.fileno()).st_size, file.tell() + expected_dtype.itemsize * length
         if size != expected_size:
-            raise FormatError(
-                f"{path} has {size} bytes, not {expected_size}: it was not copied whole. Copy it again.", path=path
-            )
+            problem = f"has {size} bytes, not {expected_size}: it was not copied whole; copy it again"
+            raise FormatError(f"{path} {problem}", path=path)

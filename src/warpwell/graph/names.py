@@ -94,8 +94,6 @@ def open_names(folder: Path, vertices: int) -> Any:
     except (arrow.ArrowException, OSError, KeyError) as error:
         raise FormatError(f"{path} is damaged ({error}); copy or convert the graph again", path=path) from error
     if column.type not in (arrow.string(), arrow.int64()) or len(column) != vertices or column.null_count:
-        raise FormatError(
-            f"{path} has {len(column)} names of type {column.type} for {vertices} vertices; convert the graph again",
-            path=path,
-        )
+        problem = f"{path} has {len(column)} names of type {column.type} for {vertices} vertices"
+        raise FormatError(f"{problem}; convert the graph again", path=path)
     return column

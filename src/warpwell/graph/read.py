@@ -158,9 +158,8 @@ class EdgeReader:
     def _text(self, head: bytes, columns: Sequence[str] | None, name: str) -> Batches:
         """Return the edges of a table with a header, or of a list."""
         if columns is not None and len(columns) not in (2, 3):
-            raise ArgumentError(
-                f"columns is {tuple(columns)}; expected the names of source, target and perhaps weight", name="columns"
-            )
+            problem = f"columns is {tuple(columns)}; expected the names of source, target and perhaps weight"
+            raise ArgumentError(problem, name="columns")
         start = _PREAMBLE.match(head).end()  # type: ignore[union-attr]
         header = re.split(rb"[\r\n]", head[start:], maxsplit=1)[0].decode("utf-8", "replace")
         delimiter = max("\t,;", key=header.count)
@@ -171,9 +170,8 @@ class EdgeReader:
             return iter(())
         chosen = self._choose_columns(fields, columns)
         if all(name.strip().isdecimal() for name in chosen):
-            _log.warning(
-                "%s, row 1: %s is read as a header; if it is an edge, put a header in front", self.path, fields
-            )
+            advice = "if it is an edge, put a header in front"
+            _log.warning("%s, row 1: %s is read as a header; %s", self.path, fields, advice)
         stream = self._stream()
         stream.read(start)
         return self._rows(self._whole_lines(stream, self._quotes_check(delimiter), b"\n\r"), None, chosen, 0, delimiter)
@@ -222,9 +220,7 @@ class EdgeReader:
             line = next(line for line in head.split(b"\n") if line.split() == first)
             if b"\t" in line.strip() and len([*filter(bytes.strip, line.split(b"\t"))]) != len(fields):
                 advice = "name the file .tsv, and put a header of 'src', a tab and 'dst' in front"
-                raise self._row_error(
-                    1, f"{' '.join(fields)[:60]!r} has tabs between fields and spaces in them; {advice}"
-                )
+                raise self._row_error(1, f"{' '.join(fields)[:60]!r} has tabs and spaces between words; {advice}")
             if not {field.lower() for field in fields}.isdisjoint(SOURCES + TARGETS):
                 advice = "if it is a header, name its columns 'src' and 'dst'"
                 _log.warning("%s, row 1: %s is read as an edge; %s", self.path, fields, advice)
@@ -246,12 +242,10 @@ class EdgeReader:
             if len(matches) == 1:
                 chosen += matches
             elif matches or columns is not None or role != "weight":
-                problem = (
-                    f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)} in the header"
-                )
-                advice = "choose columns of the header (columns=, --columns SRC,DST)"
-                advice += ", or put a header such as 'src,dst' in front of the first edge"
-                raise self._row_error(1, f"{problem} {', '.join(fields)[:80]!r}; {advice}")
+                problem = f"expected one column for the {role} ({', '.join(names[:5])}), got {len(matches)}"
+                problem += f" in the header {', '.join(fields)[:80]!r}; choose columns of the header (columns=,"
+                advice = "--columns SRC,DST), or put a header such as 'src,dst' in front of the first edge"
+                raise self._row_error(1, f"{problem} {advice}")
         return chosen
 
     def _rows(
@@ -359,9 +353,8 @@ class EdgeReader:
         with self._translated("a MatrixMarket file begins with '%%MatrixMarket matrix coordinate pattern general'"):
             rows, columns, entries, layout, values, symmetry = library("scipy.io").mminfo(io.BytesIO(head))
         if layout != "coordinate":
-            raise self._format_error(
-                f"is in {layout!r} format, which has all elements; write a sparse matrix ('coordinate')"
-            )
+            advice = "write a sparse matrix ('coordinate')"
+            raise self._format_error(f"is in {layout!r} format, which has all elements; {advice}")
         if (values == "complex" or symmetry == "hermitian") and self._weights is not False:
             raise self._format_error(f"is a {values} {symmetry} matrix; {_REAL_WEIGHTS}")
         self.symmetric = symmetry != "general"
@@ -424,9 +417,8 @@ class EdgeReader:
         side = max(rows, columns)
         if self.vertices is None and rows != columns:
             advice = f"if both are the same vertices, give their number: vertices={side} (--vertices {side})"
-            raise self._format_error(
-                f"has {rows} rows and {columns} columns, and a graph needs a square matrix; {advice}"
-            )
+            problem = f"has {rows} rows and {columns} columns, and a graph needs a square matrix"
+            raise self._format_error(f"{problem}; {advice}")
         self.vertices = side if self.vertices is None else self.vertices
         if not side <= self.vertices <= VERTEX_LIMIT:
             problem = f"has {rows} rows and {columns} columns; vertices must be from {side} to 2**32"
