@@ -98,12 +98,14 @@ def test_threads_that_hold_places_wait_for_no_others(seeds: range, tight: build.
     assert not waited_on_main(blocked)
 
 
-@pytest.mark.parametrize("relied", ["", *sorted(LAYER)])
-def test_programs_without_workers_rely_on_cuda_alone(relied: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("relied", "count"),
+    [("", 40), pytest.param("", 400, marks=pytest.mark.slow), *((relied, 100) for relied in sorted(LAYER))],
+)
+def test_programs_without_workers_rely_on_cuda_alone(relied: str, count: int, tmp_path: Path) -> None:
     """The layer gives more than CUDA promises; programs that rely on it are wrong on a driver that does not."""
     fake = build.build().fake
     (tmp_path / "libcuda.so.1").symlink_to(fake)
-    count = 100 if relied else 40  # the last of three planted faults takes most programs to find
     command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--seeds", f"0:{count}"]
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_WEAK": "1", "FAKE_SEED": "7"}
     done = subprocess.run(

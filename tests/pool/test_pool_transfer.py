@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.pool_agents import pool_of
 from tests.harness.pool_programs import double, run
@@ -35,6 +35,7 @@ def devices() -> Iterator[Devices]:
         yield made
 
 
+@settings(max_examples=40)
 @given(
     nbytes=st.one_of(st.integers(0, 5 << 20), st.sampled_from([65536, 65537, 1 << 20, (1 << 20) + 1, 4 << 20])),
     chunk=st.sampled_from([None, 4096, 65536, 1 << 20]),
@@ -131,8 +132,9 @@ def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
         assert np.array_equal(a.copy_to_host(), 4 * np.arange(8))
 
 
-def test_random_programs_where_kernels_copies_and_functions_come_late() -> None:
+@pytest.mark.parametrize("programs", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_random_programs_where_kernels_copies_and_functions_come_late(programs: int) -> None:
     """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
     late = (Late(5e9, jitter=2e-3, seed=k) for k in range(3))
     with pool_of(late) as (made, _), np.errstate(over="ignore"):
-        run(made, 25, seed=12, steps=60)
+        run(made, programs, seed=12, steps=60)

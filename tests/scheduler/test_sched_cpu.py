@@ -119,10 +119,11 @@ class Gate:
 # -- a thousand preemptions ----------------------------------------------------------------------------------------
 
 
-def test_every_block_runs_once_through_random_preemptions(capsys):
-    assert preemption.main(["--preemptions", "40", "--seed", "7"]) == 0
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_every_block_runs_once_through_random_preemptions(count, capsys):
+    assert preemption.main(["--preemptions", str(count), "--seed", "7"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("40 preemptions with blocks done and left") == 2
+    assert printed.count(f"{count} preemptions with blocks done and left") == 2
     assert "bit-equal" in printed
 
 

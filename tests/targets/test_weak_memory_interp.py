@@ -566,8 +566,11 @@ def test_exceptions_name_seed_step_and_thread() -> None:
         current()
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(12), pytest.param(range(12, 100), marks=pytest.mark.slow)], ids=["few", "many"]
+)
 @pytest.mark.parametrize("endless", [True, False])
-def test_services_are_stopped(endless: bool) -> None:
+def test_services_are_stopped(endless: bool, seeds: range) -> None:
     memory, at = words(2)
 
     def controller() -> None:
@@ -587,7 +590,7 @@ def test_services_are_stopped(endless: bool) -> None:
             current().backoff(attempt)
             attempt += 1
 
-    for seed in range(40):
+    for seed in seeds:
         memory[:] = 0
         launch(client, 8, seed=seed, services=[controller], max_steps=50_000)
         assert memory.tolist() == [8, 1]
