@@ -173,14 +173,10 @@ class EveryEdge(components._Components):
 
     def run(self, run: Run, report: Callable[[str, int, int], None]) -> None:
         """Link all vertices with all neighbours."""
-        loaded, vertices, parents = self.loaded, self.loaded.graph.vertices, self.parents
-        run.launch(components._link_heads, vertices, loaded.heads, parents, vertices, self.counters)
-        state = self.items, vertices, self.counters
-        run.launch(components._select, vertices, loaded.offsets, parents, -1, *state)
-        count = int(run.read(self.counters)[0])
-        state = self.items, count, self.counters
-        run.launch(components._link_neighbours, count * loaded.warp, loaded.edges, loaded.offsets, parents, *state)
-        run.launch(components._compress, vertices, parents, vertices)
+        loaded, vertices = self.loaded, self.graph.vertices
+        state = loaded.heads, loaded.offsets, self.parents, vertices, self.counters
+        run.launch(components._link_heads, vertices, *state)
+        self._link_outside(run, -1)
 
 
 class Stored:

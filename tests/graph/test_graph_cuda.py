@@ -12,7 +12,7 @@ from warpwell.graph import LoadedGraph, bfs, build, connected_components, genera
 from warpwell.graph.algorithms import components, search, shortest_paths
 from warpwell.graph.algorithms import pagerank as ranks
 from warpwell.graph.algorithms import triangles as counts
-from warpwell.graph.algorithms.work_items import SEGMENT
+from warpwell.graph.algorithms.work_items import SEGMENT, list_items
 from warpwell.targets.compiler import run_cuda
 
 INTEGERS = np.zeros(8, np.int64)
@@ -22,7 +22,7 @@ RANKS = np.zeros(8, np.float64)
 
 
 def edges(full: bool, *, cached: bool = True, dtype: str = "<i4") -> ArrayView:
-    static = ViewStatic(dtype, 1, cached, False, False, full, True, np.dtype(dtype).itemsize)
+    static = ViewStatic(dtype, 1, cached, writable=False, full=full, aligned=True, stride=np.dtype(dtype).itemsize)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
@@ -35,10 +35,10 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
         (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
         (search._pull_heads, (e, w, w, LABELS, BITS, BITS, 0, 0, 1, w), "vote.sync.ballot"),
         (search._pull_items, (e, w, w, LABELS, BITS, BITS, w, 0, 0, w), ".or.b32"),
-        (components._link_heads, (e, LABELS, 0, w), ".min.s32"),
+        (components._link_heads, (e, w, LABELS, 0, w), ".min.s32"),
         (components._link_neighbours, (e, w, LABELS, w, 0, w), ".min.s32"),
-        (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
-        (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
+        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
+        (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, RANKS, 1, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
         (counts._orient, (e, w, 0, 0, (0, 0), 0, LABELS, w, w), "vote.sync.ballot"),
     ):
@@ -57,16 +57,15 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
         (search._pull, (e, w, w, LABELS, BITS, BITS, BITS, 0, 0, 0, 1, w)),
         (search._pull_heads, (LABELS, w, w, LABELS, BITS, BITS, 0, 0, 1, w)),
         (search._list_undecided, (w, BITS, w, 0, 0, BITS, 8, w)),
-        (search._collect, (w, LABELS, 0, w, 0, 0, w)),
-        (components._link_heads, (LABELS, LABELS, 0, w)),
-        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),
+        (list_items, (w, LABELS, 0, 1, 0, 0, 1, w, 0, w)),
+        (list_items, (w, w, -1, 0, 0, 0, 1, w, 0, w)),
+        (components._link_heads, (LABELS, w, LABELS, 0, w)),
+        (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w)),
         (components._link_neighbours, (e, w, LABELS, w, 0, w)),
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
-        (components._select, (w, LABELS, 0, w, 0, w)),
         (shortest_paths._select, (w, LABELS, BITS, 1.0, w, 0, 0, 1, LABELS, w)),
         (shortest_paths._select, (w, RANKS, BITS, 1.0, w, 0, 0, 1, RANKS, w)),
-        (ranks._list, (w, 0, 0, w, 0, w)),
         (ranks._step, (w, RANKS, RANKS, RANKS, 0.0, 0.0, 1, 0, 1, RANKS)),
         (counts._count, (LABELS, w, 0, w)),
     ):

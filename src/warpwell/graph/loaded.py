@@ -12,7 +12,7 @@ from .._check import checked_device
 from ..array import Array, open_array
 from ..cache import Cache
 from ..errors import ArgumentError, ClosedError, FormatError
-from ..targets import default_device, to_device, to_host
+from ..targets import default_device, to_device
 from .graph import AGAIN, Graph
 
 _CHECKED = 1 << 20
@@ -176,7 +176,7 @@ class LoadedGraph:
         Raises
         ------
         ArgumentError
-            The graph was made without in-edges (so do `in_edges` and `in_weights`).
+            The graph was made without in-edges (so does `in_edges`).
         """
         return self._offsets(self._of_in_edges(self.graph.in_offsets_path))
 
@@ -185,17 +185,8 @@ class LoadedGraph:
         """Sources of the edges that end in a vertex, like `edges`."""
         return self._array(self._of_in_edges(self.graph.in_edges_path))
 
-    @property
-    def in_weights(self) -> Array | None:
-        """The weights of `in_edges`, or None."""
-        return None if self.graph.weights is None else self._array(self._of_in_edges(self.graph.in_weights_path))
-
     def _of_in_edges(self, path: Path) -> Path:
-        if not self.graph.in_edges:
-            raise ArgumentError(
-                f"{self.graph.path} has no in-edges: make it again with in_edges=True "
-                "(`warpwell graph convert EDGES OUT --in-edges`)"
-            )
+        require_in_edges(self.graph)
         return path
 
     def _require_open(self) -> None:
@@ -221,15 +212,6 @@ class LoadedGraph:
             self._opened[path] = to_device(self.device, offsets)
         return self._opened[path]
 
-    def require_destinations(self, counters: Any) -> None:
-        """Raise FormatError if a kernel counted destinations that are not vertices (see `work_items.BAD`)."""
-        bad = int(to_host(counters)[1])
-        if bad:
-            raise FormatError(
-                f"{self.graph.path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. {AGAIN}",
-                path=self.graph.path,
-            )
-
     def close(self) -> None:
         """Close the arrays and drop the offsets (idempotent)."""
         self._closed = True
@@ -245,6 +227,15 @@ class LoadedGraph:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def require_in_edges(graph: Graph) -> None:
+    """Raise ArgumentError if the edges that end in a vertex cannot be read."""
+    if not graph.in_edges:
+        raise ArgumentError(
+            f"{graph.path} is directed and has no in-edges: convert its edges again with in_edges=True "
+            "(`warpwell graph convert EDGES OUT --in-edges`)"
+        )
 
 
 def _check(offsets: Any, path: Path, vertices: int) -> None:

@@ -12,7 +12,6 @@ from ...errors import ArgumentError
 from ...targets import device, kernel, to_device, to_host, zeros
 from ...targets.primitives import (
     activemask,
-    any_sync,
     div,
     element_address,
     fetch_min_as,
@@ -26,18 +25,14 @@ from ...targets.primitives import (
 )
 from ..graph import HEAD, Graph, Progress
 from ..loaded import LoadedGraph
-from .run import Result, Run, execute
+from .run import Result, Run, Work, execute
 from .work_items import (
     ITEMS,
-    N_COUNTERS,
-    SEGMENT,
-    append,
-    head_at,
+    list_items,
     max_items,
     neighbour_at,
-    start_of,
+    segment_of,
     vertex_dtype,
-    vertex_of,
 )
 
 SAMPLES = 1024
@@ -76,14 +71,14 @@ def _link(u, v, parents):
 
 
 @kernel
-def _link_heads(heads, parents, count, counters):
+def _link_heads(heads, offsets, parents, count, counters):
     """Link each of `count` vertices with its first neighbours (thread a vertex)."""
     v = grid(1)
     if v < count:
         at = HEAD * v
-        stop = at + HEAD
+        stop = at + min(offsets[v + 1] - offsets[v], HEAD)
         while at < stop:
-            neighbour = head_at(heads, at, parents.size, counters)
+            neighbour = neighbour_at(heads, at, parents.size, counters)
             if neighbour >= 0:
                 _link(v, neighbour, parents)
             at += 1
@@ -110,25 +105,12 @@ def _sample(parents, stride, count, out):
 
 
 @kernel
-def _select(offsets, parents, largest, items, count, counters):
-    """Append the items of those of `count` vertices outside of `largest` that have more than the first neighbours."""
-    mask = activemask()
-    v = grid(1)
-    found = v < count and parents[v] != largest and offsets[v + 1] - offsets[v] > HEAD
-    if any_sync(mask, found):
-        append(mask, found, v, offsets, items, 0, counters)
-
-
-@kernel
 def _link_neighbours(edges, offsets, parents, items, count, counters):
     """Link vertices with their neighbours: a warp takes one item, its lanes adjacent edges."""
     mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
-        item = items[index]
-        vertex = vertex_of(item)
-        at = start_of(item, offsets[vertex])
-        stop = min(at + SEGMENT, offsets[vertex + 1])
+        vertex, at, stop = segment_of(items[index], offsets)
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
@@ -178,50 +160,58 @@ def connected_components(
     return execute(graph, options, require_undirected, _Components, progress)
 
 
-class _Components:
-    """One search for components; see `run.Work`."""
+class _Components(Work):
+    """One search for components."""
 
     def __init__(self, loaded: LoadedGraph) -> None:
-        self.loaded, where, vertices = loaded, loaded.device, loaded.graph.vertices
-        self.arrays = loaded.arrays
+        super().__init__(loaded, *loaded.arrays)
+        where, vertices = self.device, self.graph.vertices
         self.parents = to_device(where, np.arange(vertices, dtype=vertex_dtype(vertices)))
-        self.items = zeros(where, max_items(vertices, loaded.graph.edges))
-        self.counters = zeros(where, N_COUNTERS)
+        self.items = zeros(where, max_items(vertices, self.graph.edges))
         self.picks = zeros(where, min(SAMPLES, vertices))
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing: every vertex is its own parent."""
-        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
-        _link_heads[warp](loaded.heads, self.parents, 0, self.counters, **options)
-        _link_neighbours[warp](loaded.edges, loaded.offsets, self.parents, self.items, 0, self.counters, **options)
-        _select[warp](loaded.offsets, self.parents, 0, self.items, 0, self.counters, **options)
-        _compress[warp](self.parents, 0, **options)
-        _sample[warp](self.parents, 1, 0, self.picks, **options)
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing: every vertex is its own parent."""
+        return [
+            (_link_heads, self.loaded.heads, self.loaded.offsets, self.parents, 0, self.counters),
+            (_link_neighbours, self.loaded.edges, self.loaded.offsets, self.parents, self.items, 0, self.counters),
+            (list_items, *self._outside(0, 0)),
+            (_compress, self.parents, 0),
+            (_sample, self.parents, 1, 0, self.picks),
+        ]
+
+    def _outside(self, label: int, end: int) -> tuple[Any, ...]:
+        """Return the arguments of `list_items` for vertices below `end` with another label and edges not in heads."""
+        return self.loaded.offsets, self.parents, label, 0, 0, end, HEAD + 1, self.items, 0, self.counters
 
     def run(self, run: Run, report: Progress) -> None:
         """Link the first neighbours, then the other neighbours of vertices outside of the largest component."""
-        loaded, vertices, parents = self.loaded, self.loaded.graph.vertices, self.parents
+        loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
         report("link", 0, 2)
-        run.launch(_link_heads, vertices, loaded.heads, parents, vertices, self.counters)
+        run.launch(_link_heads, vertices, loaded.heads, loaded.offsets, parents, vertices, self.counters)
         run.launch(_compress, vertices, parents, vertices)
         report("link", 1, 2)
         if not run.failed and vertices:
             samples = self.picks.size
             run.launch(_sample, samples, parents, vertices // samples, samples, self.picks)
             labels, counts = np.unique(run.read(self.picks), return_counts=True)
-            largest = int(labels[np.argmax(counts)])
-            run.launch(_select, vertices, loaded.offsets, parents, largest, self.items, vertices, self.counters)
-            count = int(run.read(self.counters)[ITEMS])
-            arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
-            run.launch(_link_neighbours, count * loaded.warp, *arguments)
-            run.launch(_compress, vertices, parents, vertices)
+            self._link_outside(run, int(labels[np.argmax(counts)]))
         report("link", 2, 2)
+
+    def _link_outside(self, run: Run, label: int) -> None:
+        """Link vertices that do not have a label with all their neighbours."""
+        loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
+        run.launch(list_items, vertices, *self._outside(label, vertices))
+        count = int(run.read(self.counters)[ITEMS])
+        arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
+        run.launch(_link_neighbours, count * loaded.warp, *arguments)
+        run.launch(_compress, vertices, parents, vertices)
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the smallest given number of each vertex's component, the number of components, and two passes."""
-        roots, vertices = to_host(self.parents).astype(np.int64), self.loaded.graph.vertices
+        roots, vertices = to_host(self.parents).astype(np.int64), self.graph.vertices
         smallest = np.full(vertices, vertices)
-        np.minimum.at(smallest, roots, self.loaded.graph.stored_order())
+        np.minimum.at(smallest, roots, self.graph.stored_order())
         return smallest[roots], int(np.count_nonzero(smallest < vertices)), 2
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +13,21 @@ from numpy.typing import NDArray
 from ..._check import checked_integer
 from ...array import atomic_add
 from ...errors import ArgumentError
-from ...targets import device, kernel, to_host, zeros
-from ...targets.primitives import activemask, ballot, div, grid, i64, lane_id, reduce_warp, warp_size
+from ...targets import kernel, to_host, zeros
+from ...targets.primitives import div, grid, lane_id, reduce_warp, warp_size
 from ..graph import Graph, Progress
-from ..loaded import LoadedGraph
-from .run import Result, Run, execute
+from ..loaded import LoadedGraph, require_in_edges
+from .run import Result, Run, Work, execute
 from .work_items import (
-    BAD,
     ITEMS,
-    N_COUNTERS,
-    SEGMENT,
     WARPS,
-    append,
+    list_items,
     max_items,
-    start_of,
+    neighbour_at,
+    segment_of,
     up_to_warps,
-    vertex_of,
     vertices_of,
 )
-
-
-@kernel
-def _list(offsets, vertex, end, items, base, counters):
-    """Append the items of vertices [vertex, end), nearly in vertex order (thread a vertex)."""
-    mask = activemask()
-    v = vertex + grid(1)
-    found = v < end and offsets[v + 1] > offsets[v]
-    if ballot(mask, found) != 0:
-        append(mask, found, v, offsets, items, base, counters)
-
-
-@device
-def _share_of(total, source, shares, counters):
-    """Return the total plus the share of the vertex at the start of an edge (thread)."""
-    u = i64(source)
-    if u < 0 or u >= shares.size:
-        atomic_add(counters, BAD, 1)
-    else:
-        total += shares[u]
-    return total
 
 
 @kernel
@@ -60,15 +35,15 @@ def _gather(edges, offsets, items, count, window, shares, sums, counters):
     """Add the shares that arrive over edges in a window; a warp takes one item."""
     index = div(grid(1), warp_size())
     if index < count:
-        item = items[index]
-        vertex = vertex_of(item)
-        at = start_of(item, offsets[vertex])
-        stop = min(at + SEGMENT, offsets[vertex + 1], window[1])
-        at = max(at, window[0])
+        vertex, first, end = segment_of(items[index], offsets)
+        at = max(first, window[0])
+        stop = min(end, window[1])
         total = 0.0
         at += lane_id()
         while at < stop:
-            total = _share_of(total, edges[at], shares, counters)
+            source = neighbour_at(edges, at, shares.size, counters)
+            if source >= 0:
+                total += shares[source]
             at += warp_size()
         total = reduce_warp(operator.add, total)
         if lane_id() == 0:
@@ -161,64 +136,48 @@ def pagerank(
             raise ArgumentError(f"tolerance is {tolerance!r}: give a number, 0 or more", name="tolerance")
         checked_integer(iterations, "iterations")
 
-    works: list[_PageRank] = []
-
     def start(loaded: LoadedGraph) -> _PageRank:
-        works.append(_PageRank(loaded, float(damping), float(tolerance), int(iterations)))
-        return works[0]
+        return _PageRank(loaded, float(damping), float(tolerance), int(iterations))
 
-    result = execute(graph, options, check, start, progress)
-    return replace(result, change=works[0].change)
+    return execute(graph, options, check, start, progress)
 
 
-def require_in_edges(graph: Graph) -> None:
-    """Raise ArgumentError if the edges that end in a vertex cannot be read."""
-    if not graph.in_edges:
-        raise ArgumentError(
-            f"{graph.path} is directed and has no in-edges, which PageRank pulls along: convert its edges again with "
-            "in_edges=True (`warpwell graph convert EDGES OUT --in-edges`)"
-        )
-
-
-class _PageRank:
-    """One computation of ranks; see `run.Work`."""
+class _PageRank(Work):
+    """One computation of ranks."""
 
     def __init__(self, loaded: LoadedGraph, damping: float, tolerance: float, iterations: int) -> None:
-        self.loaded, self.damping, self.tolerance, self.iterations = loaded, damping, tolerance, iterations
-        where, n = loaded.device, loaded.graph.vertices
-        self.arrays = (loaded.in_edges,)
+        super().__init__(loaded, loaded.in_edges)
+        self.damping, self.tolerance, self.iterations, self.rounds = damping, tolerance, iterations, 0
+        where, n = self.device, self.graph.vertices
         self.ranks, self.shares, self.sums = (zeros(where, n, np.float64) for _ in range(3))
-        self.items = zeros(where, max_items(n, loaded.graph.edges))
-        self.counters = zeros(where, N_COUNTERS)
+        self.items = zeros(where, max_items(n, self.graph.edges))
         self.totals = zeros(where, 2 * (iterations + 1), np.float64)
         self.threads = min(up_to_warps(n, loaded.warp), WARPS * loaded.warp)
-        self.rounds, self.change = 0, 0.0
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing."""
-        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
-        empty = zeros(loaded.device, 0, np.float64)
-        _list[warp](loaded.in_offsets, 0, 0, self.items, 0, self.counters, **options)
-        _gather[warp](
-            loaded.in_edges, loaded.in_offsets, self.items, 0, (0, 0), self.shares, self.sums, self.counters, **options
-        )
-        _step[warp](loaded.offsets, empty, empty, empty, 0.0, 0.0, warp, 0, 1, self.totals, **options)
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing."""
+        empty = zeros(self.device, 0, np.float64)
+        return [
+            (list_items, *self._listing(0, 0, 0)),
+            (_gather, *self._gathering(0, (0, 0))),
+            (_step, self.loaded.offsets, empty, empty, empty, 0.0, 0.0, self.loaded.warp, 0, 1, self.totals),
+        ]
 
     def run(self, run: Run, report: Progress) -> None:
         """Iterate until the change is below the tolerance."""
-        loaded, n = self.loaded, self.loaded.graph.vertices
+        loaded, n = self.loaded, self.graph.vertices
         if not n:
             return
-        offsets = loaded.graph.map(loaded.graph.in_offsets_path)
+        offsets = self.graph.map(self.graph.in_offsets_path)
         self._step(run, 1 / n)  # from sums of 0
         lost = float(run.read(self.totals)[1])
         listed = window = None
         while self.rounds < self.iterations and not run.failed:
             report("iterate", self.rounds, self.iterations)
             for window in loaded.windows(loaded.in_edges):
-                if listed is None or window != (0, loaded.graph.edges):
+                if listed is None or window != (0, self.graph.edges):
                     listed = self._list(run, *vertices_of(offsets, window))
-                self._gather(run, listed, window)
+                run.launch(_gather, listed * loaded.warp, *self._gathering(listed, window))
             self.rounds += 1
             self._step(run, (1 - self.damping) / n + self.damping * lost / n)
             self.change, lost = (float(x) for x in run.read(self.totals)[2 * self.rounds : 2 * self.rounds + 2])
@@ -227,7 +186,7 @@ class _PageRank:
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the ranks, their number, and the iterations."""
-        return to_host(self.ranks), self.loaded.graph.vertices, self.rounds
+        return to_host(self.ranks), self.graph.vertices, self.rounds
 
     def _step(self, run: Run, base: float) -> None:
         arrays = self.loaded.offsets, self.ranks, self.shares, self.sums
@@ -237,11 +196,15 @@ class _PageRank:
     def _list(self, run: Run, vertex: int, end: int) -> int:
         """List the items of vertices [vertex, end), and return their number."""
         before = int(run.read(self.counters)[ITEMS])
-        arguments = self.loaded.in_offsets, vertex, end, self.items, -before, self.counters
-        run.launch(_list, end - vertex, *arguments)
+        run.launch(list_items, end - vertex, *self._listing(vertex, end, -before))
         return int(run.read(self.counters)[ITEMS]) - before
 
-    def _gather(self, run: Run, count: int, window: tuple[int, int]) -> None:
-        loaded = self.loaded
-        edges = loaded.in_edges, loaded.in_offsets, self.items, count, window
-        run.launch(_gather, count * loaded.warp, *edges, self.shares, self.sums, self.counters)
+    def _listing(self, vertex: int, end: int, base: int) -> tuple[Any, ...]:
+        """Return the arguments of `list_items` for vertices [vertex, end): no offset is -1."""
+        offsets = self.loaded.in_offsets
+        return offsets, offsets, -1, 0, vertex, end, 1, self.items, base, self.counters
+
+    def _gathering(self, count: int, window: tuple[int, int]) -> tuple[Any, ...]:
+        """Return the arguments of `_gather` for a number of items."""
+        edges = self.loaded.in_edges, self.loaded.in_offsets, self.items, count, window
+        return *edges, self.shares, self.sums, self.counters

@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...array import Array
 from ...cache import Statistics
-from ...errors import ArgumentError
-from ...targets import Kernel, LaunchFlag, begin, finish, to_host
-from ..graph import Graph, Progress
+from ...errors import ArgumentError, FormatError
+from ...targets import Kernel, LaunchFlag, begin, finish, to_host, zeros
+from ..graph import AGAIN, Graph, Progress
 from ..loaded import LoadedGraph
-from .work_items import up_to_warps
+from .work_items import BAD, N_COUNTERS, up_to_warps
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,40 @@ class Result:
     change: float = 0.0
 
 
-class Work(Protocol):
+class Work:
     """One call of an algorithm, with its arrays in device memory.
+
+    Parameters
+    ----------
+    loaded : LoadedGraph
+    *arrays : Array
+        The arrays of the graph that its kernels index.
 
     Attributes
     ----------
     counters : device array
         See `work_items`.
+    change : float
+        See `Result`.
     """
 
-    counters: Any
+    change = 0.0
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the graph that its kernels index."""
+    def __init__(self, loaded: LoadedGraph, *arrays: Array) -> None:
+        self.loaded, self.graph, self.device, self.arrays = loaded, loaded.graph, loaded.device, arrays
+        self.counters = zeros(loaded.device, N_COUNTERS)
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing."""
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing."""
+        raise NotImplementedError
 
     def run(self, run: Run, report: Progress) -> None:
         """Run the algorithm."""
+        raise NotImplementedError
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the values by stored vertex, the count and the rounds; see `Result`."""
+        raise NotImplementedError
 
 
 def execute(
@@ -99,16 +110,20 @@ def measure(work: Work, loaded: LoadedGraph, progress: Progress | None) -> Resul
     """Run an algorithm, and return its result in the given numbers."""
     report = progress or (lambda stage, done, total: None)
     report("compile", 0, 1)
-    work.compile()
+    for kernel, *arguments in work.idle_launches():
+        kernel[loaded.warp if kernel.block is None else 1](*arguments, device=loaded.device)
     report("compile", 1, 1)
     before, started = loaded.edges.stats, time.perf_counter()
     with Run(loaded, *work.arrays) as run:
         work.run(run, report)
     seconds = time.perf_counter() - started
-    loaded.require_destinations(work.counters)
+    bad, graph = int(to_host(work.counters)[BAD]), loaded.graph
+    if bad:
+        message = f"{graph.path}: {bad} destinations are outside of 0 to {graph.vertices - 1}. {AGAIN}"
+        raise FormatError(message, path=graph.path)
     values, count, rounds = work.result()
-    values = loaded.graph.original(values) if values.size else values
-    return Result(values, count, rounds, seconds, loaded.edges.stats - before)
+    values = graph.original(values) if values.size else values
+    return Result(values, count, rounds, seconds, loaded.edges.stats - before, work.change)
 
 
 class Run:

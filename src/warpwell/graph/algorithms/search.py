@@ -32,13 +32,12 @@ from ...targets.primitives import (
 )
 from ..graph import HEAD, Graph, Progress
 from ..loaded import LoadedGraph
-from .run import Result, Run, execute
+from .run import Result, Run, Work, execute
 from .work_items import (
     DEGREES,
     FOUND,
     ITEMS,
     N_COUNTERS,
-    SEGMENT,
     UNDECIDED_EDGES,
     UNDECIDED_PAGES,
     WARPS,
@@ -47,14 +46,13 @@ from .work_items import (
     append,
     contains,
     count_words,
-    head_at,
     insert,
+    list_items,
     max_items,
     neighbour_at,
+    segment_of,
     start_array,
-    start_of,
     vertex_dtype,
-    vertex_of,
 )
 
 LEVEL, BEGIN, FRONTIER, STOP = 6, 7, 8, 9
@@ -72,10 +70,7 @@ SMALL = 1 << 14
 @device
 def _visit(edges, offsets, levels, visited, items, index, base, level, mask, counters):
     """Set the level of an item's neighbours and append theirs (a whole warp, all lanes of mask with one index)."""
-    item = items[index]
-    vertex = vertex_of(item)
-    at = start_of(item, offsets[vertex])
-    stop = min(at + SEGMENT, offsets[vertex + 1])
+    _, at, stop = segment_of(items[index], offsets)
     lane = lane_id()
     while at < stop:
         neighbour = -1
@@ -187,12 +182,12 @@ def _leads_to(edges, visited, at, stop, mask, vertices, counters):
 
 
 @device
-def _head_in(heads, visited, vertex, vertices, counters):
+def _head_in(heads, visited, vertex, degree, vertices, counters):
     """Return True if one of a vertex's first neighbours is in a set that does not change (thread)."""
     at = HEAD * vertex
-    stop = at + HEAD
+    stop = at + min(degree, HEAD)
     while at < stop:
-        neighbour = head_at(heads, at, vertices, counters)
+        neighbour = neighbour_at(heads, at, vertices, counters)
         if neighbour >= 0 and contains(visited, neighbour):
             return True
         at += 1
@@ -220,13 +215,14 @@ def _pull_heads(heads, in_offsets, offsets, levels, visited, after, level, word_
             vertex = WORD * word + k
             hit = False
             if vertex < levels.size and (visited_bits >> k) & 1 == 0:
-                hit = _head_in(heads, visited, vertex, levels.size, counters)
+                degree = in_offsets[vertex + 1] - in_offsets[vertex]
+                hit = _head_in(heads, visited, vertex, degree, levels.size, counters)
                 if hit:
                     levels[vertex] = level
                     found += 1
                     degrees += offsets[vertex + 1] - offsets[vertex]
                 else:
-                    undecided_edges += max(0, in_offsets[vertex + 1] - in_offsets[vertex] - HEAD)
+                    undecided_edges += max(0, degree - HEAD)
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
@@ -275,11 +271,8 @@ def _pull_items(edges, in_offsets, offsets, levels, visited, after, items, count
     at = 0
     stop = 0
     if index < count:
-        item = items[index]
-        vertex = vertex_of(item)
-        first = in_offsets[vertex]
-        at = max(start_of(item, first), first + HEAD)
-        stop = min(start_of(item, first) + SEGMENT, in_offsets[vertex + 1])
+        vertex, first, stop = segment_of(items[index], in_offsets)
+        at = max(first, in_offsets[vertex] + HEAD)
     found = 0
     degrees = 0
     if _leads_to(edges, visited, at, stop, mask, levels.size, counters) and insert(after, vertex):
@@ -324,16 +317,6 @@ def _pull(edges, in_offsets, offsets, levels, visited, reached, after, skip, lev
         word += warps
     add_all(counters, FOUND, found)
     add_all(counters, DEGREES, degrees)
-
-
-@kernel
-def _collect(offsets, levels, level, items, count, base, counters):
-    """Append the items of those of `count` vertices on a level, nearly in vertex order (thread a vertex)."""
-    mask = activemask()
-    v = grid(1)
-    found = v < count and levels[v] == level
-    if ballot(mask, found) != 0:
-        append(mask, found, v, offsets, items, base, counters)
 
 
 def bfs(
@@ -397,18 +380,16 @@ def bfs(
     )
 
 
-class _Search:
+class _Search(Work):
     """The levels of a search from a stored vertex. Counters only grow: the host subtracts two readings."""
 
     def __init__(self, loaded: LoadedGraph, source: int) -> None:
-        self.loaded, self.graph, where = loaded, loaded.graph, loaded.device
-        vertices, self.word_count = self.graph.vertices, count_words(self.graph.vertices)
-        self.arrays = loaded.arrays
+        super().__init__(loaded, *loaded.arrays)
+        where, vertices, self.word_count = self.device, self.graph.vertices, count_words(self.graph.vertices)
         self.levels = to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices)))
         self.visited = to_device(where, start_array(self.word_count, source // WORD, 0, 1 << source % WORD, np.uint32))
         self.after = zeros(where, self.word_count, np.uint32)
         self.items = zeros(where, max_items(vertices, self.graph.edges))
-        self.counters = zeros(where, N_COUNTERS)
         self.counts = np.zeros(N_COUNTERS, np.int64)
         self.level = 0
         self.listed: tuple[int, int] | None = None
@@ -419,24 +400,23 @@ class _Search:
         self.left = self.graph.edges - degree
         """Edges of the vertices that are not found."""
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing."""
-        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
-        edges, offsets = loaded.edges, loaded.offsets
-        state = self.levels, self.visited
-        _push[warp](edges, offsets, *state, self.items, 0, 0, 0, 0, self.counters, **options)
-        _collect[warp](offsets, self.levels, 0, self.items, 0, 0, self.counters, **options)
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing."""
+        loaded, state = self.loaded, (self.loaded.offsets, self.levels, self.visited)
+        push = loaded.edges, *state, self.items, 0, 0, 0, 0
+        launches: list[tuple[Any, ...]] = [(_push, *push, self.counters), (list_items, *self._listing(0, 0))]
         if loaded.in_memory:
-            _push_levels[1](edges, offsets, *state, self.items, 0, 0, 0, 0, 0, self.counters, **options)
+            launches.append((_push_levels, *push, 0, self.counters))
         if self.graph.in_edges:
-            inputs, scalars = (loaded.in_offsets, offsets, *state, self.after), (0, 0, 1, self.counters)
+            inputs, scalars = (loaded.in_offsets, *state, self.after), (0, 0, 1, self.counters)
             if not loaded.on_device:
-                _pull_heads[warp](loaded.heads, *inputs, *scalars, **options)
+                launches.append((_pull_heads, loaded.heads, *inputs, *scalars))
             if loaded.in_memory:
-                _pull[warp](loaded.in_edges, *inputs, self.after, HEAD, *scalars, **options)
+                launches.append((_pull, loaded.in_edges, *inputs, self.after, HEAD, *scalars))
             else:
-                _list_undecided[warp](*self._undecided(0), **options)
-                _pull_items[warp](loaded.in_edges, *inputs, self.items, 0, 0, self.counters, **options)
+                launches.append((_list_undecided, *self._undecided(0)))
+                launches.append((_pull_items, loaded.in_edges, *inputs, self.items, 0, 0, self.counters))
+        return launches
 
     def run(self, run: Run, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -513,7 +493,7 @@ class _Search:
     def _undecided(self, vertices: int) -> tuple[Any, ...]:
         """Return the arguments of `_list_undecided` for a number of vertices, with an empty set of pages."""
         page_bits = self.loaded.page_items.bit_length() - 1
-        pages = zeros(self.loaded.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
+        pages = zeros(self.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
         base = -int(self.counts[ITEMS])
         return self.loaded.in_offsets, self.after, self.items, vertices, base, pages, page_bits, self.counters
 
@@ -530,33 +510,39 @@ class _Search:
         )
         return self._read()
 
+    def _listing(self, end: int, base: int) -> tuple[Any, ...]:
+        """Return the arguments of `list_items` for the vertices of the frontier below `end`."""
+        return self.loaded.offsets, self.levels, self.level, 1, 0, end, 1, self.items, base, self.counters
+
     def _list(self) -> tuple[int, int]:
         """Return the first and last item of the frontier, and list them if they are not."""
         if self.listed is not None:
             return self.listed
-        vertices, base = self.graph.vertices, -int(self.counts[ITEMS])
-        state = self.loaded.offsets, self.levels, self.level, self.items
-        self._run.launch(_collect, vertices, *state, vertices, base, self.counters)
+        vertices = self.graph.vertices
+        self._run.launch(list_items, vertices, *self._listing(vertices, -int(self.counts[ITEMS])))
         return 0, int(self._read()[ITEMS])
 
-    def _push(self, visited: Any) -> NDArray[np.int64]:
-        """Follow the edges of the frontier to vertices outside of a set, which receives them."""
+    def _push(self, visited: Any, several: bool = False) -> NDArray[np.int64]:
+        """Follow the edges of the frontier to vertices outside of a set, which receives them.
+
+        With `several`, also those of the levels after it while they are small.
+        """
         begin, end = self._list()
         base, loaded = end - int(self.counts[ITEMS]), self.loaded
-        state = loaded.edges, loaded.offsets, self.levels, visited, self.items
-        self._run.launch(_push, (end - begin) * loaded.warp, *state, begin, end, base, self.level + 1, self.counters)
+        state = loaded.edges, loaded.offsets, self.levels, visited, self.items, begin, end, base, self.level + 1
+        if several:
+            self._run.launch(_push_levels, 1, *state, SMALL, self.counters)
+        else:
+            self._run.launch(_push, (end - begin) * loaded.warp, *state, self.counters)
         counts = self._read()
         self.listed = end, base + int(self.counts[ITEMS])
         return counts
 
     def _push_small(self) -> None:
         """Follow the edges of the frontier, and of those after it while they are small."""
-        begin, end = self._list()
-        base, loaded = end - int(self.counts[ITEMS]), self.loaded
-        state = loaded.edges, loaded.offsets, self.levels, self.visited, self.items
-        self._run.launch(_push_levels, 1, *state, begin, end, base, self.level + 1, SMALL, self.counters)
-        self.left -= int(self._read()[DEGREES])
-        self.listed = int(self.counts[BEGIN]), base + int(self.counts[ITEMS])
+        self.left -= int(self._push(self.visited, several=True)[DEGREES])
+        assert self.listed is not None
+        self.listed = int(self.counts[BEGIN]), self.listed[1]
         self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
         self.found = self.listed[1] - self.listed[0]
 

@@ -27,10 +27,9 @@ from ...targets.primitives import (
 )
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph
-from .run import Result, Run, execute
+from .run import Result, Run, Work, execute
 from .search import require_vertex
 from .work_items import (
-    BAD,
     ITEMS,
     N_COUNTERS,
     SEGMENT,
@@ -40,9 +39,9 @@ from .work_items import (
     count_words,
     insert,
     max_items,
+    neighbour_at,
+    segment_of,
     start_array,
-    start_of,
-    vertex_of,
 )
 
 STAGING_THREADS, STAGING_WARPS = 64, 1 << 13
@@ -92,13 +91,10 @@ def _select(offsets, distances, waiting, limit, items, base, word, warps, neares
 
 
 @device
-def _follow(destination, weight, distance, distances, waiting, max_distance, counters):
-    """Shorten the path to a destination by an edge (thread)."""
-    to = i64(destination)
+def _follow(to, weight, distance, distances, waiting, max_distance, counters):
+    """Shorten the path to a vertex by an edge (thread)."""
     length = distance + weight
-    if to < 0 or to >= distances.size:
-        atomic_add(counters, BAD, 1)
-    elif weight < 0:
+    if weight < 0:
         atomic_add(counters, NEGATIVE, 1)
     elif length >= max_distance:
         atomic_add(counters, TOO_LONG, 1)
@@ -111,30 +107,13 @@ def _follow(destination, weight, distance, distances, waiting, max_distance, cou
 
 
 @kernel
-def _relax(edges, weights, offsets, distances, waiting, items, count, zero, max_distance, nearest, counters):
-    """Follow the edges of items, a warp one item, and reset `nearest`; `zero` has the type of sums."""
-    if grid(1) == 0:
-        nearest[NEAREST] = max_distance
-    index = div(grid(1), warp_size())
-    if index < count:
-        item = items[index]
-        vertex = vertex_of(item)
-        at = start_of(item, offsets[vertex])
-        stop = min(at + SEGMENT, offsets[vertex + 1])
-        distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
-        at += lane_id()
-        while at < stop:
-            _follow(edges[at], weights[at], distance, distances, waiting, max_distance, counters)
-            at += warp_size()
-
-
-@kernel
-def _relax_staged(
+def _relax(
     edges, weights, offsets, distances, waiting, items, count, staged, warps, zero, max_distance, nearest, counters
 ):
-    """As `_relax`, but a warp takes every `warps`-th item, and copies its weights before it reads its edges.
+    """Follow the edges of items, and reset `nearest`; a warp takes every `warps`-th item.
 
-    So it uses one page at a time, because the cache may not have room for two.
+    If `staged` has more than one item, a warp copies the weights to it before it reads the edges. So it uses one page
+    at a time, because the cache may not have room for two. `zero` has the type of sums.
     """
     if grid(1) == 0:
         nearest[NEAREST] = max_distance
@@ -142,19 +121,20 @@ def _relax_staged(
     base = index * SEGMENT
     mask = activemask()
     while index < count:
-        item = items[index]
-        vertex = vertex_of(item)
-        first = start_of(item, offsets[vertex])
-        stop = min(first + SEGMENT, offsets[vertex + 1])
+        vertex, first, stop = segment_of(items[index], offsets)
         distance = zero + load_relaxed_as(element_address(distances, vertex), distances.dtype)
         at = first + lane_id()
+        if staged.size > 1:
+            while at < stop:
+                staged[base + at - first] = weights[at]
+                at += warp_size()
+            syncwarp(mask)
+            at = first + lane_id()
         while at < stop:
-            staged[base + at - first] = weights[at]
-            at += warp_size()
-        syncwarp(mask)
-        at = first + lane_id()
-        while at < stop:
-            _follow(edges[at], staged[base + at - first], distance, distances, waiting, max_distance, counters)
+            weight = staged[base + at - first] if staged.size > 1 else weights[at]
+            to = neighbour_at(edges, at, distances.size, counters)
+            if to >= 0:
+                _follow(to, weight, distance, distances, waiting, max_distance, counters)
             at += warp_size()
         syncwarp(mask)
         index += warps
@@ -234,25 +214,23 @@ def default_delta(graph: Graph) -> float:
     return max(32 * mean * graph.vertices / graph.edges, 1.0 if graph.weights == "int32" else 1e-30)
 
 
-class _Paths:
-    """One search for shortest paths; see `run.Work`."""
+class _Paths(Work):
+    """One search for shortest paths."""
 
     def __init__(self, loaded: LoadedGraph, source: int, delta: float | None) -> None:
-        self.loaded, self.source, where = loaded, int(loaded.graph.positions[source]), loaded.device
-        graph, weights = loaded.graph, loaded.weights
+        graph, where, weights = loaded.graph, loaded.device, loaded.weights
         assert weights is not None
-        self.weights = weights
-        self.arrays = (loaded.edges, weights)
+        super().__init__(loaded, loaded.edges, weights)
+        self.source, self.weights = int(graph.positions[source]), weights
         self.delta = delta or default_delta(graph)
         self.items = zeros(where, max_items(graph.vertices, graph.edges))
         self.rounds = 0
-        self.warps = 0
-        self.staged: Any = None
+        self.warps = int(self.items.size)
         if not loaded.in_memory:
             # With more warps than pages for all of them, they would evict each other's pages.
             frames = loaded.edges.cache.cache_bytes // loaded.edges.cache.page_size
             self.warps = max(1, min(STAGING_WARPS if loaded.warp > 1 else STAGING_THREADS, frames // 2))
-            self.staged = zeros(where, self.warps * SEGMENT, np.dtype(graph.weights))
+        self.staged = zeros(where, 1 if loaded.in_memory else self.warps * SEGMENT, np.dtype(graph.weights))
         self._start(np.dtype(np.float64 if graph.weights == "float32" else np.int32))
 
     def _start(self, dtype: np.dtype[Any]) -> None:
@@ -266,14 +244,11 @@ class _Paths:
         self.waiting = to_device(where, bits)
         self.counters = zeros(where, N_COUNTERS)
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing."""
-        loaded, warp, options = self.loaded, self.loaded.warp, {"device": self.loaded.device}
-        relax, arguments = self._relax(0)
-        relax[warp](*arguments, **options)
-        word_count = count_words(loaded.graph.vertices)
-        state = loaded.offsets, self.distances, self.waiting, 0.0, self.items
-        _select[warp](*state, 0, word_count, 1, self.nearest, self.counters, **options)
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing."""
+        word_count = count_words(self.graph.vertices)
+        select = self.loaded.offsets, self.distances, self.waiting, 0.0, self.items, 0, word_count, 1
+        return [(_relax, *self._relaxing(0)), (_select, *select, self.nearest, self.counters)]
 
     def run(self, run: Run, report: Progress) -> None:
         """Follow edges, bucket after bucket."""
@@ -307,16 +282,12 @@ class _Paths:
                 self.rounds += 1
                 report("search", self.rounds, 0)
             # Without items it only resets `nearest`.
-            relax, arguments = self._relax(count)
-            item_warps = min(count, self.warps) if self.warps else count
-            run.launch(relax, max(1, item_warps) * loaded.warp, *arguments)
+            run.launch(_relax, max(1, min(count, self.warps)) * loaded.warp, *self._relaxing(count))
 
-    def _relax(self, count: int) -> tuple[Any, tuple[Any, ...]]:
-        """Return the kernel that follows the edges of items, and its arguments."""
-        edges = self.loaded.edges, self.weights, self.loaded.offsets
-        first = *edges, self.distances, self.waiting, self.items, count
-        last = self.zero, self.no_path, self.nearest, self.counters
-        return (_relax_staged, (*first, self.staged, self.warps, *last)) if self.warps else (_relax, (*first, *last))
+    def _relaxing(self, count: int) -> tuple[Any, ...]:
+        """Return the arguments of `_relax` for a number of items."""
+        edges = self.loaded.edges, self.weights, self.loaded.offsets, self.distances, self.waiting, self.items
+        return *edges, count, self.staged, self.warps, self.zero, self.no_path, self.nearest, self.counters
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the distances, the number of vertices with a path, and the rounds."""

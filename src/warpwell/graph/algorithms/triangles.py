@@ -15,8 +15,8 @@ from ...targets.primitives import activemask, ballot, div, grid, lane_id, popc, 
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph
 from .components import require_undirected
-from .run import Result, Run, execute
-from .work_items import N_COUNTERS, neighbour_at, vertex_at, vertex_dtype, vertices_of
+from .run import Result, Run, Work, execute
+from .work_items import neighbour_at, vertex_at, vertex_dtype, vertices_of
 
 TRIANGLES = 0
 """Counter: triangles."""
@@ -152,24 +152,22 @@ def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | N
     return execute(graph, options, lambda found: require_undirected(found, "triangles"), _Triangles, progress)
 
 
-class _Triangles:
-    """One count of triangles; see `run.Work`."""
+class _Triangles(Work):
+    """One count of triangles."""
 
     def __init__(self, loaded: LoadedGraph) -> None:
-        self.loaded, self.arrays = loaded, (loaded.edges,)
-        self.counters = zeros(loaded.device, N_COUNTERS)
-        self.dtype = vertex_dtype(loaded.graph.vertices)
+        super().__init__(loaded, loaded.edges)
+        self.dtype = vertex_dtype(self.graph.vertices)
 
-    def compile(self) -> None:
-        """Compile all kernels, by launches that change nothing."""
-        loaded, warp, where = self.loaded, self.loaded.warp, self.loaded.device
-        successors, starts = empty(where, 1, self.dtype), zeros(where, 2)
-        _orient[warp](loaded.edges, loaded.offsets, 0, 0, (0, 0), 0, successors, starts, self.counters, device=where)
-        _count[warp](successors, starts, 0, self.counters, device=where)
+    def idle_launches(self) -> list[tuple[Any, ...]]:
+        """Return each kernel with arguments with which a launch changes nothing."""
+        successors, starts = empty(self.device, 1, self.dtype), zeros(self.device, 2)
+        orient = self.loaded.edges, self.loaded.offsets, 0, 0, (0, 0), 0, successors, starts, self.counters
+        return [(_orient, *orient), (_count, successors, starts, 0, self.counters)]
 
     def run(self, run: Run, report: Progress) -> None:
         """Orient the edges in two passes, then count."""
-        loaded, vertices, where = self.loaded, self.loaded.graph.vertices, self.loaded.device
+        vertices, where = self.graph.vertices, self.device
         report("count", 0, 3)
         cursors = zeros(where, vertices + 1)
         self._orient(run, 0, empty(where, 1, self.dtype), cursors)
@@ -184,7 +182,7 @@ class _Triangles:
         self._orient(run, 1, successors, cursors)
         report("count", 2, 3)
         cursors = to_device(where, starts)
-        run.launch(_count, -(-edges // BATCH) * loaded.warp, successors, cursors, edges, self.counters)
+        run.launch(_count, -(-edges // BATCH) * self.loaded.warp, successors, cursors, edges, self.counters)
         run.read(self.counters)
         report("count", 3, 3)
 
@@ -194,8 +192,7 @@ class _Triangles:
 
     def _orient(self, run: Run, writes: int, successors: Any, cursors: Any) -> None:
         """Visit all edges in order."""
-        loaded, graph = self.loaded, self.loaded.graph
-        offsets = graph.map(graph.offsets_path)
+        loaded, offsets = self.loaded, self.graph.map(self.graph.offsets_path)
         for window in loaded.windows(loaded.edges):
             vertex, end = vertices_of(offsets, window)
             arguments = vertex, end, window, writes, successors, cursors, self.counters

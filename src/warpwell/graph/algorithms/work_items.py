@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import atomic_add
-from ...targets import device
+from ...targets import device, kernel
 from ...targets.primitives import (
+    activemask,
+    ballot,
     element_address,
     fetch_or_as,
+    grid,
     i64,
     lane_id,
     load_relaxed_as,
@@ -135,6 +138,22 @@ def append(mask, found, vertex, offsets, items, base, counters):
     return sums & ((1 << _DEGREE_BITS) - 1)
 
 
+@kernel
+def list_items(offsets, labels, label, matches, vertex, end, min_degree, items, base, counters):
+    """Append the items of vertices [vertex, end), nearly in their order (thread a vertex).
+
+    Only of those with at least `min_degree` edges and, if `matches` is 1, with `label` in `labels`; if it is 0, with
+    another label.
+    """
+    mask = activemask()
+    v = vertex + grid(1)
+    found = False
+    if v < end:
+        found = (labels[v] == label) == (matches == 1) and offsets[v + 1] - offsets[v] >= min_degree
+    if ballot(mask, found) != 0:
+        append(mask, found, v, offsets, items, base, counters)
+
+
 @device
 def vertex_at(offsets, edge, vertices):
     """Return the source vertex of an edge (thread)."""
@@ -150,32 +169,18 @@ def vertex_at(offsets, edge, vertices):
 
 
 @device
-def vertex_of(item):
-    """Return the vertex of an item (thread)."""
-    return item >> SEGMENT_BITS
-
-
-@device
-def start_of(item, first):
-    """Return the first edge of an item; `first` is the first of its vertex (thread)."""
-    return first + (item & SEGMENT_MASK) * SEGMENT
+def segment_of(item, offsets):
+    """Return the vertex of an item, and the first edge and the end of its segment (thread)."""
+    vertex = item >> SEGMENT_BITS
+    first = offsets[vertex] + (item & SEGMENT_MASK) * SEGMENT
+    return vertex, first, min(first + SEGMENT, offsets[vertex + 1])
 
 
 @device
 def neighbour_at(edges, at, vertices, counters):
-    """Return a destination, or -1, which is counted, if it is not a vertex (thread)."""
+    """Return the vertex at the other end of an edge, or -1, which is counted, if it is not a vertex (thread)."""
     neighbour = i64(edges[at])
     if neighbour < 0 or neighbour >= vertices:
-        atomic_add(counters, BAD, 1)
-        return -1
-    return neighbour
-
-
-@device
-def head_at(heads, at, vertices, counters):
-    """Return one of a vertex's first neighbours, or -1 if it has fewer; a bad one is -1, too, and counted (thread)."""
-    neighbour = i64(heads[at])
-    if neighbour < -1 or neighbour >= vertices:
         atomic_add(counters, BAD, 1)
         return -1
     return neighbour
