@@ -65,11 +65,6 @@ class IntervalSet:
     from_start: bool = False
     nulls: bool = False
 
-    @property
-    def is_empty(self) -> bool:
-        """Return True if the set has no key and not null."""
-        return not (self.edges or self.from_start or self.nulls)
-
     def __invert__(self) -> IntervalSet:
         """Return the keys that are not in the set; null is in neither."""
         return IntervalSet(self.edges, not self.from_start)
@@ -352,7 +347,7 @@ class Condition:
                 shown = op.lower() if isinstance(op, str) else repr(op)
                 if not value and not shown.startswith("is"):
                     raise ArgumentError(f"filters: column {name!r} {op} needs a value; {example}", name="filters")
-                part = _conjoin(part, cls.of_column(name, compare(name, type_of(name), shown, *(value or [None]))))
+                part = _conjoin(part, cls([{name: compare(name, type_of(name), shown, *(value or [None]))}]))
             condition = _disjoin(condition, part)
         return condition
 
@@ -364,42 +359,25 @@ class Condition:
         except (polars().exceptions.PolarsError, ValueError, RecursionError):
             return MAY_MATCH
 
-    @classmethod
-    def of_column(cls, name: str, values: IntervalSet) -> Condition:
-        """Return the condition that a column's value is in a set."""
-        return cls([] if values.is_empty else [{name: values}])
-
     def candidate_rows(self, columns: Mapping[str, Column]) -> Ranges:
         """Return the rows of the blocks that may have a matching row; `columns` are the condition's."""
         ranges: Ranges = []
         for parts in zip(*(column.zones for column in columns.values()), strict=True):
             first, rows, _ = parts[0]
             zones = {name: part.zones for name, part in zip(columns, parts, strict=True) if part.zones is not None}
-            blocks = self.candidate_blocks(zones, -(-rows // BLOCK_ROWS))
-            edges = np.flatnonzero(np.diff(np.concatenate(([0], blocks.astype(np.int8), [0])))) * BLOCK_ROWS
+            blocks = np.zeros(-(-rows // BLOCK_ROWS), np.bool_)
+            for sets in self.conjunctions:
+                candidates = np.ones(len(blocks), np.bool_)
+                for name in sets.keys() & zones.keys():
+                    candidates &= _blocks_of(sets[name], zones[name])
+                blocks |= candidates
+            edges = np.flatnonzero(np.diff(blocks, prepend=False, append=False)) * BLOCK_ROWS
             for start, end in edges.reshape(-1, 2).tolist():
                 start, end = first + start, first + min(end, rows)
                 if ranges and ranges[-1][1] == start:
                     start, _ = ranges.pop()
                 ranges.append((start, end))
         return ranges
-
-    def candidate_blocks(self, zones: Mapping[str, ZoneMap], blocks: int) -> NDArray[np.bool_]:
-        """Return which blocks of rows may have a row that matches.
-
-        Parameters
-        ----------
-        zones : dict of str to ZoneMap
-            Zone maps of the columns that have one.
-        blocks : int
-        """
-        selected = np.zeros(blocks, np.bool_)
-        for sets in self.conjunctions:
-            candidates = np.ones(blocks, np.bool_)
-            for name in sets.keys() & zones.keys():
-                candidates &= _blocks_of(sets[name], zones[name])
-            selected |= candidates
-        return selected
 
 
 MAY_MATCH = Condition([{}], is_exact=False)
@@ -418,7 +396,7 @@ def _conjoin(a: Condition, b: Condition) -> Condition:
         for x in a.conjunctions
         for y in b.conjunctions
     ]
-    conjunctions = [sets for sets in merged if not any(values.is_empty for values in sets.values())]
+    conjunctions = [sets for sets in merged if NOTHING not in sets.values()]
     return Condition(conjunctions, a.is_exact and b.is_exact)
 
 
@@ -472,7 +450,9 @@ def _condition_of(node: Any, type_of: TypeOf, *, negated: bool) -> Condition:
         sets, negated_sets = _values_of(name, type_of(name), op, inputs[1:], options)
     except (ArgumentError, DTypeError, LookupError, TypeError, ValueError, NotImplementedError):
         return MAY_MATCH
-    conditions = [Condition.of_column(name, values) for values in (negated_sets if negated else sets)]
+    conditions = [
+        Condition([{name: values}] if values != NOTHING else []) for values in (negated_sets if negated else sets)
+    ]
     return functools.reduce(_disjoin, conditions)
 
 

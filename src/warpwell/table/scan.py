@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from ..array.gather import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError
 from . import arrow as pa
-from .column import Column
 from .library import polars
 from .predicate import Condition, mask_of
 from .reading import IoCounters, Ranges, read_ranges, set_bits, split_ranges
@@ -120,21 +119,17 @@ def _frames(
 ) -> Iterator[Any]:
     """Yield the frames of a query."""
     with open_table(path, direct=direct) as table:
+        query = _Query(table, names, predicate, counters)
         end = table.rows if n_rows is None else min(table.rows, n_rows)
         max_rows = max(1, batch_size or CHUNK_ROWS)
-        roots = [] if predicate is None else list(dict.fromkeys(predicate.meta.root_names()))
-        columns = {name: table[name] for name in dict.fromkeys([*names, *roots])}
         is_empty = True
-        if roots:
-            frames = _matching_rows(columns, names, roots, predicate, end, counters)
-        elif predicate is None or polars().select(predicate).item() is True:
-            chunks = _chunks([(0, end)], min(CHUNK_ROWS, max_rows))
-            read = partial(_whole_columns, columns, names)
-            frames = _in_order(
-                (partial(read, chunk) for chunk in _with_readahead(columns, names, chunks, counters)), None
-            )
+        if query.roots:
+            frames = query.matching_rows(end)
         else:
-            frames = _in_order([], None)
+            is_selected = predicate is None or polars().select(predicate).item() is True
+            chunks = _chunks([(0, end)] if is_selected else [], min(CHUNK_ROWS, max_rows))
+            read = query.with_readahead(names, chunks)
+            frames = _in_order((partial(query.whole_columns, names, chunk) for chunk in read), None)
         with contextlib.closing(frames):  # before the table
             for frame in frames:
                 if len(frame):
@@ -144,30 +139,84 @@ def _frames(
             yield polars().DataFrame(schema={name: schema[name] for name in names})
 
 
-def _matching_rows(
-    columns: Mapping[str, Column],
-    names: Sequence[str],
-    roots: Sequence[str],
-    predicate: Any,
-    end: int,
-    counters: IoCounters | None,
-) -> Generator[Any, None, None]:
-    """Yield the rows of [0, end) for which a predicate is true."""
-    condition = Condition.from_polars(predicate, lambda name: columns[name].type)
-    ranges = condition.candidate_rows({name: columns[name] for name in roots})
-    ranges = [(start, min(stop, end)) for start, stop in ranges if start < end]
-    is_long = sum(stop - start for start, stop in ranges) > CHUNK_ROWS
-    workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
-    chunks = _with_readahead(columns, roots, _chunks(ranges, CHUNK_ROWS), counters)
-    evaluate = partial(_evaluate, columns, names, roots, predicate, counters)
-    with contextlib.closing(_in_order((partial(evaluate, chunk) for chunk in chunks), workers)) as matches:
-        groups = (partial(_take_columns, columns, names, counters, group) for group in _groups(matches))
-        with contextlib.closing(_in_order(groups, workers)) as frames:
-            yield from frames
-
-
 _Matches = tuple["NDArray[np.int64] | None", Any]
 """The numbers of a chunk's matching rows, and the predicate's columns of these rows; or None, and all columns."""
+
+
+class _Query:
+    """A query of an open table: the columns that it returns, its predicate, and the predicate's columns (`roots`)."""
+
+    def __init__(self, table: Table, names: Sequence[str], predicate: Any, counters: IoCounters | None) -> None:
+        self._names, self._predicate, self._counters = names, predicate, counters
+        self.roots: list[str] = [] if predicate is None else list(dict.fromkeys(predicate.meta.root_names()))
+        self._columns = {name: table[name] for name in dict.fromkeys([*names, *self.roots])}
+
+    def matching_rows(self, end: int) -> Generator[Any, None, None]:
+        """Yield the rows of [0, end) for which the predicate is true."""
+        columns = self._columns
+        condition = Condition.from_polars(self._predicate, lambda name: columns[name].type)
+        ranges = condition.candidate_rows({name: columns[name] for name in self.roots})
+        ranges = [(start, min(stop, end)) for start, stop in ranges if start < end]
+        is_long = sum(stop - start for start, stop in ranges) > CHUNK_ROWS
+        workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
+        chunks = self.with_readahead(self.roots, _chunks(ranges, CHUNK_ROWS))
+        with contextlib.closing(_in_order((partial(self._evaluate, chunk) for chunk in chunks), workers)) as matches:
+            groups = (partial(self._take_columns, group) for group in _groups(matches))
+            with contextlib.closing(_in_order(groups, workers)) as frames:
+                yield from frames
+
+    def with_readahead(self, names: Sequence[str], chunks: Iterable[Ranges]) -> Iterator[Ranges]:
+        """Return chunks; columns of each are read ahead while the previous chunk is used."""
+
+        def read() -> Iterator[Ranges]:
+            for chunk in chunks:
+                for name in names:
+                    read_ranges(self._columns[name], chunk, self._counters)
+                yield chunk
+            yield []
+
+        return (chunk for chunk, _ in pairwise(read()))
+
+    def _evaluate(self, chunk: Ranges) -> _Matches:
+        """Return the rows of a chunk for which the predicate is true."""
+        frame = self.whole_columns(self.roots, chunk)
+        mask = mask_of(frame, self._predicate)
+        count = mask.sum()
+        if count * DENSE_FRACTION > len(mask):
+            for name in self._names:
+                if name not in self.roots:
+                    read_ranges(self._columns[name], chunk, self._counters)
+            rows = self.whole_columns(self._names, chunk)
+            return None, rows if count == len(mask) else rows.filter(mask)
+        positions = _true_rows(mask)
+        return _row_numbers(chunk, positions), frame[positions]
+
+    def _take_columns(self, group: Sequence[_Matches]) -> Any:
+        """Return the matching rows of a group of chunks as a frame."""
+        names = list(self._names)
+        frames = [frame for numbers, frame in group if numbers is None]
+        sparse = [(numbers, frame) for numbers, frame in group if numbers is not None]
+        if sparse:
+            rows = polars().concat([frame for _, frame in sparse], rechunk=False)
+            if unread := [name for name in names if name not in rows.columns]:
+                row_numbers = np.concatenate([numbers for numbers, _ in sparse])
+                taken = take([self._columns[name] for name in unread], row_numbers, self._counters)
+                rows = rows.hstack(_frame(unread, taken.columns))
+            if rows.columns != names:
+                rows = rows.select(names) if names else polars().DataFrame(height=len(rows))
+            frames.insert(0, rows)
+        return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)
+
+    def whole_columns(self, names: Sequence[str], chunk: Ranges) -> Any:
+        """Return rows of columns as a frame, without a copy if Polars can use Arrow's buffers."""
+        if not names:
+            return polars().DataFrame(height=sum(end - start for start, end in chunk))
+        arrays = []
+        for name in names:
+            column = self._columns[name]
+            parts = [column.runs[k].arrow(first, end - first) for k, first, end in split_ranges(column.runs, chunk)]
+            arrays.append(pa.chunked_array(parts, type=column.type))
+        return _frame(names, arrays)
 
 
 def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
@@ -222,60 +271,6 @@ def _chunks(ranges: Ranges, max_rows: int) -> Iterator[Ranges]:
         yield chunk
 
 
-def _with_readahead(
-    columns: Mapping[str, Column], names: Sequence[str], chunks: Iterable[Ranges], counters: IoCounters | None
-) -> Iterator[Ranges]:
-    """Return chunks; each is read ahead while the previous chunk is used."""
-
-    def read() -> Iterator[Ranges]:
-        for chunk in chunks:
-            for name in names:
-                read_ranges(columns[name], chunk, counters)
-            yield chunk
-        yield []
-
-    return (chunk for chunk, _ in pairwise(read()))
-
-
-def _evaluate(
-    columns: Mapping[str, Column],
-    names: Sequence[str],
-    roots: Sequence[str],
-    predicate: Any,
-    counters: IoCounters | None,
-    chunk: Ranges,
-) -> _Matches:
-    """Return the rows of a chunk for which a predicate is true."""
-    frame = _whole_columns(columns, roots, chunk)
-    mask = mask_of(frame, predicate)
-    count = mask.sum()
-    if count * DENSE_FRACTION > len(mask):
-        for name in names:
-            if name not in roots:
-                read_ranges(columns[name], chunk, counters)
-        rows = _whole_columns(columns, names, chunk)
-        return None, rows if count == len(mask) else rows.filter(mask)
-    positions = _true_rows(mask)
-    return _row_numbers(chunk, positions), frame[positions]
-
-
-def _take_columns(
-    columns: Mapping[str, Column], names: Sequence[str], counters: IoCounters | None, group: Sequence[_Matches]
-) -> Any:
-    """Return the matching rows of a group of chunks as a frame."""
-    frames = [frame for numbers, frame in group if numbers is None]
-    sparse = [(numbers, frame) for numbers, frame in group if numbers is not None]
-    if sparse:
-        rows = polars().concat([frame for _, frame in sparse], rechunk=False)
-        if unread := [name for name in names if name not in rows.columns]:
-            row_numbers = np.concatenate([numbers for numbers, _ in sparse])
-            rows = rows.hstack(_frame(unread, take([columns[name] for name in unread], row_numbers, counters).columns))
-        if rows.columns != list(names):
-            rows = rows.select(names) if names else polars().DataFrame(height=len(rows))
-        frames.insert(0, rows)
-    return frames[0] if len(frames) == 1 else polars().concat(frames, rechunk=False)
-
-
 def _true_rows(mask: Any) -> NDArray[np.int64]:
     """Return where a `polars.Series` without nulls is true."""
     bits = mask.to_arrow()
@@ -290,18 +285,6 @@ def _row_numbers(chunk: Ranges, positions: NDArray[np.int64]) -> NDArray[np.int6
     before = np.cumsum([0, *(end - start for start, end in chunk[:-1])])
     which = np.searchsorted(before, positions, "right") - 1
     return np.asarray(positions - before[which] + starts[which])
-
-
-def _whole_columns(columns: Mapping[str, Column], names: Sequence[str], chunk: Ranges) -> Any:
-    """Return rows of columns as a frame, without a copy if Polars can use Arrow's buffers."""
-    if not names:
-        return polars().DataFrame(height=sum(end - start for start, end in chunk))
-    arrays = []
-    for name in names:
-        runs = columns[name].runs
-        parts = [runs[number].arrow(first, end - first) for number, first, end in split_ranges(runs, chunk)]
-        arrays.append(pa.chunked_array(parts, type=columns[name].type))
-    return _frame(names, arrays)
 
 
 def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:
