@@ -97,9 +97,7 @@ def read_ranges(column: Column, ranges: Ranges, counters: IoCounters | None, *, 
     """Have the system read ranges of rows, unless kernels read them otherwise than from the mapped file; count them."""
     for number, parts in groupby(split_ranges(column.runs, ranges), itemgetter(0)):
         pieces = _span_pieces(column.runs[number], [(first, end) for _, first, end in parts])
-        for each in pieces:
-            each.is_counted = counters is not None
-        read_ahead(pieces) if is_mapped else fetch_pieces(pieces, plan_only=True)
+        read_ahead(pieces, is_counted=counters is not None) if is_mapped else fetch_pieces(pieces, plan_only=True)
         if counters is not None:
             counters.add(column.name, pieces, is_mapped=is_mapped)
 

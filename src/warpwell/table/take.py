@@ -129,20 +129,20 @@ def _read(
     plan_only: bool = False,
 ) -> list[tuple[_Segment, int]]:
     """Read the bytes of rows, or with `plan_only` offsets alone; return segments, each with its column's number."""
-    segments = [
-        (segment, number)
-        for number, column in enumerate(columns)
-        for segment in _segments(column, numbers, is_counted=counters is not None)
-    ]
-    fetch_pieces([pieces for segment, _ in segments if segment.has_offsets for pieces in segment.pieces.values()])
-    unread: list[Pieces] = []
+    segments = [(segment, number) for number, column in enumerate(columns) for segment in _segments(column, numbers)]
+    is_counted = counters is not None
+    offsets = [pieces for segment, _ in segments if segment.has_offsets for pieces in segment.pieces.values()]
+    fetch_pieces(offsets, is_counted=is_counted)
     for segment, _ in segments:
         if segment.has_offsets:
             segment.add_bytes()
-            unread += [segment.pieces["bytes"]] if "bytes" in segment.pieces else []
-        else:
-            unread += segment.pieces.values()
-    fetch_pieces(unread, plan_only=plan_only)
+    unread = [
+        pieces
+        for segment, _ in segments
+        for attribute, pieces in segment.pieces.items()
+        if attribute == "bytes" or not segment.has_offsets
+    ]
+    fetch_pieces(unread, plan_only=plan_only, is_counted=is_counted)
     if counters is not None:
         for segment, _ in segments:
             counters.add(segment.column.name, segment.pieces.values())
@@ -159,20 +159,15 @@ def split_by_run(
             yield run, numbers[start:end] - run.first
 
 
-def _segments(column: Column, numbers: NDArray[np.int64], *, is_counted: bool) -> Iterator[_Segment]:
+def _segments(column: Column, numbers: NDArray[np.int64]) -> Iterator[_Segment]:
     """Yield rows in segments: of consecutive runs in one file with one dictionary, without views and nested values."""
 
     def key(part: tuple[ColumnRun, Any]) -> tuple[Any, ...]:
         run = part[0]
-        return (
-            run.file.path,
-            id(run.dictionary),
-            run.layout,
-            run.layout.kind in ("views", "nested") and id(run),
-        )
+        return run.file.path, id(run.dictionary), run.layout, run.layout.kind in ("views", "nested") and id(run)
 
     for _, parts in groupby(split_by_run(column.runs, numbers), key):
-        yield _Segment(column, list(parts), is_counted)
+        yield _Segment(column, list(parts))
 
 
 class _Segment:
@@ -186,8 +181,8 @@ class _Segment:
     has_offsets : bool
     """
 
-    def __init__(self, column: Column, parts: Sequence[tuple[ColumnRun, NDArray[np.int64]]], is_counted: bool) -> None:
-        self.column, self._is_counted = column, is_counted
+    def __init__(self, column: Column, parts: Sequence[tuple[ColumnRun, NDArray[np.int64]]]) -> None:
+        self.column = column
         self._runs = [run for run, _ in parts]
         self._rows = np.concatenate([rows for _, rows in parts])
         self._run_of = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
@@ -202,23 +197,20 @@ class _Segment:
                 rows = self._rows >> 3 if is_bits else self._rows
                 self._add(attribute, rows * width, 2 * width if attribute == "offsets" else width)
 
-    def _extents(self, attribute: str) -> tuple[Any, NDArray[np.int64]]:
-        """Return a file, and the offset in it of the extent of each row's run; -1 without an extent."""
+    def _offsets(self, attribute: str) -> NDArray[np.int64]:
+        """Return the offset in the file of the extent of each row's run; -1 without an extent."""
         extents = [getattr(run, attribute) for run in self._runs]
         offsets = np.array([-1 if extent is None or not extent.nbytes else extent.offset for extent in extents])
-        return next((extent.file for extent in extents if extent is not None), None), offsets[self._run_of]
+        return np.asarray(offsets[self._run_of])
 
     def _add(self, attribute: str, starts: NDArray[np.int64], sizes: Any) -> None:
         """Add bytes that are counted from the beginning of each row's extent; skip rows without an extent."""
-        file, offsets = self._extents(attribute)
-        if file is None:
-            return
+        offsets = self._offsets(attribute)
         used = np.flatnonzero((offsets >= 0) & (np.asarray(sizes) > 0))
-        runs = self._run_of[used]
-        firsts = np.flatnonzero(np.diff(runs, prepend=-1))
-        pieces = file.pieces((offsets + starts)[used], sizes if isinstance(sizes, int) else sizes[used], firsts)
-        pieces.is_counted = self._is_counted
-        self.pieces[attribute] = pieces
+        if len(used):
+            firsts = np.flatnonzero(np.diff(self._run_of[used], prepend=-1)).tolist()
+            sizes = sizes if isinstance(sizes, int) else sizes[used]
+            self.pieces[attribute] = self._runs[0].file.pieces((offsets + starts)[used], sizes, firsts)
 
     def add_bytes(self) -> None:
         """Add the bytes of strings after their offsets were fetched."""
@@ -250,7 +242,7 @@ class _Segment:
         if attribute not in self.pieces:
             return None
         packed = np.full(len(self._rows), 255, np.uint8)
-        packed[self._extents(attribute)[1] >= 0] = self._items(attribute).reshape(-1)
+        packed[self._offsets(attribute) >= 0] = self._items(attribute).reshape(-1)
         return np.asarray((packed >> (self._rows & 7).astype(np.uint8)) & 1, np.bool_)
 
     def _packed(self, attribute: str) -> Any:

@@ -69,8 +69,6 @@ class Pieces:
         page cache has nearly all of them.
     parts : sequence of int
         First pieces of parts of the file, if starts ascend. Pages between parts are not looked up in the page cache.
-    is_counted : bool
-        Whether `read` and `commands` are computed if the page cache has all pieces.
     addresses : ndarray of int64
         Addresses of the pieces after `fetch`, as long as this object lives.
     read, commands : int
@@ -87,7 +85,6 @@ class Pieces:
     sizes: Any
     direct: bool | None = False
     parts: Sequence[int] = (0,)
-    is_counted: bool = True
     addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     read: int = 0
     commands: int = 0
@@ -103,8 +100,10 @@ class Pieces:
         return out.reshape(count, self.sizes) if isinstance(self.sizes, int) else out
 
 
-def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
+def fetch(requests: Sequence[Pieces], *, plan_only: bool = False, is_counted: bool = True) -> None:
     """Bring pieces into memory, or with `plan_only` only count the bytes and commands of the reads.
+
+    Without `is_counted`, they are not counted if the page cache has all pieces.
 
     Raises
     ------
@@ -114,7 +113,7 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
     plans = []
     for pieces in requests:
         if len(pieces.starts):
-            plans.append((pieces, *_plan(pieces)))
+            plans.append((pieces, *_plan(pieces, is_counted)))
     if plan_only:
         return
     total = sum(int(lengths.sum()) for *_, lengths in plans)
@@ -145,18 +144,18 @@ def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
         raise errors.MediumError(f"{path}: reading byte {offset} failed: {reason}", lba=offset // 512)
 
 
-def read_ahead(requests: Sequence[Pieces]) -> None:
-    """Have the system begin to read pieces into its page cache."""
+def read_ahead(requests: Sequence[Pieces], *, is_counted: bool = True) -> None:
+    """Have the system begin to read pieces into its page cache; count as `fetch` does."""
     for pieces in requests:
         pieces.direct = False
         if len(pieces.starts):
-            _, _, _, begins, lengths = _plan(pieces)
+            _, _, _, begins, lengths = _plan(pieces, is_counted)
             _, offsets, sizes = commands_of(begins, lengths) if len(begins) else (begins,) * 3
             for offset, nbytes in zip(offsets.tolist(), sizes.tolist(), strict=True):
                 os.posix_fadvise(pieces.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
-def _plan(pieces: Pieces) -> tuple[Any, ...]:
+def _plan(pieces: Pieces, is_counted: bool) -> tuple[Any, ...]:
     """Return the pieces that are not in memory; whether they are read directly; their runs; starts, bytes of runs."""
     pieces.addresses = pieces.mapping.address + pieces.starts
     starts, ends, order = pieces.starts, pieces.starts + pieces.sizes, None
@@ -164,7 +163,7 @@ def _plan(pieces: Pieces) -> tuple[Any, ...]:
         order = np.argsort(starts, kind="stable")
         starts, ends, pieces.parts = starts[order], ends[order], (0,)
     absent = np.flatnonzero(_absent(pieces, starts, ends))
-    if not (len(absent) or pieces.is_counted):
+    if not (len(absent) or is_counted):
         return absent, False, absent, absent, absent
     direct_unit = 0
     if pieces.direct or (pieces.direct is None and _are_sparse(starts, ends)):
