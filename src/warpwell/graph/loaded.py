@@ -34,10 +34,11 @@ class LoadedGraph:
     edges : Array, optional
         An open array with the destinations of `graph`, which are stored outside its folder, as on a drive. The caller
         closes it. Then no further option is needed.
-    device, tier, cache, page_size, stats
-        As for `warpwell.open`, which opens the destinations with them.
+    device : str, optional
+        As for `warpwell.open`.
     **options
-        Further options of `warpwell.open` (``timeout``, ``threads``, ...).
+        Options of `warpwell.open`, which opens the destinations with them: ``tier``, ``cache``, ``page_size``,
+        ``stats``, ``timeout``, ``threads`` and more.
 
     Attributes
     ----------
@@ -65,25 +66,15 @@ class LoadedGraph:
         *,
         edges: Array | None = None,
         device: str | None = None,
-        tier: str = "auto",
-        cache: int | str | Cache | None = None,
-        page_size: int | str | None = None,
-        stats: str | None = None,
         **options: Any,
     ) -> None:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)
         if edges is not None:
             device = self._require_edges(edges, device)
+        cache = options.get("cache")
         self.device = checked_device(device or (cache.device if isinstance(cache, Cache) else default_device()))
         self.warp = 32 if self.device == "cuda" else 1
-        self._options: dict[str, Any] = {
-            "device": self.device,
-            "tier": tier,
-            "cache": cache,
-            "page_size": page_size,
-            "stats": stats,
-            **options,
-        }
+        self._options = {"device": self.device, **options}
         self._opened: dict[Path, Any] = {} if edges is None else {self.graph.edges_path: edges}
         self._caller_edges = edges
         self._closed = False
