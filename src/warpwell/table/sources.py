@@ -286,7 +286,7 @@ def _batches(file: _File) -> Iterator[Any]:
 
 
 def _int96_unit(files: Sequence[_File]) -> str:
-    """Return the finer unit, nanoseconds or microseconds, in which all timestamps of type INT96 are exact.
+    """Return the finest unit in which the timestamps of type INT96 of all Parquet files are exact.
 
     pyarrow wraps around at 64 bits, of nanoseconds outside of the years 1677 to 2262. Milliseconds reach far enough
     for all.
@@ -296,30 +296,26 @@ def _int96_unit(files: Sequence[_File]) -> str:
     FormatError
         No unit holds all of them.
     """
-    units = {"ns", "us"}
+    units = {"ns": True, "us": True, "ms": True}
     for file in files:
         with format_errors(file.path), contextlib.ExitStack() as stack:
             open_parquet = imported("pyarrow.parquet", "table").ParquetFile
-            readers = [
-                stack.enter_context(open_parquet(file.path, coerce_int96_timestamp_unit=unit))
-                for unit in ("ns", "us", "ms")
-            ]
+            readers = [stack.enter_context(open_parquet(file.path, coerce_int96_timestamp_unit=unit)) for unit in units]
             leaf_columns = map(readers[0].schema.column, range(len(readers[0].schema)))
             int96_columns = [column for column in leaf_columns if column.physical_type == "INT96"]
             names = list({column.path.split(".")[0]: None for column in int96_columns})
             streams = [reader.iter_batches(BATCH_ROWS, columns=names) for reader in readers if names]
             for batches in zip(*streams, strict=True):
                 for nanoseconds, microseconds, milliseconds in zip(*map(_timestamps, batches), strict=True):
-                    if (nanoseconds // 1_000_000 != milliseconds).any():
-                        units.discard("ns")
-                    # modulo 2**64
-                    if (microseconds * 1000 != nanoseconds).any() or (microseconds // 1000 != milliseconds).any():
-                        units.discard("us")
-            if not units:
+                    is_in_range = (microseconds // 1000 == milliseconds).all()
+                    units["ns"] &= (nanoseconds // 1_000_000 == milliseconds).all()
+                    units["us"] &= (microseconds * 1000 == nanoseconds).all() and is_in_range  # modulo 2**64
+                    units["ms"] &= (milliseconds * 1_000_000 == nanoseconds).all()
+            if not any(units.values()):
                 raise FormatError(
                     f"{file.path}: no unit holds the INT96 timestamps of {names[0]!r} exactly; convert them"
                 )
-    return min(units)
+    return next(unit for unit, is_exact in units.items() if is_exact)
 
 
 def _timestamps(batch: Any) -> list[Any]:
