@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from ..graph import Graph, LoadedGraph
 
 
-_TRAVERSALS = {
+_COMMANDS = {
+    "convert": "convert a file of edges",
+    "generate": "generate a graph of the GAP benchmark",
+    "info": "describe a graph",
     "bfs": "search breadth-first from a vertex",
     "cc": "find the connected components of an undirected graph",
     "sssp": "find the shortest paths from a vertex to all others by weight",
@@ -52,64 +55,51 @@ _WRITTEN = {
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``graph`` and its commands."""
     verbs = add_group(commands, "graph", "convert, generate and traverse graphs")
-    parser = add_command(verbs, "convert", make, "convert a file of edges")
-    parser.add_argument("source", metavar="EDGES", help="edge list, .csv with a header, MatrixMarket or SciPy .npz")
-    parser.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
-    parser.add_argument("--undirected", action="store_true", help="store each edge in both directions, once")
-    parser.add_argument("--vertices", type=int, metavar="N", help="number of vertices, if the file does not state it")
+    functions = {"convert": make, "generate": make, "info": info}
+    parsers = {name: add_command(verbs, name, functions.get(name, traverse), text) for name, text in _COMMANDS.items()}
+
+    def option(names: str, option: str, text: str, **options: Any) -> None:
+        for name in names.split():
+            parsers[name].add_argument(option, help=text, **options)
+
+    flag: dict[str, Any] = {"action": "store_true"}
+    option("convert", "source", "edge list, .csv with a header, MatrixMarket or SciPy .npz", metavar="EDGES")
+    option("generate", "kind", "Kronecker or uniformly random graph", choices=("kron", "urand"))
+    option("convert generate", "out", "folder of the graph, usually NAME.ww", metavar="OUT")
+    option("convert", "--undirected", "store each edge in both directions, once", **flag)
+    option("convert", "--vertices", "number of vertices, if the file does not state it", type=int, metavar="N")
     columns = "column names in the header of a .csv file"
-    parser.add_argument("--columns", type=split_names, metavar="SRC,DST[,WEIGHT]", help=columns)
-    parser.add_argument("--names", action="store_true", help="vertices are names: number them, and keep the names")
-    parser.add_argument("--renumber", action="store_true", help="vertices are any integers: number them from 0")
-    parser.add_argument("--weights", choices=("int32", "float32", "none"), help="weight type (default: as in the file)")
-    _maker_options(parser)
-
-    parser = add_command(verbs, "generate", make, "generate a graph of the GAP benchmark")
-    parser.add_argument("kind", choices=("kron", "urand"), help="Kronecker or uniformly random graph")
-    parser.add_argument("out", metavar="OUT", help="folder of the graph, usually NAME.ww")
-    parser.add_argument("--scale", type=int, default=16, metavar="N", help="2**N vertices (default: 16)")
-    parser.add_argument("--degree", type=int, default=16, metavar="N", help="edges generated per vertex (default: 16)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the generator (default: 0)")
+    option("convert", "--columns", columns, type=split_names, metavar="SRC,DST[,WEIGHT]")
+    option("convert", "--names", "vertices are names: number them, and keep the names", **flag)
+    option("convert", "--renumber", "vertices are any integers: number them from 0", **flag)
+    option("convert", "--weights", "weight type (default: as in the file)", choices=("int32", "float32", "none"))
+    option("generate", "--scale", "2**N vertices (default: 16)", type=int, default=16, metavar="N")
+    option("generate", "--degree", "edges generated per vertex (default: 16)", type=int, default=16, metavar="N")
+    option("generate", "--seed", "seed of the generator (default: 0)", type=int, default=0, metavar="N")
     directed = "keep the edges as generated, in one direction"
-    parser.add_argument("--directed", action="store_false", dest="undirected", help=directed)
-    parser.add_argument("--weights", choices=("int32", "float32"), help="random weights: 1 to 255, or above 0 up to 1")
-    _maker_options(parser)
-
-    parser = add_command(verbs, "info", info, "describe a graph")
-    parser.add_argument("graph", metavar="GRAPH", help="folder of the graph")
-    json_option(parser)
-    for name, text in _TRAVERSALS.items():
-        _add_traversal(name, add_command(verbs, name, traverse, text))
-
-
-def _maker_options(parser: argparse.ArgumentParser) -> None:
-    in_edges = "also store the edges that end in each vertex, if directed"
-    parser.add_argument("--in-edges", action="store_true", help=in_edges)
+    option("generate", "--directed", directed, action="store_false", dest="undirected")
+    option("generate", "--weights", "random weights: 1 to 255, or above 0 up to 1", choices=("int32", "float32"))
+    option("convert generate", "--in-edges", "also store the edges that end in each vertex, if directed", **flag)
     order = "vertices with most edges first, or in the order of their numbers (default: degree)"
-    parser.add_argument("--order", choices=("degree", "given"), default="degree", help=order)
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing graph")
+    option("convert generate", "--order", order, choices=("degree", "given"), default="degree")
+    option("convert generate", "--overwrite", "replace an existing graph", **flag)
     memory = "memory for sorting (default: half of the free memory)"
-    parser.add_argument("--memory", dest="memory_bytes", metavar="SIZE", help=memory)
-    json_option(parser)
+    option("convert generate", "--memory", memory, dest="memory_bytes", metavar="SIZE")
 
-
-def _add_traversal(name: str, parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graph", metavar="GRAPH", help="folder of the graph")
-    if name in ("bfs", "sssp"):
-        parser.add_argument("--source", required=True, metavar="VERTEX", help="number or name of the first vertex")
-    if name == "sssp":
-        parser.add_argument(
-            "--delta", type=float, metavar="WIDTH", help="width of a bucket (default: from the weights)"
-        )
-    if name == "pagerank":
-        parser.add_argument("--damping", type=float, default=0.85, metavar="D", help="damping factor (default: 0.85)")
-        text = "stop if all ranks together change by less than T (default: 1e-6)"
-        parser.add_argument("--tolerance", type=float, default=1e-6, metavar="T", help=text)
-        parser.add_argument("--iterations", type=int, default=100, metavar="N", help="maximum number (default: 100)")
-    if name in _WRITTEN:
-        text = f"write {_WRITTEN[name][1]} as .npy, or with the vertices as .csv"
-        parser.add_argument("--out", metavar="FILE", help=text)
-    run_options(parser)
+    option("info bfs cc sssp pagerank triangles", "graph", "folder of the graph", metavar="GRAPH")
+    option("bfs sssp", "--source", "number or name of the first vertex", required=True, metavar="VERTEX")
+    option("sssp", "--delta", "width of a bucket (default: from the weights)", type=float, metavar="WIDTH")
+    option("pagerank", "--damping", "damping factor (default: 0.85)", type=float, default=0.85, metavar="D")
+    tolerance = "stop if all ranks together change by less than T (default: 1e-6)"
+    option("pagerank", "--tolerance", tolerance, type=float, default=1e-6, metavar="T")
+    option("pagerank", "--iterations", "maximum number (default: 100)", type=int, default=100, metavar="N")
+    for name, (_, text) in _WRITTEN.items():
+        option(name, "--out", f"write {text} as .npy, or with the vertices as .csv", metavar="FILE")
+    for name, parser in parsers.items():
+        if name in functions:
+            json_option(parser)
+        else:
+            run_options(parser)
 
 
 def run_options(parser: argparse.ArgumentParser, cache: str | None = None) -> None:

@@ -162,7 +162,8 @@ class Graph:
         if not path.exists():
             raise MissingFileError(f"{path}: no such graph; make one with `warpwell graph convert`", path=path)
         if not path.is_dir():
-            raise FormatError(f"{path} is a file; convert it: `warpwell graph convert {path} NAME.ww`", path=path)
+            advice = f"convert it: `warpwell graph convert {path} NAME.ww`"
+            raise FormatError(f"{path} is a file, not the folder of a graph; {advice}", path=path)
         graph = cls(path, **_read_meta(path))
         for name, (dtype, length) in graph._files().items():
             _check_file(path / name, dtype, length)
