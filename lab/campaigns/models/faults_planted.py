@@ -174,15 +174,15 @@ _FENCED = """    syncwarp(mask)
 """
 _FILLED = """    copy_each(filling, to, source, piece, mask, lane)
     syncwarp(mask)
-    if way != 0:
+    if entry != 0:
         return to  # so that it passes the bus once
 """
 _TAKEN = """                offset += piece
 """
-_LATER = """                if way != 0 and not more:
-                    copy_each(mask, bytes_of(field(core, K_CACHE), way), at, size, mask, lane)
+_LATER = """                if entry != 0 and not more:
+                    copy_each(mask, bytes_of(field(core, K_CACHE), entry), at, size, mask, lane)
 """
-_EVEN = """    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+_EVEN = """    store_release(entry + 8 * W_VERSION, load_relaxed(entry + 8 * W_VERSION, DEVICE) + 1, DEVICE)
 
 
 @device
@@ -667,7 +667,7 @@ FAULTS = (
         "filler-fence-removed",
         "store",
         "nothing orders the odd version before the new bytes",
-        (Edit(_REQUESTS, "fill_ways", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
+        (Edit(_REQUESTS, "fill_entries", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
         seed=1911,
     ),
     Fault(
@@ -683,7 +683,7 @@ FAULTS = (
         "filled-from-the-kernel",
         "store",
         "the cache takes a value from the kernel's own memory",
-        (Edit(_REQUESTS, "fill_ways", _FILLED, ""), Edit(_REQUESTS, "execute", _TAKEN, _TAKEN + _LATER)),
+        (Edit(_REQUESTS, "fill_entries", _FILLED, ""), Edit(_REQUESTS, "execute", _TAKEN, _TAKEN + _LATER)),
         seed=307,
     ),
     Fault(
@@ -726,7 +726,7 @@ FAULTS = (
         (
             Edit(
                 _TICKETS,
-                "let_go",
+                "end_ticket",
                 "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
                 "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n",
             ),

@@ -183,9 +183,9 @@ class StoreModel:
                 self.run.spawn(self._overwrite, keys, self._rows[0].address, name=f"careless-{k}")
             else:
                 self.run.spawn(self._thread, plan, self._rows[k].address, name=f"thread-{k}")
-        for way in range(2):
+        for entry in range(2):
             # a thread that has read a version sleeps now and then: what it copies may have changed meanwhile
-            address = self.cache.address + 128 + 8 * (device_cache.W_WORDS * way + device_cache.W_VERSION)
+            address = self.cache.address + 128 + 8 * (device_cache.W_WORDS * entry + device_cache.W_VERSION)
             self.run.watched[address] = lambda _value: None
         self.run.serve(*self.controller.services())
         self.run.announce_blocks(
@@ -204,7 +204,7 @@ class StoreModel:
         block = memory_for("interp").allocate(128 + 2 * 8 * device_cache.W_WORDS + 2 * stride)
         words = block.words
         words[device_cache.D_MASK], words[device_cache.D_STRIDE] = 0, stride
-        words[device_cache.D_WAYS] = block.address + 128
+        words[device_cache.D_ENTRIES] = block.address + 128
         words[device_cache.D_DATA] = block.address + 128 + 2 * 8 * device_cache.W_WORDS
         return block
 
@@ -342,7 +342,7 @@ class StoreModel:
 
     def _check_end(self) -> None:
         if any(self.cache.words[128 // 8 :: device_cache.W_WORDS][:2] & 1):
-            raise Violation("a way of the cache is left as if it were being filled")
+            raise Violation("an entry of the cache is left as if it were being filled")
         if not self.impatient and self.pairs.in_use():
             raise Violation(f"{self.pairs.in_use()} ids are still taken")
         if not self.impatient and any(ticket.taken != 1 for ticket in self.shared):

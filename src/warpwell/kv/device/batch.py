@@ -47,7 +47,7 @@ B_FIRST = 4
 B_TICKETS = 5
 """Address of a word a row: the id of its command, `NO_TICKET` or `DONE`, less `DONE`."""
 B_SIZES = 6
-"""Address of a word a row: the value's size, less than 0 where there is none."""
+"""Address of a word a row: the value's size, negative for an absent key."""
 B_FOUND = 7
 """Address of a byte a row."""
 B_ROWS = 8
@@ -60,14 +60,14 @@ B_PITCH = 12
 """Bytes of a key in `B_KEYS`: 8 or 16."""
 B_LENGTH = 13
 B_UNIQUE = 14
-"""1: no key stands in two rows, so that none need be merged."""
+"""1: all keys differ, so that no rows are merged."""
 B_FAILED = 16
-"""Row + 1 of a row that failed, and then its status: 0 where none did."""
+"""Row + 1 of a row that failed, and then its status; 0 if no row failed."""
 B_STATUS = 17
 B_ALL = 32
 
 DONE = -2
-"""In place of an id: the row has its value, or shares another's. Stored as 0, which is what there is at first."""
+"""Instead of an id: the row has its value, or shares that of another row. Stored as 0, as the memory is at first."""
 NO_TICKET = -1
 NO_VALUE = -1
 
@@ -98,23 +98,23 @@ def first_of(batch, row, key0, key1, length):
     mask = field(batch, B_TABLE_MASK)
     at = hash_of(key0, key1, length) & mask
     while True:
-        other = compare_exchange(field(batch, B_TABLE) + 8 * at, 0, row + 1, DEVICE) - 1
-        if other < 0:
+        candidate = compare_exchange(field(batch, B_TABLE) + 8 * at, 0, row + 1, DEVICE) - 1
+        if candidate < 0:
             return row
-        same = key_word(batch, other, 0) == key0 and key_word(batch, other, 1) == key1
-        if same and key_length(batch, other) == length:
-            return other
+        same = key_word(batch, candidate, 0) == key0 and key_word(batch, candidate, 1) == key1
+        if same and key_length(batch, candidate) == length:
+            return candidate
         at = (at + 1) & mask
 
 
 @device
-def tell(batch, row, size):
+def store_result(batch, row, size):
     """Store the result of a row (thread)."""
     store_relaxed(field(batch, B_SIZES) + 8 * row, size, DEVICE)
-    there = 0
+    is_found = 0
     if size >= 0:
-        there = 1
-    store_relaxed_as(field(batch, B_FOUND) + row, bits_as(there, UINT8), UINT8)
+        is_found = 1
+    store_relaxed_as(field(batch, B_FOUND) + row, bits_as(is_found, UINT8), UINT8)
 
 
 @device
@@ -141,7 +141,7 @@ def begin_rows(core, batch):
         to = field(batch, B_ROWS) + row * field(batch, B_STRIDE)
         size = look_up(cache, want, key0, key1, length, to, field(batch, B_ROOM), mask, lane)
         if want and size >= 0:
-            tell(batch, row, size)
+            store_result(batch, row, size)
             want = False
         hits = ballot(mask, size >= 0)
         if hits != 0 and lane == ffs(hits) - 1:
@@ -174,12 +174,12 @@ def finish_rows(core, batch):
     status = answer & 0xFFFF
     size = answer >> 16
     if want:
-        # what was interrupted is finished once more: it must find no id that others have by then
+        # a launch that was interrupted is repeated: it must not find an id that another command has by then
         store_relaxed(field(batch, B_TICKETS) + 8 * row, 0, DEVICE)
         if status == 0:
-            tell(batch, row, size)
+            store_result(batch, row, size)
         else:
-            tell(batch, row, NO_VALUE)
+            store_result(batch, row, NO_VALUE)
             if status != KV_KEY_DOES_NOT_EXIST and compare_exchange(batch + 8 * B_FAILED, 0, row + 1, DEVICE) == 0:
                 store_relaxed(batch + 8 * B_STATUS, status, DEVICE)
 
@@ -196,10 +196,10 @@ def spread_rows(batch):
     rows = field(batch, B_ROWS)
     stride = field(batch, B_STRIDE)
     count = max(0, min(size, field(batch, B_ROOM)))
-    some = ballot(mask, shared and count > 0)
-    copy_each(some, rows + row * stride, rows + first * stride, count, mask, lane)
+    shared_lanes = ballot(mask, shared and count > 0)
+    copy_each(shared_lanes, rows + row * stride, rows + first * stride, count, mask, lane)
     if shared:
-        tell(batch, row, size)
+        store_result(batch, row, size)
 
 
 @kernel

@@ -35,18 +35,18 @@ def copy(to, source, nbytes, mask, lane):
     rank = popc(mask & ((1 << lane) - 1))
     done = 0
     if (to | source) & 15 == 0:
-        whole = nbytes & ~15
+        wide_bytes = nbytes & ~15
         stride = lanes << 4
         at = rank << 4
-        while at < whole:
+        while at < wide_bytes:
             pieces = 0
             reach = at
-            while pieces < 4 and reach < whole:
+            while pieces < 4 and reach < wide_bytes:
                 pieces += 1
                 reach += stride
             copy_wide(to + at, source + at, stride, pieces)
             at = reach
-        done = whole
+        done = wide_bytes
     # staging is read in aligned words past the L1 cache, which may hold what was there before
     at = done + 8 * rank
     while at < nbytes:

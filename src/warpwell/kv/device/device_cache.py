@@ -1,10 +1,10 @@
 """Device cache: values in device memory, which threads read without a command.
 
-Two ways a set; each way has a version, the key, the size and the bytes of one value. A filler makes the
+Two entries a set; each entry has a version, the key, the size and the bytes of one value. A filler makes the
 version odd, writes, and makes it even again; a reader copies the bytes and then checks the version again. So no thread
-waits: a reader that was too slow has a miss, and a way that is being filled is skipped. The filler copies from the
-memory that the controller wrote (`requests`), never from a kernel's memory, which other threads may change; a way of a
-value of several pieces stays odd until the last one has arrived.
+waits: a reader that was too slow has a miss, and an entry that is being filled is skipped. The filler copies from the
+memory that the controller wrote (`requests`), never from a kernel's memory, which other threads may change; the version
+of a value of several pieces stays odd until the last one has arrived.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from .copying import copy_each
 # -- record, in words ------------------------------------------------------------------------------------------
 D_MASK = 0
 """Sets less one (a power of two)."""
-D_WAYS = 1
-"""Address of the ways, `W_WORDS` each, two a set."""
+D_ENTRIES = 1
+"""Address of the entries, `W_WORDS` each, two a set."""
 D_DATA = 2
 D_STRIDE = 3
-"""Bytes of a way's place, a multiple of 16."""
+"""Bytes of an entry's place, a multiple of 16."""
 D_WORDS = 8
 
 W_VERSION = 0
@@ -48,7 +48,7 @@ W_WORDS = 4
 
 @device
 def holds(address, key0, key1, length):
-    """Return whether a way has this key and is not empty; may be wrong while the way is being filled (thread)."""
+    """Return whether an entry has this key and is not empty; may be wrong while the entry is being filled (thread)."""
     same = load_relaxed(address + 8 * W_KEY0, DEVICE) == key0
     same = same and load_relaxed(address + 8 * W_KEY1, DEVICE) == key1
     return same and load_relaxed(address + 8 * W_SIZE, DEVICE) >> 32 == length
@@ -60,22 +60,22 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
 
     For all lanes of `mask`, converged. The lane's copy has acquire order.
     """
-    way = 0
+    entry = 0
     version = 0
     size = -1
     if want:
         first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
         for k in range(2):
             if size < 0:
-                address = field(cache, D_WAYS) + (first + k) * (8 * W_WORDS)
+                address = field(cache, D_ENTRIES) + (first + k) * (8 * W_WORDS)
                 version = load_acquire(address + 8 * W_VERSION, DEVICE)
                 if version & 1 == 0 and version != 0 and holds(address, key0, key1, length):
                     size = load_relaxed(address + 8 * W_SIZE, DEVICE) & 0xFFFFFFFF
-                    way = first + k
+                    entry = first + k
     found = ballot(mask, size >= 0)
     if found == 0:
         return size
-    source = field(cache, D_DATA) + way * field(cache, D_STRIDE)
+    source = field(cache, D_DATA) + entry * field(cache, D_STRIDE)
     # one lane acquired the version, and all read what it covers
     syncwarp(mask)
     copy_each(found, to, source, min(max(size, 0), room), mask, lane)
@@ -83,7 +83,7 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
     fence(DEVICE)
     syncwarp(mask)
     if size >= 0:
-        address = field(cache, D_WAYS) + way * (8 * W_WORDS)
+        address = field(cache, D_ENTRIES) + entry * (8 * W_WORDS)
         if load_acquire(address + 8 * W_VERSION, DEVICE) != version:
             size = -1
     return size
@@ -91,48 +91,48 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
 
 @device
 def claim(cache, key0, key1, length, size):
-    """Make the version of a way odd for a value's bytes; return the way, or 0 if none is available (thread).
+    """Make the version of an entry odd for a value's bytes; return the entry, or 0 if none is available (thread).
 
-    A way that is being filled is skipped, and a value that is already there is not stored again. All lanes that copy
-    into the way learn its address at a barrier, and fence (`DEVICE`); then `publish` or `abandon` follows.
+    An entry that is being filled is skipped, and a value that is already there is not stored again. All lanes that copy
+    into the entry learn its address at a barrier, and fence (`DEVICE`); then `publish` or `abandon` follows.
     """
     if size > field(cache, D_STRIDE):
         return 0
     first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
-    ways = field(cache, D_WAYS) + first * (8 * W_WORDS)
-    # an empty way, else one that changes from filler to filler
-    other = (load_relaxed(ways + 8 * W_VERSION, DEVICE) >> 1) & 1
-    if load_relaxed(ways + 8 * W_VERSION, DEVICE) == 0:
-        other = 0
-    elif load_relaxed(ways + 8 * (W_WORDS + W_VERSION), DEVICE) == 0:
-        other = 1
-    way = ways + other * (8 * W_WORDS)
-    before = load_relaxed(way + 8 * W_VERSION, DEVICE)
+    entries = field(cache, D_ENTRIES) + first * (8 * W_WORDS)
+    # an empty entry, else one that changes from filler to filler
+    position = (load_relaxed(entries + 8 * W_VERSION, DEVICE) >> 1) & 1
+    if load_relaxed(entries + 8 * W_VERSION, DEVICE) == 0:
+        position = 0
+    elif load_relaxed(entries + 8 * (W_WORDS + W_VERSION), DEVICE) == 0:
+        position = 1
+    entry = entries + position * (8 * W_WORDS)
+    before = load_relaxed(entry + 8 * W_VERSION, DEVICE)
     for k in range(2):
-        if holds(ways + k * (8 * W_WORDS), key0, key1, length):
+        if holds(entries + k * (8 * W_WORDS), key0, key1, length):
             before = 1
-    if before & 1 == 0 and compare_exchange(way + 8 * W_VERSION, before, before + 1, DEVICE) == before:
-        return way
+    if before & 1 == 0 and compare_exchange(entry + 8 * W_VERSION, before, before + 1, DEVICE) == before:
+        return entry
     return 0
 
 
 @device
-def bytes_of(cache, way):
-    """Return the address of a way's value (thread)."""
-    return field(cache, D_DATA) + div(way - field(cache, D_WAYS), 8 * W_WORDS) * field(cache, D_STRIDE)
+def bytes_of(cache, entry):
+    """Return the address of an entry's value (thread)."""
+    return field(cache, D_DATA) + div(entry - field(cache, D_ENTRIES), 8 * W_WORDS) * field(cache, D_STRIDE)
 
 
 @device
-def publish(way, key0, key1, length, size):
-    """Make a filled way readable, after a barrier of the lanes that copied the value (thread)."""
-    store_relaxed(way + 8 * W_KEY0, key0, DEVICE)
-    store_relaxed(way + 8 * W_KEY1, key1, DEVICE)
-    store_relaxed(way + 8 * W_SIZE, size | (length << 32), DEVICE)
-    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+def publish(entry, key0, key1, length, size):
+    """Make a filled entry readable, after a barrier of the lanes that copied the value (thread)."""
+    store_relaxed(entry + 8 * W_KEY0, key0, DEVICE)
+    store_relaxed(entry + 8 * W_KEY1, key1, DEVICE)
+    store_relaxed(entry + 8 * W_SIZE, size | (length << 32), DEVICE)
+    store_release(entry + 8 * W_VERSION, load_relaxed(entry + 8 * W_VERSION, DEVICE) + 1, DEVICE)
 
 
 @device
-def abandon(way):
-    """Free a way whose value will not arrive for the next filler: no key has length 0 (thread)."""
-    store_relaxed(way + 8 * W_SIZE, 0, DEVICE)
-    store_release(way + 8 * W_VERSION, load_relaxed(way + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+def abandon(entry):
+    """Free an entry whose value will not arrive for the next filler: no key has length 0 (thread)."""
+    store_relaxed(entry + 8 * W_SIZE, 0, DEVICE)
+    store_release(entry + 8 * W_VERSION, load_relaxed(entry + 8 * W_VERSION, DEVICE) + 1, DEVICE)

@@ -23,11 +23,11 @@ from ...targets import Block, LaunchFlag, memory_for, stream_on
 from ..log.format import MAX_VALUE
 from . import requests as at
 from .batch import settle
-from .device_cache import D_DATA, D_MASK, D_STRIDE, D_WAYS, D_WORDS, W_WORDS
+from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS
 from .kernel_view import KernelStore
 
 ARENA = 64 << 20
-"""Bytes of staging at most, unless the smallest pieces need more."""
+"""Maximum bytes of staging, unless the smallest pieces need more."""
 SMALLEST, LARGEST = 512, 1 << 20
 """Bytes of a piece of a value, the range."""
 LINE = 128
@@ -65,10 +65,10 @@ class DeviceOptions:
             "window": (0, None),
             "weight": (1, MAX_WEIGHT),
         }
-        for name, (least, most) in ranges.items():
+        for name, (minimum, maximum) in ranges.items():
             value = getattr(self, name)
             if value is not None or name != "threads":
-                object.__setattr__(self, name, checked_integer(value, name, minimum=least, maximum=most))
+                object.__setattr__(self, name, checked_integer(value, name, minimum=minimum, maximum=maximum))
         if self.depth & (self.depth - 1):
             raise errors.ArgumentError(f"depth is {self.depth}: give a power of two, 4 to 65536", name="depth")
         object.__setattr__(self, "timeout", checked_seconds(self.timeout, "timeout"))
@@ -117,11 +117,11 @@ class Engine:
                 count=options.queues,
                 depth=options.depth,
                 results=True,
-                staging_bytes=SMALLEST if self._places() else self.chunk + LINE,
+                staging_bytes=SMALLEST if self._return_slots() else self.chunk + LINE,
             )
             self.shared_nbytes = self.pairs.shared_nbytes
-            if self._places():
-                slots = ReturnSlots(memory, self.pairs, self._places(), self.chunk + SMALLEST)
+            if self._return_slots():
+                slots = ReturnSlots(memory, self.pairs, self._return_slots(), self.chunk + SMALLEST)
                 self.shared_nbytes += slots.nbytes
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
@@ -149,19 +149,19 @@ class Engine:
             words[at.K_CHUNK], words[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
             words[at.K_CACHE] = self._cache.address if self._cache is not None else 0
             words[at.K_ABORT] = self._abort.address
-            words[at.K_RETURNS] = int(self._places() > 0)
-            words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._places() or self.pairs.ids) * 3 // 4
+            words[at.K_RETURNS] = int(self._return_slots() > 0)
+            words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._return_slots() or self.pairs.ids) * 3 // 4
             self._core.write(0, words)
         self.view = KernelStore(None, {"core": self._core.address})
 
     def _chunk(self) -> int:
         """Return the bytes of a piece: the size of a value, if the arena has room for it."""
-        wanted = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
+        wanted_bytes = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
         inside = max(1, self.options.depth // 2) if self.options.returns == "request" else 16
         share = ARENA // (self.options.queues * inside)
-        return max(SMALLEST, min(wanted, LARGEST, 1 << max(share, 1).bit_length() - 1))
+        return max(SMALLEST, min(wanted_bytes, LARGEST, 1 << max(share, 1).bit_length() - 1))
 
-    def _places(self) -> int:
+    def _return_slots(self) -> int:
         """Return the number of places of a return value queue, or 0 if each request has its own place."""
         if self.options.returns == "request":
             return 0
@@ -174,13 +174,13 @@ class Engine:
         if sets < 1:
             return None
         sets = 1 << sets.bit_length() - 1
-        ways_at, data_at = 128, 128 + 2 * sets * 8 * W_WORDS
+        entries_at, data_at = 128, 128 + 2 * sets * 8 * W_WORDS
         block = self.memory.allocate(data_at + 2 * sets * stride)
         words = np.zeros(D_WORDS, np.int64)
         words[D_MASK], words[D_STRIDE] = sets - 1, stride
-        words[D_WAYS], words[D_DATA] = block.address + ways_at, block.address + data_at
+        words[D_ENTRIES], words[D_DATA] = block.address + entries_at, block.address + data_at
         block.write(0, words)
-        self._ways = (ways_at, 2 * sets * 8 * W_WORDS)
+        self._entries = (entries_at, 2 * sets * 8 * W_WORDS)
         self.cache_records = 2 * sets
         return block
 
@@ -328,14 +328,14 @@ class Engine:
         if status == at.TIMED_OUT:
             return errors.StallError(
                 f"the device of {self.name} did not answer for {self.options.timeout:g} s (or not one command, for"
-                f" {at.PATIENCE} times as long), or a Ctrl-C in another thread ended all waits: its command ids stay"
-                " quarantined until it answers; check the drive",
+                f" {at.LOST_TIMEOUTS} times as long), or a Ctrl-C in another thread ended all waits: its command ids"
+                " stay quarantined until it answers; check the drive",
                 array=self.name,
                 seconds=self.options.timeout,
             )
         if status == at.CHANGED:
             return errors.MediumError(
-                f"{what} changed while it was read in pieces, {at.RESTARTS} times: read it when nobody writes "
+                f"{what} changed while it was read in pieces, {at.MAX_RESTARTS} times: read it when nobody writes "
                 "it, or open"
                 f" the store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
                 status=status,
@@ -397,7 +397,7 @@ class Engine:
         """Empty the device cache because the store changed. Call it inside of `alone`."""
         if self._cache is not None:
             with self.stream.on_device():
-                self._cache.write(self._ways[0], np.zeros(self._ways[1], np.uint8))
+                self._cache.write(self._entries[0], np.zeros(self._entries[1], np.uint8))
 
     # -- life -----------------------------------------------------------------------------------------------
 

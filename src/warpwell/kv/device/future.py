@@ -32,8 +32,8 @@ class BatchSpace:
         self.table = 1 << max(1, 2 * capacity - 1).bit_length()
         self.keys_at = 8 * at.B_ALL
         self.lengths_at = self.keys_at + 16 * capacity
-        self.given = self.lengths_at + 8 * capacity
-        self.first_at = self.given
+        self.copied_bytes = self.lengths_at + 8 * capacity
+        self.first_at = self.copied_bytes
         self.zeroed_at = self.tickets_at = self.first_at + 8 * capacity
         self.table_at = self.tickets_at + 8 * capacity
         self.sizes_at = self.table_at + 8 * self.table
@@ -42,10 +42,10 @@ class BatchSpace:
         self.nbytes = self.rows_at + capacity * stride
         self.used = False
         self.device: Block = engine.memory.allocate(self.nbytes)
-        self.host: Block = engine.memory.allocate_shared(self.given)
+        self.host: Block = engine.memory.allocate_shared(self.copied_bytes)
 
 
-_KEPT = 2
+_MAX_SPARE = 2
 """Free spaces of a size that stay when one of another size is made."""
 
 
@@ -64,7 +64,7 @@ class BatchSpaces:
         # batches of other sizes are gone, perhaps for good
         for size, others in list(self._free.items()):
             if size != (capacity, stride):
-                del others[_KEPT:]
+                del others[_MAX_SPARE:]
         with engine.stream.on_device():
             return BatchSpace(engine, capacity, stride)
 
@@ -119,15 +119,15 @@ class DeviceFuture:
         self._lease: Any = _Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
         engine.begin()
         space = self._lease.space
-        begun = False
+        is_started = False
         try:
             self._begin(space, interface)
             # the keys are read when the stream comes to it
-            self._given = keys if on_gpu else None
-            self._begun = engine.stream.mark()
-            begun = True
+            self._gpu_keys = keys if on_gpu else None
+            self._has_started = engine.stream.mark()
+            is_started = True
         finally:
-            if not begun:
+            if not is_started:
                 engine.recover(at.finish_rows, self.count, space.device.address)
                 engine.end()
         self._space = space
@@ -149,12 +149,12 @@ class DeviceFuture:
         copied = space.keys_at
         self._unique = False
         if self._keys is not None:
-            given, lengths, _ = self._keys
-            self._unique = given.ndim == 1 and np.unique(given).size == n
+            key_words, lengths, _ = self._keys
+            self._unique = key_words.ndim == 1 and np.unique(key_words).size == n
             words[at.B_UNIQUE] = self._unique
-            width = 2 if given.ndim == 2 else 1
+            width = 2 if key_words.ndim == 2 else 1
             words[at.B_PITCH] = 8 * width
-            words[space.keys_at // 8 : space.keys_at // 8 + width * n] = given.reshape(-1)
+            words[space.keys_at // 8 : space.keys_at // 8 + width * n] = key_words.reshape(-1)
             copied = space.keys_at + 8 * width * n
             if lengths is not None:
                 words[at.B_LENGTHS] = base + space.lengths_at
@@ -162,7 +162,7 @@ class DeviceFuture:
                 copied = space.lengths_at + 8 * n
         stream = engine.stream
         if space.used:
-            # kernels that were given the arrays of the last batch here may still be running
+            # kernels that use the arrays of the last batch here may still be running
             stream.after_default()
         space.used = True
         stream.copy(base, space.host.address, copied)
@@ -178,7 +178,7 @@ class DeviceFuture:
         if self._result is not None or self._failed is not None:
             return True
         pairs = self._engine.pairs
-        return self._begun() and pairs.announced() == 0 and pairs.outstanding() == 0
+        return self._has_started() and pairs.announced() == 0 and pairs.outstanding() == 0
 
     def wait(self) -> tuple[Any, Any]:
         """Wait for the values and return them (may be called again).
@@ -216,7 +216,7 @@ class DeviceFuture:
                     self._failed = error
                     raise
                 finally:
-                    self._given = self._keep = None
+                    self._gpu_keys = self._keep = None
                     if self._failed is not None:
                         self._release()
             return self._result  # type: ignore[no-any-return]
@@ -296,8 +296,8 @@ class DeviceFuture:
 
 def _checked(keys: Any) -> dict[str, Any]:
     interface: dict[str, Any] = keys.__cuda_array_interface__
-    whole = interface.get("strides") in (None, (8,))
-    if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not whole:
+    is_contiguous = interface.get("strides") in (None, (8,))
+    if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not is_contiguous:
         raise errors.ArgumentError(
             f"keys in GPU memory are a contiguous int64 [N], not {interface['typestr']} {interface['shape']}: convert"
             " them, or pass them from the host",

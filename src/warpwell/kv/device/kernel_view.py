@@ -57,10 +57,10 @@ from .requests import (
     K_RETURNS,
     K_STATUS,
     K_TIMEOUT,
+    LOST_TIMEOUTS,
     N_COMMANDS,
     N_HITS,
-    NO_PLACE,
-    PATIENCE,
+    NO_SLOT,
     TIMED_OUT,
     begin,
     execute,
@@ -76,7 +76,7 @@ FAILED = -2
 
 # Words of an id's record that have this use while its command is a ticket's.
 ID_USE = ID_PAGE
-"""Times that the id was a ticket, doubled, plus 1 while the ticket is held."""
+"""Twice the number of tickets that the id has been, plus 1 while the ticket is held."""
 ID_SEEN = ID_COUNT
 """Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
 ID_SINCE = ID_OPCODE
@@ -155,7 +155,7 @@ def submit_one(core, key0, key1, length):
     record -= 8 * ID_USER
     use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
-    # who is handed the ticket, however, must not see the id as done by its last owner
+    # released: a thread that receives the ticket must not see the id as done by its last owner
     store_release(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
     return (use << 32) | (number << 16) | cid
 
@@ -186,7 +186,7 @@ def open_use(ticket):
 
 
 @device
-def let_go(record, ticket):
+def end_ticket(record, ticket):
     """End a ticket; return False if another thread already ended it (thread)."""
     use = open_use(ticket)
     return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use
@@ -203,13 +203,13 @@ def overdue(core, queue, record, ticket):
             store_relaxed(record + 8 * ID_BEGUN, now, DEVICE)
         store_relaxed(record + 8 * ID_SEEN, count, DEVICE)
         store_relaxed(record + 8 * ID_SINCE, now, DEVICE)
-        if now - load_relaxed(record + 8 * ID_BEGUN, DEVICE) <= PATIENCE * field(core, K_TIMEOUT):
+        if now - load_relaxed(record + 8 * ID_BEGUN, DEVICE) <= LOST_TIMEOUTS * field(core, K_TIMEOUT):
             return False
     elif not stopped(core, since):
         return False
-    if let_go(record, ticket):
+    if end_ticket(record, ticket):
         if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
-            # its completion came at this moment: the id is still the ticket's, which goes on
+            # its completion arrived at this moment: the id is still the ticket's, which stays valid
             store_release(record + 8 * ID_USE, open_use(ticket), DEVICE)
             return False
         note(core, TIMED_OUT)
@@ -239,7 +239,7 @@ def poll_one(core, ticket):
             open_ = False
     if status < 0:
         status = poll_id(queue, ticket & 0xFFFF)
-    if status == NO_PLACE and field(core, K_RETURNS) != 0:
+    if status == NO_SLOT and field(core, K_RETURNS) != 0:
         return again(core, queue, ticket & 0xFFFF)
     if status < 0 and overdue(core, queue, record, ticket):
         return TIMED_OUT
@@ -250,7 +250,7 @@ def poll_one(core, ticket):
 def again(core, queue, cid):
     """Submit a command again that found no free place; return -1, or the status if that failed (thread)."""
     record = id_record(queue, cid)
-    if compare_exchange(record + 8 * ID_STATE, DONE | (NO_PLACE << 8), TAKEN, DEVICE) != DONE | (NO_PLACE << 8):
+    if compare_exchange(record + 8 * ID_STATE, DONE | (NO_SLOT << 8), TAKEN, DEVICE) != DONE | (NO_SLOT << 8):
         return -1  # another thread that polls the ticket did it
     # refusal was an answer, from which the time of this one counts
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
@@ -292,10 +292,10 @@ def take_one(core, ticket, to, room):
         queue = queue_at(core, (ticket >> 16) & 0xFFFF)
         cid = ticket & 0xFFFF
         status = poll_id(queue, cid)
-        if status == NO_PLACE and field(core, K_RETURNS) != 0:
+        if status == NO_SLOT and field(core, K_RETURNS) != 0:
             status = -1
         # of several threads that take a ticket, one gets it
-        if status >= 0 and not let_go(record, ticket):
+        if status >= 0 and not end_ticket(record, ticket):
             status = BAD_TICKET
     size = 0
     count = 0
@@ -306,9 +306,9 @@ def take_one(core, ticket, to, room):
         source = staging_of(queue, cid)
         if field(core, K_RETURNS) != 0:
             source = return_slot_of(queue, cid)
-    some = ballot(mask, count > 0)
+    copying_lanes = ballot(mask, count > 0)
     syncwarp(mask)
-    copy_each(some, to, source, count, mask, lane)
+    copy_each(copying_lanes, to, source, count, mask, lane)
     syncwarp(mask)
     if status < 0:
         return FAILED

@@ -80,33 +80,33 @@ N_HITS = 32
 """Values that the device cache answered."""
 N_COMMANDS = 33
 N_MERGED = 34
-"""Rows of a batch whose key stands in an earlier row too."""
+"""Rows of a batch whose key is also the key of an earlier row."""
 K_WORDS = 48
 
-NO_PLACE = NAMESPACE_NOT_READY
-"""Status of a retrieve for whose value no place of the return value queue was free."""
+NO_SLOT = NAMESPACE_NOT_READY
+"""Status of a retrieve for which no slot of the return value queue was free."""
 TIMED_OUT = 0x7FFF
-"""In place of a status: nothing came, or the host ended the wait."""
+"""Instead of a status: no completion arrived, or the host ended the wait."""
 BAD_TICKET = 0x7FFE
-"""In place of a status: the ticket is not held, because it was taken, or given up, or never was one."""
+"""Instead of a status: the ticket is not held, because it was taken, was given up, or is not a ticket."""
 BAD_BUFFER = 0x7FFD
-"""In place of a status: the items of the array do not stand side by side."""
+"""Instead of a status: the items of the array are not contiguous."""
 CHANGED = 0x7FFC
-"""In place of a status: the value was changed between its pieces, as often as `RESTARTS` says."""
-RESTARTS = 1024
-"""Times that a value of several pieces is begun once more because it has changed."""
-PATIENCE = 4
-"""Time-outs after which a command that has no answer is given up although others are answered."""
-EVERYBODY, WHO_ASKED = 1, 2
-"""Whose wait is over: that of all lanes, or of those whose command is under way."""
+"""Instead of a status: the value was changed between its pieces `MAX_RESTARTS` times."""
+MAX_RESTARTS = 1024
+"""Restarts of a read of several pieces whose value changed."""
+LOST_TIMEOUTS = 4
+"""Timeouts after which a command without a completion is given up while other commands complete."""
+ALL_LANES, SUBMITTED_LANES = 1, 2
+"""Results of `timed_out_lanes`: all lanes, or the lanes that have submitted a command."""
 # Words of an id's record while it waits for a second piece or later one (those before are a ticket's).
 ID_VERSION = ID_USER + 4
 """Location of the value that the first piece was of, two words."""
-ID_WAY = ID_USER + 6
-"""Way of the device cache that takes the value, or 0."""
+ID_ENTRY = ID_USER + 6
+"""Entry of the device cache that takes the value, or 0."""
 CHUNK_UNIT = 9
-"""log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
-LOOK_NS = 10**6
+"""log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own in reserved bits)."""
+ABORT_POLL_NS = 10**6
 
 
 @device
@@ -178,7 +178,7 @@ def stopped(core, since):
     due = load_relaxed(core + 8 * K_LOOK, DEVICE)
     over = now - since > field(core, K_TIMEOUT)
     # of all that ask, one a millisecond reads over the bus
-    if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + LOOK_NS, DEVICE) == due:
+    if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + ABORT_POLL_NS, DEVICE) == due:
         over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0 or lost(field(core, K_QUEUES))
     if over:
         store_relaxed(core + 8 * K_STOPPED, 1, DEVICE)
@@ -201,8 +201,8 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
     Returns
     -------
     int
-        ``status | size << 16``; status 0 is success, `TIMED_OUT` a timeout: of this lane's command alone (`PATIENCE`),
-        or of all commands (`stopped`). The lane has acquired the value and holds no id any more.
+        ``status | size << 16``; status 0 is success, `TIMED_OUT` a timeout: of this lane's command alone
+        (`LOST_TIMEOUTS`), or of all commands (`stopped`). The lane has acquired the value and holds no id any more.
 
     Values are first copied to the device cache, if there is one: other threads may write to a kernel's memory.
     """
@@ -212,7 +212,7 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
     attempt = 0
     since = clock_ns()
     own = since
-    seen = 0
+    completions = 0
     refused = False
     while True:
         seeking = ballot(mask, want and cid < 0)
@@ -226,25 +226,25 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
         status = -1
         if want and cid >= 0:
             status = poll(queue, cid)
-        if status == NO_PLACE and field(core, K_RETURNS) != 0:
-            # all places are taken: the same command once more, when somebody has taken a value
+        if status == NO_SLOT and field(core, K_RETURNS) != 0:
+            # all slots are taken: the same command is submitted again, until a thread has freed a slot
             if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
                 status = -1
             refused = True
         if ballot(mask, status >= 0) != 0:
-            size, piece, stale, more, way = pull_pieces(
+            size, piece, stale, more, entry = pull_pieces(
                 core, queue, status, cid, key0, key1, length, at, nbytes, offset, mask, lane
             )
             if status >= 0:
                 free_return_slot(queue, cid)
                 refused = False
-                if stale and restarts == RESTARTS:
+                if stale and restarts == MAX_RESTARTS:
                     stale = False
                     status = CHANGED
                 restarts += stale
                 offset += piece
                 cid, offset, answer = after_piece(
-                    core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, way, stale, more
+                    core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, entry, stale, more
                 )
                 want = cid >= 0
             own = 0
@@ -254,9 +254,9 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
         over = 0
         unanswered = ballot(mask, refused)
         if lane == leader and attempt & 15 == 15:
-            over, seen, since, own = whose_wait_is_over(core, queue, unanswered, seen, since, own)
+            over, completions, since, own = timed_out_lanes(core, queue, unanswered, completions, since, own)
         over = shfl(mask, over, leader)
-        if want and (over == EVERYBODY or (over == WHO_ASKED and cid >= 0)) and give_up(core, queue, cid, offset):
+        if want and (over == ALL_LANES or (over == SUBMITTED_LANES and cid >= 0)) and give_up(core, queue, cid, offset):
             answer = TIMED_OUT
             want = False
             cid = -1
@@ -348,34 +348,34 @@ def piece_of(core, queue, status, cid, source, nbytes, offset):
 
 
 @device
-def way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more):
-    """Return the way of the device cache for a lane's value, or 0 (thread)."""
+def entry_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more):
+    """Return the entry of the device cache for a lane's value, or 0 (thread)."""
     if status >= 0 and offset > 0:
-        return word_of(queue, cid, ID_WAY)
-    way = 0
+        return word_of(queue, cid, ID_ENTRY)
+    entry = 0
     if status == 0:
         if size <= nbytes:
-            way = claim(cache, key0, key1, length, size)
+            entry = claim(cache, key0, key1, length, size)
         if more:
-            store_relaxed(id_record(queue, cid) + 8 * ID_WAY, way, DEVICE)
-    return way
+            store_relaxed(id_record(queue, cid) + 8 * ID_ENTRY, entry, DEVICE)
+    return entry
 
 
 @device
-def fill_ways(cache, way, offset, source, piece, mask, lane):
+def fill_entries(cache, entry, offset, source, piece, mask, lane):
     """Copy pieces into the device cache; return the address of the lane's piece (all lanes of `mask`)."""
-    filling = ballot(mask, way != 0 and piece > 0)
+    filling = ballot(mask, entry != 0 and piece > 0)
     if filling == 0:
         return source
     to = 0
-    if way != 0:
-        to = bytes_of(cache, way) + offset
+    if entry != 0:
+        to = bytes_of(cache, entry) + offset
     # a reader that sees one of the new bytes sees the odd version as well: each lane learns of it and then fences
     syncwarp(mask)
     fence(DEVICE)
     copy_each(filling, to, source, piece, mask, lane)
     syncwarp(mask)
-    if way != 0:
+    if entry != 0:
         return to  # so that it passes the bus once
     return source
 
@@ -384,23 +384,23 @@ def fill_ways(cache, way, offset, source, piece, mask, lane):
 def pull_pieces(core, queue, status, cid, key0, key1, length, at, nbytes, offset, mask, lane):
     """Copy the pieces that have arrived to the device cache and to the lanes' buffers (all lanes of `mask`).
 
-    Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
+    Return size, piece, stale and more (see `piece_of`), and the entry of the device cache that the value goes to, or 0.
     """
     syncwarp(mask)
     source = source_of(core, queue, status, cid)
     size, piece, stale, more = piece_of(core, queue, status, cid, source, nbytes, offset)
     cache = field(core, K_CACHE)
-    way = 0
+    entry = 0
     if cache != 0:
-        way = way_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more)
-        source = fill_ways(cache, way, offset, source, piece, mask, lane)
+        entry = entry_for(cache, queue, status, cid, key0, key1, length, size, nbytes, offset, more)
+        source = fill_entries(cache, entry, offset, source, piece, mask, lane)
     copy_each(ballot(mask, piece > 0), at + offset, source, piece, mask, lane)
     syncwarp(mask)
-    return size, piece, stale, more, way
+    return size, piece, stale, more, entry
 
 
 @device
-def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, way, stale, more):
+def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset, size, entry, stale, more):
     """Request the next piece, start the value again if it is `stale`, or end the command (thread).
 
     Returns
@@ -415,53 +415,54 @@ def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset
     if stale or (status > 0 and offset > 0):
         # earlier pieces do not belong to the value that is there now
         wipe(at, offset)
-        if way != 0:
-            abandon(way)
-        way = 0
+        if entry != 0:
+            abandon(entry)
+        entry = 0
         offset = 0
     if stale or more:
         if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
             return cid, offset, 0
-        if way != 0:
-            abandon(way)
+        if entry != 0:
+            abandon(entry)
         release_id(queue, cid)
         return -1, offset, TIMED_OUT
-    if way != 0:
-        publish(way, key0, key1, length, size)
+    if entry != 0:
+        publish(entry, key0, key1, length, size)
     release_id(queue, cid)
     return -1, offset, status | (size << 16)
 
 
 @device
-def whose_wait_is_over(core, queue, unanswered, seen, since, own):
-    """Return which waits have timed out, `EVERYBODY`, `WHO_ASKED` or 0, and the state for the next call (a group's
-    leader).
+def timed_out_lanes(core, queue, unanswered, completions, since, own):
+    """Return which waits have timed out, `ALL_LANES`, `SUBMITTED_LANES` or 0, and the state for the next call.
 
-    `seen` is the number of completions at the time `since`; `own` is the time at which the lanes' commands were
+    For the leader of a group.
+
+    `completions` is the number of completions at the time `since`; `own` is the time at which the lanes' commands were
     submitted (0: now). A refusal (`unanswered`) does not count as progress: the places may be held by tickets that no
     thread takes.
     """
     now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
-    if now != seen and unanswered == 0:
-        seen = now
+    if now != completions and unanswered == 0:
+        completions = now
         since = clock_ns()
     if own == 0:
         own = since
     if stopped(core, since):
-        return EVERYBODY, seen, since, own
-    if since - own > PATIENCE * field(core, K_TIMEOUT):
-        return WHO_ASKED, seen, since, 0
-    return 0, seen, since, own
+        return ALL_LANES, completions, since, own
+    if since - own > LOST_TIMEOUTS * field(core, K_TIMEOUT):
+        return SUBMITTED_LANES, completions, since, 0
+    return 0, completions, since, own
 
 
 @device
 def give_up(core, queue, cid, offset):
     """Abandon a command to the next drain of its queue; return False if its completion has just arrived (thread)."""
-    way = 0
+    entry = 0
     if offset > 0 and field(core, K_CACHE) != 0:
-        way = word_of(queue, cid, ID_WAY)
+        entry = word_of(queue, cid, ID_ENTRY)
     if cid >= 0 and orphan(queue, cid, ORPHAN) >= 0:
         return False
-    if way != 0:
-        abandon(way)
+    if entry != 0:
+        abandon(entry)
     return True
