@@ -154,7 +154,7 @@ def test_values_of_bytes(tmp_path: Path) -> None:
         ({"x": np.array(3)}, "no rows"),
         ({"x": np.array([{}, []], object)}, "no fixed size"),
         ({"x": np.asfortranarray(np.zeros((2, 2)))}, "Fortran"),
-        ({"keys": np.zeros(3)}, "no array besides the keys"),
+        ({"keys": np.zeros(3)}, "no array but the keys"),
         ({"keys": np.zeros(3), "x": np.zeros(3)}, "keys are|take integers"),
         ({"keys": np.array([1 << 63], np.uint64), "x": np.zeros(1)}, "63 bits"),
         ({"keys": np.array(["seventeen bytes !!"]), "x": np.zeros(1)}, "--keys"),

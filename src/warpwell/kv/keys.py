@@ -148,7 +148,7 @@ def as_key(key: Any) -> bytes:
 
 
 def is_integer(key: Any) -> bool:
-    """Tell whether a key is given as an integer."""
+    """Return whether a key is given as an integer."""
     return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
 
 

@@ -67,8 +67,8 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
             if field.name in (KEYS, LENGTHS, INTEGERS):
                 raise ArgumentError(f"the field {field.name!r} cannot stand beside the keys: rename it")
             with _member(archive, field.name, field.dtype, (keys.size, *field.shape)) as file:
-                for done, some in entries.batches():
-                    _write(file, _read(store, some)[field.name])
+                for done, keys_of_batch in entries.batches():
+                    _write(file, _read(store, keys_of_batch)[field.name])
                     if progress is not None and schema is not None:
                         progress("write", n * keys.size + done, len(schema.fields) * keys.size)
     return Dumped(keys.size, entries.nbytes, entries.key_kind)
@@ -113,8 +113,8 @@ def to_folder(
         rule, files = _file_names([entries.keys.raw(k) for k in range(entries.keys.size)], names)
         made = {path}
         start = 0
-        for done, some in entries.batches():
-            for name, value in zip(files[start:done], _read(store, some), strict=True):
+        for done, keys_of_batch in entries.batches():
+            for name, value in zip(files[start:done], _read(store, keys_of_batch), strict=True):
                 target = path / name
                 if target.parent not in made:
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -140,8 +140,8 @@ def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, p
         for field in store.schema.fields:
             files[field.name] = opened.enter_context((path / f"{field.name}.npy").open("wb"))
             _header(files[field.name], field.dtype, (entries.keys.size, *field.shape))
-        for done, some in entries.batches():
-            for name, array in _read(store, some).items():
+        for done, keys_of_batch in entries.batches():
+            for name, array in _read(store, keys_of_batch).items():
                 _write(files[name], array)
             if progress is not None:
                 progress("write", done, entries.keys.size)
@@ -149,16 +149,16 @@ def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, p
 
 
 def _write_bytes(archive: zipfile.ZipFile, store: Store, entries: _Entries, progress: Progress | None) -> None:
-    borders = np.concatenate([[0], np.cumsum(entries.sizes)])
-    with _member(archive, VALUES, np.dtype(np.uint8), (int(borders[-1]),)) as file:
-        for done, some in entries.batches():
-            values = _read(store, some)
-            if sum(map(len, values)) != borders[done] - borders[done - some.size]:
+    offsets = np.concatenate([[0], np.cumsum(entries.sizes)])
+    with _member(archive, VALUES, np.dtype(np.uint8), (int(offsets[-1]),)) as file:
+        for done, keys_of_batch in entries.batches():
+            values = _read(store, keys_of_batch)
+            if sum(map(len, values)) != offsets[done] - offsets[done - keys_of_batch.size]:
                 raise _changed(store)
             file.write(b"".join(values))
             if progress is not None:
                 progress("write", done, entries.keys.size)
-    _write_array(archive, OFFSETS, borders)
+    _write_array(archive, OFFSETS, offsets)
 
 
 class _Entries:
@@ -192,8 +192,8 @@ class _Entries:
 
     def batches(self) -> Iterator[tuple[int, Keys]]:
         """Yield batches of keys whose values fit into memory, and the number of keys so far."""
-        for some in batches_of(self.sizes, BATCH_BYTES, BATCH_RECORDS):
-            yield some.stop, self.keys.take(some)
+        for rows in batches_of(self.sizes, BATCH_BYTES, BATCH_RECORDS):
+            yield rows.stop, self.keys.take(rows)
 
 
 def _read(store: Store, keys: Keys) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._check import imported
 from ...errors import ArgumentError, FormatError
-from .sources import Batch, KeyRule, SchemaFields, check_value, choose, need, rows_of
+from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
 _FIRST_ROWS = 64
 
@@ -78,7 +79,7 @@ class DatasetSource:
     @classmethod
     def open(cls, path: Path, rule: KeyRule, key_field: str | None, fields: list[str] | None) -> DatasetSource:
         """Open what ``save_to_disk`` wrote, or an ``.arrow`` file."""
-        datasets = need("datasets", "datasets")
+        datasets = imported("datasets", "datasets")
         try:
             data = datasets.load_from_disk(str(path)) if path.is_dir() else datasets.Dataset.from_file(str(path))
         except Exception as error:  # Arrow and datasets raise classes of their own for damage

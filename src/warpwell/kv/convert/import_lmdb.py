@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..._check import imported
 from ...errors import FormatError
-from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches, need
+from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches
 
 
 class LmdbSource:
@@ -27,14 +28,14 @@ class LmdbSource:
     ArgumentError
         The package ``lmdb`` is missing.
     FormatError
-        Not an LMDB environment, or there is no such database.
+        Not an LMDB environment, or it does not have this database.
     """
 
     kind = "lmdb"
     schema: SchemaFields | None = None
 
     def __init__(self, path: Path, rule: KeyRule, database: str | None) -> None:
-        self._lmdb: Any = need("lmdb", "lmdb")
+        self._lmdb: Any = imported("lmdb", "lmdb")
         self.path = path
         self._rule = rule
         try:

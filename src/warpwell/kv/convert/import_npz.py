@@ -17,8 +17,8 @@ from .npz_member import NpzMember
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
-"""Arrays of a dump. `INTEGERS` tells which keys are integers. `VALUES` are all bytes in a row where there is no schema,
-and `OFFSETS` their N + 1 borders."""
+"""Arrays of a dump. `INTEGERS` are flags: which keys are integers. Without a schema, `VALUES` are the bytes of all
+values and `OFFSETS` their N + 1 bounds."""
 
 
 class NpzSource:
@@ -58,13 +58,15 @@ class NpzSource:
             self._key = key_field or (KEYS if KEYS in names else None)
             self._bytes = VALUES in names and OFFSETS in names and fields is None
             special = {self._key, *({LENGTHS, INTEGERS} & set(names) if self._key == KEYS and LENGTHS in names else ())}
-            wanted = [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
-            if not wanted:
-                raise FormatError(f"{path} holds no array besides the keys: add an array of values", path=path)
-            for name in [*wanted, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
+            names_of_values = (
+                [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
+            )
+            if not names_of_values:
+                raise FormatError(f"{path} has no array but the keys: add an array of values", path=path)
+            for name in [*names_of_values, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
                 array = self._arrays[name] = NpzMember(self._zip, name, path)
                 check_dtype(array.dtype, array.where)
-            self._fields = wanted
+            self._fields = names_of_values
             self.records = self._rows()
         except BaseException:
             self.close()
@@ -112,9 +114,9 @@ class NpzSource:
             check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
             keys = self._keys(start, count)
             keys = keys if isinstance(keys, list) else list(keys)
-            for some in batches_of(sizes, 1 << 24, count):  # a few large values may stand among many small ones
-                taken = [values.read(n).tobytes() for n in sizes[some].tolist()]
-                yield Batch(_uniform(keys[some]), taken, int(sizes[some].sum()))
+            for rows in batches_of(sizes, 1 << 24, count):  # one large value makes a batch of many small ones too large
+                batch_values = [values.read(n).tobytes() for n in sizes[rows].tolist()]
+                yield Batch(_uniform(keys[rows]), batch_values, int(sizes[rows].sum()))
             begin, start = int(ends[-1]), start + count
         self._finish()
 
@@ -142,9 +144,9 @@ class NpzSource:
             raise FormatError(f"{self.path}: {flat[0]} is a single number: it has no rows", path=self.path)
         lengths = {n: shape[0] - (n == OFFSETS) for n, shape in shapes.items() if not (self._bytes and n == VALUES)}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{n} has {length}" for n, length in lengths.items())
+            listed = ", ".join(f"{n} has {length}" for n, length in lengths.items())
             raise FormatError(
-                f"{self.path}: the arrays have several lengths ({told}): choose with --fields", path=self.path
+                f"{self.path}: the arrays have several lengths ({listed}): choose with --fields", path=self.path
             )
         if min(lengths.values()) < 0 or (self._bytes and self._arrays[OFFSETS].dtype != np.int64):
             raise FormatError(f"{self.path}: {OFFSETS} is not int64 [N + 1]", path=self.path)

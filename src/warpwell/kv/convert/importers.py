@@ -108,13 +108,13 @@ def open_source(
     if not path.exists():
         raise MissingFileError(f"{path} does not exist: give a folder, a .npz file or an LMDB environment", path=path)
     kind = _kind(path)
-    given = {"key_field": key_field, "fields": fields, "database": database}
-    for name, value in given.items():
+    options = {"key_field": key_field, "fields": fields, "database": database}
+    for name, value in options.items():
         if value is not None and name not in FORMATS[kind].options:
-            known = " and ".join(other for other, form in FORMATS.items() if name in form.options)
+            formats = " and ".join(label for label, form in FORMATS.items() if name in form.options)
             option = "--" + name.replace("_", "-")
-            raise ArgumentError(f"{option} is for {known}, and the source is a {kind}: leave it out", name=name)
-    return FORMATS[kind].open(path, KeyRule(keys), **{name: given[name] for name in FORMATS[kind].options})
+            raise ArgumentError(f"{option} is for {formats}, and the source is a {kind}: leave it out", name=name)
+    return FORMATS[kind].open(path, KeyRule(keys), **{name: options[name] for name in FORMATS[kind].options})
 
 
 def load(source: RecordSource, store: Target, progress: Progress | None = None) -> LoadReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._check import extra
 from ...errors import ArgumentError, FormatError, ValueSizeError
 from ..keys import MAX_KEY
 from ..log.format import MAX_VALUE
 
-#: What a record's key is: its name in the source, its number there (8 bytes), or BLAKE2b of its name (16 bytes).
+#: The key of a record is its name in the source, its number there (8 bytes), or BLAKE2b of its name (16 bytes).
 KEY_RULES = ("name", "number", "hash")
 
 BATCH_BYTES = 8 << 20
@@ -127,8 +125,8 @@ class KeyRule:
             names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
             if any(b"\0" in n for n in names):
                 raise FormatError(
-                    f"{where} is {column.dtype} and holds zeros, which at a name's end cannot be told from padding:"
-                    " save uint8 [N, 1 to 16]",
+                    f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
+                    " of a name: save uint8 [N, 1 to 16]",
                     path=where,
                 )
         else:
@@ -164,23 +162,14 @@ def check_value(nbytes: int, where: str) -> None:
         )
 
 
-def need(module: str, brings: str) -> Any:
-    """Import an optional package; raise ArgumentError, which says how to install it, if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        message = f"the package {module} is not installed: install {extra(brings)}"
-        raise ArgumentError(message, name="source") from None
-
-
 def rows_of(row_bytes: int) -> int:
     """Return the number of records of a size in one batch."""
     return max(1, min(BATCH_RECORDS, BATCH_BYTES // max(1, row_bytes)))
 
 
-def choose(fields: list[str] | None, there: Mapping[str, Any] | list[str], where: str) -> list[str]:
+def choose(fields: list[str] | None, available: Mapping[str, Any] | list[str], where: str) -> list[str]:
     """Return the fields to load; raise ArgumentError, which lists the fields, for an unknown one."""
-    names = list(there)
+    names = list(available)
     for name in fields or ():
         if name not in names:
             raise ArgumentError(f"{where} has no field {name!r}: it has {', '.join(names)}", name="fields")
