@@ -369,6 +369,11 @@ def test_duplicate_names(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,a\n1,2\n")
     with pytest.raises(FormatError, match="two columns 'a'"):
         converted(tmp_path, tmp_path / "a.csv")
+    frame = pytest.importorskip("pandas").DataFrame([[1, 2]], columns=["a", "a"])
+    with pytest.raises(
+        FormatError, match=r"Duplicate column names found: \['a', 'a'\]\): correct it, or give its rows"
+    ):
+        converted(tmp_path, frame)
 
 
 def _damaged_page(path: Path) -> None:

@@ -34,7 +34,7 @@ def format_errors(name: str) -> Iterator[None]:
     except Exception as error:
         text = line_of(error) or type(error).__name__
         raise FormatError(
-            f"{name} cannot be read ({text}): correct it, or read it with another library and pass its frame", path=name
+            f"{name} cannot be read ({text}): correct it, or give its rows in another form", path=name
         ) from error
 
 
