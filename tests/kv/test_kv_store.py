@@ -493,7 +493,10 @@ def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
             batch, found = future.wait()
             assert found.all() and np.array_equal(batch["y"], np.arange(n))
             keys = np.array([5, 9, 2])
-            loader, dataset = ww.train.DataLoader(store, 3, shuffle=False, keys=keys), ww.train.Dataset(store, keys)
+            loader, dataset = (
+                ww.train.DataLoader(store, 3, shuffle=False, keys=keys),
+                ww.train.Dataset(store, keys=keys),
+            )
             keys[:] = 7
             assert next(iter(loader))["y"].tolist() == [5, 9, 2] == [dataset[k]["y"] for k in range(3)]
 
