@@ -1,6 +1,7 @@
 """Breadth-first search and connected components: equal to SciPy's, however small the cache."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -229,3 +230,21 @@ def test_a_web_crawl(tmp_path: Path) -> None:
     assert found.stats.evictions > 1000
     assert found.stats.io_amplification is not None
     assert components.stats.bytes_read < 2 * both.edges  # half of the edges, with the first neighbours in the cache
+
+
+def test_chunks_and_names_that_are_refused(tmp_path):
+    one = np.array([0])
+    for chunk in ((one,), (one, one, one, one), 5):
+        with pytest.raises(ArgumentError, match="columns"):
+            build([chunk], tmp_path / "g.ww")
+    with pytest.raises(ArgumentError, match="names"):
+        build([(one, one + 1)], tmp_path / "g.ww", names=["a", "\ud800"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_offsets_that_exceed_the_free_memory(tmp_path, monkeypatch):
+    module = sys.modules["warpwell.graph.build"]
+    monkeypatch.setattr(module, "_memory_of", {"MemTotal": 1 << 40, "MemAvailable": 1 << 30}.get)
+    with pytest.raises(FormatError, match="than is free"):
+        build([], tmp_path / "g.ww", vertices=1 << 28)
+    assert not list(tmp_path.iterdir())

@@ -357,6 +357,17 @@ def test_values_of_no_bytes_and_nulls_of_columns_that_are_not_compared(tmp_path:
             assert t.where([(name, "is not null")]).numpy().tolist() == [0], name
 
 
+@pytest.mark.parametrize("description", [b"{", b'{"index_columns": []}', b"[" * 100_000])
+def test_data_frames_that_are_described_wrongly(tmp_path: Path, description: bytes) -> None:
+    pytest.importorskip("pandas")
+    table = pa.table({"x": [1]}).replace_schema_metadata({b"pandas": description})
+    write(tmp_path / "t.arrow", table)
+    with ww.table.open(tmp_path / "t.arrow") as t:
+        assert t.arrow().to_pydict() == {"x": [1]}
+        with pytest.raises(FormatError, match="pandas"):
+            t.to_pandas()
+
+
 def test_two_columns_of_one_name_have_no_numpy_arrays_by_name(tmp_path: Path) -> None:
     rows = pa.table([[1, 2], [3, 4], [5, 6]], ["a", "a", "b"])
     with ww.table.convert(rows, tmp_path / "t.ww") as t:

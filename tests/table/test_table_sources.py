@@ -248,10 +248,13 @@ def test_int96(tmp_path: Path) -> None:
         [datetime.datetime(9999, 12, 31), None, datetime.datetime(1000, 1, 1, 0, 0, 0, 5)], pa.timestamp("us")
     )
     for values in (near, far):
-        table = pa.table({"t": values, "l": pa.array([[value] for value in values], pa.list_(values.type))})
+        lists = pa.array([[value] for value in values], pa.list_(values.type))
+        table = pa.table({"t": values, "l": lists, "n": range(len(values)), "a.b": values})
         pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
         found = converted(tmp_path, tmp_path / "a.parquet")
         assert found["t"].combine_chunks().equals(values) and found["l"].to_pylist() == table["l"].to_pylist()
+        pq.write_table(table.select(["n", "a.b"]), tmp_path / "d.parquet", use_deprecated_int96_timestamps=True)
+        assert converted(tmp_path, tmp_path / "d.parquet")["a.b"].combine_chunks().equals(values)
     both = pa.concat_arrays([near.cast(pa.timestamp("us"), safe=False), far])
     pq.write_table(pa.table({"t": both}), tmp_path / "b.parquet", use_deprecated_int96_timestamps=True)
     found = converted(tmp_path, [tmp_path / "b.parquet", tmp_path / "a.parquet"])
@@ -317,6 +320,8 @@ def test_delimiters(tmp_path: Path, delimiter: str) -> None:
         (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
         found = converted(tmp_path, tmp_path / name)
         assert found.num_columns == 2 and found.num_rows == 3 and found.column_names[0] == "a"
+    (tmp_path / "b.csv").write_text(f'\ufeff"a\n,;,;\tb"{delimiter}"c"\n1{delimiter}2\n')
+    assert converted(tmp_path, tmp_path / "b.csv").to_pydict() == {"a\n,;,;\tb": [1], "c": [2]}
     (tmp_path / "a.tsv").write_text("a,b,c\td;e;f\n1\t2\n")
     assert converted(tmp_path, tmp_path / "a.tsv").to_pydict() == {"a,b,c": [1], "d;e;f": [2]}
     assert converted(tmp_path, tmp_path / "a.tsv", columns=[1, "a,b,c"]).to_pydict() == {"d;e;f": [2], "a,b,c": [1]}

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import decimal
 import functools
+import mmap
 
 import numpy as np
 import polars as pl
@@ -299,6 +300,14 @@ def test_types_that_are_not_compared_are_named(tmp_path):
             )
 
 
+def test_integers_that_python_does_not_print(written):
+    path, _ = written
+    with ww.table.open(path, device="cpu") as opened:
+        for op, value in (("==", 10**5000), ("in", [1, -(10**5000)]), ("in", 10**5000)):
+            with pytest.raises(errors.ArgumentError, match=r"integer of 166[0-9]+ bits"):
+                opened.where([("i8", op, value)])
+
+
 def test_nulls_of_a_dictionary_are_null(tmp_path):
     values = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 1]), pa.array(["a", None, "b"]))
     table = pa.table({"d": values})
@@ -310,6 +319,24 @@ def test_nulls_of_a_dictionary_are_null(tmp_path):
         assert opened.where([("d", "!=", "a")]).numpy().tolist() == [3]
 
 
+def test_nulls_of_a_dictionary_column_are_found_without_its_codes(tmp_path):
+    path, codes = tmp_path / "t.arrow", np.array([0, 1, 0, 1, 1], np.int32)
+    mask = np.array([False, False, True, False, False])
+    values = pa.DictionaryArray.from_arrays(pa.array(codes, mask=mask), pa.array(["a", "b"]))
+    table = pa.table({"d": values})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    raw = path.read_bytes()
+    assert raw.count(codes.tobytes()) == 1
+    for wrong in (7, -1, -7):
+        path.write_bytes(raw.replace(codes.tobytes(), np.array([wrong, 1, 0, 1, 1], np.int32).tobytes()))
+        with ww.table.open(path, device="cpu") as opened:
+            assert opened.where([("d", "is null")]).numpy().tolist() == [2]
+            assert opened.where([("d", "is not null")]).numpy().tolist() == [0, 1, 3, 4]
+            with pytest.raises(errors.FormatError, match="damaged"):
+                opened.where([("d", "==", "a")])
+
+
 def test_expressions_of_polars_select_what_polars_selects(written):
     path, table = written
     frame, random = pl.from_arrow(table), np.random.default_rng(1)
@@ -318,6 +345,31 @@ def test_expressions_of_polars_select_what_polars_selects(written):
             expression = table_frames.predicate(frame, random)
             expected = np.flatnonzero(predicate.mask_of(frame, expression).to_numpy())
             assert np.array_equal(opened.where(expression).numpy(), expected), (number, expression)
+
+
+def test_large_binary_beyond_offsets_of_32_bits(tmp_path):
+    size = (1 << 31) + 8
+    offsets = np.array([size - 8, size - 1, size - 1, size], np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(mmap.mmap(-1, size))]  # zeros that take no memory
+    for kind in (pa.large_binary(), pa.large_string()):
+        values = pa.Array.from_buffers(kind, 3, buffers)
+        zero = b"\0" if kind == pa.large_binary() else "\0"
+        assert predicate.compare("b", kind, "==", zero).matches(values).tolist() == [False, False, True]
+        assert predicate.compare("b", kind, "<", zero).matches(values).tolist() == [False, True, False]
+
+
+def test_rows_of_types_that_polars_and_numpy_do_not_have(tmp_path):
+    union = pa.UnionArray.from_sparse(pa.array([0], pa.int8()), [pa.array([1])])
+    table = pa.table({"u": union, "w": pa.array([1], pa.decimal256(60, 2)), "i": [1]})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    with ww.table.open(tmp_path / "t.arrow", device="cpu") as opened:
+        rows = opened.where([("i", "==", 1)])
+        for name in ("u", "w"):
+            with pytest.raises(errors.DTypeError, match="Polars"):
+                rows.take(name).polars()
+        with pytest.raises(errors.DTypeError, match="'u'"):
+            rows.take("u").numpy()
 
 
 def test_alternatives_for_one_column_are_one_set(written):

@@ -1,6 +1,7 @@
 """Zone maps of Arrow files equal the minimum and maximum of each block, and are not used for another file."""
 
 import decimal
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.table.test_table_arrow import mixed, write
 
 import warpwell as ww
 from warpwell.errors import FormatError, MissingFileError
+from warpwell.kv import crc32c
 from warpwell.table.zones import BLOCK_ROWS, read_zones
 
 ROWS = 2 * BLOCK_ROWS + 77
@@ -109,6 +111,36 @@ def test_zones_of_another_file_are_not_used(tmp_path: Path, caplog: pytest.LogCa
     side.unlink()
     assert zones() is None
     assert read_zones(os.fspath(path), None) is None
+
+
+def test_zones_that_are_incomplete_are_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    table = pa.table({"a": range(ROWS)})
+    ww.table.convert(table, path).close()
+    zones = Path(f"{path}.zones")
+    reader = pa.ipc.open_stream(zones.read_bytes()[:-4])
+    batch, description = reader.read_next_batch(), json.loads(reader.schema.metadata[b"warpwell.zones"])
+    changes = [{key: None} for key in ("bytes", "rows", "crc32c")] + [
+        {"crc32c": []},
+        {"bytes": "1"},
+        {"rows": ROWS * 9},
+    ]
+    cases = [(batch, json.dumps({**description, **change})) for change in changes]
+    cases += [
+        (batch, json.dumps({key: description[key] for key in description.keys() - {name}})) for name in description
+    ]
+    cases += [(batch, "[" * 100_000), (batch, "[]"), (batch.slice(1), json.dumps(description))]
+    cases.append((pa.RecordBatch.from_arrays([pa.array([1, 2, 3])], ["0"]), json.dumps(description)))
+    for content, text in cases:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, content.schema.with_metadata({b"warpwell.zones": text})) as writer:
+            writer.write_batch(content)
+        raw = sink.getvalue().to_pybytes()
+        zones.write_bytes(raw + crc32c(raw).to_bytes(4, "little"))
+        assert read_zones(str(path), description["id"]) is None, text[:200]
+        with ww.table.open(path) as opened:
+            assert len(opened.where([("a", "<", 3)])) == 3
+        assert not ww.table.check(path).sound
 
 
 def test_what_cannot_be_indexed(tmp_path: Path) -> None:

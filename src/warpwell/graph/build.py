@@ -21,6 +21,8 @@ from .names import Names, write_names
 from .order import write_heads, write_order
 
 _MIN_MEMORY = 1 << 16
+_MIN_FREE = 1 << 28
+"""Memory in bytes that is taken to be free, because the system reclaims caches that it does not count."""
 _FULL_DISK = (
     ". No partial file is left. Free some space or write to another disk. "
     "A graph larger than memory needs about three times its own size during conversion."
@@ -203,6 +205,10 @@ def _count(counts: Vertices, sources: Vertices) -> None:
 
 def _convert_chunk(chunk: Edges, graph: Graph, vertices: int | None, *, drop_weights: bool, self_loops: bool) -> _Chunk:
     """Return the columns of a chunk: vertices as int64, and weights as int32 or float32, or None."""
+    columns = len(chunk) if hasattr(chunk, "__len__") else 0
+    if columns not in (2, 3):
+        problem = f"a chunk of edges has {columns} columns; give (sources, destinations) or (..., weights)"
+        raise ArgumentError(problem, name="edges")
     limit, (*ends, given) = VERTEX_LIMIT if vertices is None else vertices, (*chunk, None)[:3]
     sources, destinations = (_vertices_of(side, limit, graph.source) for side in ends)
     weights = None if given is None or drop_weights else convert_weights(given, graph.weights, graph.source)
@@ -239,8 +245,8 @@ def _describe(graph: Graph, sort: ExternalSort, vertices: int | None) -> Graph:
         raise FormatError(f"{name} holds no edge; for a graph without edges, give vertices=N (--vertices N)")
     count = sort.largest + 1 if vertices is None else vertices
     size = (24 if graph.order == "degree" else 8) * (count + 1)
-    if size > _memory_of("MemTotal"):
-        problem = f"the offsets of {count} vertices take {size >> 30} GiB, more memory than there is"
+    if size > max(_free_memory(), _MIN_FREE):
+        problem = f"the offsets of {count} vertices take {size >> 30} GiB, more memory than is free"
         raise FormatError(f"{problem}; if most numbers are unused, convert with renumber=True (--renumber)")
     return replace(graph, vertices=count, weights=weights, destinations="int32" if count <= SMALL else "int64")
 
@@ -290,13 +296,15 @@ def _memory_of(name: str) -> int:
 
 
 def default_memory_bytes() -> int:
-    """Return half of the free memory in bytes, at least 256 MiB.
+    """Return half of the free memory in bytes, at least 256 MiB."""
+    return max(_free_memory() // 2, _MIN_FREE)
 
-    The limit of a container (cgroup version 2) counts too.
-    """
+
+def _free_memory() -> int:
+    """Return the free memory in bytes. The limit of a container (cgroup version 2) counts too."""
     free = _memory_of("MemAvailable")
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)
-    return max(free // 2, 1 << 28)
+    return free

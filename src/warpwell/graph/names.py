@@ -63,7 +63,7 @@ def write_names(folder: Path, names: Names, vertices: int) -> None:
     arrow = library("pyarrow.ipc") and library("pyarrow")
     try:
         column = arrow.array(list(names), arrow.int64() if isinstance(next(iter(names), ""), int) else arrow.string())
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError) as error:
+    except (ValueError, arrow.ArrowTypeError, OverflowError) as error:  # ArrowInvalid and UnicodeEncodeError too
         raise ArgumentError(f"names are all strings or all integers of 64 bits ({error})", name="names") from error
     table = arrow.table({"name": column})
     distinct = library("pyarrow.compute").count_distinct(column, mode="only_valid").as_py()

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._check import shown
 from ..errors import ArgumentError, DTypeError
 from . import arrow as pa
 from .column import Column
@@ -95,7 +96,10 @@ class IntervalSet:
         if pa.types.is_dictionary(values.type):
             inside = self.matches(values.dictionary) if of_dictionary is None else of_dictionary
             values = values.indices
-            matches = np.append(inside, False)[values.fill_null(0).to_numpy()]
+            if (inside == self.from_start).all():  # codes are neither read nor, in `where`, checked
+                matches = np.full(len(values), self.from_start)
+            else:
+                matches = np.append(inside, False)[values.fill_null(0).to_numpy()]
         elif not self.edges:
             matches = np.full(len(values), self.from_start)
         elif isinstance(self.edges[0], bytes) or pa.types.is_decimal128(values.type):
@@ -114,7 +118,8 @@ class IntervalSet:
             words = b"".join(edge.to_bytes(16, "little", signed=True) for edge in self.edges)
             edges = pa.Array.from_buffers(kind, len(self.edges), [None, pa.py_buffer(words)])
         else:
-            values = values.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
+            is_short = pa.types.is_string(kind) or pa.types.is_binary(kind)  # others may have more than 2 GiB
+            values = values.cast(pa.binary() if is_short else pa.large_binary())
             edges = pa.array(self.edges, values.type)
         points = [k for k in range(0, len(edges) - 1, 2) if self.edges[k + 1] == _next_key(self.edges[k])]
         bounds = sorted({*range(len(edges))} - {*points, *(k + 1 for k in points)})
@@ -220,7 +225,7 @@ def compare(name: str, kind: Any, op: str, value: Any, *, nan_is_greatest: bool 
         low, high = order_keys(pa.array(np.array([-np.inf, np.inf], f"f{kind.bit_width // 8}"))).tolist()
         numbers = IntervalSet((low, high + 1))
     if op in ("in", "not in") and (isinstance(value, str | bytes) or not isinstance(value, Iterable)):
-        raise ArgumentError(f"column {name!r} {op} {value!r:.60}: expected a list of values", name="filters")
+        raise ArgumentError(f"column {name!r} {op} {shown(value)}: expected a list of values", name="filters")
     literals = [_literal(name, kind, item) for item in (value if op in ("in", "not in") else [value])]
     key_type = pa.large_binary() if family_of(kind) == "binary" else kind
     keys = order_keys(pa.array([literal for literal in literals if literal is not None], key_type)).tolist()
@@ -296,7 +301,7 @@ def _literal(name: str, kind: Any, value: Any) -> Any:
         return cast
     except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as error:
         reason = str(error).split("\n")[0]
-    raise ArgumentError(f"cannot compare column {name!r} of {kind} with {value!r:.60}: {reason}", name="filters")
+    raise ArgumentError(f"cannot compare column {name!r} of {kind} with {shown(value)}: {reason}", name="filters")
 
 
 def _scalar(value: Any) -> Any:
@@ -344,10 +349,10 @@ class Condition:
         for clauses in alternatives:
             part = cls([{}])
             for name, op, *value in clauses:
-                shown = op.lower() if isinstance(op, str) else repr(op)
-                if not value and not shown.startswith("is"):
+                lower_op = op.lower() if isinstance(op, str) else repr(op)
+                if not value and not lower_op.startswith("is"):
                     raise ArgumentError(f"filters: column {name!r} {op} needs a value; {example}", name="filters")
-                part = _conjoin(part, cls([{name: compare(name, type_of(name), shown, *(value or [None]))}]))
+                part = _conjoin(part, cls([{name: compare(name, type_of(name), lower_op, *(value or [None]))}]))
             condition = _disjoin(condition, part)
         return condition
 

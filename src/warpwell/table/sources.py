@@ -303,7 +303,7 @@ def _int96_unit(files: Sequence[_File]) -> str:
             readers = [stack.enter_context(open_parquet(file.path, coerce_int96_timestamp_unit=unit)) for unit in units]
             leaf_columns = map(readers[0].schema.column, range(len(readers[0].schema)))
             int96_columns = [column for column in leaf_columns if column.physical_type == "INT96"]
-            names = list({column.path.split(".")[0]: None for column in int96_columns})
+            names = [column.path for column in int96_columns]  # the name of a column may have dots
             streams = [reader.iter_batches(BATCH_ROWS, columns=names) for reader in readers if names]
             for batches in zip(*streams, strict=True):
                 for nanoseconds, microseconds, milliseconds in zip(*map(_timestamps, batches), strict=True):

@@ -24,7 +24,7 @@ from . import arrow as pa
 from .arrow_file import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
-from .library import column_number
+from .library import column_number, line_of
 from .where import Selection, where
 from .zones import SUFFIX, PartZones, compute_zones, write_zones
 
@@ -114,9 +114,22 @@ class Table:
         """Return all rows as a `pandas.DataFrame`, with the index of the data frame that was converted.
 
         Rows of a ``RangeIndex`` are numbered from 0.
+
+        Raises
+        ------
+        FormatError
+            The index is described wrongly, or pandas does not have a column's type.
         """
         imported("pandas")
-        return self.arrow().to_pandas()
+        rows = self.arrow()
+        try:
+            return rows.to_pandas()
+        except (pa.ArrowException, ValueError, LookupError, TypeError, RecursionError) as error:
+            raise FormatError(
+                f"{self.path} cannot become a data frame of pandas ({line_of(error)}): use Table.arrow, or write the "
+                "file without the metadata b'pandas'",
+                path=self.path,
+            ) from None
 
     def batches(self, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
         """Yield the rows as `pyarrow.RecordBatch` of at most `rows` rows each."""
@@ -382,7 +395,7 @@ def index(path: str | os.PathLike[str]) -> None:
 
 def _without_ranges(schema: Any) -> Any:
     """Return a schema without a ``RangeIndex`` of pandas: pyarrow would give it to any rows of the same number."""
-    with contextlib.suppress(ValueError, LookupError, TypeError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
         description = json.loads(schema.metadata[b"pandas"])
         description["index_columns"] = [name for name in description["index_columns"] if isinstance(name, str)]
         return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(description)})

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array.gather import Pieces, fetch_pieces
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DTypeError
 from . import arrow as pa
 from .column import Column, ColumnRun
 from .extent import validate
 from .layout import storage_of
-from .library import polars
+from .library import line_of, polars
 from .reading import IoCounters
 
 
@@ -49,8 +49,16 @@ class ColumnBatch:
         return self._table
 
     def polars(self) -> Any:
-        """Return the rows as a `polars.DataFrame`."""
-        return polars().from_arrow(self._table)
+        """Return the rows as a `polars.DataFrame`; raise DTypeError if Polars does not have a column's type."""
+        library = polars()
+        try:
+            return library.from_arrow(self._table)
+        except BaseException as error:  # a panic of Polars is not an Exception
+            if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
+                raise
+            raise DTypeError(
+                f"Polars cannot have these columns ({line_of(error)}): take others, or use arrow()"
+            ) from None
 
     def numpy(self) -> dict[str, NDArray[Any]]:
         """Return a NumPy array of each column; nulls of numbers are NaN, other nulls None.
@@ -67,7 +75,12 @@ class ColumnBatch:
                 items = np.array(column.combine_chunks().flatten().to_numpy(zero_copy_only=False))
                 arrays[name] = items.reshape(len(column), kind.list_size)
             else:
-                arrays[name] = np.array(column.to_numpy())
+                try:
+                    arrays[name] = np.array(column.to_numpy())
+                except pa.ArrowException as error:
+                    raise DTypeError(
+                        f"NumPy cannot have column {name!r} of {column.type} ({line_of(error)}): use arrow()"
+                    ) from None
         return arrays
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:

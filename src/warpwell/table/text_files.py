@@ -165,8 +165,9 @@ def _delimiter(path: str) -> str:
     if re.search(r"\.tsv(\.\w+)?$", path.lower()):
         return "\t"
     with open_text(path) as file:
-        header = re.split(r"[\r\n]", file.read(1 << 20).decode("latin-1").strip("\r\n"), maxsplit=1)[0]
-    return max(",;\t", key=re.sub('"[^"]*"', "", header).count)
+        text = file.read(1 << 20).decode("latin-1").removeprefix("\xef\xbb\xbf").lstrip("\r\n")
+    text = re.sub(r'(?<![^,;\t\r\n])"(?:[^"]|"")*"', "", text)  # a quoted name may have line breaks
+    return max(",;\t", key=re.split(r"[\r\n]", text, maxsplit=1)[0].count)
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------

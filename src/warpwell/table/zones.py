@@ -93,6 +93,13 @@ class Zones:
         minimum, maximum, null_counts, has_nan = self._batch.column(index).flatten()
         return ZoneMap(minimum, maximum, null_counts.to_numpy(), has_nan.to_numpy(zero_copy_only=False))
 
+    def require_complete(self) -> None:
+        """Raise ValueError or TypeError if checksums or blocks are missing, as in files of another program."""
+        blocks, checksums = -(-self.rows // BLOCK_ROWS), -(-self.nbytes // CHECKED_BYTES)
+        is_complete = len(self.checksums) == checksums and {"id", "mtime_ns", "bytes"} <= self._description.keys()
+        if not is_complete or any(len(c) != blocks or not pa.types.is_struct(c.type) for c in self._batch.columns):
+            raise ValueError("it does not describe all rows and bytes")
+
     def is_of(self, path: str, file_id: str | None) -> bool:
         """Return whether they describe an Arrow file as it is; `file_id` is the `FILE_ID` of its footer, if any."""
         state, description = os.stat(path), self._description
@@ -136,10 +143,12 @@ def load_zones(path: str) -> Zones:
         if crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
             raise ValueError("its checksum differs")
         reader = pa.ipc.open_stream(raw[:-4])
-        return Zones(reader.read_next_batch(), json.loads(reader.schema.metadata[_KEY]))
+        zones = Zones(reader.read_next_batch(), json.loads(reader.schema.metadata[_KEY]))
+        zones.require_complete()
+        return zones
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration) as error:
         raise FormatError(f"{name} is damaged ({line_of(error)})", path=name) from None
 
 
