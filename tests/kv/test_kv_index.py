@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warpwell import errors
+from warpwell import errors, kv
 from warpwell.kv.index import reader
 from warpwell.kv.index.index import (
     S_TABLE,
@@ -30,6 +30,7 @@ from warpwell.kv.index.reader import Reader
 from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.checksum import crc32c
 from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
+from warpwell.kv.native import compiled
 from warpwell.targets.interp.interpreter import Interpreter
 from warpwell.targets.primitives import backoff, fetch_add, load_acquire, store_relaxed
 
@@ -359,3 +360,22 @@ def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_segment_stays_mapped_while_a_reader_that_may_have_seen_it_is_inside(tmp_path):
+    with kv.create(tmp_path / "store") as store:
+        store[1] = b"value"
+        records = store._records
+        if not records.reader._mappings:
+            records.reader.map_one_more()
+        (mapping,) = records.reader._mappings.values()
+        closed = []
+        mapping.close = lambda: closed.append(1)
+        epoch = compiled(enter)(records.state.address, 0)
+        closing = threading.Thread(target=records.reader.on_segment, args=(1, -1))
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive() and not closed
+        compiled(leave)(records.state.address, 0, epoch)
+        closing.join()
+        assert closed

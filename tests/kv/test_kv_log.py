@@ -1,8 +1,11 @@
 """The log of key-value stores: appending, recovery, readers, snapshots, compaction, locks and damage."""
 
+import contextlib
+import errno
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 
@@ -667,3 +670,179 @@ def test_segments_are_announced(path):
         put(log, {b"%d" % k: bytes(40_000) for k in range(5)})
         assert [segment for segment, _ in seen] == log.segments.ids() == [1, 2, 3, 4, 5]
     assert [fd for _, fd in seen[5:]] == [-1] * 5
+
+
+def take_snapshot(log):
+    log.commit()
+    with Log.open(log.path, writable=False) as found:
+        live = found.recovered
+    log.snapshot(live.keys, live.key_lens, live.locs)
+
+
+class Interrupting(Files):
+    """Ctrl-C, or an error, during the first call of a kind after `armed` is set."""
+
+    def __init__(self, name, error=None):
+        self.armed, self._name, self._error = False, name, error
+
+    def _after(self, name, made):
+        if self.armed and name == self._name and made:
+            self.armed = False
+            if self._error is not None:
+                raise self._error
+            signal.raise_signal(signal.SIGINT)
+
+    def create(self, path):
+        fd = super().create(path)
+        self._after("create", True)
+        return fd
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        self._after("rename", True)
+
+    def sync_folder(self, path):
+        super().sync_folder(path)
+        self._after("sync_folder", True)
+
+    def unlink(self, path):
+        made = os.path.lexists(path)
+        super().unlink(path)
+        self._after("unlink", made)
+
+
+@pytest.mark.parametrize("call", ["create", "rename", "sync_folder"])
+def test_an_interrupt_leaves_log_and_manifest_in_agreement(path, call):
+    files = Interrupting(call)
+    with Log.create(path, segment_bytes=SMALL, files=files) as log:
+        put(log, {b"1": b"one"})
+        log.commit()
+        for step in (log.roll, lambda: take_snapshot(log)):
+            files.armed = True
+            with pytest.raises(KeyboardInterrupt):
+                step()
+            assert read_manifest(path) == log._manifest
+            put(log, {b"2": b"two"})
+            log.commit()
+            assert read(path) == {b"1": b"one", b"2": b"two"}
+        log.roll()
+    with Log.open(path, writable=True) as log:
+        assert contents(log) == {b"1": b"one", b"2": b"two"}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EIO, "broken"), None])
+def test_an_old_file_that_cannot_be_removed_does_not_undo_a_snapshot(path, error):
+    files = Interrupting("unlink", error)
+    with Log.create(path, files=files) as log:
+        for number in range(4):
+            put(log, {b"%d" % number: b"value"})
+            log.commit()
+            files.armed = number == 3
+            with contextlib.suppress(KeyboardInterrupt):
+                take_snapshot(log)
+        assert not files.armed
+        put(log, {b"9": b"nine"})
+        log.commit()
+        assert set(read(path)) == {b"0", b"1", b"2", b"3", b"9"}
+
+
+def test_an_exception_of_a_signal_handler_during_a_snapshot_ends_the_writing(path):
+    files = Interrupting("sync_folder", ZeroDivisionError("an alarm"))
+    log = Log.create(path, files=files)
+    put(log, {b"1": b"one"})
+    files.armed = True
+    with pytest.raises(ZeroDivisionError):
+        take_snapshot(log)
+    with pytest.raises(errors.StoreFailedError):
+        put(log, {b"2": b"two"})
+    log.close()
+    assert read(path) == {b"1": b"one"}
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "made by a lost request"), OSError(errno.ENOSPC, "full")])
+@pytest.mark.parametrize("step", [Log.roll, take_snapshot])
+def test_a_rename_that_raises_though_it_was_made_removes_no_files(path, error, step):
+    files = Interrupting("rename", error)
+    log = Log.create(path, files=files)
+    put(log, {b"1": b"one"})
+    log.commit()
+    files.armed = True
+    with pytest.raises((errors.StoreFailedError, errors.StorageFullError)):
+        step(log)
+    with pytest.raises(errors.StoreFailedError):
+        put(log, {b"2": b"two"})
+    log.close()
+    with Log.open(path, writable=True) as log:
+        assert contents(log) == {b"1": b"one"}
+
+
+def test_an_interrupt_does_not_hide_the_error_of_a_parallel_sync(path, monkeypatch):
+    real, armed = os.fdatasync, []
+
+    def fdatasync(fd):
+        if armed and os.readlink(f"/proc/self/fd/{fd}").endswith(".val"):
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+            raise OSError(5, "planted")
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    log = Log.create(path)
+    put(log, {b"a": b"value"})
+    armed.append(True)
+    with pytest.raises(errors.StoreFailedError):
+        log.commit()
+    with pytest.raises(errors.StoreFailedError):
+        log.commit()
+    log.close()
+
+
+def test_a_commit_after_an_interrupted_one_syncs(path, monkeypatch):
+    synced = []
+
+    class Once(Files):
+        def sync_all(self, fds):
+            if len(synced) == 0:
+                synced.append(None)
+                raise KeyboardInterrupt
+            synced.append(list(fds))
+            super().sync_all(fds)
+
+    with Log.create(path, files=Once()) as log:
+        put(log, {b"a": b"value"})
+        with pytest.raises(KeyboardInterrupt):
+            log.commit()
+        assert log.commit() == 1
+        assert synced == [None, [log.segments.fd(1), log._journal.fd]]
+
+
+@pytest.mark.parametrize("call", ["pwrite", "sync_all"])
+def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path, call):
+    class Handling(Files):
+        handler, seen = None, ()
+
+        def pwrite(self, fd, data, offset):
+            super().pwrite(fd, data, offset)
+            if call == "pwrite" and len(memoryview(data).cast("B")) == RECORD_BYTES:
+                self._handle()
+
+        def sync_all(self, fds):
+            self.seen = list(fds)
+            super().sync_all(fds)
+            if call == "sync_all":
+                self._handle()
+
+        def _handle(self):
+            handler, self.handler = self.handler, None
+            if handler is not None:
+                handler()
+
+    files = Handling()
+    with Log.create(path, files=files) as log:
+        put(log, {b"a": b"value"})
+        files.handler = lambda: put(log, {b"b": b"of the handler"})
+        log.commit()
+        assert log.uncommitted() == 1
+        log.commit()
+        assert log.segments.fd(1) in files.seen or call == "pwrite"
+    assert read(path) == {b"a": b"value", b"b": b"of the handler"}

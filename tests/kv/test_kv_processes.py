@@ -19,7 +19,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
-from warpwell.kv.index.index import StoreState
+from warpwell.kv.index.index import Index, StoreState
 from warpwell.kv.index.reader import Reader
 
 # The threads of the parent do nothing that a child here waits for.
@@ -224,9 +224,9 @@ def test_a_fork_in_the_middle_of_a_refresh_of_the_same_thread(store: Any, monkey
     log = store._records.log
     inner = log.refresh
 
-    def refresh() -> Any:
+    def refresh(**options: Any) -> Any:
         children.append(in_child(refused))  # as a signal handler would
-        return inner()
+        return inner(**options)
 
     monkeypatch.setattr(log, "refresh", refresh)
     store.refresh()
@@ -444,3 +444,52 @@ def test_a_location_whose_segment_is_not_open_is_an_error(path: Path) -> None:
     with pytest.raises(errors.CorruptionError, match="not open"):
         store.get_many([1, 2])
     store.close()
+
+
+@pytest.mark.parametrize("step", ["replace", "put"])
+def test_an_interrupted_refresh_loses_no_changes(tmp_path, monkeypatch, step):
+    with ww.kv.create(tmp_path / "store") as writer:
+        writer[0] = b"old"
+        writer.commit()
+        with ww.kv.open(tmp_path / "store") as reader:
+            writer.put_many(np.arange(5000), np.ones((5000, 8), np.uint8))
+            writer.commit()
+
+            def interrupted(*_: Any, **__: Any) -> None:
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(Index, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader.refresh()
+            assert reader.refresh() == 5000
+            assert len(reader) == 5000 and reader[0] == bytes([1] * 8)
+            del writer[0]
+            writer.commit()
+            assert reader.refresh() == 1 and 0 not in reader
+
+
+def test_a_reader_that_saw_an_interrupted_commit_sees_the_next(tmp_path, monkeypatch):
+    with ww.kv.create(tmp_path / "store") as writer:
+        writer[0] = b"old"
+        writer.commit()
+        with ww.kv.open(tmp_path / "store") as reader:
+            real = os.pwrite
+
+            def pwrite(fd: int, data: Any, offset: int) -> int:
+                done = real(fd, data, offset)
+                if os.readlink(f"/proc/self/fd/{fd}").endswith(".jnl"):
+                    monkeypatch.undo()
+                    signal.raise_signal(signal.SIGINT)
+                return done
+
+            monkeypatch.setattr(os, "pwrite", pwrite)
+            writer[1] = b"one"
+            with pytest.raises(KeyboardInterrupt):
+                writer.commit()
+            reader.refresh()
+            assert reader[1] == b"one"
+            writer[2] = b"two"
+            writer.commit()
+            reader.refresh()
+            assert reader[1] == b"one" and reader[2] == b"two"

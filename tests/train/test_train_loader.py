@@ -530,3 +530,12 @@ def test_an_iterator_that_is_alive_does_not_hold_up_the_exit() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text, str(Path(__file__).parent)], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("change", [{"shuffle": "yes"}, {"skipped": ["zz"]}, {"skipped": None}])
+def test_a_state_that_is_refused_changes_nothing(change):
+    loader = ww.train.DataLoader({"x": np.arange(100)}, batch_size=10, seed=1)
+    before = loader.state_dict()
+    with pytest.raises(ArgumentError):
+        loader.load_state_dict({**before, "seed": 9, "epoch": 3, **change})
+    assert loader.state_dict() == before

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .._os import clock
+from .._os import clock, uninterrupted
 from ..nvme import key_words
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
@@ -61,6 +61,7 @@ class Records:
         self._compacting = threading.Lock()
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self._changing = False
+        self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
         self._forks: list[None] = []  # one for each thread that waits in `hold`
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
@@ -122,7 +123,8 @@ class Records:
         with self.lock:
             padded, lengths = keys.marked() if self.kinds else keys.padded()
             shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
-            self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
+            with uninterrupted():  # the log and the index would differ
+                self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
         """Append and index one record."""
@@ -139,8 +141,9 @@ class Records:
             there = self.contains(keys)
             if not there.any():
                 return there
-            self.log.append_deletes(*keys.take(there).padded())
-            return self.index.delete(keys)
+            with uninterrupted():
+                self.log.append_deletes(*keys.take(there).padded())
+                return self.index.delete(keys)
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
@@ -156,12 +159,14 @@ class Records:
         with self.lock:
             self._changing = True
             try:
-                changes = self.log.refresh()
+                whole, self._unfinished = self._unfinished, True
+                changes = self.log.refresh(whole=whole)
                 keys = _keys(changes.keys, changes.key_lens)
                 if changes.reset:
                     self.index.replace(keys, changes.locs)
                 elif keys.size:
                     self.index.put(keys, changes.locs)
+                self._unfinished = False
                 self._release()
                 return keys.size
             finally:

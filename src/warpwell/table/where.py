@@ -213,7 +213,7 @@ def _rows_of_condition(table: TableParts, condition: Condition, counters: IoCoun
 
 
 def _rows_of_sets(table: TableParts, sets: Mapping[str, IntervalSet], counters: IoCounters) -> NDArray[np.int64]:
-    """Return the rows that match all sets; after the first column, values are read only where rows are left."""
+    """Return the rows that match all sets; after the first column, only values of rows that are left are read."""
     if not sets:
         return np.arange(table.rows)
     columns = {name: table[name] for name in sets}

@@ -231,9 +231,15 @@ class DataLoader:
         )
         if progress.position > self.samples:
             raise errors.ArgumentError(f"position {position} of {samples} samples: was the state edited?", name="state")
-        self.seed = checked_integer(seed, "seed", minimum=None)
-        self.shuffle = checked_flag(shuffle, "shuffle")
-        self.skipped = [bytes.fromhex(key) if isinstance(key, str) else key for key in state.get("skipped", [])]
+        try:
+            skipped = [bytes.fromhex(key) if isinstance(key, str) else key for key in state.get("skipped", [])]
+        except (ValueError, TypeError):
+            raise errors.ArgumentError(
+                'state["skipped"] is not a list of integers and of keys in hexadecimal: was the state edited?',
+                name="state",
+            ) from None
+        self.seed, self.shuffle = checked_integer(seed, "seed", minimum=None), checked_flag(shuffle, "shuffle")
+        self.skipped = skipped
         self._progress = progress
 
     @cached_property

@@ -360,7 +360,10 @@ class Reader:
     # -- segments -------------------------------------------------------------------------------------------
 
     def on_segment(self, segment: int, fd: int) -> None:
-        """Record that the log opened a segment as `fd`, or is about to close it (-1) when no reader is inside."""
+        """Record that the log opened a segment as `fd`, or is about to close it (-1): then wait for readers inside.
+
+        No location refers to it any more, but `values` may have looked one up before.
+        """
         with self._lock:
             if segment >= self._table.count:
                 self._grow(segment + 1)
@@ -370,7 +373,8 @@ class Reader:
                 entry[G_FD] = 0
                 mapping = self._mappings.pop(segment, None)
                 if mapping is not None:
-                    mapping.close()
+                    self._state.retire(mapping.close)
+                self._state.drain()
                 return
             entry[G_FD] = fd + 1
             self._map(segment, fd)

@@ -73,17 +73,21 @@ class Files:
             finally:
                 finished.release()
 
-        with uninterrupted():  # the kernel reports an error once: it would be lost if the wait ended before its thread
-            try:
-                _threads.run(*(partial(sync, fd) for fd in fds[1:]))
-            except RuntimeError:  # Python is shutting down and starts no threads
-                for fd in fds[1:]:
-                    sync(fd)
-            sync(fds[0])
-            for _ in fds:
-                finished.acquire()
-        if failures:
-            raise failures[0]
+        # The kernel reports an error once: it would be lost if the wait ended before its thread, or if an interrupt
+        # took its place.
+        try:
+            with uninterrupted():
+                try:
+                    _threads.run(*(partial(sync, fd) for fd in fds[1:]))
+                except RuntimeError:  # Python is shutting down and starts no threads
+                    for fd in fds[1:]:
+                        sync(fd)
+                sync(fds[0])
+                for _ in fds:
+                    finished.acquire()
+        finally:
+            if failures:
+                raise failures[0]
 
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
@@ -215,6 +219,10 @@ class Guard:
                 self._failure = (str(error), error.errno)
             raise self._error() from error
 
+    def fail(self, why: str) -> None:
+        """Accept no more writes."""
+        self._failure = (why, None)
+
     def sync(self, call: Callable[[], object]) -> None:
         """Call a function that syncs; after any error the log accepts no more writes."""
         try:
@@ -227,6 +235,25 @@ class Guard:
         except BaseException as error:  # of a signal handler: an error of a thread that still syncs would be lost
             self._failure = (f"fsync: {error!r}", None)
             raise
+
+    @contextlib.contextmanager
+    def replacing_manifest(self) -> Iterator[None]:
+        """Let Ctrl-C wait until the manifest on disk and the log agree; after other exceptions accept no more writes.
+
+        Otherwise the log would go on with files that the manifest on disk no longer names.
+        """
+        with uninterrupted():
+            try:
+                yield
+            except errors.WarpwellError:
+                raise
+            except OSError as error:
+                if not full(error) and self._failure is None:
+                    self._failure = (str(error), error.errno)
+                raise
+            except BaseException as error:  # of a signal handler
+                self._failure = (repr(error), None)
+                raise
 
     def _error(self) -> Exception:
         what, code = self._failure or ("", None)

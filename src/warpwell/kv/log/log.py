@@ -278,6 +278,9 @@ class Log:
                     self._spilled = 0
                     if self.durability != "none":
                         self._sync()
+            elif self._unsynced and self.durability != "none":  # an earlier call was interrupted
+                with self._guard.writing():
+                    self._sync()
             return journal.position.seq
 
     # -- snapshots --------------------------------------------------------------------------------------------
@@ -318,6 +321,7 @@ class Log:
                 )
             with self._guard.writing():
                 self._sync()
+            with self._guard.writing(), self._guard.replacing_manifest():
                 assert self._manifest_writer is not None
                 journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
                 self._manifest = self._manifest_writer.manifest
@@ -357,8 +361,10 @@ class Log:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def refresh(self) -> Changes:
+    def refresh(self, *, whole: bool = False) -> Changes:
         """Return the records that a writer has committed since the last call (for readers; none for a writer).
+
+        With `whole` all records, for a caller that may have lost those of the last call.
 
         Raises
         ------
@@ -369,7 +375,7 @@ class Log:
             if self.writable:
                 return Changes.none()
             state, self._manifest, retired, changes = follow(
-                self._files, self.path, self._manifest, self.segments, self._journal
+                self._files, self.path, self._manifest, self.segments, self._journal, whole=whole
             )
             self._journal = state
             self._retired |= retired
@@ -453,12 +459,16 @@ class Log:
 
     def _sync(self) -> None:
         """Make values and records durable, and raise the floor."""
-        journal, fds = self._journal, self.segments.unsynced()
-        if self._unsynced:
-            fds.append(journal.fd)
-        if fds:
-            self._guard.sync(lambda: self._files.sync_all(fds))
-        self.segments.mark_synced()
+        journal, segments = self._journal, self.segments.take_unsynced()
+        try:
+            fds = [self.segments.fd(segment) for segment in segments]
+            if self._unsynced:
+                fds.append(journal.fd)
+            if fds:
+                self._guard.sync(lambda: self._files.sync_all(fds))
+        except BaseException:
+            self.segments.mark_unsynced(segments)
+            raise
         if self._unsynced:
             self._unsynced = False
             if self._floor is not None:
@@ -484,8 +494,9 @@ class Log:
     def _roll(self, shard: int) -> None:
         assert self._manifest_writer is not None
         unsure = self._unsynced
-        self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
-        self._manifest = self._manifest_writer.manifest
+        with self._guard.replacing_manifest():
+            self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
+            self._manifest = self._manifest_writer.manifest
 
 
 def _by_shard(

@@ -230,7 +230,7 @@ class ManifestWriter:
             self._segments.create(segment)
             self._publish(manifest)
         except OSError:
-            if not self._guard.failed:
+            if self._is_unpublished(manifest):
                 self._segments.close([segment])
                 self._remove(self._segments.path(segment))
             raise
@@ -250,6 +250,7 @@ class ManifestWriter:
         """
         old, id = self.manifest, self.manifest.next_file
         journal: Journal | None = None
+        manifest: Manifest | None = None
         try:
             write_snapshot(self._files, self._folder, old.uuid_bytes, id, slots, end.seq, end.chain)
             journal = new_journal(self._files, self._folder, old.uuid_bytes, id + 1, end)
@@ -266,10 +267,11 @@ class ManifestWriter:
         except OSError:
             if journal is not None:
                 journal.close()
-            if not self._guard.failed:
+            if self._is_unpublished(manifest):
                 self._remove(snapshot_path(self._folder, id), journal_path(self._folder, id + 1))
             raise
-        remove_strays(self._files, self._folder, manifest.with_changes(segments=old.segments), self._segments)
+        with contextlib.suppress(OSError):  # the new journal counts already; the next writer removes them
+            remove_strays(self._files, self._folder, manifest.with_changes(segments=old.segments), self._segments)
         return journal
 
     def _publish(self, manifest: Manifest) -> None:
@@ -277,6 +279,21 @@ class ManifestWriter:
         # From here on a crash may leave the old or the new one, until the folder is synced.
         self._guard.sync(lambda: self._files.sync_folder(self._folder))
         self.manifest = manifest
+
+    def _is_unpublished(self, manifest: Manifest | None) -> bool:
+        """Return whether the files of a new manifest may be removed: a rename that raises may have been made.
+
+        If it was, or may have been, the log accepts no more writes.
+        """
+        if self._guard.failed:
+            return False
+        try:
+            if manifest is None or read_manifest(self._folder) != manifest:
+                return True
+        except (OSError, errors.WarpwellError):
+            pass
+        self._guard.fail("the manifest was replaced, and an error came in between")
+        return False
 
     def _remove(self, *paths: str) -> None:
         for path in paths:

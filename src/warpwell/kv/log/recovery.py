@@ -432,9 +432,12 @@ def load_for_reading(
 
 
 def follow(
-    files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal
+    files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal, *, whole: bool = False
 ) -> tuple[Journal, Manifest, set[int], Changes]:
-    """Read the records that were committed after `journal.position`.
+    """Read the records that were committed after `journal.position`, or all records if `whole`.
+
+    All are read, too, if the journal does not continue what was read: a commit that a writer could not finish counts
+    for readers that saw it, until the next one takes its place.
 
     Returns
     -------
@@ -445,15 +448,14 @@ def follow(
         Segments that the manifest no longer names.
     Changes
     """
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(0 if whole else 3):
         try:
             return _follow(files, folder, manifest, segments, journal)
         except _Behind:
             break
         except errors.CorruptionError:
-            if attempt >= 2:
-                raise
             time.sleep(0.002 * attempt)
+    _check_same(folder, manifest, read_manifest(folder))
     manifest, segments, loaded = load_for_reading(files, folder, segments)
     journal.close()
     changes = Changes(*split(live(loaded.slots, loaded.distinct)), True)
@@ -473,8 +475,7 @@ def _follow(
     uuid = manifest.uuid_bytes
     floor = highest(read_marks(folder, uuid)[0], journal.salt)
     newest = read_manifest(folder)
-    if newest.uuid != manifest.uuid:
-        raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)
+    _check_same(folder, manifest, newest)
     if newest.separate_logs:
         raise _Behind
     same = newest.journal == manifest.journal
@@ -499,6 +500,11 @@ def _follow(
     journal.close()
     changes = Changes(*split(np.concatenate([slots, more])), False)
     return following, newest, set(segments.ids()) - set(newest.segments), changes
+
+
+def _check_same(folder: str, manifest: Manifest, newest: Manifest) -> None:
+    if newest.uuid != manifest.uuid:
+        raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)
 
 
 def _open(segments: Segments, segment: int) -> None:

@@ -216,13 +216,17 @@ class Segments:
         self.ends[shard] = offset + nbytes
         return head << SEGMENT_SHIFT | offset // UNIT
 
-    def unsynced(self) -> list[int]:
-        """Return the descriptors of segments with values that may not be durable."""
-        return [self._fds[segment] for segment in sorted(self._dirty)]
+    def take_unsynced(self) -> list[int]:
+        """Return the segments with values that may not be durable, and forget them: the caller syncs them.
 
-    def mark_synced(self) -> None:
-        """Note that all written values are durable."""
-        self._dirty.clear()
+        A signal handler may append to them meanwhile.
+        """
+        taken, self._dirty = self._dirty, set()
+        return sorted(taken)
+
+    def mark_unsynced(self, segments: Sequence[int]) -> None:
+        """Note that values of segments may not be durable."""
+        self._dirty.update(segments)
 
 
 def segment_path(folders: Sequence[str], segment: int) -> str:
