@@ -138,11 +138,11 @@ class Records:
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed (the first of equal keys)."""
         with self.lock:
-            there = self.contains(keys)
-            if not there.any():
-                return there
+            exist = self.contains(keys)
+            if not exist.any():
+                return exist
             with uninterrupted():
-                self.log.append_deletes(*keys.take(there).padded())
+                self.log.append_deletes(*keys.take(exist).padded())
                 return self.index.delete(keys)
 
     def commit(self) -> int:
@@ -159,8 +159,8 @@ class Records:
         with self.lock:
             self._changing = True
             try:
-                whole, self._unfinished = self._unfinished, True
-                changes = self.log.refresh(whole=whole)
+                reads_all, self._unfinished = self._unfinished, True
+                changes = self.log.refresh(reads_all=reads_all)
                 keys = _keys(changes.keys, changes.key_lens)
                 if changes.reset:
                     self.index.replace(keys, changes.locs)

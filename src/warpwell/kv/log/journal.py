@@ -181,11 +181,11 @@ class Pending:
 
     def clear(self, keep: int = 0) -> None:
         """Remove all but the last `keep` of the records that `take` returned, but none that a signal handler added."""
-        taken, later = self.pieces[:1], self.pieces[1:]
-        left = [records[len(records) - keep :].copy() for records in taken] if keep else []
+        written, later = self.pieces[:1], self.pieces[1:]
+        left = [records[len(records) - keep :].copy() for records in written] if keep else []
         self.moved = self.moved if keep else 0
         self.pieces = left + later
-        self.count -= sum(map(len, taken)) - keep
+        self.count -= sum(map(len, written)) - keep
 
 
 def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], flags: int = 0) -> NDArray[Any]:

@@ -330,7 +330,7 @@ class Log:
                 self._retired |= self._emptied
                 self._emptied = set()
 
-    # -- segments that nobody needs any more ------------------------------------------------------------------
+    # -- segments without records ------------------------------------------------------------------
 
     def emptied(self, segments: Sequence[int]) -> None:
         """Note segments without live values: the next snapshot removes them from the manifest."""
@@ -361,10 +361,10 @@ class Log:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def refresh(self, *, whole: bool = False) -> Changes:
+    def refresh(self, *, reads_all: bool = False) -> Changes:
         """Return the records that a writer has committed since the last call (for readers; none for a writer).
 
-        With `whole` all records, for a caller that may have lost those of the last call.
+        With `reads_all` it returns all records: a caller may have lost the records of the last call.
 
         Raises
         ------
@@ -375,7 +375,7 @@ class Log:
             if self.writable:
                 return Changes.none()
             state, self._manifest, retired, changes = follow(
-                self._files, self.path, self._manifest, self.segments, self._journal, whole=whole
+                self._files, self.path, self._manifest, self.segments, self._journal, reads_all=reads_all
             )
             self._journal = state
             self._retired |= retired

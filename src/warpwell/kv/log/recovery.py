@@ -432,9 +432,9 @@ def load_for_reading(
 
 
 def follow(
-    files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal, *, whole: bool = False
+    files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal, *, reads_all: bool = False
 ) -> tuple[Journal, Manifest, set[int], Changes]:
-    """Read the records that were committed after `journal.position`, or all records if `whole`.
+    """Read the records that were committed after `journal.position`, or all records if `reads_all`.
 
     All are read, too, if the journal does not continue what was read: a commit that a writer could not finish counts
     for readers that saw it, until the next one takes its place.
@@ -448,7 +448,7 @@ def follow(
         Segments that the manifest no longer names.
     Changes
     """
-    for attempt in range(0 if whole else 3):
+    for attempt in range(0 if reads_all else 3):
         try:
             return _follow(files, folder, manifest, segments, journal)
         except _Behind:
