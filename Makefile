@@ -8,8 +8,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 DOCS_STAMP := $(VENV)/.docs-installed
-# One more than the cores that CI has: tests wait for processes and clocks a fifth of their time.
-WORKERS ?= 3
+# Twice the cores that CI has: tests wait for processes and clocks a fifth of their time.
+WORKERS ?= 4
 
 # Tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
