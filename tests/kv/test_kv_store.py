@@ -5,13 +5,16 @@ import errno
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import zipfile
+from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import warpwell as ww
 from lab.campaigns.kv_model import KvModel
 from warpwell import errors
+from warpwell.kv.index.index import Index
 from warpwell.kv.log.files import Files
 
 KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"])
@@ -499,6 +503,26 @@ def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
             )
             keys[:] = 7
             assert next(iter(loader))["y"].tolist() == [5, 9, 2] == [dataset[k]["y"] for k in range(3)]
+
+
+@pytest.mark.parametrize("change", [lambda store: store.put_many([1], [b"new"]), lambda store: store.delete_many([1])])
+def test_an_interrupt_between_log_and_index_leaves_both_equal(tmp_path: Path, monkeypatch, change) -> None:
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.put_many([1], [b"old"])
+        store.commit()
+
+        def interrupted(self: Any, *args: Any, inner: Any, **options: Any) -> Any:
+            monkeypatch.undo()
+            signal.raise_signal(signal.SIGINT)
+            return inner(self, *args, **options)
+
+        for name in ("put", "delete"):
+            monkeypatch.setattr(Index, name, partialmethod(interrupted, inner=getattr(Index, name)))
+        with pytest.raises(KeyboardInterrupt):
+            change(store)
+        store.commit()
+        with ww.kv.open(tmp_path / "s.kv") as reader:
+            assert (1 in store) == (1 in reader) and (1 not in store or store.get(1) == reader.get(1) == b"new")
 
 
 # -- shards -------------------------------------------------------------------------------------------------

@@ -216,24 +216,24 @@ class Guard:
             if full(error) and self._failure is None:
                 raise storage_full(self._path) from error
             if self._failure is None:
-                self._failure = (str(error), error.errno)
+                self.fail(str(error), error.errno)
             raise self._error() from error
 
-    def fail(self, why: str) -> None:
-        """Accept no more writes."""
-        self._failure = (why, None)
+    def fail(self, why: str, code: int | None = None) -> None:
+        """Accept no more writes, for a reason and with the error number of a system call, if one failed."""
+        self._failure = (why, code)
 
     def sync(self, call: Callable[[], object]) -> None:
         """Call a function that syncs; after any error the log accepts no more writes."""
         try:
             call()
         except OSError as error:
-            self._failure = (f"fsync: {error}", error.errno)
+            self.fail(f"fsync: {error}", error.errno)
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of a signal handler: an error of a thread that still syncs would be lost
-            self._failure = (f"fsync: {error!r}", None)
+            self.fail(f"fsync: {error!r}")
             raise
 
     @contextlib.contextmanager
@@ -249,10 +249,10 @@ class Guard:
                 raise
             except OSError as error:
                 if not full(error) and self._failure is None:
-                    self._failure = (str(error), error.errno)
+                    self.fail(str(error), error.errno)
                 raise
             except BaseException as error:  # of a signal handler
-                self._failure = (repr(error), None)
+                self.fail(repr(error))
                 raise
 
     def _error(self) -> Exception:
