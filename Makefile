@@ -1,7 +1,7 @@
 # make demo | check | format | test | test-loaded | test-cost | coverage | docs | docs-test | dist | thorough | sanitize | bench
 #     | interleavings | driver-wheel | lock | clean
-# Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
-# requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
+# Everything runs in .venv, which is built from requirements.lock. What `make docs` and `make coverage`
+# need besides is in requirements-docs.lock, and they install it into .venv: other targets do not wait for it.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -60,7 +60,7 @@ test-cost: $(STAMP)
 	WARPWELL_CACHE_DIR=$(CURDIR)/build/cost-cache $(PYTEST) $(PARALLEL) -m $(QUICK) --cost build/test-cost.json \
 	    $(TESTS) $(ARGS)
 
-coverage: $(STAMP)
+coverage: $(DOCS_STAMP)
 	$(PYTEST) $(PARALLEL) -m $(QUICK) --covered $(TESTS) $(ARGS)
 
 # The Python blocks of all pages and the examples. `make test` runs a few of them.
@@ -146,7 +146,7 @@ lock: build/lock/bin/pip-compile
 	cp requirements-docs.lock build/lock/resolved-docs
 	$(PIP_COMPILE) --extra test --extra build --output-file build/lock/resolved pyproject.toml
 	grep -v -e '^#' -e '^warpwell @' build/lock/resolved > requirements.lock  # an extra that names others adds ourselves
-	$(PIP_COMPILE) --extra docs --constraint requirements.lock --output-file build/lock/resolved-docs pyproject.toml
+	$(PIP_COMPILE) --extra docs --extra coverage --constraint requirements.lock --output-file build/lock/resolved-docs pyproject.toml
 	grep -v '^#' build/lock/resolved-docs > requirements-docs.lock
 	! grep -n '://' requirements.lock requirements-docs.lock
 
