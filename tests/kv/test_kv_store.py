@@ -214,6 +214,25 @@ def test_records_come_back_as_arrays(digits) -> None:
     assert store.schema == ww.kv.Schema(DIGITS)
 
 
+def test_metadata_are_kept(tmp_path: Path) -> None:
+    metadata = {"classes": {"label": ["cat", "dog"]}, "version": 2}
+    with ww.kv.create(tmp_path / "s.kv", metadata=metadata) as store:
+        store[1] = b"x"
+        assert store.metadata == metadata
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        assert store.metadata == metadata
+    os.unlink(tmp_path / "s.kv" / "MANIFEST")  # the copy of the first manifest has them too
+    ww.kv.salvage(tmp_path / "s.kv", tmp_path / "t.kv")
+    with ww.kv.open(tmp_path / "t.kv") as store:
+        assert (store.metadata, store[1]) == (metadata, b"x")
+    with ww.kv.create(tmp_path / "plain.kv") as store:
+        assert store.metadata == {}
+    for bad in ({"x": b"bytes"}, {"x": np.int64(1)}, ["list"]):
+        with pytest.raises(errors.ArgumentError, match="metadata"):
+            ww.kv.create(tmp_path / "bad.kv", metadata=bad)  # type: ignore[arg-type]
+    assert not (tmp_path / "bad.kv").exists()
+
+
 def test_records_of_another_schema_change_nothing(tmp_path: Path) -> None:
     with ww.kv.create(tmp_path / "d.kv", schema=DIGITS) as store:
         store.put(1, {"x": np.zeros((8, 8), np.uint8), "y": 5})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import json
 import os
 import shutil
 import uuid
@@ -38,6 +39,7 @@ def create(
     segment_bytes: int | str = "256MiB",
     shards: Sequence[Path] | None = None,
     overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None,
 ) -> Store:
     """Create an empty store and open it for writing.
 
@@ -57,6 +59,9 @@ def create(
         empty. Shards in the same parent folder as `path` may be moved and copied together with it.
     overwrite : bool
         Replace an existing store and its shards. Other files are never replaced.
+    metadata : mapping, optional
+        What readers should know about the records, for example the names of classes: anything that JSON can hold.
+        `Store.metadata` returns it.
 
     Returns
     -------
@@ -71,7 +76,7 @@ def create(
     """
     path, overwrite = checked_path(path), checked_flag(overwrite, "overwrite")
     given = as_schema(schema)
-    meta: dict[str, Any] = {"schema": None if given is None else given.to_json()}
+    meta: dict[str, Any] = {"schema": None if given is None else given.to_json(), **_as_metadata(metadata)}
     options: dict[str, Any] = {
         "durability": durability,
         "segment_bytes": checked_nbytes(segment_bytes, "segment_bytes"),
@@ -88,6 +93,17 @@ def create(
     if finish is not None:
         finish()
     return Store(Records(log), schema=given, writable=True, durability=durability)
+
+
+def _as_metadata(metadata: Any) -> dict[str, Any]:
+    """Return the metadata of a new store as a part of its manifest."""
+    try:
+        return {"metadata": json.loads(json.dumps(dict(metadata)))} if metadata else {}
+    except (TypeError, ValueError) as error:
+        raise errors.ArgumentError(
+            f"metadata cannot be written as JSON ({error}): pass a dict of text, numbers, lists and dicts",
+            name="metadata",
+        ) from None
 
 
 def open_store(

@@ -142,6 +142,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
             None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
             durability=manifest.durability,
             segment_bytes=manifest.segment_bytes,
+            metadata=(manifest.schema or {}).get("metadata"),
         )
         try:
             with made:

@@ -393,6 +393,11 @@ class Store(MutableMapping[Any, Any]):
         return self._records.compact(threshold=checked_share(threshold, "threshold"), progress=progress)
 
     @property
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata that was passed to `warpwell.kv.create`; `kv load` writes the names of classes there."""
+        return dict((self._records.log.schema_json or {}).get("metadata", {}))
+
+    @property
     def stats(self) -> StoreStatistics:
         """Return the store's statistics."""
         self.check_open()
