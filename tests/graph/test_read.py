@@ -501,7 +501,7 @@ def test_npz_files_that_hold_no_graph(tmp_path: Path, monkeypatch: pytest.Monkey
     good = {"format": b"csr", "shape": (2, 2), "indptr": [0, 1, 2], "indices": [1, 0], "data": [1, 1]}
     assert edges_of(npz(path, **good)) == [(0, 1), (1, 0)]
     for change, problem in (
-        ({"format": b"dia"}, "format 'dia'"),
+        ({"format": b"dia", "offsets": [0], "data": [[1, 1]]}, "format 'dia'"),
         ({"shape": (2, 2, 2)}, "cannot be read"),
         ({"shape": (3, 3)}, "cannot be read"),
         ({"indptr": [0, 1, 3]}, "cannot be read"),
@@ -524,6 +524,13 @@ def test_npz_files_that_hold_no_graph(tmp_path: Path, monkeypatch: pytest.Monkey
     content = npz(path, **good).read_bytes()
     with pytest.raises(FormatError, match="cannot be read"):
         EdgeReader(write(tmp_path, content[: len(content) // 2], "graph.npz"))
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 50,)})
+    npz(path, **{name: array for name, array in good.items() if name != "data"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("data.npy", header.getvalue() + bytes(16))
+    with pytest.raises(FormatError, match=r"data\.npy has \d+ bytes for shape \(1125899906842624,\)"):
+        EdgeReader(path)
     monkeypatch.setattr(read, "default_memory_bytes", lambda: 1000)
     with pytest.raises(FormatError, match=r"needs \d+ MiB, more than half of the free memory"):
         EdgeReader(npz(path, **good))

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .._npy import read_header
 from ..errors import ArgumentError, FormatError, MissingFileError, WarpwellError
 from .build import default_memory_bytes
 from .external import VERTEX_LIMIT, Edges
@@ -30,6 +32,8 @@ _CODECS = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd", b"\x
 _SUFFIXES = (".gz", ".bz2", ".zst", ".lz4")
 # Size in bytes of a block that pyarrow parses. No row may be longer.
 _BLOCK = 1 << 20
+# Members of an .npz file with indices.
+_INDICES = ("indices.npy", "indptr.npy", "row.npy", "col.npy")
 # Edges of a matrix in a batch.
 _BATCH = 1 << 20
 _BLANKS = bytes.maketrans(b"\t\r\v\f", b"    ")
@@ -386,24 +390,25 @@ class EdgeReader:
         """Return the entries of a matrix, which is read into memory."""
         advice = "write it with scipy.sparse.save_npz"
         with self._translated(advice), open(self.path, "rb") as raw, np.load(raw) as archive:
+            for member in archive.zip.infolist():
+                with archive.zip.open(member) as file:
+                    shape, dtype = read_header(file, f"{self.path}: {member.filename}", advice)
+                if math.prod(shape) * dtype.itemsize > member.file_size:
+                    problem = f"is damaged: {member.filename} has {member.file_size} bytes for shape {shape}"
+                    raise self._format_error(f"{problem}; {advice}")
+                if member.filename in _INDICES and dtype.kind not in "iu":
+                    raise self._format_error("has indices that are not integers; save the matrix again")
             size = 3 * sum(member.file_size for member in archive.zip.infolist())
             if size > default_memory_bytes():
                 raise self._format_error(
                     f"needs {size >> 20} MiB, more than half of the free memory; write a .mtx file"
                 )
-            layout, shape, values = archive["format"].item(), archive["shape"].tolist(), archive["data"]
-            layout = layout.decode() if isinstance(layout, bytes) else layout
-            members = {"csr": ("indices", "indptr"), "csc": ("indices", "indptr"), "coo": ("row", "col")}.get(layout)
-            if members is None:
-                raise self._format_error(f"holds a matrix in the format {layout!r}; save matrix.tocsr()")
-            indices = [archive[name] for name in members]
-            if any(index.dtype.kind not in "iu" for index in indices):
-                raise self._format_error("has indices that are not integers; save the matrix again")
-            if values.dtype.kind not in "biuf" and self._weights is not False:
-                raise self._format_error(f"has values of {values.dtype}; {_REAL_WEIGHTS}")
-            parts = (values, tuple(indices)) if layout == "coo" else (values, *indices)
-            matrix = getattr(library("scipy.sparse"), f"{layout}_array")(parts, shape)
-            if layout != "coo":
+            matrix = library("scipy.sparse").load_npz(self.path)
+            if matrix.format not in ("csr", "csc", "coo"):
+                raise self._format_error(f"holds a matrix in the format {matrix.format!r}; save matrix.tocsr()")
+            if matrix.dtype.kind not in "biuf" and self._weights is not False:
+                raise self._format_error(f"has values of {matrix.dtype}; {_REAL_WEIGHTS}")
+            if matrix.format != "coo":
                 matrix.check_format(full_check=True)
             matrix = matrix.tocoo(copy=False)
             self._set_vertices(*matrix.shape)
