@@ -102,8 +102,13 @@ def test_zones_of_another_file_are_not_used(tmp_path: Path, caplog: pytest.LogCa
     side = Path(f"{path}.zones")
     raw = side.read_bytes()
     for damaged in (b"", raw[:-9], b"ARROW1" + bytes(200)):
+        caplog.clear()
         side.write_bytes(damaged)
         assert zones() is None
+        assert ("is damaged" in caplog.text) == (not damaged.startswith(b"ARROW1"))
+    assert "has the format of an earlier Warpwell: run ww.table.index again" in caplog.text
+    (problem,) = ww.table.check(path).problems
+    assert "an earlier Warpwell" in problem.what
     for at in range(0, len(raw), 3):  # a flipped bit is found, or changes nothing
         side.write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
         found = zones()

@@ -84,7 +84,7 @@ class Selection:
         Raises
         ------
         FormatError, MediumError
-            The file is corrupt, was truncated, or cannot be read.
+            The file is damaged, was truncated, or cannot be read.
         """
         rows = take(self._columns(columns), self._numbers, self._counters)
         return ColumnBatch(rows.replace_schema_metadata(self._table.schema.metadata))  # the index of pandas is there

@@ -126,18 +126,18 @@ def read_zones(path: str, file_id: str | None) -> Zones | None:
         zones = load_zones(path)
         if zones.is_of(path, file_id):
             return zones
-        problem = f"{path}{SUFFIX} was made for another version of the file"
+        problem = f"{path}{SUFFIX} was made for another version of the file: run ww.table.index again"
     except FileNotFoundError:
         return None
     except FormatError as error:
         problem = str(error)
-    _log.warning("queries of %s skip no blocks: %s; run ww.table.index again", path, problem)
+    _log.warning("queries of %s skip no blocks: %s", path, problem)
     return None
 
 
 def load_zones(path: str) -> Zones:
-    """Return the zones of an Arrow file; raise FileNotFoundError or, if they are damaged, FormatError."""
-    name = path + SUFFIX
+    """Return the zones of an Arrow file; raise FileNotFoundError or, if they are damaged or old, FormatError."""
+    name, raw = path + SUFFIX, b""
     try:
         raw = Path(name).read_bytes()
         if crc32c(raw[:-4]) != int.from_bytes(raw[-4:], "little"):
@@ -149,7 +149,9 @@ def load_zones(path: str) -> Zones:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, RecursionError, StopIteration) as error:
-        raise FormatError(f"{name} is damaged ({line_of(error)})", path=name) from None
+        is_old = raw.startswith(b"ARROW1")  # a file, not a stream
+        problem = "has the format of an earlier Warpwell" if is_old else f"is damaged ({line_of(error)})"
+        raise FormatError(f"{name} {problem}: run ww.table.index again", path=name) from None
 
 
 def write_zones(path: str, target: Path, file_id: str | None, zones: Zones) -> None:
