@@ -347,6 +347,15 @@ def test_expressions_of_polars_select_what_polars_selects(written):
             assert np.array_equal(opened.where(expression).numpy(), expected), (number, expression)
 
 
+@pytest.mark.parametrize("text", ["f64 = 0.5", "f64 > 0.25", "f64 < 0.5 and i8 > 1.5", "not f64 + 0.5 = 1"])
+def test_expressions_of_sql(written, text):
+    path, table = written
+    expression = pl.sql_expr(text)
+    expected = np.flatnonzero(predicate.mask_of(pl.from_arrow(table), expression).to_numpy())
+    with ww.table.open(path, device="cpu") as opened:
+        assert np.array_equal(opened.where(expression).numpy(), expected)
+
+
 def test_large_binary_beyond_offsets_of_32_bits(tmp_path):
     size = (1 << 31) + 8
     offsets = np.array([size - 8, size - 1, size - 1, size], np.int64)
@@ -386,6 +395,7 @@ def test_alternatives_for_one_column_are_one_set(written):
 REFUSED_EXPRESSIONS = [
     (pl.col("i8") > pl.col("i8").mean(), "row by row"),
     (pl.col("i8").shift(1) > 2, "row by row"),
+    (pl.sql_expr("f64 = 0.1").sum() > 2, "row by row"),
     (pl.col("none") > 2, "no column 'none'"),
     (pl.col("i8") == "a", "Polars"),
     (pl.col("text").str.to_integer(strict=True) > 1, "Polars"),

@@ -13,6 +13,7 @@ import decimal
 import functools
 import io
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -435,6 +436,7 @@ _OPERATORS = {"Eq": "==", "NotEq": "!=", "Lt": "<", "LtEq": "<=", "Gt": ">", "Gt
 _MIRRORED = {"Lt": "Gt", "Gt": "Lt", "LtEq": "GtEq", "GtEq": "LtEq"}
 _CLOSED = {"Both": (">=", "<="), "Left": (">=", "<"), "Right": (">", "<="), "None": (">", "<")}
 _UNORDERED = {"Eq", "NotEq", "EqValidity", "NotEqValidity", "IsIn", "IsNull", "IsNotNull"}
+_SQL_OPERATOR = re.compile(r'\{"Sql":(?:"\w+"|\{(?:[^{}]|\{[^{}]*\})*\})\}')
 
 
 def _condition_of(node: Any, type_of: TypeOf, *, negated: bool) -> Condition:
@@ -563,6 +565,12 @@ def pushed_down(expression: Any, schema: Any, type_of: TypeOf) -> Condition:
 
 
 def _is_row_by_row(expression: Any) -> bool:
+    pl = polars()
+    try:
+        expression.meta.is_row_separable()
+    except pl.exceptions.ColumnNotFoundError:  # operators of `polars.sql_expr` have no types yet; they are row by row
+        text = _SQL_OPERATOR.sub('{"Boolean":"AllHorizontal"}', expression.meta.serialize(format="json"))
+        expression = pl.Expr.deserialize(io.StringIO(text), format="json")
     parts = [expression]
     while parts:
         meta = parts.pop().meta
