@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+import subprocess
+import sys
 
 import numpy as np
 import polars as pl
@@ -279,3 +281,29 @@ def _dropped(path):
         return found
     finally:
         os.close(descriptor)
+
+
+_EXIT = """
+import importlib, sys, threading, time
+import polars as pl
+import warpwell as ww
+
+module = importlib.import_module("warpwell.table.scan")
+entered, mask_of = threading.Event(), module.mask_of
+
+def slow_mask(frame, predicate):
+    entered.set()
+    time.sleep(0.05)
+    return mask_of(frame, predicate)
+
+module.mask_of, module.CHUNK_ROWS = slow_mask, 64
+query = ww.table.scan(sys.argv[1]).filter(pl.col("i8") > 0)
+threading.Thread(target=query.collect, daemon=True).start()
+entered.wait()
+"""
+
+
+def test_a_program_that_exits_during_a_query(written):
+    """The thread of Polars that runs the query would abort the process when it needs the interpreter again."""
+    done = subprocess.run([sys.executable, "-c", _EXIT, str(written[0])], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

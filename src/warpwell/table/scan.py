@@ -7,9 +7,12 @@ threads, on columns in place. The other columns of a chunk are read where rows m
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._os import clock
 from ..array.gather import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError
 from . import arrow as pa
@@ -35,6 +39,13 @@ MAX_CHUNKS_AHEAD = 4
 """Maximum chunks that are evaluated ahead of the current chunk."""
 GROUP_ROWS = 1 << 12
 """Matching rows of several chunks that are taken together."""
+EXIT_TIMEOUT_SECONDS = 2.0
+"""Maximum wait at the end of the program for threads of Polars that read tables."""
+_queries: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The generators that Polars has."""
+_is_exiting = threading.Event()
+_parked: list[threading.Thread] = []
+"""Threads of Polars that stay in `_park_at_exit`."""
 
 
 def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, direct: bool | None = None) -> Any:
@@ -79,7 +90,9 @@ def scan(path: str | os.PathLike[str], *, counters: IoCounters | None = None, di
     ) -> Iterator[Any]:
         names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))  # it may name one twice
         # a separate generator: it is closed, and the table with it, even if the query fails
-        return _frames(name, schema, names, predicate, n_rows, batch_size, counters, direct)
+        frames = _frames(name, schema, names, predicate, n_rows, batch_size, counters, direct)
+        _queries.add(frames)
+        return frames
 
     return register_io_source(source, schema=schema, is_pure=True, explain_name="warpwell", explain_detail=name)
 
@@ -118,6 +131,7 @@ def _frames(
     direct: bool | None = None,
 ) -> Iterator[Any]:
     """Yield the frames of a query."""
+    _park_at_exit()
     with open_table(path, direct=direct) as table:
         query = _Query(table, names, predicate, counters)
         end = table.rows if n_rows is None else min(table.rows, n_rows)
@@ -134,7 +148,9 @@ def _frames(
             for frame in frames:
                 if len(frame):
                     is_empty = False
-                    yield from frame.iter_slices(max_rows)
+                    for part in frame.iter_slices(max_rows):
+                        yield part
+                        _park_at_exit()
         if is_empty:
             yield polars().DataFrame(schema={name: schema[name] for name in names})
 
@@ -239,6 +255,7 @@ def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -
     ahead = 0
     try:
         for call in calls:
+            _park_at_exit()
             started.append(ChunkedTask(1, lambda _, call=call: call(), workers))  # type: ignore[misc]
             if len(started) > ahead:
                 yield started[0].result()
@@ -252,6 +269,25 @@ def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -
             task.cancel()
         for task in started:
             task.exception()
+
+
+def _park_at_exit() -> None:
+    """Stop the calling thread for ever if the program exits and the thread is of Polars.
+
+    Such a thread aborts the process if it needs the interpreter after its end.
+    """
+    if _is_exiting.is_set() and threading.current_thread() is not threading.main_thread():
+        _parked.append(threading.current_thread())
+        threading.Event().wait()
+
+
+@atexit.register
+def _park_queries() -> None:
+    """Wait until each unfinished query has stopped."""
+    _is_exiting.set()
+    deadline = clock.monotonic() + EXIT_TIMEOUT_SECONDS
+    while sum(query.gi_frame is not None for query in list(_queries)) > len(_parked) and clock.monotonic() < deadline:
+        clock.sleep(0.001)
 
 
 def _chunks(ranges: Ranges, max_rows: int) -> Iterator[Ranges]:
