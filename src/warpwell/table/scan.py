@@ -272,7 +272,7 @@ def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -
 
 
 def _park_at_exit() -> None:
-    """Stop the calling thread for ever if the program exits and the thread is of Polars.
+    """Stop the calling thread forever if the program exits and the thread is of Polars.
 
     Such a thread aborts the process if it needs the interpreter after its end.
     """

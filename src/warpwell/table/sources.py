@@ -61,7 +61,7 @@ def open_source(source: Any, columns: Collection[Any] | None = None, text: Colle
     columns : collection of str, optional
         Those that are used. Others are not read from files that store columns one by one.
     text : collection of str
-        Columns of CSV and JSON files that are text, whatever their values look like.
+        Columns of CSV and JSON files that are text, also if their values look like numbers.
 
     Raises
     ------

@@ -122,14 +122,14 @@ def _text_batches(path: str, names: list[str], width: int) -> Iterator[Any]:
     FormatError
         A quote is not closed: the last row is in it, or it ends at the next quote, and the number of quotes is odd.
     """
-    quotes, lines, rows, last = 0, 0, 0, [""]
+    quotes, newlines, rows, last = 0, 0, 0, [""]
     last_row = f"\n{_delimiter(path).join(['NA'] * width)}\n".encode()
 
     def with_last_row(piece: Any) -> bytes:
-        nonlocal quotes, lines, last_row
+        nonlocal quotes, newlines, last_row
         text, last_row = (bytes(piece), last_row) if piece else (last_row, b"")
         quotes += text.count(b'"')
-        lines += text.count(b"\n")
+        newlines += text.count(b"\n")
         return text
 
     with open_text(path) as file:
@@ -139,7 +139,7 @@ def _text_batches(path: str, names: list[str], width: int) -> Iterator[Any]:
                 rows += batch.num_rows
                 last = [column[-1].as_py() for column in batch.columns]
                 yield batch
-    if last != ["NA"] * len(names) or (quotes % 2 and rows < lines - 2):
+    if last != ["NA"] * len(names) or (quotes % 2 and rows < newlines - 2):
         raise FormatError(f'{path} has a quote (") that is not closed: close it, or double it inside quotes', path=path)
 
 
