@@ -539,3 +539,42 @@ def test_a_state_that_is_refused_changes_nothing(change):
     with pytest.raises(ArgumentError):
         loader.load_state_dict({**before, "seed": 9, "epoch": 3, **change})
     assert loader.state_dict() == before
+
+
+# -- the order without the records -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_sampler_has_the_batches_and_the_states_of_a_loader(drop: bool) -> None:
+    dataset = ww.train.Dataset({"x": np.arange(50) * 2})
+    options: dict[str, Any] = {"batch_size": 4, "seed": 3, "rank": 1, "world_size": 3, "drop_last": drop}
+    sampler, loader = ww.train.Sampler(dataset, **options), DataLoader(dataset, **options)
+    assert len(sampler) == len(loader)
+    for _ in range(2):
+        iter(sampler)  # PyTorch makes one that it does not use
+        epoch = sampler.epoch
+        drawn = list(sampler)  # as PyTorch's workers do, which are far ahead of the loop
+        states = []
+        for k, batch in enumerate(loader):
+            assert [2 * row for row in drawn[k]] == batch["x"].tolist()
+            states.append(loader.state_dict())
+            assert sampler.state_dict(k + 1) == states[-1] == loader.state_dict(k + 1)
+            assert states[-1]["epoch"] == epoch
+        assert sampler.state_dict() == states[-1] and len(drawn) == len(states)
+        assert sampler.epoch == loader.epoch == epoch + 1
+    for state in (states[1], states[-1]):
+        for again in (ww.train.Sampler(dataset, 7), DataLoader(dataset, 7)):
+            again.load_state_dict(state)
+            assert again.state_dict() == state == again.state_dict(0)
+        sampler.load_state_dict(state)
+        resumed = list(sampler)
+        count = len(resumed)
+        assert resumed == drawn[len(drawn) - count :] and sampler.epoch == 2
+        assert sampler.state_dict(count)["position"] == states[-1]["position"]
+        with pytest.raises(ArgumentError, match=f"the iteration has {count}"):
+            sampler.state_dict(count + 1)
+
+
+def test_a_sampler_wants_a_dataset() -> None:
+    with pytest.raises(ArgumentError, match=r"warpwell\.train\.Dataset"):
+        ww.train.Sampler(range(10))  # type: ignore[arg-type]

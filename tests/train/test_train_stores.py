@@ -21,6 +21,7 @@ from warpwell.errors import (
     KeyMissingError,
     SharingError,
 )
+from warpwell.train.dataset import DecodeError
 
 # The threads of the parent do nothing that a child here waits for.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -359,3 +360,73 @@ def test_keys_of_bytes_that_are_skipped_are_in_the_state(tmp_path: Path) -> None
             list(loader)
     with pytest.raises(ArgumentError, match="on_error"):
         ww.train.DataLoader({"x": np.arange(3)}, on_error="ignore")
+
+
+# -- decoding --------------------------------------------------------------------------------------------------
+
+
+def half(record: dict[str, Any]) -> dict[str, Any]:
+    """Decode a record of the store of `path`."""
+    if record["id"] == 33:
+        raise ZeroDivisionError(f"bad {record['id']}")
+    return {"half": record["x"] / 2, "name": f"r{record['id']}", "part": np.arange(record["id"] % 3)}
+
+
+def test_records_are_decoded_in_batches(store: Any) -> None:
+    dataset = ww.train.Dataset(store, decode=half, key_field="key", keys=[-100, 40, 47])
+    batch = dataset.take([2, 0])
+    x = np.arange(15 * N, dtype=np.float32).reshape(N, 3, 5)
+    assert list(batch) == ["key", "half", "name", "part"] and batch["key"].tolist() == [47, -100]
+    assert np.array_equal(batch["half"], x[[21, 0]] / 2) and batch["half"].dtype == np.float32
+    assert batch["name"] == ["r47", "r-100"] and [len(part) for part in batch["part"]] == [2, 2]
+    assert batch["part"].shape == (2, 2)
+    mixed = dataset.__getitems__([0, 1, 2])
+    assert [len(part) for part in mixed.fields["part"]] == [2, 1, 2]  # type: ignore[union-attr]
+    assert dataset[1]["name"] == "r40" and dataset[1]["key"] == 40
+    loader = ww.train.DataLoader(dataset, 2, seed=4)
+    named = {name for batch in loader for name in batch["name"]}
+    assert named == {"r-100", "r40", "r47"}
+    assert ww.train.Dataset(store, decode=lambda record: record["id"], keys=[40, 47]).take([0, 1]) == [40, 47]
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert np.array_equal(copy.take([2, 0])["half"], batch["half"])
+    copy.store.close()
+
+
+def test_an_error_of_decode_names_the_key(store: Any, caplog: pytest.LogCaptureFixture) -> None:
+    store_keys = [26, 33, 40, 47]
+    caplog.set_level("WARNING", logger="warpwell")
+    dataset = ww.train.Dataset(store, decode=half, keys=store_keys)
+    with pytest.raises(DecodeError, match="ZeroDivisionError for the record of key 33: bad 33") as raised:
+        dataset.take([0, 1])
+    assert raised.value.key == (33).to_bytes(8, "little") and isinstance(raised.value.__cause__, ZeroDivisionError)
+    with pytest.raises(DecodeError, match="key 33"):
+        list(ww.train.DataLoader(dataset, 4))
+    skipping = ww.train.DataLoader(store, 4, shuffle=False, decode=half, keys=[*store_keys, 54], on_error="skip")
+    batches = list(skipping)
+    assert [batch["name"] for batch in batches] == [["r26", "r40", "r47"], ["r54"]] and skipping.skipped == [33]
+    assert "key 33" in caplog.text and skipping.state_dict()["skipped"] == [33]
+    with pytest.raises(DecodeError):  # a record that is asked for is never left out
+        skipping.dataset[1]
+
+    def wrong(record: Any) -> Any:
+        raise TypeError("a mistake")
+
+    with pytest.raises(DecodeError, match="a mistake"):  # no record of the batch can be decoded
+        list(ww.train.DataLoader(store, 4, decode=wrong, on_error="skip"))
+    with pytest.raises(ArgumentError, match="other fields"):
+        ww.train.Dataset(store, decode=lambda r: {"a": 1} if r["id"] == 26 else {"b": 1}, keys=store_keys).take([0, 1])
+    with pytest.raises(ArgumentError, match="decode"):
+        ww.train.Dataset(store, decode="jpeg")  # type: ignore[arg-type]
+
+
+def test_records_that_are_skipped_are_named_in_the_batch(damaged: Path) -> None:
+    with ww.kv.open(damaged) as store:
+        dataset = ww.train.Dataset(store, key_field="key", on_error="skip")
+        records = dataset.__getitems__([76, 77, 78])
+        assert records.skipped == [77] and records.fields["key"].tolist() == [76, 78]  # type: ignore[union-attr]
+        assert dataset.__getitems__([1, 2]).skipped == []  # type: ignore[union-attr]
+        with pytest.raises(CorruptionError):
+            dataset[77]
+        sampler = ww.train.Sampler(dataset, 16)
+        sampler.record_skipped([77, 77])
+        assert sampler.skipped == [77] and sampler.state_dict()["skipped"] == [77]

@@ -7,14 +7,16 @@ Files, in the order in which a row meets them:
 
 - sources.py    rows of one array or column, opened by path in each process
 - records.py    readers of records by their keys: rows of sources, and records of a store
-- dataset.py    `Dataset`: records by position, for `DataLoader` and PyTorch's ``DataLoader``
-- loader.py     `DataLoader`: epochs in shuffled batches, ranks, resuming, batches fetched ahead
-- tensors.py    rows as tensors of PyTorch
+- dataset.py    `Dataset`: records by position, decoded, for `DataLoader` and PyTorch's ``DataLoader``
+- sampler.py    `Sampler`: epochs in shuffled batches of positions, ranks, resuming
+- loader.py     `DataLoader`: the records of these batches, fetched ahead
+- tensors.py    columns of decoded records, and columns as tensors of PyTorch
 - neighbors.py  `Neighbors`: sampled neighborhoods in a graph on storage, by the number of the batch
 """
 
 from .dataset import Dataset
 from .loader import DataLoader
 from .neighbors import Neighbors
+from .sampler import Sampler
 
-__all__ = ["DataLoader", "Dataset", "Neighbors"]
+__all__ = ["DataLoader", "Dataset", "Neighbors", "Sampler"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -13,15 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors, table
-from .._check import checked_path
-from ..kv import Keys, Store
-from .records import UNREADABLE, VALUE, Finished, RowReader, StoreReader, compact_keys, rows_of
+from .._check import checked_callable, checked_path
+from ..array import DeviceArray
+from ..kv import HostFuture, Keys, Store
+from .records import UNREADABLE, VALUE, RowReader, StoreReader, Waiting, compact_keys, rows_of
 from .sources import Source, source_of
-from .tensors import tensor_of
+from .tensors import column_of, tensors_of
+
+SKIPPED = "skipped"
+"""Name of the field of a collated batch that lists the keys of records that were left out."""
+
+
+class DecodeError(errors.ArgumentError):
+    """`decode` raised an error for a record; it is the cause of this one.
+
+    Attributes
+    ----------
+    key : bytes
+        The key of the record.
+    """
+
+    key: bytes | None = None
 
 
 class Records(Sequence[dict[str, Any]]):
-    """Rows of a dataset: ``records.fields`` are whole arrays, ``records[k]`` is one row as a dict.
+    """Rows of a dataset: ``records.fields`` are whole columns, ``records[k]`` is one row as a dict.
 
     PyTorch's default `collate_fn` stacks the rows one by one; `Dataset.collate` uses the fields without a copy.
 
@@ -32,18 +48,23 @@ class Records(Sequence[dict[str, Any]]):
         the host. Values of bytes, and keys that are not all integers, are lists.
     dtypes : dict of numpy.dtype
         The dtypes of the arrays on storage.
+    skipped : list of int and bytes, or None
+        The keys of the records that were left out, if the dataset has ``on_error="skip"``.
     """
 
-    def __init__(self, fields: dict[str, Any], dtypes: dict[str, np.dtype[Any]]) -> None:
+    def __init__(
+        self, fields: dict[str, Any], dtypes: Mapping[str, np.dtype[Any]], skipped: list[int | bytes] | None = None
+    ) -> None:
         self.fields = fields
         self.dtypes = dtypes
+        self.skipped = skipped
 
     @cached_property
     def _host_fields(self) -> dict[str, Any]:
-        return {name: rows if isinstance(rows, list) else np.asarray(rows) for name, rows in self.fields.items()}
+        return {n: np.asarray(rows) if isinstance(rows, DeviceArray) else rows for n, rows in self.fields.items()}
 
     def __len__(self) -> int:
-        return len(next(iter(self.fields.values())))
+        return len(next(iter(self.fields.values()), ()))
 
     def __getitem__(self, index: Any) -> Any:
         fields = {name: rows[index] for name, rows in self._host_fields.items()}
@@ -73,11 +94,20 @@ class Dataset:
     key_field : str, optional
         Name of a field to add, which has the key or row number of each record. Values of a store without a schema are
         then the field "value".
+    decode : callable, optional
+        Called with each record, a dict of its fields or bytes, in the thread or worker process that reads the batch:
+        ``decode(record) -> record``. If it returns dicts, arrays (or tensors, or numbers) of one shape are stacked, and
+        all other fields are lists; else the batch is the list of its results. Spawned workers import it by name.
+    on_error : {"raise", "skip"}
+        "skip" leaves out records of batches that are damaged, that the drive cannot read, that were deleted, or for
+        which `decode` raises: the batches of `DataLoader` and `__getitems__` have fewer rows. A batch of several
+        records of which none can be read raises the error.
 
     Raises
     ------
     ArgumentError
-        There are no fields, they differ in their number of rows, or a column has nulls.
+        There are no fields, they differ in their number of rows, or a column has nulls. On access: `decode` raised an
+        error for a record, whose key the message names.
     DTypeError
         A field does not have numbers.
     MissingFileError, FormatError
@@ -103,9 +133,16 @@ class Dataset:
         columns: Sequence[str] | None = None,
         keys: Any = None,
         key_field: str | None = None,
+        decode: Callable[[Any], Any] | None = None,
+        on_error: str = "raise",
     ) -> None:
         if columns is not None and not isinstance(data, table.Table | str | os.PathLike):
             raise errors.ArgumentError("columns= selects columns of a table: leave it out", name="columns")
+        if on_error not in ("raise", "skip"):
+            raise errors.ArgumentError(f'on_error is {on_error!r}: give "raise" or "skip"', name="on_error")
+        checked_callable(decode, "decode")
+        self._decode = decode
+        self._skips = on_error == "skip"
         self._reader: RowReader | StoreReader
         if hasattr(data, "get_many"):
             self._reader = StoreReader(data)
@@ -136,12 +173,17 @@ class Dataset:
 
     def __getitem__(self, index: int) -> Any:
         """Return one record; a negative index counts from the end."""
-        return self.__getitems__([index])[0]
+        batch = self.take([index])
+        return Records(batch, {})[0] if isinstance(batch, dict) else batch[0]
 
-    def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records | list[bytes]:
-        """Return several records, read together; errors as for `take`."""
-        batch = self.take(indices)
-        return Records(batch, self._reader.dtypes) if isinstance(batch, dict) else batch
+    def __getitems__(self, indices: NDArray[Any] | Sequence[int]) -> Records | list[Any]:
+        """Return several records, read together; errors as for `take`, unless `on_error` is "skip"."""
+        keys = self._keys.take(rows_of(indices, len(self), self._reader.name))
+        batch, skipped = self._finish(keys, partial(self._reader.read, keys), self._reader.read)
+        if not isinstance(batch, dict):
+            results: list[Any] = batch
+            return results
+        return Records(batch, {} if self._decode else self._reader.dtypes, skipped if self._skips else None)
 
     def take(self, rows: NDArray[Any] | Sequence[int]) -> Any:
         """Return the records at some positions; negative numbers count from the end.
@@ -159,7 +201,7 @@ class Dataset:
         CorruptionError, MediumError
         """
         keys = self._keys.take(rows_of(rows, len(self), self._reader.name))
-        return self._with_keys(keys, self._reader.read(keys))
+        return self._finish(keys, partial(self._reader.read, keys), None)[0]
 
     @staticmethod
     def collate(batch: Any) -> dict[str, Any]:
@@ -173,7 +215,8 @@ class Dataset:
         Returns
         -------
         dict of torch.Tensor
-            A tensor per field. Lists of bytes stay lists.
+            A tensor per field. Lists stay lists; arrays in them become tensors. With ``on_error="skip"`` the field
+            "skipped" lists the keys of the records that were left out.
 
         Raises
         ------
@@ -183,43 +226,100 @@ class Dataset:
         if not isinstance(batch, Records):
             raise errors.ArgumentError(
                 f"collate expects a batch of fields from warpwell.train.Dataset, got a {type(batch).__name__}: values "
-                "of a store without a schema are bytes, which your own collate_fn decodes",
+                "of a store without a schema are bytes, which your own collate_fn decodes, or a decode= that returns a "
+                "dict",
                 name="collate_fn",
             )
-        return {
-            name: rows if isinstance(rows, list) else tensor_of(rows, batch.dtypes.get(name, np.dtype(np.int64)))
-            for name, rows in batch.fields.items()
-        }
+        tensors = {name: tensors_of(rows, batch.dtypes.get(name)) for name, rows in batch.fields.items()}
+        return tensors if batch.skipped is None else {**tensors, SKIPPED: batch.skipped}
 
-    def start_take(self, rows: NDArray[np.int64]) -> Any:
-        """Start to read the records at some positions; return a future whose ``wait()`` returns them.
+    def start(self, rows: NDArray[np.int64]) -> Any:
+        """Start to read the records at some positions, for `DataLoader`.
 
-        Records of a store with a schema on a GPU are device arrays.
+        Returns
+        -------
+        future
+            Its ``wait()`` returns the batch and the keys of the records that were left out. Records of a store with a
+            schema on a GPU are device arrays, unless there is a `decode` function.
         """
         keys = self._keys.take(rows)
+        if self._decode is not None:  # in a thread of the pool, so that batches are decoded ahead, too
+            return HostFuture(lambda: self._finish(keys, partial(self._reader.read, keys), self._reader.read))
         future = self._reader.start(keys)
-        return future if self._key_field is None else Finished(future, partial(self._with_keys, keys))
+        return Waiting(lambda: self._finish(keys, future.wait, lambda some: self._reader.start(some).wait()))
 
-    def readable(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of the records at some positions can be read, bool [N], by reading all of them."""
+    def _finish(
+        self, keys: Keys, wait: Callable[[], Any], read_again: Callable[[Keys], Any] | None
+    ) -> tuple[Any, list[int | bytes]]:
+        """Return a batch with keys and decoded, and the keys of the records that were left out.
+
+        Parameters
+        ----------
+        keys : Keys
+        wait : callable
+            Return the records of the keys.
+        read_again : callable, optional
+            Return the records of some of the keys, for ``on_error="skip"``; None to raise the error in any case.
+        """
+        skipped: list[int | bytes] = []
         try:
-            self.take(rows)
-            return np.ones(len(rows), np.bool_)
+            batch = wait()
         except UNREADABLE:
-            half = len(rows) // 2
+            if read_again is None or not self._skips:
+                raise
+            is_readable = self._readable(keys)
+            if keys.size > 1 and not is_readable.any():
+                raise  # the drive failed, not some records
+            skipped = keys.take(~is_readable).to_list()
+            keys = keys.take(is_readable)
+            batch = read_again(keys)
+        if self._decode is not None:
+            batch, is_decoded = self._decoded(keys, batch, is_skipping=self._skips and read_again is not None)
+            skipped += keys.take(~is_decoded).to_list()
+            keys = keys.take(is_decoded)
+        if self._key_field is not None:
+            numbers_or_bytes = keys.numbers() if keys.all_integers else keys.to_list()
+            batch = {self._key_field: numbers_or_bytes, **(batch if isinstance(batch, dict) else {VALUE: batch})}
+        return batch, skipped
+
+    def _readable(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return which records can be read, bool [N], by reading all of them."""
+        try:
+            self._reader.read(keys)
+            return np.ones(keys.size, np.bool_)
+        except UNREADABLE:
+            half = keys.size // 2
             if not half:
                 return np.zeros(1, np.bool_)
-            return np.concatenate([self.readable(rows[:half]), self.readable(rows[half:])])
+            parts = keys.take(slice(half)), keys.take(slice(half, None))
+            return np.concatenate([self._readable(part) for part in parts])
 
-    def keys_at(self, rows: NDArray[np.int64]) -> list[int | bytes]:
-        """Return the keys, or row numbers, of the records at some positions."""
-        return self._keys.take(rows).to_list()
-
-    def _with_keys(self, keys: Keys, batch: Any) -> Any:
-        if self._key_field is None:
-            return batch
-        numbers_or_bytes = keys.numbers() if keys.all_integers else keys.to_list()
-        return {self._key_field: numbers_or_bytes, **(batch if isinstance(batch, dict) else {VALUE: batch})}
+    def _decoded(self, keys: Keys, batch: Any, is_skipping: bool) -> tuple[Any, NDArray[np.bool_]]:
+        """Return the decoded records of a batch, as columns if they are dicts, and which could be decoded."""
+        assert self._decode is not None
+        records = Records(batch, {}) if isinstance(batch, dict) else batch
+        is_decoded = np.ones(keys.size, np.bool_)
+        results = []
+        for k in range(keys.size):
+            try:
+                results.append(self._decode(records[k]))
+            except Exception as error:
+                is_decoded[k] = False
+                if not is_skipping or (k == keys.size - 1 > 0 and not results):
+                    raise DecodeError(
+                        f"decode= raised {type(error).__name__} for the record of key {keys.row(k)!r}: {error}",
+                        name="decode",
+                        key=keys.raw(k),
+                    ) from error
+        if not all(isinstance(result, dict) for result in results):
+            return results, is_decoded
+        names = results[0].keys() if results else self._reader.names
+        if any(result.keys() != names for result in results):
+            raise errors.ArgumentError(
+                f"decode= returned other fields for some records of a batch than {[*names]}: return the same for all",
+                name="decode",
+            )
+        return {name: column_of([result[name] for result in results]) for name in names}, is_decoded
 
     def checksum(self) -> int:
         """Return a CRC-32 of all keys, which identifies them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,7 +144,8 @@ class StoreReader:
         """Start to read records; return a future whose ``wait()`` returns them, on the store's device."""
         if self._is_on_host:
             return HostFuture(lambda: self.read(keys))
-        return Finished(self.store.get_async(_as_argument(keys)), partial(self._checked, keys))
+        future = self.store.get_async(_as_argument(keys))
+        return Waiting(lambda: self._checked(keys, future.wait()))
 
     def _checked(self, keys: Keys, result: tuple[Any, Any]) -> Any:
         """Return a batch, or raise KeyMissingError if a record is missing."""
@@ -173,16 +173,11 @@ class StoreReader:
         return {**self.__dict__, "_store": None}
 
 
-class Finished:
-    """A future whose result passes through a function."""
+class Waiting:
+    """A future whose ``wait()`` is a function."""
 
-    def __init__(self, future: Any, finish: Callable[[Any], Any]) -> None:
-        self._future = future
-        self._finish = finish
-
-    def wait(self) -> Any:
-        """Wait for the result and return it."""
-        return self._finish(self._future.wait())
+    def __init__(self, wait: Callable[[], Any]) -> None:
+        self.wait = wait
 
 
 def _as_argument(keys: Keys) -> Any:
