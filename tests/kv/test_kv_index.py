@@ -2,7 +2,9 @@
 
 import mmap
 import os
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -246,6 +248,33 @@ def test_values_of_any_size(place: Place) -> None:
     assert rows[0].tobytes() == place.reader.get(b"k64") and not rows[1].any()
     with pytest.raises(errors.ValueSizeError, match="1000 bytes"):
         place.reader.rows(as_keys([b"k64", b"k1000"]), 64)
+
+
+def test_keys_of_all_lengths_by_both_ways_to_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {n.to_bytes(8, "little", signed=True): n for n in (-1, 0, 1, -(1 << 63), (1 << 63) - 1)}
+    values = {b"0123456789abcdef"[:n]: b"%d" % n * n for n in range(1, 17)} | {key: key for key in numbers}
+    for has_known_layout in (True, False):
+        monkeypatch.setattr("warpwell.kv.index.reader.has_known_layout", lambda value=has_known_layout: value)
+        made = Place(tmp_path, values, True)
+        get = made.reader.get
+        assert isinstance(get, types.BuiltinFunctionType) == has_known_layout
+        assert {key: get(key) for key in values} == values
+        assert {key: get(n) for key, n in numbers.items()} == {key: key for key in numbers}
+        assert get(2) is None and get(b"0") == b"1" and get(b"1") is None
+        references = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+        for _ in range(1000):
+            get(2), get(b"01")
+        after = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+        assert abs(after[0] - references[0]) < 100 and after[1] == references[1]
+        for key in (1 << 63, -(1 << 63) - 1):
+            with pytest.raises(OverflowError):
+                get(key)
+        for wrong in (b"0123456789abcdefg", b"", 1.5):
+            with pytest.raises((errors.ArgumentError, TypeError)):
+                get(wrong)
+        counters = made.state.counters()
+        assert counters["errors"] == 0 and counters["gets"] - counters["hits"] == 1002
+        made.close()
 
 
 @pytest.mark.parametrize("key", [b"k1", b"k64", b"k65537"])

@@ -88,14 +88,14 @@ class Records:
         """Return values of one size as rows, and a mask; see `Reader.rows`."""
         return self.reader.rows(keys, row_bytes, out)
 
-    def values(self, keys: Keys) -> list[bytes | None]:
-        """Return values of any size, None for absent keys."""
+    def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
+        """Return values of any size, None for absent keys, and a mask."""
         before: NDArray[np.int64] | None = None
         for _ in range(_ATTEMPTS):
             locations = self.index.lookup(keys)
             values, stale = self.reader.values(keys, locations)
             if not stale.size:
-                return values
+                return values, np.not_equal(locations[:, 0], 0)
             # A segment that went between the look-up and the read has moved its keys. One that is not open though keys
             # are in it will not be open at the next attempt either: the store was closed, or is damaged.
             if before is not None and (locations[stale, 0] == before[stale, 0]).any():

@@ -213,8 +213,8 @@ class Store(MutableMapping[Any, Any]):
             raise self._unusable()
         checked = as_keys(keys)
         if self.schema is None and out is None:
-            values = self._reading(self._records.values, checked)
-            return values, np.fromiter((v is not None for v in values), np.bool_, checked.size)
+            values: tuple[Any, NDArray[np.bool_]] = self._reading(self._records.values, checked)
+            return values
         row_bytes = row_bytes_of(out, checked.size) if self.schema is None else self.schema.nbytes
         if out is not None and self.schema is not None:
             row_bytes_of(out, checked.size, row_bytes)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...nvme import key_words
-from ...targets import device, private_memory, view_of
+from ...targets import device, native
 from ...targets.bus_error import map_guarded, unmap
 from ...targets.primitives import (
     SYSTEM,
     backoff,
+    call_foreign,
     copy_bytes,
     crc32c,
     exchange,
     fetch_add,
+    i64,
     load_acquire,
     load_relaxed,
     load_weak_as,
@@ -41,7 +43,7 @@ from ...targets.primitives import (
 from ..keys import Keys, as_key
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
 from ..log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
-from ..native import compiled
+from ..native import CONTENTS, SIZE, TYPE, compiled, has_known_layout, method, python_function, with_objects
 from .index import (
     C_BYTES,
     C_ERRORS,
@@ -93,19 +95,33 @@ PREFETCH_BYTES = 1024
 MAX_MAPPED_BYTES = 32768
 """Size of values up to which they are copied from mapped files; a system call costs larger ones next to nothing."""
 
+# -- data of `get_object`, in words -------------------------------------------------------------------------------
+P_STATE = 0
+"""Address of the store's state."""
+P_SLOW = 1
+"""Address of the Python function that reads other values."""
+P_NONE = 2
+P_INT = 3
+"""Address of the type int."""
+P_BYTES = 4
+P_AS_WORD = 5
+P_CLEAR_ERROR = 6
+P_CALL = 7
+P_TAKE = 8
+P_DROP = 9
+P_NEW_BYTES = 10
+_PYTHON_FUNCTIONS = (
+    "PyLong_AsLongLong",
+    "PyErr_Clear",
+    "PyObject_CallOneArg",
+    "Py_IncRef",
+    "Py_DecRef",
+    "PyBytes_FromStringAndSize",
+)
+"""Addresses of these functions of Python's C API are the words from `P_AS_WORD` on."""
+
 _ERROR = 1 << 40
 """`get_one` returns errors below minus this number."""
-_MIN_FILLED_BYTES = 1024
-"""Mean size of values from which on bytes objects are made in advance."""
-_CONTENTS = bytes.__basicsize__ - 1
-"""Where the contents of a bytes object begin."""
-_CAN_FILL = (
-    sys.implementation.name == "cpython"
-    and ctypes.string_at(id(b"contents") + _CONTENTS, 9) == b"contents\0"
-    and bytes(1) is not bytes(1)  # no small object is shared (the empty one may be)
-)
-_BLOCK_BYTES = 32
-"""Size of the arguments of `get_one`."""
 _NO_ROWS = np.empty(0, np.intp)
 _MAP_INTERVAL = 256
 """Batches between attempts to map one more segment."""
@@ -154,8 +170,7 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     crc = (loc1 >> 32) & 0xFFFFFFFF
     source = mapped_address(entry, loc0, size)
     if source != 0:
-        copy_bytes(out, source, size)
-        if crc32c(out, size, 0) == crc:
+        if copy_checked(out, source, size) == crc:
             return FOUND
         # The system call reports the error of the file, if it has one.
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
@@ -163,6 +178,13 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     if status == FOUND and crc32c(out, size, 0) != crc:
         return BAD_CRC
     return status
+
+
+@device
+def copy_checked(out: int, source: int, size: int) -> int:
+    """Copy a value and return the CRC of the copy."""
+    copy_bytes(out, source, size)
+    return crc32c(out, size, 0)
 
 
 @device
@@ -244,9 +266,91 @@ def get_one(block: int, key0: int, key1: int, length: int) -> int:
     return -_ERROR - status
 
 
-def get_int(block: int, key: int) -> int:
-    """Read the value of an 8-byte key, as `get_one` with fewer arguments: that makes Python's call faster."""
-    return get_one(block, key, 0, 8)
+@device
+def bytes_word(address: int, nbytes: int) -> int:
+    """Return up to 8 bytes as a word of a key."""
+    if nbytes >= 8:
+        return int(load_weak_as(address, INT64))
+    word = 0
+    for k in range(nbytes):
+        word |= i64(load_weak_as(address + k, UINT8)) << (8 * k)
+    return word
+
+
+@device
+def call_python(fields: int, function: int, argument: int, other: int) -> int:
+    """Call a function of Python's C API."""
+    return call_foreign(load_weak_as(fields + 8 * function, INT64), argument, other, 0, 0, 0, 0, 0)
+
+
+@native
+def get_object(data: int, key: int) -> int:
+    """Return a new reference to the value of a key as bytes, or to None (see `native.method`).
+
+    It reads small values of mapped files, of keys that are int or bytes. It keeps the interpreter lock, as a copy of
+    memory does, so no other thread of this process enters the epoch as a Python reader meanwhile, and no Python code
+    runs in the epoch. `P_SLOW` reads all other values, and raises errors.
+    """
+    fields = data + CONTENTS
+    slow = load_weak_as(fields + 8 * P_SLOW, INT64)
+    kind = load_weak_as(key + TYPE, INT64)
+    key1 = 0
+    length = 8
+    if kind == load_weak_as(fields + 8 * P_INT, INT64):
+        key0 = call_python(fields, P_AS_WORD, key, 0)
+        if key0 == -1:  # or it has more than 64 bits
+            call_python(fields, P_CLEAR_ERROR, 0, 0)
+            return call_python(fields, P_CALL, slow, key)
+    elif kind == load_weak_as(fields + 8 * P_BYTES, INT64) and 0 < load_weak_as(key + SIZE, INT64) <= 16:
+        length = load_weak_as(key + SIZE, INT64)
+        key0 = bytes_word(key + CONTENTS, length)
+        key1 = bytes_word(key + CONTENTS + 8, length - 8)
+    else:
+        return call_python(fields, P_CALL, slow, key)
+    state = load_weak_as(fields, INT64)
+    epoch = enter(state, data >> 12)
+    loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
+    size = loc1 & SIZE_MASK
+    entry = 0
+    if loc0 != 0:
+        entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+    source = 0
+    if entry != 0:
+        source = mapped_address(entry, loc0, size)
+    value = 0
+    if loc0 == 0:
+        value = load_weak_as(fields + 8 * P_NONE, INT64)
+        call_python(fields, P_TAKE, value, 0)
+    elif source != 0:
+        value = call_python(fields, P_NEW_BYTES, 0, size)
+        if value != 0 and copy_checked(value + CONTENTS, source, size) != (loc1 >> 32) & 0xFFFFFFFF:
+            call_python(fields, P_DROP, value, 0)
+            value = 0
+    leave(state, data >> 12, epoch)
+    if value == 0:  # out of memory too: then `P_SLOW` finds no error and continues
+        call_python(fields, P_CLEAR_ERROR, 0, 0)
+        return call_python(fields, P_CALL, slow, key)
+    hit = 1 if loc0 != 0 else 0
+    count_reads(state, data >> 12, 1, hit, size * hit, 0)
+    return value
+
+
+@native
+def new_values(values: int, locations: int, count: int, starts: int, new: int, contents: int, set_item: int) -> int:
+    """Put a bytes object for each value that exists into a list, and store where its contents begin.
+
+    The contents are not initialized. Returns -1 if memory is short (see `native.with_objects`).
+    """
+    for k in range(count):
+        if load_weak_as(locations + 16 * k, INT64) == 0:
+            continue
+        size = load_weak_as(locations + 16 * k + 8, INT64) & SIZE_MASK
+        value = call_foreign(new, 0, size, 0, 0, 0, 0, 0)
+        if value == 0:
+            return -1
+        store_weak_as(starts + 8 * k, call_foreign(contents, value, 0, 0, 0, 0, 0, 0), INT64)
+        call_foreign(set_item, values, k, value, 0, 0, 0, 0)
+    return 0
 
 
 def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
@@ -353,7 +457,7 @@ class Reader:
         self._path = path
         self._table = _SegmentTable(16)
         self._lock = threading.RLock()
-        self.get = _getter(state.address, path)
+        self.get = _getter(state, path)
         """Return one value, None for an absent key. An int of 64 bits (OverflowError for others) is its 8 bytes."""
         self._publish()
 
@@ -456,26 +560,12 @@ class Reader:
 
     def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
         """Read the values at locations that were looked up; return them, and the rows whose segment is not open."""
-        sizes = locations[:, 1] & SIZE_MASK
-        sizes[locations[:, 0] == 0] = 0
+        # Values go straight into bytes objects, which no other code has seen yet: C extensions make them like that.
+        listed: list[bytes | None] = [None] * keys.size
+        starts = np.empty(keys.size, np.int64)
         found = np.empty(keys.size, np.uint8)
-        listed: list[bytes | None]
-        if _CAN_FILL and keys.size and int(sizes.sum()) >= _MIN_FILLED_BYTES * keys.size:
-            # Large values go straight into their bytes objects, which no other code has seen yet (C extensions
-            # make them like that): another copy would take as long as the read.
-            listed = [bytes(n) for n in sizes.tolist()]
-            starts = np.fromiter(map(id, listed), np.int64, keys.size) + _CONTENTS
-            stale = self._read_at(keys, locations, 0, starts, found)
-            if found.all():
-                return listed, stale
-            return [v if ok else None for v, ok in zip(listed, found.tolist(), strict=True)], stale
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        stale = self._read_at(keys, locations, out.ctypes.data, starts, found)
-        raw: Any = out.tobytes() if out.nbytes < 1 << 16 else out.data
-        ranges = zip(starts.tolist(), ends.tolist(), found.tolist(), strict=True)
-        return [bytes(raw[a:b]) if ok else None for a, b, ok in ranges], stale
+        _values_maker()(listed, locations.ctypes.data, keys.size, starts.ctypes.data)
+        return listed, self._read_at(keys, locations, 0, starts, found)
 
     def _read_at(
         self,
@@ -527,58 +617,38 @@ class Reader:
         raise read_error(self._path, keys.row(k), int(found[k]), int(locations[k, 0]) >> SEGMENT_SHIFT)
 
 
-def _getter(state: int, path: str) -> Callable[[Any], bytes | None]:
+@functools.cache
+def _values_maker() -> Callable[..., int]:
+    """Return `new_values` for the first four arguments."""
+    call = with_objects(new_values, ctypes.py_object, *[ctypes.c_int64] * 6)
+    functions = [python_function(name) for name in ("PyBytes_FromStringAndSize", "PyBytes_AsString", "PyList_SetItem")]
+    return lambda *arguments: call(*arguments, *functions)
+
+
+def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
     """Return `Reader.get`, which is optimized: for a single record Python takes longer than the store."""
-    # Unused buffers. A call takes one, so that a read in the middle of it gets another: by other threads, and by signal
-    # handlers and finalizers in this one.
-    unused: list[tuple[Any, int, Any]] = []
-    take, give = unused.pop, unused.append
 
-    def get(key: Any) -> bytes | None:
-        try:
-            buffer = take()
-        except IndexError:
-            buffer = _buffer(state)
-        call, block, contents = buffer
-        if type(key) is int:
-            size = call(block, key)
-        elif len(key) == 8:
-            size = call(block, int.from_bytes(key, "little", signed=True))
-        else:
-            size = compiled(get_one)(block, *key_words(as_key(key)), len(key))
-        if size >= 0:
-            value: bytes = contents[:size]
-            give(buffer)
-            return value
-        give(buffer)
-        return None if size == -_ERROR else _get_large(state, path, key, int(size))
+    def get_slowly(key: Any) -> bytes | None:
+        """Read any value; raise its error."""
+        words = (key, 0, 8) if type(key) is int else (*key_words(as_key(key)), len(key))
+        out = np.empty(0, np.uint8)
+        while True:
+            address = out.ctypes.data
+            block = np.array([state.address, address >> 12, address, out.nbytes], np.int64)
+            size = int(compiled(get_one)(block.ctypes.data, *words))
+            if size >= 0:
+                return out[:size].tobytes()
+            if size == -_ERROR:
+                return None
+            if size < -_ERROR:
+                raise read_error(path, key, -size - _ERROR)
+            out = np.empty(-1 - size, np.uint8)
 
-    return get
-
-
-def _buffer(state: int) -> tuple[Any, int, Any]:
-    """Return the function that reads an int key, its argument words, and the memory for the value."""
-    raw = private_memory(SCRATCH_BYTES + _BLOCK_BYTES)
-    address = int(np.frombuffer(raw, np.uint8).ctypes.data)
-    block = address + SCRATCH_BYTES
-    view_of(block, _BLOCK_BYTES, np.int64)[:] = state, address >> 12, address, SCRATCH_BYTES
-    # a slice of an mmap object is bytes, made in one step
-    return compiled(get_int), block, raw
-
-
-def _get_large(state: int, path: str, given: int | bytes, size: int) -> bytes | None:
-    """Return a value that is larger than the buffer, or raise the error of a read."""
-    key = as_key(given)
-    while -_ERROR < size < 0:
-        out = np.empty(-1 - size, np.uint8)
-        address = out.ctypes.data
-        block = np.array([state, address >> 12, address, out.nbytes], np.int64)
-        size = int(compiled(get_one)(block.ctypes.data, *key_words(key), len(key)))
-        if size >= 0:
-            return out[:size].tobytes()
-    if size == -_ERROR:
-        return None
-    raise read_error(path, given, -size - _ERROR)
+    if not has_known_layout():
+        return get_slowly
+    objects = [id(get_slowly), id(None), id(int), id(bytes)]
+    words = np.array([state.address, *objects, *map(python_function, _PYTHON_FUNCTIONS)], np.int64)
+    return method(get_object, "get", words.tobytes(), (state, get_slowly))
 
 
 def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:
