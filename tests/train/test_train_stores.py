@@ -362,6 +362,51 @@ def test_keys_of_bytes_that_are_skipped_are_in_the_state(tmp_path: Path) -> None
         ww.train.DataLoader({"x": np.arange(3)}, on_error="ignore")
 
 
+# -- fields that were added later --------------------------------------------------------------------------------
+
+
+def test_fields_of_several_stores_and_arrays_are_joined(tmp_path: Path, store: Any) -> None:
+    with ww.kv.create(tmp_path / "scores.kv", schema={"score": ("float32", ())}) as scores:
+        keys = store.keys_array()[::-1]  # another order
+        scores.put_many(keys, {"score": keys.astype(np.float32) / 2})
+    with ww.kv.create(tmp_path / "text.kv") as text:
+        text.put_many(np.arange(600), [b"%d" % k for k in range(600)])
+    y = np.arange(600) ** 2
+    with ww.kv.open(tmp_path / "scores.kv") as scores, ww.kv.open(tmp_path / "text.kv") as text:
+        chosen = [40, 47, 5]
+        dataset = ww.train.Dataset(store, join=[scores, text, {"square": y}], keys=chosen, key_field="key")
+        assert dataset.names == ["key", "x", "y", "id", "score", "value", "square"] and dataset.store is store
+        batch = dataset.take([2, 0])
+        assert batch["id"].tolist() == [5, 40] and batch["score"].tolist() == [2.5, 20]
+        assert batch["value"] == [b"5", b"40"] and batch["square"].tolist() == [25, 1600]
+        copy = pickle.loads(pickle.dumps(dataset))
+        assert copy[0]["square"] == 1600 and copy[0]["value"] == b"40"
+        copy.store.close()
+        loader = ww.train.DataLoader(store, 2, join=[scores], seed=1)
+        assert all(np.array_equal(b["id"] / 2, b["score"]) for b in loader)
+        rows = ww.train.Dataset({"square": y}, join=[text])
+        assert rows[7] == {"square": 49, "value": b"7"} and rows.store is text
+
+
+def test_keys_that_a_joined_part_lacks_are_named(tmp_path: Path, store: Any) -> None:
+    with ww.kv.create(tmp_path / "scores.kv", schema={"score": ("float32", ())}) as scores:
+        scores.put_many([40, 54], {"score": np.ones(2, np.float32)})
+        with pytest.raises(KeyMissingError, match=r"scores\.kv does not have key 47") as raised:
+            ww.train.Dataset(store, join=[scores], keys=[40, 47]).take([0, 1])
+        assert raised.value.key == (47).to_bytes(8, "little")
+        loader = ww.train.DataLoader(store, 3, join=[scores], keys=[40, 47, 54], on_error="skip", shuffle=False)
+        assert [batch["id"].tolist() for batch in loader] == [[40, 54]] and loader.skipped == [47]
+        scores.put_many(["name"], {"score": np.ones(1, np.float32)})
+        for keys, named in (([40, 48], 48), ([-100, 5], -100), (["name"], "b'name'"), (range(0, 100, 10), 90)):
+            with pytest.raises(KeyMissingError, match=f"row for key {named}: 48 rows have the keys 0 to 47"):
+                ww.train.Dataset(store, join=[{"z": np.arange(48)}], keys=keys)
+        for same in (store, {"x": np.arange(500)}):
+            with pytest.raises(ArgumentError, match="'x' is in two"):
+                ww.train.Dataset(store, join=[same])
+        with pytest.raises(ArgumentError, match="a list of stores"):
+            ww.train.Dataset(store, join=scores)  # type: ignore[arg-type]
+
+
 # -- decoding --------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from .. import errors, table
 from .._check import checked_callable, checked_path
 from ..array import DeviceArray
 from ..kv import HostFuture, Keys, Store
-from .records import UNREADABLE, VALUE, RowReader, StoreReader, Waiting, compact_keys, rows_of
+from .records import UNREADABLE, VALUE, JoinedReader, RowReader, StoreReader, Waiting, compact_keys, rows_of
 from .sources import Source, source_of
 from .tensors import column_of, tensors_of
 
@@ -88,6 +88,9 @@ class Dataset:
         else bytes.
     columns : sequence of str, optional
         The columns of the table to use. Default: all.
+    join : sequence, optional
+        More fields for the same keys: stores, tables and dicts of fields, as for `data`. A store must have a record for
+        each key; the keys of rows are their numbers. Values of a store without a schema are the field "value".
     keys : optional
         The records to use: keys as for `warpwell.kv.Store.get_many`, or row numbers. Default: all records that there
         are now, in the order of `warpwell.kv.Store.keys_array`.
@@ -112,7 +115,7 @@ class Dataset:
         A field does not have numbers.
     MissingFileError, FormatError
     KeyMissingError
-        On access: a key was deleted from the store.
+        Joined rows lack a key. On access: a store lacks a key, which was deleted, or is not in a joined store.
     ForkError
         On access in a forked process if the store is open for writing; on pickling if it is open for writing or on a
         GPU.
@@ -131,6 +134,7 @@ class Dataset:
         data: Mapping[str, Any] | table.Table | str | os.PathLike[str] | Store,
         *,
         columns: Sequence[str] | None = None,
+        join: Sequence[Any] = (),
         keys: Any = None,
         key_field: str | None = None,
         decode: Callable[[Any], Any] | None = None,
@@ -140,20 +144,21 @@ class Dataset:
             raise errors.ArgumentError("columns= selects columns of a table: leave it out", name="columns")
         if on_error not in ("raise", "skip"):
             raise errors.ArgumentError(f'on_error is {on_error!r}: give "raise" or "skip"', name="on_error")
+        if not isinstance(join, list | tuple):
+            raise errors.ArgumentError(f"join is {join!r:.60}: give a list of stores, tables and dicts", name="join")
         checked_callable(decode, "decode")
         self._decode = decode
         self._skips = on_error == "skip"
-        self._reader: RowReader | StoreReader
-        if hasattr(data, "get_many"):
-            self._reader = StoreReader(data)
-        else:
-            self._reader = RowReader(_sources(data, columns))
+        readers = [_reader(data, columns), *(_reader(part, None) for part in join)]
+        self._reader: Reader = readers[0] if len(readers) == 1 else JoinedReader(readers)
         if key_field is not None and (not isinstance(key_field, str) or key_field in self._reader.names):
             raise errors.ArgumentError(
                 f"key_field is {key_field!r}: give a new name, which is not a field already", name="key_field"
             )
         self._key_field = key_field
         self._keys = compact_keys(self._reader.keys() if keys is None else keys)
+        if isinstance(self._reader, JoinedReader):
+            self._reader.require(self._keys)
 
     @property
     def names(self) -> list[str]:
@@ -163,7 +168,7 @@ class Dataset:
     @property
     def store(self) -> Any:
         """The store in this process, or None for arrays and tables."""
-        return self._reader.store if isinstance(self._reader, StoreReader) else None
+        return None if isinstance(self._reader, RowReader) else self._reader.store
 
     def __len__(self) -> int:
         return self._keys.size
@@ -338,6 +343,13 @@ class Dataset:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+Reader: TypeAlias = RowReader | StoreReader | JoinedReader
+
+
+def _reader(data: Any, columns: Sequence[str] | None) -> RowReader | StoreReader:
+    return StoreReader(data) if hasattr(data, "get_many") else RowReader(_sources(data, columns))
 
 
 def _sources(data: Any, columns: Sequence[str] | None) -> dict[str, Source]:

@@ -87,6 +87,19 @@ class RowReader:
         """Start to read rows; return a future whose ``wait()`` returns the result of `read`."""
         return HostFuture(lambda: self.read(keys))
 
+    def require(self, keys: Keys | KeyRange) -> None:
+        """Raise KeyMissingError if a key is not the number of a row."""
+        checked = keys.take(np.array([0, keys.size - 1])) if isinstance(keys, KeyRange) else keys
+        numbers = checked.numbers()
+        absent = np.flatnonzero((numbers < 0) | (numbers >= self._rows) | ~np.asarray(checked.kinds))
+        if absent.size:
+            first = int(absent[0])
+            raise errors.KeyMissingError(
+                f"{self.names} have no row for key {checked.row(first)!r}: {self._rows} rows have the keys "
+                f"0 to {self._rows - 1}; add the rows, or pass keys= that have one",
+                key=checked.raw(first),
+            )
+
     def close(self) -> None:
         """Close the files that this process has open (idempotent). A read opens them again."""
         for source in self._sources.values():
@@ -154,7 +167,7 @@ class StoreReader:
         if absent.size:
             first = int(absent[0])
             raise errors.KeyMissingError(
-                f"the store does not have key {keys.row(first)!r} ({absent.size} of a batch of {keys.size} are"
+                f"{self.name} does not have key {keys.row(first)!r} ({absent.size} of a batch of {keys.size} are"
                 " missing): was it deleted after the dataset or the loader was made? Make it again, or pass keys= that"
                 " the store has",
                 key=keys.raw(first),
@@ -171,6 +184,59 @@ class StoreReader:
                 " on a GPU: open it with mode='r' and without a device, or load batches in this process (num_workers=0)"
             )
         return {**self.__dict__, "_store": None}
+
+
+class JoinedReader:
+    """Records of several readers with the same keys: the fields of all.
+
+    Parameters
+    ----------
+    readers : list of RowReader and StoreReader
+        The keys are those of the first.
+    """
+
+    def __init__(self, readers: list[RowReader | StoreReader]) -> None:
+        self._readers = readers
+        self.name = readers[0].name
+        self.names = [name for reader in readers for name in reader.names]
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise errors.ArgumentError(f"field {name!r} is in two parts of join=: rename it in one", name="join")
+        self.dtypes = {name: dtype for reader in readers for name, dtype in reader.dtypes.items()}
+
+    @property
+    def store(self) -> Any:
+        """The first store, or None."""
+        return next((reader.store for reader in self._readers if isinstance(reader, StoreReader)), None)
+
+    def keys(self) -> Any:
+        """Return all keys of the first reader."""
+        return self._readers[0].keys()
+
+    def require(self, keys: Keys | KeyRange) -> None:
+        """Raise KeyMissingError if arrays or tables lack a row for a key; stores are asked when they are read."""
+        for reader in self._readers:
+            if isinstance(reader, RowReader):
+                reader.require(keys)
+
+    def read(self, keys: Keys) -> dict[str, Any]:
+        """Return the fields of all records."""
+        return self._merged([reader.read(keys) for reader in self._readers])
+
+    def start(self, keys: Keys) -> Waiting:
+        """Start to read records; return a future whose ``wait()`` returns them."""
+        futures = [reader.start(keys) for reader in self._readers]
+        return Waiting(lambda: self._merged([future.wait() for future in futures]))
+
+    @staticmethod
+    def _merged(parts: list[Any]) -> dict[str, Any]:
+        batches = [part if isinstance(part, dict) else {VALUE: part} for part in parts]
+        return {name: rows for batch in batches for name, rows in batch.items()}
+
+    def close(self) -> None:
+        """Close the files that this process has open (idempotent)."""
+        for reader in self._readers:
+            reader.close()
 
 
 class Waiting:
