@@ -207,13 +207,13 @@ def _fill(source: RecordSource, store: Store, report: Report) -> tuple[LoadRepor
 
 
 def _fields(schema: Schema | None) -> dict[str, Any] | None:
-    return None if schema is None else {field.name: [field.dtype.name, list(field.shape)] for field in schema.fields}
+    return None if schema is None else {field.name: [field.type_name, list(field.shape)] for field in schema.fields}
 
 
 def _schema_text(schema: Schema | None) -> str:
     if schema is None:
         return "none: values are bytes"
-    return ", ".join(f"{field.name}: {field.dtype.name} {tuple(field.shape)}" for field in schema.fields)
+    return ", ".join(f"{field.name}: {field.type_name} {field.shape}" for field in schema.fields)
 
 
 # -- get ---------------------------------------------------------------------------------------------------------------
@@ -221,8 +221,6 @@ def _schema_text(schema: Schema | None) -> str:
 
 def get(arguments: argparse.Namespace) -> int:
     """Write a value: raw bytes, or a table or JSON if it has fields."""
-    import numpy as np
-
     from .. import kv
     from ..errors import KeyMissingError
     from ..kv import as_key
@@ -243,10 +241,11 @@ def get(arguments: argparse.Namespace) -> int:
             raise ArgumentError(
                 f"{arguments.store} has no field {arguments.field!r}; its fields are {', '.join(value)}"
             )
-        value = {arguments.field: np.asarray(value[arguments.field])}
-        raw = value[arguments.field].tobytes()
+        item = value[arguments.field]
+        value = {arguments.field: item}
+        raw = item.encode() if isinstance(item, str) else bytes(item) if isinstance(item, bytes) else item.tobytes()
     else:
-        raw = value if schema is None else schema.pack_one(value).tobytes()
+        raw = value if schema is None else bytes(schema.pack_one(value))
     if target is not None:
         target.write_bytes(raw)
     values = {"store": str(arguments.store), "key": describe_key(key), "key_hex": as_key(key).hex(), "bytes": len(raw)}
@@ -308,9 +307,13 @@ def _value_json(value: Any) -> dict[str, Any]:
 
     import numpy as np
 
+    def as_json(item: Any) -> Any:
+        if isinstance(item, bytes):
+            return base64.b64encode(item).decode()
+        return str(item) if isinstance(item, str) or np.asarray(item).dtype.kind == "c" else np.asarray(item).tolist()
+
     if isinstance(value, dict):
-        arrays = {name: np.asarray(item) for name, item in value.items()}
-        return {"fields": {k: a.tolist() if a.dtype.kind != "c" else str(value[k]) for k, a in arrays.items()}}
+        return {"fields": {name: as_json(item) for name, item in value.items()}}
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -321,6 +324,8 @@ def _value_json(value: Any) -> dict[str, Any]:
 def _array_text(item: Any) -> str:
     import numpy as np
 
+    if isinstance(item, str | bytes):
+        return f"{type(item).__name__} [{len(item)}]  {item!r:.200}"
     array = np.asarray(item)
     shape = "x".join(map(str, array.shape))
     return f"{array.dtype}{f' [{shape}]' if shape else ''}  {np.array2string(array, threshold=64)}"

@@ -11,7 +11,8 @@ The files, in the order in which a record meets them:
     opening.py        create and open stores; check their options
     store.py          `Store`, the mapping that the host uses; views, statistics, reads in the background
     keys.py           types of keys; keys as arrays; the order of keys
-    schema.py         types of values: bytes, or a record of named arrays
+    schema.py         types of values: bytes, or a record of named fields
+    ragged.py         items of different lengths in one buffer: a ragged field of a batch
     records.py        log, index and reader of one store together; commit, refresh, compaction
     shards.py         the shard of each key: its folder of values, for example on its own drive
     log/              the files on disk: segments of values, folders of shards, journal, snapshots, recovery
@@ -32,6 +33,7 @@ from .log.verify import Problem
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .permutation import Permutation, permuted
+from .ragged import Ragged
 from .salvage import SalvageReport, salvage
 from .schema import Schema
 from .store import HostFuture, Store, StoreStatistics
@@ -39,6 +41,7 @@ from .store import HostFuture, Store, StoreStatistics
 __all__ = [
     "DeviceStore",
     "Permutation",
+    "Ragged",
     "SalvageReport",
     "Schema",
     "Store",

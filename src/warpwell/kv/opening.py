@@ -48,8 +48,8 @@ def create(
     path : path-like
         A folder that does not exist yet, or is empty. Its parent must exist.
     schema : mapping of str to (dtype, shape), optional
-        The arrays of every value: ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Default: values are bytes of any
-        length up to 16 MiB.
+        The fields of every value: ``{"image": ("uint8", (None,)), "y": "int64", "name": "str"}``; see `Schema`.
+        Default: values are bytes of any length up to 16 MiB.
     durability : {"commit", "always", "none"}
         When changes become durable: at `Store.commit`, at each change, or whenever the system writes them.
     segment_bytes : int or str
@@ -143,7 +143,8 @@ def open_store(
     threads : int, optional
         How many of the process's native service threads may serve the queues at once.
     value_bytes : int or str, optional
-        Room for a value in a batch, for stores without a schema (default 4096). Larger values are truncated in batches.
+        Room for a value in a batch, for stores without a schema, and the largest value in the cache, for them and for
+        schemas with ragged fields (default 4096). Larger values are truncated in batches.
     timeout : float
         Timeout of a request of device code, in seconds without any answer. While other commands are answered, a command
         times out after four times as long.
@@ -238,7 +239,7 @@ def _open(
             return Store(records, schema=schema, writable=writable, durability=log.durability)
         if writable:
             options = replace(options, cache_bytes=0)
-        if schema is not None:
+        if schema is not None and not schema.ragged:
             options = replace(options, value_bytes=schema.nbytes)
         return DeviceStore(
             records,

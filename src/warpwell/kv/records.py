@@ -17,7 +17,7 @@ from .._os import clock, uninterrupted
 from ..nvme import key_words
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
-from .index.reader import SIZE_MASK, STALE, Reader, read_error
+from .index.reader import SIZE_MASK, STALE, Reader, ValueBuffer, read_error
 from .index.serve import kv_start
 from .keys import Keys
 from .log.compaction import CompactionReport, compact
@@ -90,12 +90,22 @@ class Records:
 
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Return values of any size, None for absent keys, and a mask."""
+        values, locations = self._located(self.reader.values, keys)
+        return values, np.not_equal(locations[:, 0], 0)
+
+    def buffer(self, keys: Keys) -> ValueBuffer:
+        """Return values of any size in one buffer."""
+        values: ValueBuffer = self._located(self.reader.buffer, keys)[0]
+        return values
+
+    def _located(self, read: Callable[..., Any], keys: Keys) -> tuple[Any, NDArray[np.int64]]:
+        """Return the values that `read` returns with the rows to look up again, and the locations of the keys."""
         before: NDArray[np.int64] | None = None
         for _ in range(_ATTEMPTS):
             locations = self.index.lookup(keys)
-            values, stale = self.reader.values(keys, locations)
+            values, stale = read(keys, locations)
             if not stale.size:
-                return values, np.not_equal(locations[:, 0], 0)
+                return values, locations
             # A segment that went between the look-up and the read has moved its keys. One that is not open though keys
             # are in it will not be open at the next attempt either: the store was closed, or is damaged.
             if before is not None and (locations[stale, 0] == before[stale, 0]).any():

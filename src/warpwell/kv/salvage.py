@@ -262,13 +262,14 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, 
             for k, bad in zip(rows.tolist(), status.tolist(), strict=True):
                 size, offset = int(size_of(slots[k, 3])), int(offset_of(slots[k, 2]))
                 wrong = "the value does not match its checksum" if bad else ""
-                if not bad and store.schema is not None and size != store.schema.nbytes:
-                    wrong = f"the value has {size} bytes, and a record of the schema {store.schema.nbytes}"
+                value = b"" if wrong or offset < SUPERBLOCK else read_at(fd, size, offset)
+                if not wrong and store.schema is not None and not store.schema.accepts(value):
+                    wrong = f"the value of {size} bytes is not a record of the schema"
                 if wrong or offset < SUPERBLOCK:
                     report.lost.append(Problem(path, offset, wrong or "the record has no location", keys.row(k)))
                     continue
                 kept.append(k)
-                values.append(read_at(fd, size, offset))
+                values.append(value)
         finally:
             os.close(fd)
     if kept:

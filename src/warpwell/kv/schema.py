@@ -1,64 +1,100 @@
-"""Values: bytes of any length, or, with a `Schema`, records of named arrays of fixed dtype and shape."""
+"""Values: bytes of any length, or, with a `Schema`, records of named fields: numbers, arrays, bytes and strings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
+from .index.index import INT64, UINT8
+from .index.reader import ValueBuffer, clear
 from .keys import Keys, shown
-from .log.format import MAX_VALUE
+from .log.format import MAX_VALUE, UNIT
+from .log.segments import too_large
+from .native import compiled
+from .ragged import Ragged
 
 ALIGNMENT = 8
-"""Bytes; each field starts at a multiple of it, and a record is as long as one."""
+"""Bytes; each field starts at a multiple of it. Records without ragged fields also end at one."""
+
+LENGTH_BYTES = 4
+"""Bytes of the length of a ragged field in a record."""
+
+UINT32 = np.dtype(np.uint32)
 
 _KINDS = "biufc"
 
 
 @dataclass(frozen=True)
 class Field:
-    """One named array of a record.
+    """One named field of a record.
 
     Attributes
     ----------
     name : str
     dtype : numpy.dtype
+        Of bytes and strings uint8.
     shape : tuple of int
-        Of one record; ``()`` for a scalar.
+        Of one record; ``()`` for a scalar. The first extent of a ragged field is None.
     offset : int
-        Where it starts in the record, in bytes.
+        Byte of the record where it starts; of a ragged field, where its length is.
+    item_type : {numpy.ndarray, bytes, str}
     """
 
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     offset: int
+    item_type: type = np.ndarray
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether each record has its own length."""
+        return self.shape[:1] == (None,)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        """Bytes of the array, or of one row of a ragged one."""
+        return self.dtype.itemsize * int(np.prod(self.shape[self.is_ragged :], dtype=np.int64))
+
+    @property
+    def type_name(self) -> str:
+        """The name of the dtype; "bytes" or "str"."""
+        return self.dtype.name if self.item_type is np.ndarray else self.item_type.__name__
+
+
+class RecordError(ValueError):
+    """The lengths in a record differ from its size; `row` is its position in the batch."""
+
+    def __init__(self, row: int = 0) -> None:
+        super().__init__(row)
+        self.row = row
 
 
 class Schema:
-    """The named arrays, of fixed dtype and shape, of every value of a store.
+    """The named fields of every value of a store.
 
     Parameters
     ----------
     fields : mapping of str to (dtype, shape)
-        For example ``{"x": ("uint8", (8, 8)), "y": ("int64", ())}``. Numbers and booleans of native byte order.
+        For example ``{"x": ("uint8", (8, 8)), "y": "int64", "image": ("uint8", (None,)), "name": "str"}``. Numbers and
+        booleans of native byte order, "bytes" and "str". If the first extent of a shape is None, the field is *ragged*:
+        each record has its own length along this axis. Bytes and strings (UTF-8) are ragged, too.
 
     Attributes
     ----------
     fields : tuple of Field
+    ragged : tuple of Field
+        The ragged ones of them.
     nbytes : int
-        Size of a record: a multiple of 8.
+        Size of a record, a multiple of 8; with ragged fields, of its part before their contents.
     record : numpy.dtype
-        The record as a structured dtype.
+        That part as a structured dtype, without the lengths of ragged fields.
 
     Raises
     ------
@@ -72,22 +108,31 @@ class Schema:
                 f"schema is {fields!r}: name at least one field, as in {{'x': ('uint8', (8, 8)), 'y': ('int64', ())}}"
             )
         listed: list[Field] = []
+        lengths: list[int] = []
         offset = 0
         for name, spec in fields.items():
             field = _field(name, spec, offset)
+            if field.is_ragged:
+                lengths.append(len(listed))
+            else:
+                offset += _aligned(field.nbytes)
             listed.append(field)
-            offset += -(-field.nbytes // ALIGNMENT) * ALIGNMENT
+        for k, position in enumerate(lengths):
+            listed[position] = replace(listed[position], offset=offset + LENGTH_BYTES * k)
+        offset += _aligned(LENGTH_BYTES * len(lengths))
         if offset > MAX_VALUE:
             raise errors.SchemaError(
                 f"a record of this schema has {offset} bytes where a value has at most {MAX_VALUE}: split it"
             )
         self.fields = tuple(listed)
+        self.ragged = tuple(f for f in listed if f.is_ragged)
         self.nbytes = offset
+        fixed = [f for f in listed if not f.is_ragged]
         self.record: np.dtype[Any] = np.dtype(
             {
-                "names": [f.name for f in listed],
-                "formats": [(f.dtype, f.shape) for f in listed],
-                "offsets": [f.offset for f in listed],
+                "names": [f.name for f in fixed],
+                "formats": [(f.dtype, f.shape) for f in fixed],
+                "offsets": [f.offset for f in fixed],
                 "itemsize": offset,
             }
         )
@@ -99,14 +144,14 @@ class Schema:
         return hash(self.fields)
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{f.name!r}: ({f.dtype.name!r}, {f.shape})" for f in self.fields)
+        inside = ", ".join(f"{f.name!r}: ({f.type_name!r}, {f.shape})" for f in self.fields)
         return f"Schema({{{inside}}})"
 
     # -- the manifest ---------------------------------------------------------------------------------------
 
     def to_json(self) -> list[Any]:
         """Return the fields for a JSON file."""
-        return [[f.name, f.dtype.str, list(f.shape)] for f in self.fields]
+        return [[f.name, f.dtype.str if f.item_type is np.ndarray else f.type_name, list(f.shape)] for f in self.fields]
 
     @classmethod
     def from_json(cls, data: Any) -> Schema:
@@ -125,48 +170,167 @@ class Schema:
 
     # -- records --------------------------------------------------------------------------------------------
 
-    def pack(self, values: Any, count: int) -> NDArray[np.uint8]:
-        """Pack arrays of `count` rows into records.
+    def pack(self, values: Any, count: int) -> NDArray[np.uint8] | Ragged:
+        """Pack the fields of `count` records.
 
         Parameters
         ----------
         values : mapping of str to array
-            Each of shape ``(count, *shape)`` and of the field's dtype; lists are converted.
+            Each of shape ``(count, *shape)`` and of the field's dtype; lists are converted. A ragged field is a list of
+            items, a `Ragged`, or an Arrow array.
         count : int
 
         Returns
         -------
-        numpy.ndarray
-            uint8 [count, nbytes], C order.
+        numpy.ndarray or Ragged
+            uint8 [count, nbytes], C order; with ragged fields the records as uint8 items.
 
         Raises
         ------
         SchemaError
             Fields, dtypes or shapes differ from the schema.
+        ValueSizeError
+            A record is larger than the maximum for values.
         """
         self._check_names(values)
         out = np.zeros(count, self.record)
         for field in self.fields:
-            out[field.name] = _checked(field, values[field.name], (count, *field.shape))
-        return out.view(np.uint8).reshape(count, self.nbytes)
+            if not field.is_ragged:
+                out[field.name] = _checked(field, values[field.name], (count, *field.shape))
+        rows = out.view(np.uint8).reshape(count, self.nbytes)
+        if not self.ragged:
+            return rows
+        columns = [_column(field, values[field.name], count) for field in self.ragged]
+        positions, sizes = [], np.full(count, self.nbytes, np.int64)
+        for field, column in zip(self.ragged, columns, strict=True):
+            _length_of(rows, field)[:] = column.lengths
+            positions.append(_aligned(sizes))
+            sizes = positions[-1] + column.lengths * field.nbytes
+        if count and int(sizes.max()) > MAX_VALUE:
+            raise too_large(int(sizes.max()), f"record {int(sizes.argmax())} of the batch")
+        padded = _aligned(sizes, UNIT)
+        starts = np.cumsum(padded) - padded
+        records = np.zeros(int(padded.sum()), np.uint8)
+        whole = np.full(count, self.nbytes, np.int64)
+        Ragged.of_pieces(rows.reshape(-1), np.arange(count) * self.nbytes, whole).copy_to(records, starts)
+        for column, position in zip(columns, positions, strict=True):
+            column.copy_to(records, starts + position)
+        return Ragged.of_pieces(records, starts, sizes)
 
-    def pack_one(self, value: Any) -> NDArray[np.uint8]:
-        """Pack the arrays of one record, each with its field's shape, into uint8 [1, nbytes]."""
+    def pack_one(self, value: Any) -> Any:
+        """Pack the fields of one record into bytes or uint8 [1, nbytes]; arrays have their field's shape."""
         self._check_names(value)
         out = np.zeros(1, self.record)
+        rows = out.view(np.uint8).reshape(1, self.nbytes)
+        contents, size = [rows.tobytes()], self.nbytes
         for field in self.fields:
-            out[field.name][0] = _checked(field, value[field.name], field.shape)
-        return out.view(np.uint8).reshape(1, self.nbytes)
+            if not field.is_ragged:
+                out[field.name][0] = _checked(field, value[field.name], field.shape)
+                continue
+            raw, length = _item(field, value[field.name])
+            if length >= 1 << 8 * LENGTH_BYTES:
+                raise too_large(length * field.nbytes, "a record")
+            _length_of(rows, field)[:] = length
+            contents += [bytes(-size % ALIGNMENT), raw]
+            size = _aligned(size) + length * field.nbytes
+        if not self.ragged:
+            return rows
+        if size > MAX_VALUE:
+            raise too_large(size, "a record")
+        contents[0] = rows.tobytes()
+        return b"".join(contents)
 
-    def unpack(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-        """Return the fields of records (uint8 [N, nbytes], C order) as views, each ``(N, *shape)``."""
+    def unpack(self, rows: NDArray[np.uint8], names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return fields of fixed size (uint8 [N, nbytes], C order) as views, each ``(N, *shape)``; all by default."""
         records = rows.reshape(-1).view(self.record)
-        return {f.name: records[f.name] for f in self.fields}
+        return {name: records[name] for name in self.record.names or () if names is None or name in names}
 
-    def unpack_one(self, row: Any) -> dict[str, Any]:
-        """Return the fields of one record (bytes), as arrays of their shapes, and scalars for ``()``."""
-        record = np.frombuffer(row, self.record)[0]
-        return {f.name: record[f.name] for f in self.fields}
+    def unpack_ragged(self, values: ValueBuffer, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the fields of records in one buffer: arrays ``(N, *shape)``, and `Ragged` views of the buffer.
+
+        Parameters
+        ----------
+        values : ValueBuffer
+            Arrays of absent records are zero, and their items empty.
+        names : sequence of str, optional
+            The fields to return; all by default.
+
+        Raises
+        ------
+        RecordError
+            The lengths in a record differ from its size.
+        """
+        count = len(values.starts)
+        rows = np.empty((count, self.nbytes), np.uint8)
+        row_bytes = np.array([field.nbytes for field in self.ragged], np.int64)
+        positions = np.empty((2, len(self.ragged), count), np.int64)
+        arrays = (*values, rows, row_bytes, positions)
+        wrong = compiled(_lay_out)(
+            *(array.ctypes.data for array in arrays), count, len(self.ragged), self.nbytes, self.ragged[0].offset
+        )
+        if wrong:
+            raise RecordError(wrong - 1)
+        fields = self.unpack(rows, names)
+        for field, begins, lengths in zip(self.ragged, *positions, strict=True):
+            if names is None or field.name in names:
+                itemsize = field.dtype.itemsize
+                fields[field.name] = Ragged.of_pieces(
+                    values.buffer.view(field.dtype),
+                    begins if itemsize == 1 else begins // itemsize,
+                    lengths,
+                    field.shape[1:],
+                    field.item_type,
+                )
+        return {field.name: fields[field.name] for field in self.fields if field.name in fields}
+
+    def unpack_one(self, raw: bytes) -> dict[str, Any]:
+        """Return the fields of one record: arrays of their shapes, scalars for ``()``, bytes and strings.
+
+        Raises
+        ------
+        RecordError
+            The lengths in the record differ from its size.
+        """
+        if len(raw) < self.nbytes:
+            raise RecordError
+        record = np.frombuffer(raw, self.record, 1)[0]
+        fields, end = {}, self.nbytes
+        for field in self.fields:
+            if not field.is_ragged:
+                fields[field.name] = record[field.name]
+                continue
+            start, length = _aligned(end), int.from_bytes(raw[field.offset : field.offset + LENGTH_BYTES], "little")
+            end = start + length * field.nbytes
+            if end > len(raw):
+                raise RecordError
+            if field.item_type is np.ndarray:
+                items = np.frombuffer(raw, field.dtype, (end - start) // field.dtype.itemsize, start)
+                fields[field.name] = items.reshape(-1, *field.shape[1:])
+            else:
+                contents = raw[start:end]
+                fields[field.name] = contents if field.item_type is bytes else contents.decode()
+        if end != len(raw):
+            raise RecordError
+        return fields
+
+    def accepts(self, raw: bytes) -> bool:
+        """Return whether bytes are a record of this schema."""
+        if self.ragged:
+            try:
+                self.unpack_one(raw)
+            except ValueError:  # the lengths differ, or a string is not UTF-8
+                return False
+        return bool(self.ragged) or len(raw) == self.nbytes
+
+    def check_names(self, names: Any) -> list[str]:
+        """Return names of fields as a list; raise SchemaError if the schema lacks one of them."""
+        chosen = [names] if isinstance(names, str) else list(names)
+        for name in chosen:
+            if name not in {f.name for f in self.fields}:
+                raise errors.SchemaError(
+                    f"field {name!r} is not in the schema, which has {[f.name for f in self.fields]}", field=str(name)
+                )
+        return chosen
 
     def _check_names(self, values: Any) -> None:
         if not isinstance(values, Mapping):
@@ -193,27 +357,38 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
         raise errors.SchemaError(f"a field is named {name!r}: use strings")
     if isinstance(spec, (str, np.dtype, type)):
         spec = (spec, ())
+    if isinstance(spec, Sequence) and len(spec) == 2 and spec[0] in ("str", str, "bytes", bytes):
+        if spec[1] not in ((), (None,), [], [None]):
+            raise errors.SchemaError(f"field {name!r} is {spec!r}: a string or bytes has no shape", field=name)
+        return Field(name, np.dtype(np.uint8), (None,), offset, str if spec[0] in ("str", str) else bytes)
     if not isinstance(spec, Sequence) or len(spec) != 2:
         raise errors.SchemaError(f"field {name!r} is {spec!r}: give (dtype, shape)", field=name)
     try:
         dtype = np.dtype(spec[0])
     except TypeError:
         raise errors.SchemaError(
-            f"field {name!r} has dtype {spec[0]!r}, which NumPy does not know: name one like 'float32'", field=name
+            f"field {name!r} has dtype {spec[0]!r}, which NumPy does not know: name one like 'float32', or 'uint16' for"
+            " the bits of a bfloat16",
+            field=name,
         ) from None
     if dtype.kind not in _KINDS or not dtype.isnative or dtype.itemsize not in (1, 2, 4, 8):
         raise errors.SchemaError(
-            f"field {name!r} has dtype {dtype}: fields are booleans or numbers of 1, 2, 4 or 8 bytes, native order",
+            f"field {name!r} has dtype {dtype}: fields are booleans or numbers of 1, 2, 4 or 8 bytes, native order,"
+            " 'bytes' or 'str' ('uint16' holds the bits of a bfloat16)",
             field=name,
         )
     raw = spec[1]
     shape = (raw,) if isinstance(raw, int) else raw
-    if not isinstance(shape, Sequence) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape):
-        raise errors.SchemaError(f"field {name!r} has shape {raw!r}: give positive integers, or ()", field=name)
+    extents = shape[1:] if isinstance(shape, Sequence) and shape[:1] in ((None,), [None]) else shape
+    if not isinstance(shape, Sequence) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in extents):
+        raise errors.SchemaError(
+            f"field {name!r} has shape {raw!r}: give positive integers, or (), or None first for a ragged field",
+            field=name,
+        )
     return Field(name, dtype, tuple(shape), offset)
 
 
-def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     typed = hasattr(value, "dtype")
     try:
         array = np.asarray(value)
@@ -225,9 +400,14 @@ def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
             f" convert it with astype({field.dtype.name!r})",
             field=field.name,
         )
+    expected = shape
+    if shape[:1] == (None,):
+        if not typed and array.shape == (0,):
+            return np.empty((0, *shape[1:]), field.dtype)
+        shape = (len(array), *shape[1:]) if array.ndim else shape
     if array.shape != shape:
         raise errors.SchemaError(
-            f"field {field.name!r} has shape {array.shape} where {shape} is expected: reshape it, or check the"
+            f"field {field.name!r} has shape {array.shape} where {expected} is expected: reshape it, or check the"
             " number of keys",
             field=field.name,
         )
@@ -245,6 +425,123 @@ def _checked(field: Field, value: Any, shape: tuple[int, ...]) -> NDArray[Any]:
             field=field.name,
         )
     return converted
+
+
+def _column(field: Field, value: Any, count: int) -> Ragged:
+    """Return the items of a ragged field, checked."""
+    column = _as_ragged(field, value)
+    if len(column) != count:
+        raise errors.SchemaError(
+            f"field {field.name!r} has {len(column)} items for {count} keys: give one for each", field=field.name
+        )
+    is_same_type = column.item_type is field.item_type or str not in (column.item_type, field.item_type)
+    if not is_same_type or column.dtype != field.dtype or column.item_shape != field.shape[1:]:
+        raise errors.SchemaError(
+            f"field {field.name!r} is {column!r}, not {field.type_name} {field.shape}: convert it", field=field.name
+        )
+    if field.item_type is str:
+        _check_text(field, column)
+    return column
+
+
+def _as_ragged(field: Field, value: Any) -> Ragged:
+    if isinstance(value, Ragged):
+        return value
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        raise errors.SchemaError(
+            f"field {field.name!r} is a single {type(value).__name__}: pass a list of items, a Ragged or an Arrow"
+            " array",
+            field=field.name,
+        )
+    if hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__"):
+        try:
+            return Ragged.from_arrow(value)
+        except errors.ArgumentError as error:
+            raise errors.SchemaError(f"field {field.name!r}: {error}", field=field.name) from None
+    items = [_item(field, item) for item in value]
+    contents = np.frombuffer(b"".join([raw for raw, _ in items]), field.dtype)
+    offsets = np.zeros(len(items) + 1, np.int64)
+    np.cumsum([length for _, length in items], out=offsets[1:])
+    return Ragged(contents.reshape(-1, *field.shape[1:]), offsets, field.item_type)
+
+
+def _item(field: Field, value: Any) -> tuple[Any, int]:
+    """Return the contents of one item of a ragged field, and its length."""
+    if field.item_type is str:
+        if not isinstance(value, str):
+            raise errors.SchemaError(f"field {field.name!r} is {value!r:.60}: pass a string", field=field.name)
+        try:
+            raw = value.encode()
+        except UnicodeEncodeError as error:
+            raise errors.SchemaError(
+                f"field {field.name!r} is {value!r:.60}, which UTF-8 cannot encode ({error.reason}): remove the lone"
+                " surrogates, or use a field of bytes",
+                field=field.name,
+            ) from None
+        return raw, len(raw)
+    if isinstance(value, (bytes, bytearray)) and field.nbytes == 1 and field.dtype.kind == "u":
+        return value, len(value)
+    if value is None or isinstance(value, str):
+        wanted = "bytes" if field.nbytes == 1 else f"an array or a list of {field.dtype}"
+        raise errors.SchemaError(f"field {field.name!r} is {value!r:.60}: pass {wanted}", field=field.name)
+    array = np.ascontiguousarray(_checked(field, value, field.shape))
+    return array.reshape(-1).view(np.uint8), len(array)
+
+
+def _check_text(field: Field, column: Ragged) -> None:
+    """Raise SchemaError unless each item is UTF-8: all of it is, and no item begins inside of a character."""
+    values = column.values
+    starts = column.offsets[:-1][column.lengths > 0]
+    try:
+        if (values[starts] & 0xC0 == 0x80).any():
+            raise ValueError("an item begins inside of a character")
+        str(values.data, "utf-8")
+    except ValueError as error:
+        raise errors.SchemaError(
+            f"field {field.name!r} is not UTF-8 ({error}): use a field of bytes", field=field.name
+        ) from None
+
+
+def _length_of(rows: NDArray[np.uint8], field: Field) -> NDArray[np.uint32]:
+    """Return the lengths of a ragged field in records, as a view."""
+    return rows[:, field.offset : field.offset + LENGTH_BYTES].view(np.uint32)[:, 0]
+
+
+def _aligned(size: Any, unit: int = ALIGNMENT) -> Any:
+    """Return the next multiple of `unit` (of integers, or of arrays of them)."""
+    return -(-size // unit) * unit
+
+
+def _lay_out(buffer, starts, sizes, found, rows, row_bytes, positions, count, fields, nbytes, lengths_at):  # type: ignore[no-untyped-def]
+    """Copy the fixed parts of records to `rows`, and write where their ragged fields begin, and their lengths.
+
+    Returns the number of records up to the first one whose lengths are wrong, 0 if all are right.
+    """
+    lengths = positions + 8 * fields * count
+    for k in range(count):
+        start = load_weak_as(starts + 8 * k, INT64)
+        size = load_weak_as(sizes + 8 * k, INT64)
+        end = nbytes
+        if load_weak_as(found + k, UINT8) == 0:
+            clear(rows + nbytes * k, nbytes)
+            for field in range(fields):
+                store_weak_as(positions + 8 * (field * count + k), 0, INT64)
+                store_weak_as(lengths + 8 * (field * count + k), 0, INT64)
+            continue
+        if size < nbytes:
+            return k + 1
+        copy_bytes(rows + nbytes * k, buffer + start, nbytes)
+        for field in range(fields):
+            length = load_weak_as(buffer + start + lengths_at + 4 * field, UINT32)
+            end = (end + 7) & ~7
+            store_weak_as(positions + 8 * (field * count + k), start + end, INT64)
+            store_weak_as(lengths + 8 * (field * count + k), length, INT64)
+            end += length * load_weak_as(row_bytes + 8 * field, INT64)
+            if end > size:
+                return k + 1
+        if end != size:
+            return k + 1
+    return 0
 
 
 def one_value(value: Any, key: Any) -> Any:
@@ -290,22 +587,28 @@ def _holds_addresses(value: Any, view: memoryview) -> bool:
 
 
 def many_values(values: Any, keys: Keys) -> Any:
-    """Return values in the form for the log: a list of buffers, or uint8 [N, nbytes]."""
-    if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable):
+    """Return values in the form for the log: a list of buffers, uint8 [N, nbytes], or Ragged of uint8."""
+    if isinstance(values, (bytes, str, dict)) or not isinstance(values, Iterable | Ragged):
         raise errors.ArgumentError(
             f"values is a single {type(values).__name__}: pass a list of bytes or uint8 [N, nbytes], one for each key;"
             " dicts need a store with a schema",
             name="values",
         )
-    if isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype == np.uint8:
-        packed: Any = np.ascontiguousarray(values)
+    if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
+        values = Ragged.from_arrow(values)
+    if isinstance(values, Ragged) and values.dtype == np.uint8 and not values.item_shape:
+        packed: Any = values
+        if (values.lengths > MAX_VALUE).any():
+            raise too_large(int(values.lengths.max()))
+    elif isinstance(values, np.ndarray) and values.ndim == 2 and values.dtype == np.uint8:
+        packed = np.ascontiguousarray(values)
         if values.shape[1] > MAX_VALUE:
             one_value(packed[0], keys.row(0) if keys.size else b"")
     else:
         packed = list(values)
     if len(packed) != keys.size:
         raise errors.ArgumentError(f"{len(packed)} values for {keys.size} keys: give one for each", name="values")
-    if isinstance(packed, np.ndarray) or all(type(v) is bytes and len(v) <= MAX_VALUE for v in packed):
+    if isinstance(packed, np.ndarray | Ragged) or all(type(v) is bytes and len(v) <= MAX_VALUE for v in packed):
         return packed
     return [one_value(v, keys.row(k)) for k, v in enumerate(packed)]
 

@@ -19,11 +19,12 @@ from .._check import checked_bytes, checked_callable, checked_integer, checked_s
 from ..cache import format_size
 from ..storage import NativeMedium
 from . import lifetime
+from .index.reader import BAD_RECORD, read_error
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
 from .log.verify import VerifyReport
 from .records import Records
-from .schema import Schema, many_values, one_value, row_bytes_of
+from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
 
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 """One, of this process."""
@@ -126,7 +127,7 @@ class Store(MutableMapping[Any, Any]):
 
         Returns
         -------
-        bytes, or dict of arrays where the store has a schema
+        bytes, or a dict of the fields if the store has a schema
 
         Raises
         ------
@@ -140,7 +141,7 @@ class Store(MutableMapping[Any, Any]):
             key = as_key(key)
         try:
             value = self._get(key)
-        except errors.CorruptionError:
+        except (errors.CorruptionError, errors.MediumError):
             self.check_open()  # another thread closed the store meanwhile
             raise
         except Exception:
@@ -148,7 +149,12 @@ class Store(MutableMapping[Any, Any]):
             raise
         if value is None:
             return default
-        return value if self.schema is None else self.schema.unpack_one(value)
+        if self.schema is None:
+            return value
+        try:
+            return self.schema.unpack_one(value)
+        except RecordError:
+            raise read_error(self.path, shown(key), BAD_RECORD) from None
 
     def __getitem__(self, key: Key) -> Any:
         value = self.get(key, self)
@@ -184,7 +190,9 @@ class Store(MutableMapping[Any, Any]):
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def get_many(self, keys: Any, out: Any = None) -> tuple[Any, NDArray[np.bool_]]:
+    def get_many(
+        self, keys: Any, out: Any = None, *, fields: Sequence[str] | None = None
+    ) -> tuple[Any, NDArray[np.bool_]]:
         """Return the values of many keys.
 
         Parameters
@@ -193,12 +201,15 @@ class Store(MutableMapping[Any, Any]):
             int64 [N] is the fastest; uint8 [N, 16]; or an iterable of int, bytes and str.
         out : numpy.ndarray, optional
             uint8 [N, nbytes], if all values have `nbytes` bytes: values are read into its rows. Meant for stores
-            without a schema (with one, rows have the record's size).
+            without a schema (with one, rows have the record's size, and ragged fields do not allow it).
+        fields : sequence of str, optional
+            The fields of the schema to return; all by default.
 
         Returns
         -------
-        batch : dict of arrays, list, or `out`
-            With a schema, arrays [N, ...] (zeros for absent keys); else a list of bytes, None for absent keys.
+        batch : dict, list, or `out`
+            With a schema, arrays [N, ...] (zeros for absent keys), and a `Ragged` for each ragged field (empty items
+            for absent keys); else a list of bytes, None for absent keys.
         found : numpy.ndarray
             bool [N].
 
@@ -208,24 +219,45 @@ class Store(MutableMapping[Any, Any]):
             A value cannot be read, or its checksum is wrong: no value is returned.
         ValueSizeError
             A value has another size than the rows of `out`.
+        SchemaError
+            The schema has no such field.
         """
         if self._unusable is not None:
             raise self._unusable()
-        checked = as_keys(keys)
-        if self.schema is None and out is None:
+        checked, schema = as_keys(keys), self.schema
+        if fields is not None:
+            fields = self._checked_fields(fields)
+        if schema is None and out is None:
             values: tuple[Any, NDArray[np.bool_]] = self._reading(self._records.values, checked)
             return values
-        row_bytes = row_bytes_of(out, checked.size) if self.schema is None else self.schema.nbytes
-        if out is not None and self.schema is not None:
+        if schema is not None and schema.ragged:
+            if out is not None:
+                raise errors.ArgumentError(
+                    f"records of {self.path} have several sizes, so they are no rows of out: leave it out", name="out"
+                )
+            read = self._reading(self._records.buffer, checked)
+            try:
+                return schema.unpack_ragged(read, fields), read.found
+            except RecordError as error:
+                raise read_error(self.path, checked.row(error.row), BAD_RECORD) from None
+        row_bytes = row_bytes_of(out, checked.size) if schema is None else schema.nbytes
+        if out is not None and schema is not None:
             row_bytes_of(out, checked.size, row_bytes)
         rows, found = self._reading(self._records.rows, checked, row_bytes, out)
-        return (rows if self.schema is None else self.schema.unpack(rows)), found
+        return (rows if schema is None else schema.unpack(rows, fields)), found
 
-    def get_async(self, keys: Any) -> HostFuture:
+    def _checked_fields(self, fields: Sequence[str]) -> Sequence[str]:
+        """Return names of fields; raise an error if the schema lacks one."""
+        if self.schema is None:
+            raise errors.ArgumentError(f"{self.path} has no schema, so its values have no fields: leave fields out")
+        return self.schema.check_names(fields)
+
+    def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> HostFuture:
         """Start to read the values of many keys; return a future whose ``wait()`` returns the result of `get_many`."""
         self.check_open()
         checked = as_keys(keys).copied()
-        return HostFuture(lambda: self.get_many(checked))
+        names = None if fields is None else self._checked_fields(fields)
+        return HostFuture(lambda: self.get_many(checked, fields=names))
 
     def put_many(self, keys: Any, values: Any) -> None:
         """Store many records; the last of equal keys wins.
@@ -236,8 +268,10 @@ class Store(MutableMapping[Any, Any]):
         ----------
         keys : array or iterable
             As for `get_many`.
-        values : dict of arrays, list of bytes-like, or array
-            With a schema a dict of arrays [N, ...]; else a list, or uint8 [N, nbytes].
+        values : dict, list of bytes-like, or array
+            With a schema a dict of arrays [N, ...]. A ragged field is a list of arrays, bytes or strings, a `Ragged`,
+            or an Arrow array of binaries, strings or lists; the last two are stored without a Python loop. Without a
+            schema a list, a `Ragged` or Arrow array of bytes, or uint8 [N, nbytes].
 
         Raises
         ------
@@ -470,7 +504,7 @@ class Store(MutableMapping[Any, Any]):
     def _reading(self, function: Any, *args: Any) -> Any:
         try:
             return function(*args)
-        except errors.CorruptionError:
+        except (errors.CorruptionError, errors.MediumError):
             self.check_open()  # another thread closed the store meanwhile
             raise
 

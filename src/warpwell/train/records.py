@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..kv import HostFuture, Keys, as_keys
+from ..kv import HostFuture, Keys, Ragged, as_keys
 from ..kv import open as open_store
 from .sources import Source, read_rows
 
@@ -151,7 +151,9 @@ class StoreReader:
             return batch
         # Fields of several are views of whole records, over which sums would round in another order than over arrays of
         # their own.
-        return {name: np.ascontiguousarray(field) for name, field in batch.items()}
+        return {
+            name: field if isinstance(field, Ragged) else np.ascontiguousarray(field) for name, field in batch.items()
+        }
 
     def start(self, keys: Keys) -> Any:
         """Start to read records; return a future whose ``wait()`` returns them, on the store's device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import errors
@@ -66,13 +66,16 @@ class DeviceStore(Store):
         # launches of a thread that are under way, with the failures that were known before
         self._marks = threading.local()
 
-    def get_async(self, keys: Any) -> Any:
+    def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
         """Start to fetch the values of many keys; return a `DeviceFuture`, whose ``wait()`` returns them.
 
-        Equal keys are fetched once. Keys: as for `get_many`, or int64 [N] in the GPU's memory.
+        Equal keys are fetched once. Arguments: as for `get_many`; keys may also be int64 [N] in the GPU's memory.
         """
+        if self.schema is not None and self.schema.ragged:
+            return super().get_async(keys, fields=fields)
         self.check_open()
-        return DeviceFuture(self._engine, self._spaces, keys, self.schema, keep=self)
+        names = None if fields is None else self._checked_fields(fields)
+        return DeviceFuture(self._engine, self._spaces, keys, self.schema, names, keep=self)
 
     @property
     def device_stats(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,12 +96,22 @@ class DeviceFuture:
     keys : array or iterable
         As for `Store.get_many`, or int64 [N] in the GPU's memory.
     schema : Schema or None
+    names : sequence of str, optional
+        The fields to return; all by default.
     keep : object
         An object to keep alive until the values have arrived: a store that is dropped is closed.
     """
 
-    def __init__(self, engine: Engine, spaces: BatchSpaces, keys: Any, schema: Schema | None, keep: Any = None) -> None:
-        self._engine, self._schema, self._keep = engine, schema, keep
+    def __init__(
+        self,
+        engine: Engine,
+        spaces: BatchSpaces,
+        keys: Any,
+        schema: Schema | None,
+        names: Sequence[str] | None = None,
+        keep: Any = None,
+    ) -> None:
+        self._engine, self._schema, self._names, self._keep = engine, schema, names, keep
         self._result: Any = None
         self._failed: Exception | None = None
         self._space: Any = None
@@ -265,11 +276,13 @@ class DeviceFuture:
             found = raw[space.found_at : space.found_at + n].astype(np.bool_)
             self._release()
             if self._schema is not None:
-                return self._schema.unpack(rows), found
+                return self._schema.unpack(rows, self._names), found
             return {"value": rows, "size": sizes}, found
         batch: dict[str, Any] = {}
         if self._schema is not None:
             for field in self._schema.fields:
+                if self._names is not None and field.name not in self._names:
+                    continue
                 shape = (n, *field.shape)
                 batch[field.name] = self._view(space.rows_at + field.offset, shape, field.dtype, space.stride)
         else:

@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,8 @@ STALE = 4
 """The location's segment is not open: look the key up again."""
 OTHER_SIZE = 5
 """The value is not as large as a row."""
+BAD_RECORD = 6
+"""The lengths of the record's ragged fields differ from its size."""
 
 # -- segment table: the number of entries, padded to 8 words, then entries of 4 --------------------------------
 SEGMENT_HEADER = 64
@@ -567,6 +569,18 @@ class Reader:
         _values_maker()(listed, locations.ctypes.data, keys.size, starts.ctypes.data)
         return listed, self._read_at(keys, locations, 0, starts, found)
 
+    def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
+        """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
+        sizes = locations[:, 1] & SIZE_MASK
+        sizes[locations[:, 0] == 0] = 0
+        padded = -(-sizes // 8) * 8
+        ends = np.cumsum(padded)
+        starts = ends - padded
+        buffer = np.empty(int(ends[-1]) // 8 if len(ends) else 0, np.int64).view(np.uint8)
+        found = np.empty(keys.size, np.bool_)
+        stale = self._read_at(keys, locations, buffer.ctypes.data, starts, found.view(np.uint8))
+        return ValueBuffer(buffer, starts, sizes, found), stale
+
     def _read_at(
         self,
         keys: Keys,
@@ -660,6 +674,12 @@ def read_error(path: str, key: int | bytes, status: int, segment: int | None = N
             " put the key again from its source",
             path=path,
         )
+    if status == BAD_RECORD:
+        return errors.CorruptionError(
+            f"{where}: the record of key {key!r} is damaged (the lengths of its fields differ from its size): put it"
+            " again from its source",
+            path=path,
+        )
     if status == SHORT:
         return errors.CorruptionError(
             f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
@@ -676,6 +696,23 @@ def read_error(path: str, key: int | bytes, status: int, segment: int | None = N
             f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
         )
     raise AssertionError(status)
+
+
+class ValueBuffer(NamedTuple):
+    """Values in one buffer, whose size and address are multiples of 8.
+
+    Attributes
+    ----------
+    buffer : uint8
+    starts, sizes : int64 [N]
+        Where the values are; starts are multiples of 8.
+    found : bool [N]
+    """
+
+    buffer: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    found: NDArray[np.bool_]
 
 
 class _SegmentTable:

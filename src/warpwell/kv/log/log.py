@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..ragged import Ragged
 from .checksum import crc32c
 from .files import Files, Guard
 from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, segment_of
@@ -508,6 +509,6 @@ def _by_shard(
     groups = []
     for shard in np.unique(shards).tolist():
         rows = np.flatnonzero(shards == shard)
-        chosen = values[rows] if isinstance(values, np.ndarray) else [values[k] for k in rows.tolist()]
+        chosen = values[rows] if isinstance(values, np.ndarray | Ragged) else [values[k] for k in rows.tolist()]
         groups.append((shard, rows, ValueBuffers(chosen)))
     return groups

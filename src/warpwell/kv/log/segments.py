@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import allow_more_files
+from ..ragged import Ragged
 from .checksum import crc32c_many
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
@@ -236,11 +237,11 @@ def segment_path(folders: Sequence[str], segment: int) -> str:
 
 
 class ValueBuffers:
-    """Values to be appended: a sequence of buffers, or rows of one array.
+    """Values to be appended: a sequence of buffers, rows of one array, or items of one buffer.
 
     Parameters
     ----------
-    values : sequence of bytes-like, or uint8 [N, nbytes]
+    values : sequence of bytes-like, uint8 [N, nbytes], or Ragged of uint8
 
     Raises
     ------
@@ -250,7 +251,10 @@ class ValueBuffers:
 
     def __init__(self, values: Any) -> None:
         self._rows: NDArray[np.uint8] | None = None
-        if isinstance(values, np.ndarray) and values.ndim == 2:
+        self._items: Ragged | None = None
+        if isinstance(values, Ragged):
+            self._items, self.sizes = values, values.lengths
+        elif isinstance(values, np.ndarray) and values.ndim == 2:
             self._rows = np.ascontiguousarray(values).view(np.uint8)
             self.sizes = np.full(len(values), self._rows.shape[1], np.int64)
         else:
@@ -290,6 +294,9 @@ class ValueBuffers:
                 base = np.zeros((len(offsets), stride), np.uint8)
                 base[:, :row] = self._rows[start:stop]
                 base = base.reshape(-1)
+        elif self._items is not None:
+            base = np.zeros(nbytes, np.uint8)
+            self._items[start:stop].copy_to(base, offsets - offsets[0])
         elif nbytes == 0:
             base = np.empty(0, np.uint8)
         elif stop - start == 1:
@@ -315,8 +322,8 @@ def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
     return offsets
 
 
-def too_large(nbytes: int) -> errors.ValueSizeError:
-    """Return the error for a value of so many bytes."""
+def too_large(nbytes: int, what: str = "a value") -> errors.ValueSizeError:
+    """Return the error for a value of `nbytes` bytes."""
     return errors.ValueSizeError(
-        f"a value has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
+        f"{what} has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
     )
