@@ -529,7 +529,7 @@ def moved_by(state: int, word0: int, word5: int, word6: int, result: int) -> int
     if opcode == KV_STORE:
         return max(1, word5_value_size(word5))
     if opcode == KV_RETRIEVE:
-        first = ((word5 >> 48) & 0xFFFF) * UNIT
+        first = word6 & 0xFFFFFFFF  # see `warpwell.kv.index.serve.C_FIRST`
         return max(1, min(word5_value_size(word5), (result & 0xFFFFFFFF) - first))
     return 1
 

@@ -732,7 +732,7 @@ def test_two_devices_on_one_controller(numbers: Any) -> None:
         {"depth": 0},
         {"depth": 48},
         {"value_bytes": 0},
-        {"value_bytes": 1 << 25},
+        {"value_bytes": 1 << 31},
         {"timeout": 0},
         {"timeout": float("nan")},
         {"threads": 0},

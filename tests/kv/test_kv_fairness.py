@@ -217,9 +217,9 @@ def test_a_retrieve_takes_the_time_of_the_bytes_that_moved() -> None:
     calls = NativeCalls(drive)
     room = np.zeros(whole, np.uint8)
     # a whole value, its last 4 KiB, none of it, and one that is absent
-    for key, begin, nbytes, least in ((1, 0, whole, 65), (1, 120, whole, 4), (1, 0, 0, 0), (2, 0, whole, 0)):
-        sizes = nvme.key_value_word5(nbytes, 8, 0) | begin << 48
-        at_once = calls.start([nvme.KV_RETRIEVE, key, 0, room.ctypes.data, 0, sizes, 0, 0], 5)
+    for key, begin, nbytes, least in ((1, 0, whole, 65), (1, whole - 4096, whole, 4), (1, 0, 0, 0), (2, 0, whole, 0)):
+        sizes = nvme.key_value_word5(nbytes, 8, 0)
+        at_once = calls.start([nvme.KV_RETRIEVE, key, 0, room.ctypes.data, 0, sizes, begin, 0], 5)
         status, size = (0, whole) if key == 1 else (nvme.KV_KEY_DOES_NOT_EXIST, 0)
         if least:
             assert at_once == -1  # pending

@@ -16,7 +16,7 @@ def test_structures_have_the_documented_sizes():
 
 
 def test_a_location_keeps_its_parts():
-    offsets = np.array([4096, 4160, 1 << 39], np.int64)
+    offsets = np.array([4096, 4160, layout.MAX_SEGMENT_BYTES - 64], np.int64)
     crcs = np.array([0, 0xFFFFFFFF, 0x80000001], np.int64)
     lens = np.array([1, 8, 16], np.uint8)
     sizes = np.array([0, 100, layout.MAX_VALUE], np.int64)
@@ -26,7 +26,7 @@ def test_a_location_keeps_its_parts():
     assert offset_of(locs[:, 0]).tolist() == offsets.tolist()
     assert crc_of(locs[:, 1]).tolist() == crcs.tolist()
     assert key_len_of(locs[:, 1]).tolist() == lens.tolist()
-    assert size_of(locs[:, 1]).tolist() == sizes.tolist()
+    assert size_of(*locs.T).tolist() == sizes.tolist() and layout.MAX_VALUE == 2**31 - 1
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -31,7 +31,7 @@ from warpwell.kv.index.index import (
 from warpwell.kv.index.reader import Reader
 from warpwell.kv.keys import Keys, as_keys
 from warpwell.kv.log.checksum import crc32c
-from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
+from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT, offset_of
 from warpwell.kv.native import compiled
 from warpwell.targets.interp.interpreter import Interpreter
 from warpwell.targets.primitives import backoff, fetch_add, load_acquire, store_relaxed
@@ -219,7 +219,7 @@ class Place:
         os.close(self.fd)
 
     def offset(self, key: bytes) -> int:
-        return (int(self.places[key][0]) & (1 << 40) - 1) * 64
+        return int(offset_of(self.places[key][0]))
 
 
 @pytest.fixture(params=[True, False], ids=["mapped", "pread"])

@@ -13,6 +13,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
+from warpwell.kv.log.format import offset_of, segment_of
 
 
 def bytes_of(folder):
@@ -197,7 +198,7 @@ def test_the_command(damaged, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["complete"]
     with ww.kv.open(path) as r:
         victim = int(r._records.index.lookup(ww.kv.keys.as_keys([33]))[0, 0])
-    flip(path / f"{victim >> 40:08d}.val", (victim & ((1 << 40) - 1)) * 64)
+    flip(path / f"{segment_of(victim):08d}.val", offset_of(victim))
     assert main(["kv", "salvage", str(path), str(tmp_path / "c.kv")]) == 1
     assert "key 33 is lost" in "".join(capsys.readouterr().out.split("\n")).replace("  ", " ")
     assert os.path.isdir(tmp_path / "c.kv")

@@ -7,6 +7,7 @@ from tests.harness.native_calls import NativeCalls
 import warpwell as ww
 from warpwell.kv.index.serve import VERSION_BYTES, WITH_VERSION, kv_start, version_at
 from warpwell.kv.keys import as_key
+from warpwell.kv.log.format import offset_of
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_value_word5, key_words
 
 ABSENT, BAD_KEY, BAD_OPCODE, UNRECOVERED = 0x87, 0x86, 0x001, 0x88
@@ -37,8 +38,8 @@ class Device:
         options: int = 0,
         first: int = 0,
     ) -> int:
-        sizes = key_value_word5(nbytes, length, options) | first << 48
-        return self.calls.start([opcode, low, 0, self.buffer.ctypes.data, 0, sizes, 0, high], 0x12345678)
+        sizes = key_value_word5(nbytes, length, options)
+        return self.calls.start([opcode, low, 0, self.buffer.ctypes.data, 0, sizes, first, high], 0x12345678)
 
     def version(self, nbytes: int) -> tuple[int, ...]:
         """Return the location behind a buffer of `nbytes` bytes."""
@@ -96,7 +97,7 @@ def test_a_damaged_value_is_an_error(store: ww.kv.Store, nbytes: int) -> None:
 
     part = store._records
     locations = part.index.lookup(ww.kv.keys.as_keys([b"one"]))
-    offset = (int(locations[0, 0]) & (1 << 40) - 1) * 64
+    offset = int(offset_of(locations[0, 0]))
     path = os.path.join(store.path, next(n for n in os.listdir(store.path) if n.endswith(".val")))
     with open(path, "r+b") as file:
         file.seek(offset + 4)
@@ -121,7 +122,7 @@ def test_a_value_that_is_replaced_has_another_version(store: ww.kv.Store) -> Non
 def test_the_pieces_of_a_value_have_one_version(store: ww.kv.Store) -> None:
     device = Device(store)
     pieces = set()
-    for first in (0, 1, 390, 391, 1000):  # the last one begins behind the value
+    for first in (0, 512, 199_680, 200_192, 512_000):  # the last two begin behind the value
         device.buffer[512:] = 0
         answer = device.begin(KV_RETRIEVE, b"large", 512, options=WITH_VERSION, first=first)
         assert (answer & 0xFFFF, answer >> 16) == (0, 200_000)
@@ -132,6 +133,16 @@ def test_the_pieces_of_a_value_have_one_version(store: ww.kv.Store) -> None:
         device.buffer[nbytes:] = 0
         assert device(KV_RETRIEVE, b"large", nbytes, options=options) == (0, 200_000)
         assert device.version(nbytes) == (0, 0)
+
+
+def test_pieces_of_a_value_of_more_than_32_mib(store: ww.kv.Store) -> None:
+    device = Device(store)
+    contents = np.random.default_rng(0).bytes(40 << 20)
+    store["huge"] = contents
+    for first in (0, (32 << 20) - 512, 32 << 20, len(contents) - 512):
+        answer = device.begin(KV_RETRIEVE, b"huge", 512, first=first)
+        assert (answer & 0xFFFF, answer >> 16) == (0, len(contents))
+        assert device.text(512) == contents[first : first + 512]
 
 
 @pytest.mark.parametrize("opcode", [FLUSH, KV_STORE, KV_LIST, KV_DELETE, KV_EXIST])

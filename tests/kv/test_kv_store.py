@@ -26,7 +26,10 @@ import warpwell as ww
 from lab.campaigns.kv_model import KvModel
 from warpwell import errors
 from warpwell.kv.index.index import Index
+from warpwell.kv.keys import as_keys
+from warpwell.kv.log import manifest
 from warpwell.kv.log.files import Files
+from warpwell.kv.log.format import MAX_VALUE, offset_of, segment_of
 
 KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"])
 VALUES = st.sampled_from([0, 1, 64, 65, 4096, 5000, 70_000]).map(lambda n: b"v%d" % n * (n // 2) + bytes(n % 2))
@@ -280,7 +283,7 @@ def test_keys_that_cannot_be(store: ww.kv.Store, key: object) -> None:
         (5, errors.ArgumentError),
         (None, errors.ArgumentError),
         ({"x": 1}, errors.ArgumentError),
-        (bytes((1 << 24) + 1), errors.ValueSizeError),
+        (np.zeros(MAX_VALUE + 1, np.uint8), errors.ValueSizeError),  # untouched zero pages take no memory
         (np.zeros((4, 4))[:, 1], errors.ArgumentError),
     ],
 )
@@ -308,10 +311,72 @@ def test_batches_that_do_not_fit(store: ww.kv.Store) -> None:
     assert len(store) == 1
 
 
-def test_the_largest_value_and_the_empty_batch(store: ww.kv.Store) -> None:
-    large = np.random.default_rng(0).bytes(1 << 24)
-    store["large"] = large
-    assert store["large"] == large
+def check_large_values(path: Path, large: bytes) -> None:
+    """Store a value of more than 32 MiB three times, and look at it in every way that there is."""
+    with ww.kv.create(path, segment_bytes=4 * len(large)) as store:
+        store["large"] = large
+        store.put_many(["copy", "small"], [large, b"x"])
+        store["large"] = large
+        assert store["large"] == large and store.get_many(["copy"])[0] == [large]
+        out = np.empty((1, len(large)), np.uint8)
+        store.get_many(["large"], out=out)
+        assert out[0].data == large
+        del out
+        store.commit()
+        assert store.compact(threshold=0.1).moved == 3
+        assert store.stats.live_bytes == 2 * len(large) + 1 and store["copy"] == large
+    with ww.kv.open(path) as reader:
+        assert reader.verify().sound
+        sizes = {key: len(value) for key, value in reader.items()}
+        assert sizes == {b"large": len(large), b"copy": len(large), b"small": 1}
+    assert ww.kv.salvage(path, f"{path}.new").complete
+    shutil.rmtree(path)
+    with ww.kv.open(f"{path}.new") as reader:
+        assert reader["large"] == large and reader["small"] == b"x"
+    shutil.rmtree(f"{path}.new")
+
+
+def test_values_of_more_bytes_than_earlier_formats_hold(tmp_path: Path) -> None:
+    check_large_values(tmp_path / "a.kv", np.random.default_rng(0).bytes((40 << 20) + 1))
+
+
+@pytest.mark.slow
+def test_values_of_more_than_a_gibibyte(tmp_path: Path) -> None:
+    check_large_values(tmp_path / "a.kv", np.random.default_rng(0).bytes((1 << 30) + 4097))
+
+
+def test_a_damaged_large_value_is_not_copied(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "a.kv") as store:
+        store.put_many(["gone", "large"], [bytes(40 << 20), b"y" * (20 << 20)])
+        del store["gone"]
+        store.commit()
+        location = store._records.index.lookup(as_keys([b"large"]))[0]
+        with (tmp_path / "a.kv" / f"{segment_of(location[0]):08d}.val").open("r+b") as file:
+            file.seek(offset_of(location[0]) + (19 << 20))
+            file.write(b"?")
+        with pytest.raises(errors.CorruptionError, match="20971520 bytes at byte"):
+            store.compact(threshold=0.1)
+        assert len(store) == 1 and not store.verify().sound
+
+
+def test_a_store_of_format_3_becomes_format_4_before_it_holds_a_large_value(tmp_path: Path) -> None:
+    path = tmp_path / "a.kv"
+    ww.kv.create(path).close()
+    body = (path / "MANIFEST").read_bytes().partition(b"\n")[2]
+    (path / "MANIFEST").write_bytes(manifest._title(3, body) + body)
+    for put in (lambda s, v: s.put("k", v), lambda s, v: s.put_many(["k"], [v])):
+        (path / "MANIFEST").write_bytes(manifest._title(3, body) + body)
+        with ww.kv.open(path, "r+") as store:
+            put(store, b"small")
+            store.commit()
+            assert manifest.read_manifest(str(path)).version == 3
+            put(store, bytes(1 << 25))
+            assert manifest.read_manifest(str(path)).version == 4
+        with ww.kv.open(path) as store:
+            assert store["k"] == bytes(1 << 25)
+
+
+def test_the_empty_batch(store: ww.kv.Store) -> None:
     store.put_many([], [])
     assert store.get_many([])[0] == [] and store.get_many(np.empty(0, np.int64))[1].tolist() == []
     assert store.delete_many([]) == 0

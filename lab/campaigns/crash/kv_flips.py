@@ -126,7 +126,7 @@ def _value_bytes(folder: str, segment: int) -> list[int]:
         assert log.recovered is not None
         locs = log.recovered.locs
     locs = locs[segment_of(locs[:, 0]) == segment]
-    spans = [np.arange(o, o + n) for o, n in zip(offset_of(locs[:, 0]), size_of(locs[:, 1]), strict=True)]
+    spans = [np.arange(o, o + n) for o, n in zip(offset_of(locs[:, 0]), size_of(*locs.T), strict=True)]
     return [int(at) for span in spans for at in span]
 
 

@@ -247,8 +247,8 @@ def contents(log: Log) -> State:
     """
     out: State = {}
     for key, (loc0, loc1) in index_of(log).items():
-        value = read_at(log.segments.fd(segment_of(loc0)), size_of(loc1), offset_of(loc0))
-        if len(value) != size_of(loc1) or crc32c(value) != crc_of(loc1):
+        value = read_at(log.segments.fd(segment_of(loc0)), size_of(loc0, loc1), offset_of(loc0))
+        if len(value) != size_of(loc0, loc1) or crc32c(value) != crc_of(loc1):
             raise WrongBytes(f"{key!r} at {os.path.basename(log.segments.path(segment_of(loc0)))}:{offset_of(loc0)}")
         out[key] = value
     return out

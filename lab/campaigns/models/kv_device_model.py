@@ -15,7 +15,7 @@ import numpy as np
 
 from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
-from warpwell.kv.index.serve import WITH_VERSION, version_at
+from warpwell.kv.index.serve import C_FIRST, WITH_VERSION, version_at
 from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer
@@ -83,7 +83,7 @@ class StoreMedium:
     def start(self, address: int, tag: int) -> int:
         """Start the command at an address, as `NativeMedium` says."""
         word5 = word(address, 5)
-        first, versioned = ((word5 >> 48) & 0xFFFF) << 9, word5_options(word5) & WITH_VERSION != 0
+        first, versioned = word(address, C_FIRST) & 0xFFFFFFFF, word5_options(word5) & WITH_VERSION != 0
         command = _Late(tag, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
         if word5_key_size(word5) != LENGTH or word0_opc(word(address, 0)) != KV_RETRIEVE:
             raise Violation(f"opcode {word0_opc(word(address, 0))} arrived, with {word5_key_size(word5)} bytes of key")

@@ -49,7 +49,7 @@ def create(
         A folder that does not exist yet, or is empty. Its parent must exist.
     schema : mapping of str to (dtype, shape), optional
         The fields of every value: ``{"image": ("uint8", (None,)), "y": "int64", "name": "str"}``; see `Schema`.
-        Default: values are bytes of any length up to 16 MiB.
+        Default: values are bytes of any length below 2 GiB.
     durability : {"commit", "always", "none"}
         When changes become durable: at `Store.commit`, at each change, or whenever the system writes them.
     segment_bytes : int or str

@@ -17,11 +17,11 @@ from .._os import clock, uninterrupted
 from ..nvme import key_words
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
-from .index.reader import SIZE_MASK, STALE, Reader, ValueBuffer, read_error
+from .index.reader import STALE, Reader, ValueBuffer, read_error
 from .index.serve import kv_start
 from .keys import Keys
 from .log.compaction import CompactionReport, compact
-from .log.format import INTEGER
+from .log.format import INTEGER, size_of
 from .log.journal import Pending
 from .log.log import Log
 from .log.verify import VerifyReport, verify
@@ -124,7 +124,9 @@ class Records:
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
         """Return the bytes of the values of keys, 0 for absent ones."""
-        return self.index.lookup(keys)[:, 1] & SIZE_MASK
+        locations = self.index.lookup(keys)
+        sizes: NDArray[np.int64] = size_of(locations[:, 0], locations[:, 1])
+        return sizes
 
     # -- changes --------------------------------------------------------------------------------------------
 
@@ -302,7 +304,7 @@ class Records:
             counters = self.state.counters()
             return {
                 "records": len(self.index),
-                "live_bytes": int((locations[:, 1] & SIZE_MASK).sum()),
+                "live_bytes": int(size_of(locations[:, 0], locations[:, 1]).sum()),
                 "disk_bytes": sum(map(folder_bytes, dict.fromkeys([self.path, *self.log.segments.paths]))),
                 "segments": len(self.log.segments.ids()),
                 "index_bytes": self.index.nbytes,

@@ -36,6 +36,7 @@ from .log.format import (
     SUFFIXES,
     SUPERBLOCK,
     Superblock,
+    extents_of,
     file_name,
     key_len_of,
     marked_len_of,
@@ -47,7 +48,7 @@ from .log.journal import highest, read_marks
 from .log.lock import LOCK_NAME
 from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
-from .log.segments import segment_path
+from .log.segments import StoredValue, segment_path
 from .log.shards import locate_segments
 from .log.verify import Problem
 from .opening import create
@@ -150,7 +151,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
                 whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
                 for (_, paths), slots in zip(logs, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
-                    for some in batches_of(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+                    for some in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
                         _put(made, paths, slots[some], whole, report)
                         done += len(slots[some])
                         if progress is not None:
@@ -243,8 +244,6 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
 
 def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
     """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
-    values: list[bytes] = []
-    kept: list[int] = []
     lengths = key_len_of(slots[:, 3])
     integers = np.full(len(slots), whole) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
@@ -258,24 +257,29 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, 
             report.lost += [Problem(path, int(offset_of(slots[k, 2])), what, keys.row(int(k))) for k in rows]
             continue
         try:
-            status = check_file(fd, offset_of(slots[rows, 2]), slots[rows, 3])
-            for k, bad in zip(rows.tolist(), status.tolist(), strict=True):
-                size, offset = int(size_of(slots[k, 3])), int(offset_of(slots[k, 2]))
-                wrong = "the value does not match its checksum" if bad else ""
-                value = b"" if wrong or offset < SUPERBLOCK else read_at(fd, size, offset)
+            values: list[Any] = []
+            kept: list[int] = []
+            extents = extents_of(slots[rows, 2:])
+            status = check_file(fd, extents).tolist()
+            for k, bad, (offset, size, crc) in zip(rows.tolist(), status, extents.tolist(), strict=True):
+                wrong = "the record has no location" if offset < SUPERBLOCK else ""
+                wrong = "the value does not match its checksum" if bad else wrong
+                value: Any = StoredValue(path, fd, offset, size, crc)
+                if not wrong and (store.schema is not None or size <= _BATCH_BYTES):
+                    value = read_at(fd, size, offset)
                 if not wrong and store.schema is not None and not store.schema.accepts(value):
                     wrong = f"the value of {size} bytes is not a record of the schema"
-                if wrong or offset < SUPERBLOCK:
-                    report.lost.append(Problem(path, offset, wrong or "the record has no location", keys.row(k)))
+                if wrong:
+                    report.lost.append(Problem(path, offset, wrong, keys.row(k)))
                     continue
                 kept.append(k)
                 values.append(value)
+                report.value_bytes += size
+            if kept:
+                store._records.put(keys.take(np.array(kept)), values)
+                report.records += len(kept)
         finally:
             os.close(fd)
-    if kept:
-        store._records.put(keys.take(np.array(kept)), values)
-        report.records += len(kept)
-        report.value_bytes += sum(map(len, values))
 
 
 class DamagedFolder:

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_bytes, checked_callable, checked_integer, checked_share, checked_timeout
-from ..cache import format_size
+from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
 from .index.reader import BAD_RECORD, read_error
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
+from .log.format import size_of
 from .log.verify import VerifyReport
 from .records import Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
@@ -76,7 +77,7 @@ class HostFuture:
 
 
 class Store(MutableMapping[Any, Any]):
-    """A mapping on disk: keys of 1 to 16 bytes, values of up to 16 MiB, durable once committed.
+    """A mapping on disk: keys of 1 to 16 bytes, values of less than 2 GiB, durable once committed.
 
     Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
     ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer
@@ -525,8 +526,8 @@ class Store(MutableMapping[Any, Any]):
 __all__ = ["Store"]
 
 
-_BATCH = 1024
-"""Records that iteration reads at once."""
+_BATCH, _BATCH_BYTES = 1024, 8 << 20
+"""Records and bytes that iteration reads at once; a larger value is read alone."""
 
 
 class StoreItems(ItemsView[Any, Any]):
@@ -551,9 +552,9 @@ class StoreValues(ValuesView[Any]):
 
 
 def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
-    keys, _ = store._records.entries()
-    for first in range(0, keys.size, _BATCH):
-        some = keys.take(slice(first, first + _BATCH))
+    keys, locations = store._records.entries()
+    for rows in batches_of(size_of(locations[:, 0], locations[:, 1]), _BATCH_BYTES, _BATCH):
+        some = keys.take(rows)
         batch, found = store.get_many(some)
         for k, key in enumerate(some.to_list()):
             if found[k]:  # else it was deleted meanwhile

@@ -48,9 +48,9 @@ class FolderSource:
     def _records(self) -> Iterator[tuple[bytes, bytes]]:
         for file in _files(self.path):
             with file.open("rb") as opened:
+                check_value(os.fstat(opened.fileno()).st_size, str(file))
                 value = opened.read(MAX_VALUE + 1)
-            if len(value) > MAX_VALUE:
-                check_value(max(file.stat().st_size, len(value)), str(file))
+            check_value(len(value), str(file))
             yield os.fsencode(file.relative_to(self.path).as_posix()), value
 
 

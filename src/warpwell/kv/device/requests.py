@@ -104,8 +104,6 @@ ID_VERSION = ID_USER + 4
 """Location of the value that the first piece was of, two words."""
 ID_ENTRY = ID_USER + 6
 """Entry of the device cache that takes the value, or 0."""
-CHUNK_UNIT = 9
-"""log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own in reserved bits)."""
 ABORT_POLL_NS = 10**6
 
 
@@ -129,8 +127,9 @@ def begin(core, queue, cid, key0, key1, length, nbytes, offset):
     buffer = staging_of(queue, cid)
     if field(core, K_RETURNS) != 0:
         buffer = 0
-    word5 = key_value_word5(count, length, WITH_VERSION) | ((offset >> CHUNK_UNIT) << 48)
-    return submit_entry(queue, command_word0(KV_RETRIEVE, cid, nsid), key0, buffer, word5, 0, key1)
+    word5 = key_value_word5(count, length, WITH_VERSION)
+    # the command set reserves word 6 of a retrieve: see `serve.C_FIRST`
+    return submit_entry(queue, command_word0(KV_RETRIEVE, cid, nsid), key0, buffer, word5, offset, key1)
 
 
 @device

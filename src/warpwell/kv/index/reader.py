@@ -42,7 +42,7 @@ from ...targets.primitives import (
 )
 from ..keys import Keys, as_key
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
-from ..log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
+from ..log.format import crc_of, offset_of, segment_of, size_of
 from ..native import CONTENTS, SIZE, TYPE, compiled, has_known_layout, method, python_function, with_objects
 from .index import (
     C_BYTES,
@@ -84,12 +84,6 @@ G_BASE = 1
 """Address of the mapped file, 0 if it is not mapped."""
 G_MAPPED = 2
 """Size of the mapping in bytes."""
-
-# -- location (see `warpwell.kv.log.format`) -------------------------------------------------------------------
-UNIT_SHIFT = 6
-"""Offsets count units of 64 bytes."""
-OFFSET_MASK = (1 << SEGMENT_SHIFT) - 1
-SIZE_MASK = (1 << KEY_LEN_SHIFT) - 1
 
 VALUES_AHEAD = 2
 """Distance in a batch between a value that is read and the next prefetched value."""
@@ -156,7 +150,7 @@ def segment_entry(state: int, segment: int) -> int:
 @device
 def mapped_address(entry: int, loc0: int, size: int) -> int:
     """Return the address of a value that is copied from a mapped file, 0 for all others (inside of an epoch)."""
-    offset = (loc0 & OFFSET_MASK) << UNIT_SHIFT
+    offset: int = offset_of(loc0)
     if size > MAX_MAPPED_BYTES or offset + size > load_acquire(entry + 8 * G_MAPPED, SYSTEM):
         return 0
     return load_relaxed(entry + 8 * G_BASE, SYSTEM) + offset
@@ -165,18 +159,18 @@ def mapped_address(entry: int, loc0: int, size: int) -> int:
 @device
 def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     """Read a whole value and check its CRC (inside of an epoch); return FOUND or an error."""
-    entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+    entry = segment_entry(state, segment_of(loc0))
     if entry == 0:
         return STALE
-    size = loc1 & SIZE_MASK
-    crc = (loc1 >> 32) & 0xFFFFFFFF
+    size = size_of(loc0, loc1)
+    crc = crc_of(loc1)
     source = mapped_address(entry, loc0, size)
     if source != 0:
         if copy_checked(out, source, size) == crc:
             return FOUND
         # The system call reports the error of the file, if it has one.
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
-    status = read_exactly(fd, out, size, (loc0 & OFFSET_MASK) << UNIT_SHIFT)
+    status = read_exactly(fd, out, size, offset_of(loc0))
     if status == FOUND and crc32c(out, size, 0) != crc:
         return BAD_CRC
     return status
@@ -192,10 +186,10 @@ def copy_checked(out: int, source: int, size: int) -> int:
 @device
 def prefetch_value(state: int, loc0: int, loc1: int) -> None:
     """Prefetch a value of a mapped file (inside of an epoch)."""
-    entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+    entry = segment_entry(state, segment_of(loc0))
     if entry == 0:
         return
-    size = loc1 & SIZE_MASK
+    size = size_of(loc0, loc1)
     source = mapped_address(entry, loc0, size)
     if source != 0:
         for line in range(source, source + min(size, PREFETCH_BYTES), 64):
@@ -205,14 +199,14 @@ def prefetch_value(state: int, loc0: int, loc1: int) -> None:
 @device
 def read_part(state: int, loc0: int, loc1: int, out: int, first: int, limit: int, stripe: int) -> int:
     """Read `limit` bytes from byte `first` of a value and check the CRC of all of it (inside of an epoch)."""
-    entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+    entry = segment_entry(state, segment_of(loc0))
     if entry == 0:
         return STALE
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
-    offset = (loc0 & OFFSET_MASK) << UNIT_SHIFT
-    crc = (loc1 >> 32) & 0xFFFFFFFF
+    offset = offset_of(loc0)
+    crc = crc_of(loc1)
     lock = lock_scratch(state, stripe)
-    status = read_chunks(fd, offset, loc1 & SIZE_MASK, crc, lock + 64, SCRATCH_BYTES, out, first, limit)
+    status = read_chunks(fd, offset, size_of(loc0, loc1), crc, lock + 64, SCRATCH_BYTES, out, first, limit)
     store_release(lock, 0, SYSTEM)
     return status
 
@@ -253,7 +247,7 @@ def get_one(block: int, key0: int, key1: int, length: int) -> int:
     limit = load_weak_as(block + 24, INT64)
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
-    size = loc1 & SIZE_MASK
+    size: int = size_of(loc0, loc1)
     status = ABSENT
     if loc0 != 0 and size > limit:
         leave(state, stripe, epoch)
@@ -312,10 +306,10 @@ def get_object(data: int, key: int) -> int:
     state = load_weak_as(fields, INT64)
     epoch = enter(state, data >> 12)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
-    size = loc1 & SIZE_MASK
+    size = size_of(loc0, loc1)
     entry = 0
     if loc0 != 0:
-        entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+        entry = segment_entry(state, segment_of(loc0))
     source = 0
     if entry != 0:
         source = mapped_address(entry, loc0, size)
@@ -325,7 +319,7 @@ def get_object(data: int, key: int) -> int:
         call_python(fields, P_TAKE, value, 0)
     elif source != 0:
         value = call_python(fields, P_NEW_BYTES, 0, size)
-        if value != 0 and copy_checked(value + CONTENTS, source, size) != (loc1 >> 32) & 0xFFFFFFFF:
+        if value != 0 and copy_checked(value + CONTENTS, source, size) != crc_of(loc1):
             call_python(fields, P_DROP, value, 0)
             value = 0
     leave(state, data >> 12, epoch)
@@ -344,9 +338,10 @@ def new_values(values: int, locations: int, count: int, starts: int, new: int, c
     The contents are not initialized. Returns -1 if memory is short (see `native.with_objects`).
     """
     for k in range(count):
-        if load_weak_as(locations + 16 * k, INT64) == 0:
+        loc0 = load_weak_as(locations + 16 * k, INT64)
+        if loc0 == 0:
             continue
-        size = load_weak_as(locations + 16 * k + 8, INT64) & SIZE_MASK
+        size = size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64))
         value = call_foreign(new, 0, size, 0, 0, 0, 0, 0)
         if value == 0:
             return -1
@@ -404,13 +399,13 @@ def read_many(
         if starts != 0:
             target = out + load_weak_as(starts + 8 * k, INT64)
         status = ABSENT
-        if loc0 != 0 and starts == 0 and loc1 & SIZE_MASK != row_bytes:
+        if loc0 != 0 and starts == 0 and size_of(loc0, loc1) != row_bytes:
             status = OTHER_SIZE
         elif loc0 != 0:
             status = read_value(state, loc0, loc1, target)
         if status == FOUND:
             hits += 1
-            nbytes += loc1 & SIZE_MASK
+            nbytes += size_of(loc0, loc1)
         else:
             if status != ABSENT:
                 wrong += 1
@@ -571,8 +566,7 @@ class Reader:
 
     def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
         """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
-        sizes = locations[:, 1] & SIZE_MASK
-        sizes[locations[:, 0] == 0] = 0
+        sizes = size_of(locations[:, 0], locations[:, 1])
         padded = -(-sizes // 8) * 8
         ends = np.cumsum(padded)
         starts = ends - padded
@@ -622,13 +616,13 @@ class Reader:
     ) -> NoReturn:
         k = int(np.flatnonzero(found > FOUND)[0])
         if found[k] == OTHER_SIZE:
-            size = int(locations[k, 1]) & SIZE_MASK
+            size = int(size_of(locations[k, 0], locations[k, 1]))
             raise errors.ValueSizeError(
                 f"{self._path}: the value of key {keys.row(k)!r} has {size} bytes, not {row_bytes}: leave out away",
                 name="out",
                 nbytes=size,
             )
-        raise read_error(self._path, keys.row(k), int(found[k]), int(locations[k, 0]) >> SEGMENT_SHIFT)
+        raise read_error(self._path, keys.row(k), int(found[k]), int(segment_of(locations[k, 0])))
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from warpwell.kv.index.index import S_TABLE, enter, leave, lookup
-from warpwell.kv.index.reader import ABSENT, FOUND, SIZE_MASK, count_reads, read_part, read_value
+from warpwell.kv.index.reader import ABSENT, FOUND, count_reads, read_part, read_value
+from warpwell.kv.log.format import size_of
 from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.nvme.status import (
     INVALID_FIELD,
@@ -21,6 +22,8 @@ C_WORD0 = 0
 C_KEY0 = 1
 C_BUFFER = 3
 C_SIZES = 5
+C_FIRST = 6
+"""cdw12, which the command set reserves: the byte at which a retrieve starts."""
 C_KEY1 = 7
 
 # -- pieces of a value -----------------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
     """Copy as much of a value as fits, from byte `first`; return status and size (see `kv_start`)."""
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
-    size = loc1 & SIZE_MASK
+    size = size_of(loc0, loc1)
     status = ABSENT
     if loc0 != 0:
         if nbytes == 0:
@@ -86,8 +89,7 @@ def kv_start(state: int, command: int, tag: int) -> int:
     state : int
         Address of the store's state block.
     command : int
-        Address of a command (`warpwell.nvme.key_value`). Bits 31:16 of cdw11, which the command set reserves, are the
-        offset at which a retrieve starts, in units of 512 bytes.
+        Address of a command (`warpwell.nvme.key_value`), with the byte at which a retrieve starts in `C_FIRST`.
     tag : int
         At most 40 bits.
 
@@ -113,5 +115,5 @@ def kv_start(state: int, command: int, tag: int) -> int:
         return KV_INVALID_KEY_SIZE
     low = masked(word(command, C_KEY0), length)
     high = masked(word(command, C_KEY1), length - 8)
-    first = ((word5 >> 48) & 0xFFFF) << 9
+    first = word(command, C_FIRST) & 0xFFFFFFFF
     return retrieve(state, low, high, length, buffer, nbytes, first, word5_options(word5), tag >> 16)

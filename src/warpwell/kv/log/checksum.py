@@ -173,11 +173,10 @@ def read_chunks(
 
 
 def check_values(fd: int, entries: int, count: int, chunk: int, out: int) -> int:
-    """Read and check values (offset, second location word); store the result of `read_chunks` for each."""
+    """Read and check values (offset, size, CRC); store the result of `read_chunks` for each."""
     for k in range(count):
-        offset = load_weak_as(entries + 16 * k, I8)
-        loc1 = load_weak_as(entries + 16 * k + 8, I8)
-        size, crc = loc1 & 0x1FFFFFF, (loc1 >> 32) & 0xFFFFFFFF
+        offset = load_weak_as(entries + 24 * k, I8)
+        size, crc = load_weak_as(entries + 24 * k + 8, I8), load_weak_as(entries + 24 * k + 16, I8)
         store_weak_as(out + 8 * k, read_chunks(fd, offset, size, crc, chunk, _CHUNK, 0, 0, 0), I8)
     return 0
 
@@ -218,10 +217,12 @@ def later_record(records: NDArray[Any], salt: int, seq: int) -> int:
     return int(compiled(find_later)(records.ctypes.data, len(records), salt, seq))
 
 
-def check_file(fd: int, offsets: NDArray[np.int64], loc1: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Read and check values of a file; return 0, 1 (damaged or truncated) or -errno for each."""
-    status = np.empty(len(offsets), np.int64)
-    entries = np.column_stack([offsets, loc1]).astype(np.int64)
+def check_file(fd: int, entries: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Read and check values of a file; return 0, 1 (damaged or truncated) or -errno for each.
+
+    `entries`, int64 [N, 3], has the offset, size and CRC of each value (`format.extents_of`).
+    """
+    status = np.empty(len(entries), np.int64)
     chunk = np.empty(_CHUNK, np.uint8)
     compiled(check_values)(fd, entries.ctypes.data, len(entries), chunk.ctypes.data, status.ctypes.data)
     return np.where(status > FAILED, FAILED - status, (status != FOUND).astype(np.int64))

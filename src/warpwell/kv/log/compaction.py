@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...cache import batches_of
-from .checksum import crc32c_many
+from .checksum import crc32c
 from .files import read_at
-from .format import SUPERBLOCK, crc_of, footprint, marked_len_of, offset_of, segment_of, size_of
+from .format import SUPERBLOCK, footprint, marked_len_of, segment_of, size_of
 from .log import Log
-from .recovery import join, value_damaged
+from .recovery import join
 
 _BATCH_BYTES = 8 << 20
 _BATCH_RECORDS = 8192
@@ -87,12 +88,13 @@ def compact(
         victims, slots = _victims(log, live(), threshold)
     if not victims:
         return CompactionReport((), 0, 0, 0)
-    total, done, moved = int(size_of(slots[:, 3]).sum()), 0, 0
-    for some in batches_of(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+    sizes = size_of(slots[:, 2], slots[:, 3])
+    total, done, moved = int(sizes.sum()), 0, 0
+    for some in batches_of(sizes, _BATCH_BYTES, _BATCH_RECORDS):
         batch = slots[some]
         values = _read(log, batch)
         moved += _move(log, batch, values, lookup, relocate)
-        done += int(size_of(batch[:, 3]).sum())
+        done += int(sizes[some].sum())
         if progress is not None:
             progress(done, total)
     with log.lock:
@@ -106,7 +108,8 @@ def compact(
 def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
     """Return the segments to retire and their live slots, in file order."""
     slots = join(*index)
-    used = np.bincount(segment_of(slots[:, 2]), footprint(size_of(slots[:, 3])), max(log.segments.ids()) + 1)
+    sizes = size_of(slots[:, 2], slots[:, 3])
+    used = np.bincount(segment_of(slots[:, 2]), footprint(sizes), max(log.segments.ids()) + 1)
     victims = []
     for segment in sorted(set(log.segments.ids()) - log.to_be_dropped()):
         total = _size(log, segment)
@@ -124,27 +127,25 @@ def _size(log: Log, segment: int) -> int:
     return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
 
 
-def _read(log: Log, slots: NDArray[np.int64]) -> list[bytes]:
-    """Read values and check them: a damaged value must not be copied with a new checksum."""
-    values = []
-    for segment, offset, size in zip(
-        segment_of(slots[:, 2]).tolist(), offset_of(slots[:, 2]).tolist(), size_of(slots[:, 3]).tolist(), strict=True
-    ):
-        values.append(read_at(log.segments.fd(segment), size, offset))
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    buffer = np.frombuffer(b"".join(values) + b"\0", np.uint8)
-    starts = np.cumsum(sizes) - sizes
-    crcs = crc32c_many(buffer.ctypes.data + starts, sizes)
-    wrong = np.flatnonzero((crcs != crc_of(slots[:, 3])) | (sizes != size_of(slots[:, 3])))
-    if len(wrong):
-        raise value_damaged(slots[wrong[0]], log.segments.path(int(segment_of(slots[wrong[0], 2]))))
+def _read(log: Log, slots: NDArray[np.int64]) -> list[Any]:
+    """Read values and check them: a damaged value must not be copied with a new checksum.
+
+    A value that is larger than a batch is not read: it checks itself when it is copied.
+    """
+    stored = [log.segments.stored(location) for location in slots[:, 2:]]
+    if len(stored) == 1 and stored[0].nbytes > _BATCH_BYTES:
+        return stored
+    values = [read_at(value.fd, value.nbytes, value.offset) for value in stored]
+    for value, contents in zip(stored, values, strict=True):
+        if len(contents) != value.nbytes or crc32c(contents) != value.crc:
+            raise value.damaged()
     return values
 
 
 def _move(
     log: Log,
     slots: NDArray[np.int64],
-    values: list[bytes],
+    values: list[Any],
     lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
     relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
 ) -> int:

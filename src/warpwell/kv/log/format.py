@@ -10,18 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets import device
 from .checksum import crc32c
 
-FORMAT_VERSION = 3
-"""The format of new files. Stores of formats 1 and 2 are read, and become format 3 when a manifest is written."""
+FORMAT_VERSION = 4
+"""The format of new files. Stores of formats 1 to 3 are read, and become format 4 when a manifest is written."""
 
-MAX_VALUE = 1 << 24
-"""Bytes; 16 MiB."""
+MAX_VALUE = (1 << 31) - 1
+"""Bytes: the size of a value has 32 bits, and is signed in NVMe completions and on some file systems."""
 
 SUPERBLOCK = 4096
 """Bytes at the start of every segment, journal and snapshot."""
 UNIT = 64
 """Bytes; values start at multiples of it."""
+MAX_SEGMENT_BYTES = 1 << 39
+"""Values start before this byte of a segment: their offsets have 33 bits."""
 
 
 def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
@@ -38,6 +41,8 @@ def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
 
 # -- location of a value: two words ---------------------------------------------------------------------------
 SEGMENT_SHIFT = 40
+SIZE_SHIFT = 33
+"""Bits 33 to 39 of the first word are the high 7 bits of the value's size; formats 1 to 3 have zeros there."""
 CRC_SHIFT = 32
 KEY_LEN_SHIFT = 25
 INTEGER = 32
@@ -200,29 +205,46 @@ def locations(
 ) -> NDArray[np.int64]:
     """Return locations, int64 [N, 2], from their segment, byte offsets, checksums and lengths."""
     out = np.empty((len(offsets), 2), np.int64)
-    out[:, 0] = segment << SEGMENT_SHIFT | offsets // UNIT
-    out[:, 1] = crcs << CRC_SHIFT | key_lens.astype(np.int64) << KEY_LEN_SHIFT | sizes
+    out[:, 0] = first_word(segment, offsets, sizes)
+    out[:, 1] = crcs << CRC_SHIFT | key_lens.astype(np.int64) << KEY_LEN_SHIFT | low_size(sizes)
     return out
 
 
+def first_word(segment: int, offset: Any, size: Any) -> Any:
+    """Return the first word of a location (or an array of them)."""
+    return segment << SEGMENT_SHIFT | size >> KEY_LEN_SHIFT << SIZE_SHIFT | offset // UNIT
+
+
+def low_size(size: Any) -> Any:
+    """Return the bits of a value's size that are in the second word of its location."""
+    return size & ((1 << KEY_LEN_SHIFT) - 1)
+
+
+# The functions that are device code also take arrays on the host.
+
+
+@device
 def segment_of(loc0: Any) -> Any:
-    """Return the segment of a location's first word (or an array of them)."""
+    """Return the segment of a location's first word."""
     return loc0 >> SEGMENT_SHIFT
 
 
+@device
 def offset_of(loc0: Any) -> Any:
     """Return the byte offset in its segment."""
-    return (loc0 & ((1 << SEGMENT_SHIFT) - 1)) * UNIT
+    return (loc0 & ((1 << SIZE_SHIFT) - 1)) * UNIT
 
 
-def size_of(loc1: Any) -> Any:
-    """Return the bytes of the value."""
-    return loc1 & ((1 << KEY_LEN_SHIFT) - 1)
+@device
+def size_of(loc0: Any, loc1: Any) -> Any:
+    """Return the bytes of the value; the location is not a `TOMBSTONE`."""
+    return ((loc0 >> SIZE_SHIFT) & 127) << KEY_LEN_SHIFT | loc1 & ((1 << KEY_LEN_SHIFT) - 1)
 
 
+@device
 def key_len_of(loc1: Any) -> Any:
     """Return the bytes of the key."""
-    return loc1 >> KEY_LEN_SHIFT & 31
+    return (loc1 >> KEY_LEN_SHIFT) & 31
 
 
 def marked_len_of(loc1: Any) -> Any:
@@ -230,9 +252,16 @@ def marked_len_of(loc1: Any) -> Any:
     return loc1 >> KEY_LEN_SHIFT & 63
 
 
+@device
 def crc_of(loc1: Any) -> Any:
     """Return the CRC-32C of the value."""
-    return loc1 >> CRC_SHIFT & 0xFFFFFFFF
+    return (loc1 >> CRC_SHIFT) & 0xFFFFFFFF
+
+
+def extents_of(locations: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return offset, size and CRC of values, int64 [N, 3]."""
+    loc0, loc1 = locations[:, 0], locations[:, 1]
+    return np.ascontiguousarray(np.column_stack([offset_of(loc0), size_of(loc0, loc1), crc_of(loc1)]))
 
 
 def footprint(sizes: Any) -> Any:

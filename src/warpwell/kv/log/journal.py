@@ -37,6 +37,7 @@ from .format import (
     DELETE,
     INTEGER,
     JOURNAL_FILE,
+    KEY_LEN_SHIFT,
     MAGIC,
     ORDERED,
     PUT,
@@ -196,7 +197,7 @@ def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8],
     records["key"] = np.ascontiguousarray(keys).view(np.int64)
     if kind == DELETE:
         records["loc"][:, 0] = TOMBSTONE
-        records["loc"][:, 1] = key_lens.astype(np.int64) << 25
+        records["loc"][:, 1] = key_lens.astype(np.int64) << KEY_LEN_SHIFT
     return records
 
 

@@ -30,7 +30,7 @@ from ... import errors
 from ..ragged import Ragged
 from .checksum import crc32c
 from .files import Files, Guard
-from .format import CRC_SHIFT, DELETE, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, segment_of
+from .format import CRC_SHIFT, DELETE, FORMAT_VERSION, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, low_size, segment_of
 from .journal import Floor, Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
@@ -216,6 +216,7 @@ class Log:
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
+                self._upgrade_for(max((int(b.sizes.max(initial=0)) for _, _, b in groups), default=0))
                 locs = np.empty((len(key_lens), 2), np.int64)
                 for shard, rows, buffers in groups:
                     locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll)
@@ -236,9 +237,10 @@ class Log:
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
+                self._upgrade_for(nbytes)
                 loc0 = self.segments.append_one(shard, value, nbytes, self._roll)
                 crc = crc32c(value) if nbytes else 0
-                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | nbytes
+                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | low_size(nbytes)
                 self._pending.add_packed(_PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0))
             self._always()
             return loc0, loc1
@@ -491,6 +493,14 @@ class Log:
         self._write_records(records[:count], last=False)
         self._spilled += count
         self._pending.clear(keep=1)
+
+    def _upgrade_for(self, nbytes: int) -> None:
+        """Make the format the newest before a value of a size that earlier releases cannot read is written."""
+        if low_size(nbytes) != nbytes and self._manifest.version < FORMAT_VERSION:
+            assert self._manifest_writer is not None
+            with self._guard.replacing_manifest():
+                self._manifest_writer.upgrade()
+                self._manifest = self._manifest_writer.manifest
 
     def _roll(self, shard: int) -> None:
         assert self._manifest_writer is not None

@@ -59,6 +59,8 @@ class Manifest:
         Path and UUID of each folder of segments; none if segments are in the store's own folder.
     separate_logs : bool
         Each shard has its own log, as in format 2. A writer merges them.
+    version : int
+        The format of the file that it was read from; it is always written in the newest.
     """
 
     uuid: str
@@ -76,6 +78,7 @@ class Manifest:
     previous: tuple[int | None, int] | None = None
     shards: tuple[dict[str, str], ...] = ()
     separate_logs: bool = False
+    version: int = field(default=FORMAT_VERSION, compare=False)
 
     @property
     def uuid_bytes(self) -> bytes:
@@ -93,7 +96,8 @@ class Manifest:
 
     def pack(self) -> bytes:
         """Return the file: a line with version, length and CRC-32C, then JSON."""
-        body = json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        fields = {name: value for name, value in asdict(self).items() if name != "version"}
+        body = json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
         return _title(FORMAT_VERSION, body) + body
 
     def publish(self, files: Files, folder: str) -> None:
@@ -185,7 +189,7 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         fields["segments"], fields["shards"] = tuple(fields["segments"]), tuple(fields.get("shards", ()))
         if fields.get("previous") is not None:
             fields["previous"] = tuple(fields["previous"])
-        return Manifest(**fields)
+        return Manifest(**fields, version=version)
     except (ValueError, TypeError, KeyError) as error:
         raise errors.CorruptionError(
             f"{path} has other fields than format {version} ({error}): restore it from a copy",
@@ -218,6 +222,10 @@ class ManifestWriter:
     def __init__(self, files: Files, folder: str, manifest: Manifest, segments: Segments, guard: Guard) -> None:
         self.manifest = manifest
         self._files, self._folder, self._segments, self._guard = files, folder, segments, guard
+
+    def upgrade(self) -> None:
+        """Make the store's format the newest, so that earlier releases refuse it."""
+        self._publish(self.manifest)
 
     def add_segment(self, shard: int, durable: Position | None) -> None:
         """Begin a new segment of a shard; `durable` is the last durable record, if known."""
@@ -278,7 +286,7 @@ class ManifestWriter:
         manifest.publish(self._files, self._folder)
         # From here on a crash may leave the old or the new one, until the folder is synced.
         self._guard.sync(lambda: self._files.sync_folder(self._folder))
-        self.manifest = manifest
+        self.manifest = manifest.with_changes(version=FORMAT_VERSION)
 
     def _is_unpublished(self, manifest: Manifest | None) -> bool:
         """Return whether the files of a new manifest may be removed: a rename that raises may have been made.

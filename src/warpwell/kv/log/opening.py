@@ -12,7 +12,7 @@ from typing import Any
 
 from ... import errors
 from .files import Files, closing_on_error, full, storage_full, write_new
-from .format import SUPERBLOCK
+from .format import MAX_SEGMENT_BYTES, SUPERBLOCK
 from .journal import COMMITTED_NAME, Floor, Journal, Position, new_journal
 from .lock import LOCK_NAME, WriterLock
 from .manifest import DURABILITIES, IDENTITY_NAME, MANIFEST_NAME, NEW_NAME, Manifest, read_manifest
@@ -49,9 +49,10 @@ def create_writable(
         raise errors.ArgumentError(
             f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
         )
-    if not MIN_SEGMENT_BYTES <= segment_bytes < 1 << 40:
+    if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
         raise errors.ArgumentError(
-            f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to 2**40 bytes", name="segment_bytes"
+            f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
+            name="segment_bytes",
         )
     manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema, kinds=True)
     with contextlib.ExitStack() as undo, _told(path, "choose a folder that can be written"):

@@ -23,6 +23,7 @@ from .format import (
     SEGMENT_SHIFT,
     SLOT_BYTES,
     SUPERBLOCK,
+    extents_of,
     key_len_of,
     offset_of,
     segment_of,
@@ -226,7 +227,7 @@ def settle(
         return slots, position
     bad += fresh
     if scanned.durable[bad]:
-        raise value_damaged(slots[bad], segments.path(int(segment_of(slots[bad, 2]))))
+        raise segments.stored(slots[bad, 2:]).damaged()
     keep = int(np.flatnonzero(scanned.begins[: bad + 1])[-1])
     offset = start.offset + RECORD_BYTES * keep
     chain = start.chain if keep == 0 else int.from_bytes(read_at(fd, 4, offset - 4), "little")
@@ -236,7 +237,7 @@ def settle(
 def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[np.bool_] | None) -> int | None:
     """Raise CorruptionError for a location outside of its segment, or return its index if it is not `durable`."""
     loc0, loc1 = slots[:, 2], slots[:, 3]
-    sizes = size_of(loc1)
+    sizes = size_of(loc0, loc1)
     used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
     known = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
     for segment in segments.ids():
@@ -268,22 +269,11 @@ def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
     ids = segment_of(slots[:, 2])
     for segment in np.unique(ids[(slots[:, 2] > 0) & _present(slots[:, 2], segments)]).tolist():
         rows = np.flatnonzero(ids == segment)
-        status = check_file(segments.fd(segment), offset_of(slots[rows, 2]), slots[rows, 3])
+        status = check_file(segments.fd(segment), extents_of(slots[rows, 2:]))
         wrong = rows[status != 0]
         if len(wrong):
             bad = min(bad, int(wrong[0]))
     return bad if bad < len(slots) else None
-
-
-def value_damaged(slot: NDArray[np.int64], path: str) -> errors.CorruptionError:
-    """Return the error for a value in the segment at `path` with a wrong checksum."""
-    offset = int(offset_of(slot[2]))
-    return errors.CorruptionError(
-        f"{path}: the value of {int(size_of(slot[3]))} bytes at byte {offset} is damaged; "
-        "`warpwell kv verify` lists all damaged values; restore a copy of the store",
-        path=path,
-        offset=offset,
-    )
 
 
 def live(slots: NDArray[np.int64], distinct: int = 0) -> NDArray[np.int64]:
@@ -348,12 +338,11 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
 
 
 def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
-    slots = slots[(slots[:, 2] > 0) & (size_of(slots[:, 3]) > 0)]
-    ids, offsets = segment_of(slots[:, 2]), offset_of(slots[:, 2])
+    slots = slots[slots[:, 2] > 0]
+    ids, offsets, sizes = segment_of(slots[:, 2]), offset_of(slots[:, 2]), size_of(slots[:, 2], slots[:, 3])
     for segment in np.unique(ids).tolist():
         rows = ids == segment
-        end = int((offsets[rows] + size_of(slots[rows, 3])).max())
-        _rewrite(files, segments.fd(segment), int(offsets[rows].min()), end)
+        _rewrite(files, segments.fd(segment), int(offsets[rows].min()), int((offsets[rows] + sizes[rows]).max()))
         files.sync(segments.fd(segment))
 
 
@@ -521,7 +510,7 @@ def _read(
         return np.empty((0, 4), np.int64), start
     scanned = scan(journal.fd, journal.salt, start, floor if floor[0] > start.seq else (0, 0))
     refuse_damage(scanned, path)
-    unknown = np.setdiff1d(scanned.slots[:, 2][scanned.slots[:, 2] > 0] >> 40, segments.ids())
+    unknown = np.setdiff1d(segment_of(scanned.slots[:, 2][scanned.slots[:, 2] > 0]), segments.ids())
     if len(unknown):
         raise _Behind
     return settle(scanned, start, floor[0], segments, journal.fd, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,18 +17,23 @@ from numpy.typing import NDArray
 from ... import errors
 from ..._os import allow_more_files
 from ..ragged import Ragged
-from .checksum import crc32c_many
+from .checksum import crc32c, crc32c_many
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
     MAX_SEGMENT,
+    MAX_SEGMENT_BYTES,
     MAX_VALUE,
     SEGMENT_FILE,
-    SEGMENT_SHIFT,
     SUPERBLOCK,
     UNIT,
     Superblock,
+    crc_of,
     file_name,
+    first_word,
     locations,
+    offset_of,
+    segment_of,
+    size_of,
 )
 
 _WRITE_BYTES = 8 << 20
@@ -73,7 +79,9 @@ class Segments:
     """
 
     def __init__(self, files: Files, folders: Sequence[SegmentFolder], segment_bytes: int, *, writable: bool) -> None:
-        self._files, self._segment_bytes, self._writable = files, segment_bytes, writable
+        # less a unit: a value of 0 bytes may be placed at the end
+        self._segment_bytes = min(segment_bytes, MAX_SEGMENT_BYTES - UNIT)
+        self._files, self._writable = files, writable
         self.paths, self._uuids = [path for path, _ in folders], [uuid for _, uuid in folders]
         self._fds: dict[int, int] = {}
         self._callbacks: list[Callback] = []
@@ -176,6 +184,12 @@ class Segments:
 
     # -- values -----------------------------------------------------------------------------------------------
 
+    def stored(self, location: NDArray[np.int64]) -> StoredValue:
+        """Return the value at a location, int64 [2], in an open segment."""
+        loc0, loc1 = location.tolist()
+        segment = segment_of(loc0)
+        return StoredValue(self.path(segment), self._fds[segment], offset_of(loc0), size_of(loc0, loc1), crc_of(loc1))
+
     def set_head(self, segment: int, end: int) -> None:
         """Append the values of a segment's shard to it, from byte `end`."""
         shard = self.shard_of(segment)
@@ -215,7 +229,7 @@ class Segments:
             self._dirty.add(head)
             self._files.pwrite(self._fds[head], value, offset)
         self.ends[shard] = offset + nbytes
-        return head << SEGMENT_SHIFT | offset // UNIT
+        return int(first_word(head, offset, nbytes))
 
     def take_unsynced(self) -> list[int]:
         """Return the segments with values that may not be durable, and forget them: the caller syncs them.
@@ -236,29 +250,72 @@ def segment_path(folders: Sequence[str], segment: int) -> str:
     return os.path.join(folders[shard], file_name(SEGMENT_FILE, number))
 
 
+@dataclass(frozen=True)
+class StoredValue:
+    """A value in a segment; `ValueBuffers` copies it in pieces, so that it need not fit into memory."""
+
+    path: str
+    fd: int
+    offset: int
+    nbytes: int
+    crc: int
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def copy(self, files: Files, fd: int, offset: int) -> None:
+        """Copy the value to another segment.
+
+        Raises
+        ------
+        CorruptionError
+            Its checksum is wrong, or its file ends before the value.
+        """
+        done = crc = 0
+        while done < self.nbytes:
+            part = read_at(self.fd, min(_WRITE_BYTES, self.nbytes - done), self.offset + done)
+            if not part:
+                break
+            crc = crc32c(part, crc)
+            files.pwrite(fd, part, offset + done)
+            done += len(part)
+        if done < self.nbytes or crc != self.crc:
+            raise self.damaged()
+
+    def damaged(self) -> errors.CorruptionError:
+        """Return the error for a value with a wrong checksum."""
+        return errors.CorruptionError(
+            f"{self.path}: the value of {self.nbytes} bytes at byte {self.offset} is damaged; "
+            "`warpwell kv verify` lists all damaged values; restore a copy of the store",
+            path=self.path,
+            offset=self.offset,
+        )
+
+
 class ValueBuffers:
     """Values to be appended: a sequence of buffers, rows of one array, or items of one buffer.
 
     Parameters
     ----------
-    values : sequence of bytes-like, uint8 [N, nbytes], or Ragged of uint8
+    values : sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8
 
     Raises
     ------
     ValueSizeError
-        A value is larger than 16 MiB.
+        A value is larger than `MAX_VALUE`.
     """
 
     def __init__(self, values: Any) -> None:
         self._rows: NDArray[np.uint8] | None = None
         self._items: Ragged | None = None
+        self._list: list[Any] = []
         if isinstance(values, Ragged):
             self._items, self.sizes = values, values.lengths
         elif isinstance(values, np.ndarray) and values.ndim == 2:
             self._rows = np.ascontiguousarray(values).view(np.uint8)
             self.sizes = np.full(len(values), self._rows.shape[1], np.int64)
         else:
-            self._list = [v if type(v) is bytes else memoryview(v).cast("B") for v in values]
+            self._list = [v if type(v) is bytes or type(v) is StoredValue else memoryview(v).cast("B") for v in values]
             self.sizes = np.fromiter(map(len, self._list), np.int64, len(self._list))
         if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
             raise too_large(int(self.sizes.max()))
@@ -271,6 +328,10 @@ class ValueBuffers:
         at = 0
         while at < len(offsets):
             until = max(at + 1, int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right")))
+            if self._list and type(value := self._list[first + at]) is StoredValue:
+                value.copy(files, fd, int(offsets[at]))
+                crcs[at], at = value.crc, at + 1
+                continue
             data, base = self._gather(first + at, first + until, offsets[at:until])
             nbytes = int(ends[until - 1] - offsets[at])
             address = base.ctypes.data if nbytes else 0

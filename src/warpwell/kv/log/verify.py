@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import check_file
 from .files import Files
-from .format import INTEGER, key_len_of, marked_len_of, offset_of, segment_of, size_of
+from .format import INTEGER, extents_of, key_len_of, marked_len_of, offset_of, segment_of, size_of
 from .journal import COMMITTED_NAME, read_marks
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
 from .recovery import check_previous, live, load_for_reading
@@ -107,7 +107,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
         report.torn_bytes = max(0, loaded.size - loaded.position.offset)
         slots = live(loaded.slots, loaded.distinct)
         slots = slots[np.isin(segment_of(slots[:, 2]), segments.ids())]
-        report.records, report.value_bytes = len(slots), int(size_of(slots[:, 3]).sum())
+        report.records, report.value_bytes = len(slots), int(size_of(slots[:, 2], slots[:, 3]).sum())
         _check_values(slots, segments, report, progress)
     finally:
         segments.close()
@@ -152,7 +152,7 @@ def _check_values(
         rows = slots[ids == segment]
         for at in range(0, len(rows), _BATCH):
             part = rows[at : at + _BATCH]
-            status = check_file(segments.fd(segment), offset_of(part[:, 2]), part[:, 3])
+            status = check_file(segments.fd(segment), extents_of(part[:, 2:]))
             for k in np.flatnonzero(status).tolist():
                 report.problems.append(_bad_value(part[k], int(status[k]), segments.path(segment)))
             done += len(part)
@@ -165,7 +165,7 @@ def _bad_value(slot: Any, status: int, path: str) -> Problem:
     if int(marked_len_of(slot[3])) & INTEGER:
         key = int(slot[0])
     what = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
-    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[3]))} bytes {what}", key)
+    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[2], slot[3]))} bytes {what}", key)
 
 
 def _problem(error: errors.CorruptionError) -> Problem:
