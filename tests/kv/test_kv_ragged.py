@@ -1,5 +1,6 @@
 """Ragged fields: round trips through a store, `Ragged` against lists, bad input, damaged records."""
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from hypothesis.extra import numpy as hnp
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.cli import main
 from warpwell.kv import Ragged
+from warpwell.kv.convert.exporters import to_folder, to_npz
+from warpwell.kv.convert.importers import load, open_source
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
 IMAGES = {"img": ("uint8", (None,)), "label": "int64", "name": "str", "raw": "bytes", "boxes": ("float32", (None, 3))}
@@ -338,6 +342,51 @@ def test_fields_and_out(store: ww.kv.Store) -> None:
         store.get_many([1], fields=["title"])
     with pytest.raises(errors.ArgumentError, match="out"):
         store.get_many([1], out=np.zeros((1, 24), np.uint8))
+
+
+def test_dump_and_load(store: ww.kv.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.convert.exporters.BATCH_RECORDS", 2)
+    monkeypatch.setattr("warpwell.kv.convert.sources.BATCH_RECORDS", 2)
+    store.put_many([5, -4], {name: column[1:] for name, column in columns(3).items()})
+    to_npz(store, tmp_path / "a.npz")
+    to_folder(store, tmp_path / "folder")
+    with np.load(tmp_path / "a.npz") as dump:
+        assert bytes(dump["name"]) == b"".join(text.encode() for text in store.get_many(store.list())[0]["name"])
+        for name, array in dump.items():
+            assert np.array_equal(np.load(tmp_path / "folder" / f"{name}.npy"), array)
+    source = open_source(tmp_path / "a.npz")
+    with ww.kv.create(tmp_path / "again.kv", schema=source.schema) as again:
+        assert load(source, again).records == 5
+        assert again.schema == store.schema and again.list() == store.list()
+        ours, theirs = again.get_many(store.list())[0], store.get_many(store.list())[0]
+        assert all(np.array_equal(ours[n], theirs[n]) if n == "label" else ours[n] == theirs[n] for n in ours)
+    source.close()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"a": "str", "a_str_offsets": "int64"}, {"value": ("int8", (None,)), "values": "int8"}, {"keys": "str"}],
+)
+def test_fields_that_a_dump_cannot_hold(tmp_path: Path, schema: dict[str, Any]) -> None:
+    with ww.kv.create(tmp_path / "a.kv", schema=schema) as store:
+        for dump in (to_npz, to_folder):
+            with pytest.raises(errors.ArgumentError, match="another meaning"):
+                dump(store, tmp_path / dump.__name__)
+
+
+def test_the_command_shows_ragged_fields(store: ww.kv.Store, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    store.commit()
+    fields = {"img": b"\2\2\2", "name": "é2é2".encode(), "raw": b"rawraw", "boxes": np.full(6, 2, np.float32).tobytes()}
+    for name, contents in fields.items():
+        assert main(["kv", "get", store.path, "3", "--field", name]) == 0
+        assert capsysbinary.readouterr().out == contents
+    assert main(["kv", "get", store.path, "3"]) == 0
+    assert "str [4]  'é2é2'" in capsysbinary.readouterr().out.decode()
+    assert main(["kv", "get", store.path, "3", "--json"]) == 0
+    found = json.loads(capsysbinary.readouterr().out)["fields"]
+    assert (found["img"], found["name"], found["raw"]) == ([2, 2, 2], "é2é2", "cmF3cmF3")
+    assert main(["kv", "stats", store.path, "--json"]) == 0
+    assert json.loads(capsysbinary.readouterr().out)["fields"]["boxes"] == ["float32", [None, 3]]
 
 
 def test_a_store_without_a_schema_takes_ragged_values(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ...errors import ArgumentError
 from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
 from ..store import Store
-from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
+from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, RAGGED, VALUES
 from .importers import Progress
 from .sources import BATCH_BYTES, BATCH_RECORDS
 
@@ -48,7 +48,9 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
 
     It has the array ``keys``: int64 [N] if every key is an integer; otherwise uint8 [N, 16] with ``key_lengths``, and
     with ``key_integers``, bool [N], if some are integers. Keys are in the order of `Store.list`. With a schema each
-    field is an array; without one, ``values`` holds the bytes of all values and ``value_offsets`` their N + 1 bounds.
+    field is an array; a ragged one holds all items, and ``NAME_offsets`` (``NAME_str_offsets`` of strings,
+    ``NAME_bytes_offsets`` of bytes) their N + 1 bounds. Without a schema, ``values`` holds the bytes of all values and
+    ``value_offsets`` their N + 1 bounds.
     `importers.open_source` reads it back.
 
     Raises
@@ -63,21 +65,23 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
             _write_array(archive, name, array)
         if schema is None:
             _write_bytes(archive, store, entries, progress)
-        for n, field in enumerate(schema.fields if schema is not None else ()):
-            if field.name in (KEYS, LENGTHS, INTEGERS):
-                raise ArgumentError(f"the field {field.name!r} cannot stand beside the keys: rename it")
-            with _member(archive, field.name, field.dtype, (keys.size, *field.shape)) as file:
-                for done, keys_of_batch in entries.batches():
-                    _write(file, _read(store, keys_of_batch)[field.name])
-                    if progress is not None and schema is not None:
-                        progress("write", n * keys.size + done, len(schema.fields) * keys.size)
+        else:
+            fields = _Fields(store, entries)
+            for name, array in fields.offsets.items():
+                _write_array(archive, name, array)
+            for n, field in enumerate(schema.fields):
+                with _member(archive, field.name, field.dtype, fields.shapes[field.name]) as file:
+                    for done, batch in fields.batches([field.name]):
+                        _write(file, batch[field.name])
+                        if progress is not None:
+                            progress("write", n * keys.size + done, len(schema.fields) * keys.size)
     return Dumped(keys.size, entries.nbytes, entries.key_kind)
 
 
 def to_folder(
     store: Store, path: Path, *, prefix: str = "", names: str = "auto", progress: Progress | None = None
 ) -> Dumped:
-    """Write a folder: a file for each value, named by its key; with a schema a ``.npy`` file for each field.
+    """Write a folder: a file for each value, named by its key; with a schema the arrays of `to_npz` as ``.npy`` files.
 
     Parameters
     ----------
@@ -130,22 +134,60 @@ def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, p
     assert store.schema is not None
     if names != "auto":
         raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
-    for field in store.schema.fields:
-        if "/" in field.name or _as_text(field.name.encode()) is None or field.name in (KEYS, LENGTHS, INTEGERS):
-            raise ArgumentError(f"the field {field.name!r} cannot be the name of a file: rename it", name="names")
-    for name, array in entries.key_arrays.items():
+    fields = _Fields(store, entries)
+    for name in fields.shapes:
+        if "/" in name or _as_text(name.encode()) is None:
+            raise ArgumentError(f"the field {name!r} cannot be the name of a file: rename it", name="names")
+    for name, array in {**entries.key_arrays, **fields.offsets}.items():
         np.save(path / f"{name}.npy", array)
     with contextlib.ExitStack() as opened:
         files: dict[str, IO[bytes]] = {}
         for field in store.schema.fields:
             files[field.name] = opened.enter_context((path / f"{field.name}.npy").open("wb"))
-            _header(files[field.name], field.dtype, (entries.keys.size, *field.shape))
-        for done, keys_of_batch in entries.batches():
-            for name, array in _read(store, keys_of_batch).items():
+            _header(files[field.name], field.dtype, fields.shapes[field.name])
+        for done, batch in fields.batches(list(files)):
+            for name, array in batch.items():
                 _write(files[name], array)
             if progress is not None:
                 progress("write", done, entries.keys.size)
     return Dumped(entries.keys.size, entries.nbytes, entries.key_kind)
+
+
+class _Fields:
+    """The arrays of a store's fields: their shapes, the bounds of the items of ragged ones, and their contents."""
+
+    def __init__(self, store: Store, entries: _Entries) -> None:
+        assert store.schema is not None
+        self._store, self._entries = store, entries
+        suffixes = {item_type: suffix for suffix, item_type in RAGGED.items()}
+        ragged = {f.name: f.name + suffixes[f.item_type] for f in store.schema.ragged}
+        names = [*(f.name for f in store.schema.fields), *ragged.values()]
+        reserved = {KEYS, LENGTHS, INTEGERS, *([OFFSETS] if VALUES in names else [])}
+        wrong = next((n for n in names if n in reserved or names.count(n) > 1), None)
+        if wrong is not None:
+            raise ArgumentError(f"the array {wrong!r} of a dump has another meaning: rename the field", name="names")
+        lengths: dict[str, list[NDArray[np.int64]]] = {name: [np.zeros(1, np.int64)] for name in ragged}
+        for _, keys_of_batch in entries.batches() if ragged else ():
+            for name, column in _read(store, keys_of_batch, list(ragged)).items():
+                lengths[name].append(column.lengths)
+        self._bounds = {name: np.cumsum(np.concatenate(items)) for name, items in lengths.items()}
+        self.offsets = {ragged[name]: bounds for name, bounds in self._bounds.items()}
+        self.shapes = {
+            f.name: (int(self._bounds[f.name][-1]), *f.shape[1:]) if f.is_ragged else (entries.keys.size, *f.shape)
+            for f in store.schema.fields
+        }
+
+    def batches(self, names: list[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+        """Yield the number of keys so far, and arrays of the next records; of ragged fields, all items."""
+        start = 0
+        for done, keys_of_batch in self._entries.batches():
+            batch = _read(self._store, keys_of_batch, names)
+            for name in self._bounds.keys() & batch:
+                if not np.array_equal(batch[name].lengths, np.diff(self._bounds[name][start : done + 1])):
+                    raise _changed(self._store)
+                batch[name] = batch[name].values
+            yield done, batch
+            start = done
 
 
 def _write_bytes(archive: zipfile.ZipFile, store: Store, entries: _Entries, progress: Progress | None) -> None:
@@ -196,9 +238,9 @@ class _Entries:
             yield rows.stop, self.keys.take(rows)
 
 
-def _read(store: Store, keys: Keys) -> Any:
-    """Return the values of keys: a list of bytes, or a dict of arrays."""
-    values, found = store.get_many(keys)
+def _read(store: Store, keys: Keys, fields: list[str] | None = None) -> Any:
+    """Return the values of keys: a list of bytes, or a dict of some fields."""
+    values, found = store.get_many(keys, fields=fields)
     if not found.all():
         raise _changed(store)
     return values

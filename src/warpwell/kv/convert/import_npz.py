@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,15 @@ from numpy.typing import NDArray
 from ...array import check_dtype
 from ...cache import batches_of
 from ...errors import FormatError
+from ..ragged import Ragged
 from .npz_member import NpzMember
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
 """Arrays of a dump. `INTEGERS` are flags: which keys are integers. Without a schema, `VALUES` are the bytes of all
 values and `OFFSETS` their N + 1 bounds."""
+RAGGED = {"_offsets": np.ndarray, "_bytes_offsets": bytes, "_str_offsets": str}
+"""A ragged field is an array of all items, and one of N + 1 bounds, whose name ends like this by the items' type."""
 
 
 class NpzSource:
@@ -58,14 +62,18 @@ class NpzSource:
             self._key = key_field or (KEYS if KEYS in names else None)
             self._bytes = VALUES in names and OFFSETS in names and fields is None
             special = {self._key, *({LENGTHS, INTEGERS} & set(names) if self._key == KEYS and LENGTHS in names else ())}
-            names_of_values = (
-                [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
-            )
+            chosen = [VALUES] if self._bytes else [n for n in choose(fields, names, str(path)) if n not in special]
+            self._ragged: dict[str, tuple[str, type]] = {VALUES: (OFFSETS, bytes)} if self._bytes else {}
+            if self._key == KEYS and not self._bytes:
+                self._ragged = self._find_ragged(chosen, names)
+            bounds = [name for name, _ in self._ragged.values()]
+            names_of_values = [name for name in chosen if name not in bounds]
             if not names_of_values:
                 raise FormatError(f"{path} has no array but the keys: add an array of values", path=path)
-            for name in [*names_of_values, *(n for n in special if n), *([OFFSETS] if self._bytes else [])]:
+            for name in [*names_of_values, *(n for n in special if n), *bounds]:
                 array = self._arrays[name] = NpzMember(self._zip, name, path)
                 check_dtype(array.dtype, array.where)
+            self._ends: dict[str, NDArray[Any]] = {}
             self._fields = names_of_values
             self.records = self._rows()
         except BaseException:
@@ -77,11 +85,12 @@ class NpzSource:
         """Return the fields; None for a dump of a store without a schema."""
         if self._bytes:
             return None
-        return {n: (self._arrays[n].dtype.name, self._arrays[n].shape[1:]) for n in self._fields}
-
-    def batches(self) -> Iterator[Batch]:
-        """Read all rows."""
-        return self._byte_batches() if self._bytes else self._array_batches()
+        schema: SchemaFields = {}
+        for name in self._fields:
+            array, (_, item_type) = self._arrays[name], self._ragged.get(name, ("", np.ndarray))
+            shape = (None, *array.shape[1:]) if name in self._ragged else array.shape[1:]
+            schema[name] = (array.dtype.name, shape) if item_type is np.ndarray else (item_type.__name__, ())
+        return schema
 
     def close(self) -> None:
         """Close the file."""
@@ -89,36 +98,55 @@ class NpzSource:
             member.close()
         self._zip.close()
 
-    def _array_batches(self) -> Iterator[Batch]:
-        row_bytes = sum(self._arrays[n].row_bytes for n in self._fields)
-        check_value(row_bytes, f"{self.path}: a row")
-        step = rows_of(row_bytes)
+    def batches(self) -> Iterator[Batch]:
+        """Read all rows."""
+        fixed = sum(self._arrays[n].row_bytes for n in self._fields if n not in self._ragged)
+        ragged = sum(self._arrays[n].row_bytes * self._arrays[n].shape[0] for n in self._ragged)
+        step = rows_of(fixed + ragged // max(1, self.records))
         for start in range(0, self.records, step):
             count = min(step, self.records - start)
-            values = {name: self._arrays[name].read(count) for name in self._fields}
-            yield Batch(self._keys(start, count), values, count * row_bytes)
-        self._finish()
-
-    def _byte_batches(self) -> Iterator[Batch]:
-        offsets, values = self._arrays[OFFSETS], self._arrays[VALUES]
-        begin = int(offsets.read(1)[0])
-        start, step = 0, rows_of(values.shape[0] // max(1, self.records))
-        while start < self.records:
-            count = min(step, self.records - start)
-            ends = offsets.read(count)
-            sizes = np.diff(ends, prepend=begin)
-            if (sizes < 0).any() or begin < 0 or int(ends[-1]) > values.shape[0]:
-                raise FormatError(
-                    f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: was the file edited?", path=self.path
-                )
+            bounds = {name: self._bounds(name, count) for name in self._ragged}
+            sizes = np.full(count, fixed, np.int64)
+            for name, ends in bounds.items():
+                sizes += np.diff(ends) * self._arrays[name].row_bytes
             check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
             keys = self._keys(start, count)
-            keys = keys if isinstance(keys, list) else list(keys)
             for rows in batches_of(sizes, 1 << 24, count):  # one large value makes a batch of many small ones too large
-                batch_values = [values.read(n).tobytes() for n in sizes[rows].tolist()]
-                yield Batch(_uniform(keys[rows]), batch_values, int(sizes[rows].sum()))
-            begin, start = int(ends[-1]), start + count
+                values: dict[str, Any] = {}
+                for name in self._fields:
+                    if name in bounds:
+                        offsets = bounds[name][rows.start : rows.stop + 1]
+                        items = self._arrays[name].read(int(offsets[-1] - offsets[0]))
+                        values[name] = Ragged(items, offsets - offsets[0], self._ragged[name][1])
+                    else:
+                        values[name] = self._arrays[name].read(rows.stop - rows.start)
+                yield Batch(keys[rows], values[VALUES] if self._bytes else values, int(sizes[rows].sum()))
         self._finish()
+
+    def _find_ragged(self, chosen: list[str], names: list[str]) -> dict[str, tuple[str, type]]:
+        """Return the ragged fields of a dump: for each the name of its bounds, and the type of its items."""
+        found = {}
+        records = NpzMember(self._zip, KEYS, self.path).shape[:1]
+        for name, (suffix, item_type) in itertools.product(chosen, RAGGED.items()):
+            if name + suffix in names:
+                bounds = NpzMember(self._zip, name + suffix, self.path)
+                if bounds.dtype == np.int64 and bounds.shape == (records[0] + 1,):
+                    found[name] = name + suffix, item_type
+        return found
+
+    def _bounds(self, name: str, count: int) -> NDArray[Any]:
+        """Return the bounds of the next items of a ragged field, count + 1 offsets."""
+        offsets = self._ragged[name][0]
+        ends = self._ends.get(name)
+        bounds = np.concatenate(
+            [self._arrays[offsets].read(1) if ends is None else ends, self._arrays[offsets].read(count)]
+        )
+        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or int(bounds[-1]) > self._arrays[name].shape[0]:
+            raise FormatError(
+                f"{self.path}: {offsets} does not rise to the end of {name}: was the file edited?", path=self.path
+            )
+        self._ends[name] = bounds[-1:]
+        return bounds
 
     def _keys(self, start: int, count: int) -> NDArray[np.int64] | list[Any]:
         if self._key is None:
@@ -142,7 +170,8 @@ class NpzSource:
         flat = [n for n, shape in shapes.items() if not shape]
         if flat:
             raise FormatError(f"{self.path}: {flat[0]} is a single number: it has no rows", path=self.path)
-        lengths = {n: shape[0] - (n == OFFSETS) for n, shape in shapes.items() if not (self._bytes and n == VALUES)}
+        bounds = [name for name, _ in self._ragged.values()]
+        lengths = {n: shape[0] - (n in bounds) for n, shape in shapes.items() if n not in self._ragged}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{n} has {length}" for n, length in lengths.items())
             raise FormatError(
@@ -156,7 +185,3 @@ class NpzSource:
         """Read the members to their ends, where the zip file's checksums are compared."""
         for member in self._arrays.values():
             member.finish()
-
-
-def _uniform(keys: list[Any]) -> NDArray[np.int64] | list[bytes]:
-    return np.array(keys, np.int64) if isinstance(keys[0], np.integer) else keys

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ...errors import ArgumentError, FormatError, ValueSizeError
 from ..keys import MAX_KEY
 from ..log.format import MAX_VALUE
+from ..ragged import Ragged
 
 #: The key of a record is its name in the source, its number there (8 bytes), or BLAKE2b of its name (16 bytes).
 KEY_RULES = ("name", "number", "hash")
@@ -21,7 +22,7 @@ KEY_RULES = ("name", "number", "hash")
 BATCH_BYTES = 8 << 20
 BATCH_RECORDS = 4096
 
-SchemaFields = dict[str, tuple[str, tuple[int, ...]]]
+SchemaFields = dict[str, tuple[str, tuple[int | None, ...]]]
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ class Batch:
     ----------
     keys : int64 [N], or list of bytes (and int)
         The keys.
-    values : list of bytes, or dict of arrays [N, ...]
-        The values; arrays where the source has a schema.
+    values : list of bytes, Ragged of bytes, or dict of arrays [N, ...] and Ragged
+        The values; a dict if the source has a schema.
     nbytes : int
         Size of the values.
     """
 
     keys: NDArray[np.int64] | list[Any]
-    values: list[bytes] | dict[str, NDArray[Any]]
+    values: list[bytes] | Ragged | dict[str, Any]
     nbytes: int
 
 
