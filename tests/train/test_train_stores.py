@@ -475,3 +475,30 @@ def test_records_that_are_skipped_are_named_in_the_batch(damaged: Path) -> None:
         sampler = ww.train.Sampler(dataset, 16)
         sampler.record_skipped([77, 77])
         assert sampler.skipped == [77] and sampler.state_dict()["skipped"] == [77]
+
+
+# -- ragged fields --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "interp"])
+def test_ragged_fields(tmp_path: Path, device: str | None) -> None:
+    schema = {"img": ("uint8", (None,)), "label": "int64", "name": "str"}
+    images, names = [bytes([k]) * (3 * k % 40) for k in range(50)], [f"é{k}" for k in range(50)]
+    with ww.kv.create(tmp_path / "a.kv", schema=schema) as made:
+        made.put_many(np.arange(50), {"img": images, "label": np.arange(50), "name": names})
+    with ww.kv.open(tmp_path / "a.kv", **({} if device is None else {"device": device})) as store:
+        data = ww.train.Dataset(store)
+        assert (data[7]["img"].tobytes(), data[7]["name"]) == (images[7], names[7])
+        records = data.__getitems__([3, 1, 49])
+        assert [record["name"] for record in records] == [names[k] for k in (3, 1, 49)]
+        assert records.fields["img"].offsets.tolist() == np.cumsum([0, *(len(images[k]) for k in (3, 1, 49))]).tolist()
+        again = pickle.loads(pickle.dumps(records.fields))
+        assert again["img"] == records.fields["img"] and again["name"].to_list() == [names[k] for k in (3, 1, 49)]
+        seen = []
+        for batch in ww.train.DataLoader(store, batch_size=8, seed=0):
+            for image, label, name in zip(batch["img"], batch["label"].tolist(), batch["name"], strict=True):
+                assert (image.tobytes(), name) == (images[label], names[label])
+                seen.append(label)
+        assert sorted(seen) == list(range(50))
+        decoded = ww.train.Dataset(store, decode=lambda record: {"size": len(record["img"]), "name": record["name"]})
+        assert decoded.take([2, 5])["name"] == [names[2], names[5]] and decoded.take([5])["size"].tolist() == [15]

@@ -76,6 +76,13 @@ def test_collate_shares_memory_and_refuses_what_is_not_ours(folder: Path) -> Non
         ww.train.Dataset.collate([{"x": 1}])
 
 
+def test_ragged_fields_are_lists_of_tensors(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "a.kv", schema={"img": ("uint8", (None,)), "name": "str"}) as store:
+        store.put_many([1, 2, 3], {"img": [b"ab", b"", b"c"], "name": ["x", "y", "z"]})
+        batch = ww.train.Dataset.collate(ww.train.Dataset(store).__getitems__([2, 0]))
+    assert [tensor.tolist() for tensor in batch["img"]] == [[99], [97, 98]] and batch["name"] == ["z", "x"]
+
+
 def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
     values = torch.arange(64).to(torch.bfloat16)
     values.view(torch.int16).numpy().tofile(tmp_path / "b.raw")

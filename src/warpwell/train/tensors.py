@@ -11,6 +11,7 @@ import numpy as np
 from .. import errors
 from .._check import extra
 from ..array import DeviceArray, is_bits
+from ..kv import Ragged
 
 
 def tensors_of(rows: Any, dtype: np.dtype[Any] | None) -> Any:
@@ -18,16 +19,16 @@ def tensors_of(rows: Any, dtype: np.dtype[Any] | None) -> Any:
 
     Parameters
     ----------
-    rows : ndarray, DeviceArray, torch.Tensor or list
+    rows : ndarray, DeviceArray, torch.Tensor, Ragged or list
     dtype : numpy.dtype, optional
         The dtype of the array on storage, if it is not that of `rows`.
 
     Returns
     -------
     torch.Tensor or list
-        A list has tensors for arrays; its other items stay as they are.
+        A list has tensors for arrays; its other items stay as they are. A `Ragged` becomes such a list.
     """
-    if isinstance(rows, list):
+    if isinstance(rows, list | Ragged):
         return [tensors_of(row, None) if isinstance(row, np.ndarray) else row for row in rows]
     torch = import_torch("torch")
     if isinstance(rows, torch.Tensor):
