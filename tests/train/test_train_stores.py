@@ -494,11 +494,11 @@ def test_ragged_fields(tmp_path: Path, device: str | None) -> None:
         assert records.fields["img"].offsets.tolist() == np.cumsum([0, *(len(images[k]) for k in (3, 1, 49))]).tolist()
         again = pickle.loads(pickle.dumps(records.fields))
         assert again["img"] == records.fields["img"] and again["name"].to_list() == [names[k] for k in (3, 1, 49)]
-        seen = []
+        delivered = []
         for batch in ww.train.DataLoader(store, batch_size=8, seed=0):
             for image, label, name in zip(batch["img"], batch["label"].tolist(), batch["name"], strict=True):
                 assert (image.tobytes(), name) == (images[label], names[label])
-                seen.append(label)
-        assert sorted(seen) == list(range(50))
+                delivered.append(label)
+        assert sorted(delivered) == list(range(50))
         decoded = ww.train.Dataset(store, decode=lambda record: {"size": len(record["img"]), "name": record["name"]})
         assert decoded.take([2, 5])["name"] == [names[2], names[5]] and decoded.take([5])["size"].tolist() == [15]

@@ -45,7 +45,7 @@ class Records(Sequence[dict[str, Any]]):
     ----------
     fields : dict of ndarray, DeviceArray, Ragged or list
         Shape ``(rows, *shape)`` each. Fields of arrays on "cuda" are `DeviceArray`; reading single rows copies them to
-        the host. Values of bytes, and keys that are not all integers, are lists; ragged fields are `warpwell.kv.Ragged`.
+        the host. Values of bytes, and keys that are not all integers, are lists; ragged fields are `Ragged`.
     dtypes : dict of numpy.dtype
         The dtypes of the arrays on storage.
     skipped : list of int and bytes, or None
@@ -220,8 +220,8 @@ class Dataset:
         Returns
         -------
         dict of torch.Tensor
-            A tensor per field. Lists stay lists, and ragged fields become lists; arrays in them become tensors. With ``on_error="skip"`` the field
-            "skipped" lists the keys of the records that were left out.
+            A tensor per field. Lists stay lists, and ragged fields become lists; arrays in them become tensors. With
+            ``on_error="skip"`` the field "skipped" lists the keys of the records that were left out.
 
         Raises
         ------
