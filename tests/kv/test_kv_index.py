@@ -1,5 +1,6 @@
 """Index and reader by themselves: against a dict, while a writer changes them, and with files that fail."""
 
+import ctypes
 import mmap
 import os
 import sys
@@ -331,6 +332,35 @@ def test_a_drive_that_fails(place: Place) -> None:
     place.reader.on_segment(1, -1)
     with pytest.raises(errors.CorruptionError, match="not open"):
         place.reader.get(b"k64")
+
+
+def test_batches_are_read_ahead_from_files_that_are_not_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {b"a": 64, b"b": 200 << 10, b"gap": 20 << 10, b"c": 100, b"d": 1000}
+    made = Place(tmp_path, {key: bytes(nbytes) for key, nbytes in sizes.items()}, False)
+    requests: list[tuple[int, ...]] = []
+    record = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 4)(lambda *request: requests.append(request) or 0)
+    monkeypatch.setattr("warpwell.kv.index.reader._FADVISE", ctypes.cast(record, ctypes.c_void_p).value)
+    keys = as_keys([b"d", b"absent", b"b", b"a", b"c"])
+    for read in (
+        lambda: made.reader.values(keys, made.index.lookup(keys)),
+        lambda: made.reader.rows(as_keys([b"a", b"a"]), 64),
+    ):
+        read()
+    first, last, end = made.offset(b"a"), made.offset(b"c"), made.offset(b"d") + 1000
+    advice = os.POSIX_FADV_WILLNEED
+    assert requests == [
+        (made.fd, first, 128 << 10, advice),
+        (made.fd, first + (128 << 10), made.offset(b"b") + (200 << 10) - first - (128 << 10), advice),
+        (made.fd, last, end - last, advice),
+        (made.fd, first, 64, advice),
+    ]
+    counters = made.state.counters()
+    assert (counters["gets"], counters["hits"]) == (7, 6)
+    made.reader.on_segment(1, -1)
+    requests.clear()
+    stale = made.reader.values(keys, made.index.lookup(keys))[1]
+    assert stale.tolist() == [0, 2, 3, 4] and not requests
+    made.close()
 
 
 # -- which files are mapped ---------------------------------------------------------------------------------

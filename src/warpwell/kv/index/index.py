@@ -252,11 +252,17 @@ def look_up_all(table: int, keys: int, lengths: int, count: int, locations: int)
         store_weak_as(locations + 16 * k + 8, loc1, INT64)
 
 
-def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> int:
-    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+@device
+def find_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> None:
+    """Write the locations of keys, two words each, (0, 0) for absent ones; count nothing."""
     epoch = enter(state, stripe)
     look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     leave(state, stripe, epoch)
+
+
+def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> int:
+    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+    find_many(state, stripe, keys, lengths, count, locations)
     fetch_add(stripe_of(state, stripe) + 8 * C_GETS, count, SYSTEM)
     return 0
 

@@ -4,6 +4,13 @@ Small values are copied from mapped files: a copy takes about 30 ns, a pread 700
 a file that is truncated or fails reads as zeros (`warpwell.targets.bus_error`), the CRC then differs, and the value is
 read again by pread, which returns the error. Files that are not in the page cache are not mapped: pread fetches a value
 at once, and page faults would fetch it page by page.
+
+Before a batch is read from files that are not mapped, the system is asked to read all of its values into the page cache
+(`read_ahead`), so that the drive has all reads in flight. This only moves data into the page cache: the thread that
+asks holds its epoch for the calls, reads and checks the values afterwards as if it had not asked, and no buffer of this
+process waits for a read of a segment that was closed or deleted. It takes 14.3 us a record for 64 random values of
+8 KiB in a file of 800 MB, one pread after another 49.7 us, io_uring 17.0 us through the page cache and 13.1 us past it;
+for 256 values 13.7, 58.6, 14.3 and 15.0 us (a virtual drive, two cores). So no ring is needed, which containers forbid.
 """
 
 from __future__ import annotations
@@ -59,6 +66,7 @@ from .index import (
     StoreState,
     addresses,
     enter,
+    find_many,
     leave,
     look_up_all,
     lookup,
@@ -90,6 +98,12 @@ VALUES_AHEAD = 2
 PREFETCH_BYTES = 1024
 MAX_MAPPED_BYTES = 32768
 """Size of values up to which they are copied from mapped files; a system call costs larger ones next to nothing."""
+GAP_BYTES = 16 << 10
+"""Longest gap between two values that are read ahead together, as in `warpwell.gather`."""
+MAX_AHEAD_BYTES = 128 << 10
+"""Size of a request to read ahead; the system shortens longer ones."""
+MAX_BATCH_AHEAD_BYTES = 256 << 20
+"""Bytes of a batch that are read ahead, so that they are in the page cache until they are copied."""
 
 # -- data of `get_object`, in words -------------------------------------------------------------------------------
 P_STATE = 0
@@ -124,6 +138,8 @@ _MAP_INTERVAL = 256
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_FADVISE = ctypes.cast(_libc.posix_fadvise, ctypes.c_void_p).value or 0
+WILL_NEED = os.POSIX_FADV_WILLNEED
 _MIN_RESIDENT = 0.9
 """Share of a file that must be in the page cache before it is mapped."""
 _SAMPLES = 64
@@ -194,6 +210,45 @@ def prefetch_value(state: int, loc0: int, loc1: int) -> None:
     if source != 0:
         for line in range(source, source + min(size, PREFETCH_BYTES), 64):
             prefetch(line)
+
+
+@device
+def read_ahead(state: int, stripe: int, locations: int, count: int, fadvise: int) -> int:
+    """Let the system begin to read values at ascending locations, if their segments are not mapped.
+
+    `fadvise` is the address of posix_fadvise. Values with a gap of at most `GAP_BYTES` are read together.
+    """
+    epoch = enter(state, stripe)
+    total = 0
+    fd = -1
+    start = 0
+    end = 0
+    for k in range(count):
+        loc0 = load_weak_as(locations + 16 * k, INT64)
+        entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+        if loc0 == 0 or entry == 0 or load_acquire(entry + 8 * G_MAPPED, SYSTEM) != 0:
+            continue
+        begin = (loc0 & OFFSET_MASK) << UNIT_SHIFT
+        value_fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
+        if value_fd != fd or begin > end + GAP_BYTES:
+            total += request(fd, start, end, fadvise)
+            fd = value_fd
+            start = begin
+            end = begin
+        end = max(end, begin + (load_weak_as(locations + 16 * k + 8, INT64) & SIZE_MASK))
+        if total + end - start > MAX_BATCH_AHEAD_BYTES:
+            break
+    total += request(fd, start, end, fadvise)
+    leave(state, stripe, epoch)
+    return total
+
+
+@device
+def request(fd: int, start: int, end: int, fadvise: int) -> int:
+    """Request a range of a file; return its size in bytes."""
+    for offset in range(start, end, MAX_AHEAD_BYTES):
+        call_foreign(fadvise, fd, offset, min(MAX_AHEAD_BYTES, end - offset), WILL_NEED, 0, 0, 0)
+    return end - start
 
 
 @device
@@ -447,6 +502,7 @@ class Reader:
     def __init__(self, state: StoreState, path: str, *, mapped: bool = True) -> None:
         self._mapped = mapped
         self._mappings: dict[int, MappedFile] = {}
+        self._unmapped: set[int] = set()  # open segments
         self._attempts = 0
         self._batches = 0
         self._state = state
@@ -472,6 +528,7 @@ class Reader:
             if fd < 0:
                 entry[G_MAPPED] = 0
                 entry[G_FD] = 0
+                self._unmapped.discard(segment)
                 mapping = self._mappings.pop(segment, None)
                 if mapping is not None:
                     self._state.retire(mapping.close)
@@ -482,7 +539,10 @@ class Reader:
 
     def _map(self, segment: int, fd: int) -> None:
         mapping = map_file(fd) if self._mapped else None
-        if mapping is not None:
+        if mapping is None:
+            self._unmapped.add(segment)
+        else:
+            self._unmapped.discard(segment)
             self._mappings[segment] = mapping
             self._table.entries[segment, G_BASE] = mapping.address
             self._table.entries[segment, G_MAPPED] = mapping.nbytes
@@ -490,12 +550,11 @@ class Reader:
     def map_one_more(self) -> None:
         """Map one more segment, if reads have loaded it into the page cache since the last attempt."""
         with self._lock:
-            fds = self._table.entries[:, G_FD]
-            candidates = np.flatnonzero((fds > 0) & (self._table.entries[:, G_MAPPED] == 0))
-            if self._mapped and candidates.size:
+            candidates = sorted(self._unmapped)
+            if self._mapped and candidates:
                 self._attempts += 1
-                segment = int(candidates[self._attempts % candidates.size])
-                self._map(segment, int(fds[segment]) - 1)
+                segment = candidates[self._attempts % len(candidates)]
+                self._map(segment, int(self._table.entries[segment, G_FD]) - 1)
 
     def forked(self) -> None:
         """Continue in a forked child; the thread that held the lock exists only in the parent."""
@@ -505,6 +564,7 @@ class Reader:
         """Stop reading, and wait for readers that are inside."""
         with self._lock:
             self._mapped = False
+            self._unmapped.clear()
             self._table.entries[:, [G_MAPPED, G_FD]] = 0
             mappings = list(self._mappings.values())
             self._mappings.clear()
@@ -606,6 +666,11 @@ class Reader:
         if self._batches % _MAP_INTERVAL == 0:
             self.map_one_more()
         at = found.ctypes.data
+        if self._unmapped:
+            if to_look_up[0]:
+                compiled(find_many)(self._address, at >> 12, *to_look_up, keys.size, locations.ctypes.data)
+            ascending = locations[np.argsort(locations[:, 0])]
+            compiled(read_ahead)(self._address, at >> 12, ascending.ctypes.data, keys.size, _FADVISE)
         targets = (locations.ctypes.data, out, starts, row_bytes, at)
         return int(compiled(read_many)(self._address, at >> 12, *to_look_up, keys.size, *targets))
 
