@@ -50,6 +50,7 @@ def _needs_mpi() -> str | None:
 NEEDS: dict[str, Callable[[], str | None]] = {
     "gpu": _needs_gpu,
     "mpi": _needs_mpi,
+    "lmdb": _needs_package("lmdb"),
     "torch": _needs_package("torch"),
     "pyarrow": _needs_package("pyarrow"),
     "polars": _needs_package("polars"),
