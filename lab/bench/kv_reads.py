@@ -202,10 +202,10 @@ def warm(setting: Setting, size: str, folder: Path, record: Record) -> None:
         for name, pair in pairs.items():
             times = alternate(pair, setting.option("rounds", 9))
             ratios = [b / a for a, b in times]
-            record(f"warm/{size}B/{name}", ratios, "LMDB's time / time", goal=1.2)
+            record(f"warm/{size}/{name}", ratios, "LMDB's time / time", goal=1.2)
             per_record = [statistics.median(column) / len(keys) * 1e6 for column in zip(*times, strict=True)]
             peers = [("LMDB", metadata.version("lmdb"), per_record[1])]
-            record(f"warm/{size}B/{name}/time", per_record[0], "us", better="lower", peers=peers)
+            record(f"warm/{size}/{name}/time", per_record[0], "us", better="lower", peers=peers)
 
 
 def alternate(functions: tuple[Callable[[], Any], ...], rounds: int) -> list[list[float]]:

@@ -288,3 +288,19 @@ def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
     ]
     assert all({peer["name"] for peer in f["peers"]} == {"LMDB", "RocksDB"} for f in record.figures)
     json.dumps(record.figures)
+
+
+@pytest.mark.slow
+def test_warm_and_cold_reads_are_compared(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    from lab.bench import kv_reads
+
+    if kv_reads.on_tmpfs(tmp_path):
+        pytest.skip("tmp_path is in memory")
+    options = {"records": "300", "rounds": "1", "sizes": "128,ragged", "folder": str(tmp_path)}
+    options |= {"cold_records": "300", "cold_rounds": "1", "cold_bytes": "1000", "batches": "8"}
+    record = runner.Record("kv-reads")
+    kv_reads.run.run(runner.Setting("cpu", True, options), record)
+    found = {f["id"] for f in record.figures}
+    assert {"kv-reads/warm/128/get", "kv-reads/warm/ragged/batch64", "kv-reads/cold/batch8/gather"} < found
+    assert all(f["value"] > 0 for f in record.figures)

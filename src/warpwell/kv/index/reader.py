@@ -225,17 +225,17 @@ def read_ahead(state: int, stripe: int, locations: int, count: int, fadvise: int
     end = 0
     for k in range(count):
         loc0 = load_weak_as(locations + 16 * k, INT64)
-        entry = segment_entry(state, loc0 >> SEGMENT_SHIFT)
+        entry = segment_entry(state, segment_of(loc0))
         if loc0 == 0 or entry == 0 or load_acquire(entry + 8 * G_MAPPED, SYSTEM) != 0:
             continue
-        begin = (loc0 & OFFSET_MASK) << UNIT_SHIFT
+        begin = offset_of(loc0)
         value_fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
-        if value_fd != fd or begin > end + GAP_BYTES:
+        if value_fd != fd or begin < start or begin > end + GAP_BYTES:  # below: after a value above 32 MiB
             total += request(fd, start, end, fadvise)
             fd = value_fd
             start = begin
             end = begin
-        end = max(end, begin + (load_weak_as(locations + 16 * k + 8, INT64) & SIZE_MASK))
+        end = max(end, begin + size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64)))
         if total + end - start > MAX_BATCH_AHEAD_BYTES:
             break
     total += request(fd, start, end, fadvise)
