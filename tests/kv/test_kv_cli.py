@@ -1,12 +1,16 @@
 """``warpwell kv`` on stores on disk."""
 
 import base64
+import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ import pytest
 import warpwell.kv as kv
 from lab.commands import main as lab
 from warpwell.cli import main
+from warpwell.cli._common import Output
 from warpwell.kv.convert.importers import load, open_source
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
@@ -80,11 +85,13 @@ def arrays(tmp_path: Path) -> Path:
 
 
 def test_load_arrays(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "again.kv")
-    assert said["fields"] == {"x": ["uint16", [2, 3]], "y": ["float64", []], "ok": ["bool", []]}
-    assert (said["format"], said["records"], said["records_read"]) == ("npz", 5000, 5000)
-    said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "x.kv", "--fields", "x,ok", "--durability", "none")
-    assert said["fields"] == {"x": ["uint16", [2, 3]], "ok": ["bool", []]}
+    result = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "again.kv")
+    assert result["fields"] == {"x": ["uint16", [2, 3]], "y": ["float64", []], "ok": ["bool", []]}
+    assert (result["format"], result["records"], result["records_read"]) == ("npz", 5000, 5000)
+    result = answer(
+        capsys, "load", tmp_path / "rows.npz", tmp_path / "x.kv", "--fields", "x,ok", "--durability", "none"
+    )
+    assert result["fields"] == {"x": ["uint16", [2, 3]], "ok": ["bool", []]}
     with kv.open(tmp_path / "again.kv") as store, kv.open(tmp_path / "x.kv") as part:
         batch, found = store.get_many(np.arange(5001))
         assert found.tolist() == [True] * 5000 + [False]
@@ -93,17 +100,24 @@ def test_load_arrays(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_load_and_append(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "load", tmp_path / "words", tmp_path / "new.kv")
-    assert (said["format"], said["records"], said["records_read"], said["value_bytes"]) == ("folder", 3, 3, 261)
+    result = answer(capsys, "load", tmp_path / "words", tmp_path / "new.kv")
+    assert (result["format"], result["records"], result["records_read"], result["value_bytes"]) == ("folder", 3, 3, 261)
     with kv.open(words) as store:
         assert dict(store.items()) == {b"a": b"first", b"b/c": bytes(range(256)), b"empty": b""}
     assert "--append" in failing(capsys, "load", tmp_path / "words", words)
-    (tmp_path / "words" / "a").write_bytes(b"second")
-    (tmp_path / "words" / "empty").unlink()
-    assert answer(capsys, "load", tmp_path / "words", words, "--append")["records"] == 3
+    assert called("load", tmp_path / "words", words, "--append") == 0
+    assert f"nothing to add: {words} already has all 3 records" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "words" / "f").write_bytes(b"added")
+    result = answer(capsys, "load", tmp_path / "words", words, "--append")
+    assert (result["records"], result["records_read"]) == (4, 1)
+    (tmp_path / "words" / "f").write_bytes(b"second")
+    assert "another record 3" in failing(capsys, "load", tmp_path / "words", words, "--append")
+    (tmp_path / "words" / "f").unlink()
+    assert "fewer records" in failing(capsys, "load", tmp_path / "words", words, "--append")
     with kv.open(words) as store:
-        assert (store[b"a"], store[b"empty"]) == (b"second", b"")
-    assert answer(capsys, "load", tmp_path / "words", words, "--overwrite")["records"] == 2
+        assert (len(store), store[b"f"]) == (4, b"added")
+    assert answer(capsys, "load", tmp_path / "words", words, "--overwrite")["records"] == 3
+    assert answer(capsys, "load", tmp_path / "words", tmp_path / "first.kv", "--append")["records"] == 3
     assert main(["kv", "load", str(tmp_path / "words"), str(tmp_path / "other.kv"), "--keys", "hash"]) == 0
     assert "records per second" in capsys.readouterr().out
 
@@ -194,6 +208,89 @@ def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture
     failing(capsys, "load", source, tmp_path / "no" / "s.kv", "--keys", "hash")
     failing(capsys, "load", source, store, "--keys", "hash", "--segment-bytes", "much")
     assert "already a store" in failing(capsys, "load", filled(tmp_path / "t.npz", tmp_path / "f.kv"), store)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of two classes."""
+    for name in ("dog", "cat"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for k in range(3):
+            (tmp_path / "images" / name / f"{k}.jpg").write_bytes(f"{name} {k}".encode() * 400)
+    return tmp_path / "images"
+
+
+def test_load_classes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = answer(capsys, "load", images, tmp_path / "s.kv")
+    assert (result["format"], result["records"]) == ("classes", 6)
+    assert result["fields"] == {"image": ["uint8", [None]], "label": ["int64", []], "name": ["str", [None]]}
+    assert result["disk_bytes"] > result["value_bytes"] == 6 * 5 * 400
+    with kv.open(tmp_path / "s.kv") as store:
+        assert store.metadata == {"classes": {"label": ["cat", "dog"]}}
+        batch, found = store.get_many(np.arange(6))
+        assert found.all() and batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
+        assert batch["name"].to_list() == [f"{name}/{k}.jpg" for name in ("cat", "dog") for k in range(3)]
+        assert bytes(batch["image"][4]) == b"dog 1" * 400
+    (images / "README.md").write_bytes(b"")
+    assert called("load", images, tmp_path / "s.kv", "--append") == 0
+    err = capsys.readouterr().err
+    assert "skipped 1 other files than images of classes, such as README.md" in " ".join(err.split())
+    assert "nothing to add" in err
+    (images / "ant").mkdir()
+    (images / "ant" / "0.jpg").write_bytes(b"ant")
+    assert "other classes" in failing(capsys, "load", images, tmp_path / "s.kv", "--append")
+    named = answer(capsys, "load", images, tmp_path / "n.kv", "--keys", "name")
+    assert named["records"] == 7
+    with kv.open(tmp_path / "n.kv") as store:
+        assert bytes(store["ant/0.jpg"]["image"]) == b"ant"
+
+
+def test_a_bad_source_leaves_what_was_committed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for k in range(40):
+            for extension, data in (("jpg", bytes(1 << 20)), ("cls", b"%d" % k)):
+                member = tarfile.TarInfo(f"{k:03}.{extension}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    archive_bytes = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(archive_bytes[: len(archive_bytes) // 2])
+    assert "truncated" in failing(capsys, "load", tmp_path / "a.tar", tmp_path / "s.kv")
+    assert not (tmp_path / "s.kv").exists()
+    opened = open_source(tmp_path / "a.tar")
+    with kv.create(tmp_path / "s.kv", schema=opened.schema) as store:
+        batch = next(opened.batches())
+        store.put_many(batch.keys, batch.values)
+    assert "truncated" in failing(capsys, "load", tmp_path / "a.tar", tmp_path / "s.kv", "--append")
+    with kv.open(tmp_path / "s.kv") as store:
+        assert len(store) == len(batch.keys)
+    (tmp_path / "a.tar").write_bytes(archive_bytes)
+    assert answer(capsys, "load", tmp_path / "a.tar", tmp_path / "s.kv", "--append")["records"] == 40
+    with kv.open(tmp_path / "s.kv") as store:
+        assert store.get_many(np.arange(40))[0]["label"].tolist() == list(range(40))
+
+
+def test_a_file_that_cannot_be_read(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = open_source(images)
+    read = "warpwell.kv.convert.import_folder.read_value"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read, lambda path: (images / "none.jpg").read_bytes())
+        assert "none.jpg: No such file" in failing(capsys, "load", images, tmp_path / "s.kv")
+    opened.close()
+    assert not (tmp_path / "s.kv").exists()
+
+
+def test_the_progress_of_a_load(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, ...]] = []
+
+    @contextlib.contextmanager
+    def progress(self: Output) -> Iterator[Any]:
+        yield lambda *report: shown.append(report)
+
+    monkeypatch.setattr(Output, "progress", progress)
+    assert called("load", images, tmp_path / "s.kv") == 0
+    (stage, done, total, text), *_ = shown
+    assert (stage, done, total) == ("load", 1000, 1000)
+    assert re.fullmatch(r"6 records, 11\.7 KiB, [0-9.]+ .?i?B/s, 0:00:00 left", text)
 
 
 ROWS = 3600
@@ -452,11 +549,12 @@ def test_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"text")
     for verb, more in (("get", ["k"]), ("dump", [tmp_path / "out"]), ("stats", []), ("verify", []), ("compact", [])):
-        for place in (tmp_path / "none", tmp_path, tmp_path / "file"):
-            said = failing(capsys, verb, place, *more)
-            assert place.name in said
+        for target in (tmp_path / "none", tmp_path, tmp_path / "file"):
+            said = failing(capsys, verb, target, *more)
+            assert target.name in said
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
-    assert "none" in failing(capsys, "load", tmp_path / "a.npz", tmp_path / "none", "--append")
+    for target in (tmp_path, tmp_path / "file"):
+        assert str(target) in failing(capsys, "load", tmp_path / "a.npz", target, "--append")
     (tmp_path / "a.npz").unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
 

@@ -1,8 +1,14 @@
-"""Importers: records out of folders, .npz files, LMDB and data sets."""
+"""Importers: records out of folders, tar archives, Parquet and Arrow files, LMDB and .npz files."""
 
+import bz2
+import gzip
 import hashlib
+import io
+import json
 import os
+import tarfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,42 +16,70 @@ import numpy as np
 import pytest
 
 from warpwell.errors import ArgumentError, FormatError, MissingFileError, ValueSizeError, WarpwellError
-from warpwell.kv.convert.importers import load, open_source
-from warpwell.kv.convert.sources import BATCH_RECORDS, RecordSource
+from warpwell.kv.convert.importers import LoadReport, load, open_source
+from warpwell.kv.convert.sources import BATCH_BYTES, BATCH_RECORDS, Source
 from warpwell.kv.keys import as_keys
 from warpwell.kv.log.format import MAX_VALUE
 
 
 class Collected:
-    """Stands in for a store: keeps what it is given."""
+    """A store in memory: records of bytes, text and arrays."""
+
+    path = "store"
 
     def __init__(self) -> None:
-        self.records: dict[bytes, Any] = {}
+        self.records: dict[int | bytes, Any] = {}
         self.sizes: list[int] = []
         self.commits = 0
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.records
+
+    def get(self, key: Any) -> Any:
+        return self.records.get(key)
 
     def put_many(self, keys: Any, values: Any) -> None:
         names = as_keys(keys).to_list()
         self.sizes.append(len(names))
         if isinstance(values, dict):
-            values = [{n: a[k] for n, a in values.items()} for k in range(len(names))]
+            assert {len(column) for column in values.values()} == {len(names)}
+            plain = {n: a.to_pylist() if hasattr(a, "to_pylist") else a for n, a in values.items()}
+            values = [{n: a[k] for n, a in plain.items()} for k in range(len(names))]
         self.records |= dict(zip(names, values, strict=True))
 
     def commit(self) -> None:
         self.commits += 1
 
 
-def loaded(source: RecordSource) -> Collected:
-    store = Collected()
-    told: list[tuple[str, int, int]] = []
-    done = load(source, store, lambda *report: told.append(report))
-    assert done.records == sum(store.sizes)
-    assert [t[1] for t in told] == np.cumsum(store.sizes).tolist()
-    assert all(t[0] == "load" and t[2] == source.records for t in told)
+def loaded(source: Source, store: Collected | None = None) -> Collected:
+    store = Collected() if store is None else store
+    before = len(store)
+    reports: list[LoadReport] = []
+    done = load(source, store, reports.append)
+    assert done.records == sum(store.sizes) == len(store) - before
+    assert [report.records for report in reports] == np.cumsum(store.sizes).tolist()
+    assert all(0 < report.share <= 1 for report in reports)
     assert store.commits >= 1
     source.close()
     source.close()
     return store
+
+
+def resumed(source: Any, store: Collected, first_records: int, **options: Any) -> Collected:
+    """Load a source into a store that has the first records of `store`."""
+    part = Collected()
+    part.records = dict(list(store.records.items())[:first_records])
+    return loaded(open_source(source, **options), part)
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Return whether two records, in which arrays may occur, are equal."""
+    if isinstance(found, dict):
+        return found.keys() == expected.keys() and all(equal(found[name], expected[name]) for name in found)
+    return np.array_equal(found, expected)
 
 
 # --- folders
@@ -235,60 +269,451 @@ def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         open_source(tmp_path)
 
 
-# --- Hugging Face
+# --- folders of classes
 
 
-def test_datasets(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    from warpwell.kv.convert.import_datasets import DatasetSource
-    from warpwell.kv.convert.sources import KeyRule
+def images_in(root: Path, classes: Iterable[str] = ("b", "a", "c"), count: int = 3, nbytes: int = 50) -> dict[int, Any]:
+    """Write files that are named like images; return the records that should come of them."""
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for k in range(count):
+            (root / name / f"{name}_{k:04}.JPEG").write_bytes(os.urandom(nbytes + k))
+    files = [file for name in sorted(classes) for file in sorted((root / name).iterdir())]
+    labels = {name: label for label, name in enumerate(sorted(classes))}
+    return {
+        key: {"image": f.read_bytes(), "label": labels[f.parent.name], "name": f"{f.parent.name}/{f.name}"}
+        for key, f in enumerate(files)
+    }
 
-    n = 10_000
-    x = np.arange(n * 12, dtype=np.uint8).reshape(n, 3, 4)
-    data = datasets.Dataset.from_dict(
-        {"x": list(x), "w": np.arange(n) / 7, "y": list(range(n)), "name": [f"n{k}" for k in range(n)]},
-        features=datasets.Features(
-            {
-                "x": datasets.Array2D((3, 4), "uint8"),
-                "w": datasets.Value("float64"),
-                "y": datasets.ClassLabel(num_classes=n),
-                "name": datasets.Value("string"),
-            }
-        ),
-    )
-    data.save_to_disk(str(tmp_path / "d"))
-    source = open_source(tmp_path / "d", key_field="name")
-    assert (source.kind, source.records) == ("datasets", n)
-    assert source.schema == {"x": ("uint8", (3, 4)), "w": ("float64", ()), "y": ("int64", ())}
+
+def test_classes(tmp_path: Path) -> None:
+    expected = images_in(tmp_path / "r")
+    source = open_source(tmp_path / "r")
+    assert (source.kind, source.records, source.classes) == ("classes", 9, {"label": ["a", "b", "c"]})
+    assert source.schema == {"image": ("uint8", (None,)), "label": "int64", "name": "str"}
     store = loaded(source)
-    assert all(np.array_equal(store.records[b"n%d" % k]["x"], x[k]) for k in range(n))
-    assert all(store.records[b"n%d" % k]["w"] == k / 7 for k in range(n))
-    text = loaded(open_source(tmp_path / "d", key_field="y", fields=["name"])).records
-    assert text[77] == b"n77"
-    shuffled = data.shuffle(seed=1)
-    values = loaded(DatasetSource(shuffled, KeyRule(None), fields=["y"])).records
-    assert [values[k]["y"] for k in range(n)] == shuffled["y"][:]
-    with pytest.raises(ArgumentError, match="numbers only"):
-        open_source(tmp_path / "d")
+    assert store.records == expected
+    for first_records in (1, 4, 9):
+        assert resumed(tmp_path / "r", store, first_records).records == expected
+    named = loaded(open_source(tmp_path / "r", keys="name")).records
+    assert named == {record["name"].encode(): record for record in expected.values()}
+    files = open_source(tmp_path / "r", layout="files", keys="number")
+    assert loaded(files).records == {key: record["image"] for key, record in expected.items()}
+
+
+def test_batches_of_classes_are_bounded(tmp_path: Path) -> None:
+    images_in(tmp_path, "ab", 5, BATCH_BYTES // 4)
+    assert loaded(open_source(tmp_path)).sizes == [4, 4, 2]
+
+
+def test_files_beside_classes(tmp_path: Path) -> None:
+    expected = images_in(tmp_path)
+    (tmp_path / "README.md").write_bytes(b"about")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "a" / ".DS_Store").write_bytes(b"")
+    source = open_source(tmp_path)
+    assert (source.kind, source.skipped) == ("classes", ["README.md"])
+    assert loaded(source).records == expected
+    (tmp_path / "b" / "labels.xml").write_bytes(b"")
+    assert open_source(tmp_path).kind == "folder"
+    assert open_source(tmp_path, layout="classes").skipped == ["README.md", "b/labels.xml"]
+    (tmp_path / "b" / "labels.xml").unlink()
+    (tmp_path / "loose.png").write_bytes(b"x")
+    with pytest.raises(FormatError, match=r"loose\.png: move it into a folder"):
+        open_source(tmp_path)
+    assert loaded(open_source(tmp_path, layout="classes")).records == expected
+    assert open_source(tmp_path, layout="files").records == 12
+
+
+def test_folders_whose_classes_are_not_clear(tmp_path: Path) -> None:
+    images_in(tmp_path / "train")
+    images_in(tmp_path / "val")
+    with pytest.raises(FormatError, match="give one of train, val"):
+        open_source(tmp_path)
+    assert open_source(tmp_path, layout="classes").classes == {"label": ["train", "val"]}
+    assert open_source(tmp_path / "train").records == 9
+    (tmp_path / "train" / "empty").mkdir()
+    with pytest.raises(FormatError, match="the folder empty holds no image"):
+        open_source(tmp_path / "train")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FormatError, match="holds no folder of images"):
+        open_source(tmp_path / "none", layout="classes")
+    with pytest.raises(ArgumentError, match="layout"):
+        open_source(tmp_path, layout="trees")
+
+
+def test_links_in_folders_of_classes(tmp_path: Path) -> None:
+    images_in(tmp_path / "far", ["x"])
+    expected = images_in(tmp_path / "near", ["a"])
+    (tmp_path / "near" / "b").symlink_to(tmp_path / "far" / "x")
+    records = loaded(open_source(tmp_path / "near")).records
+    assert {key: records[key] for key in expected} == expected
+    assert [records[k]["name"] for k in range(3, 6)] == ["b/x_0000.JPEG", "b/x_0001.JPEG", "b/x_0002.JPEG"]
+    (tmp_path / "near" / "b" / "loop").symlink_to(tmp_path / "near" / "b")
+    with pytest.raises(FormatError, match="link to a folder that contains it"):
+        open_source(tmp_path / "near")
+    (tmp_path / "near" / "b" / "loop").unlink()
+    (tmp_path / "near" / "a" / "broken.jpg").symlink_to("nothing")
+    with pytest.raises(FormatError, match="broken link"):
+        open_source(tmp_path / "near")
+
+
+def test_names_that_are_not_text(tmp_path: Path) -> None:
+    images_in(tmp_path, ["a"])
+    (tmp_path / "a" / os.fsdecode(b"\xff.jpg")).write_bytes(b"x")
+    with pytest.raises(FormatError, match="not text in UTF-8"):
+        loaded(open_source(tmp_path))
+
+
+# --- tar archives
+
+
+def archive_of(path: Path, members: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def samples(count: int, first: int = 0) -> tuple[list[tuple[str, bytes]], dict[int, Any]]:
+    members: list[tuple[str, bytes]] = []
+    records = {}
+    for k in range(first, first + count):
+        name, image, weights = f"set/{k:06}", os.urandom(40 + k % 50), np.arange(3, dtype=np.float32) + k
+        npy = io.BytesIO()
+        np.save(npy, weights)
+        parts = {"jpg" if k % 2 else "PNG": image, "cls": b"%d\n" % (k % 10), "txt": f"caption é {k}".encode()}
+        parts |= {"json": b'{"k": %d}' % k, "w.npy": npy.getvalue(), "mask": b"m%d" % k}
+        members += [(f"{name}.{extension}", data) for extension, data in parts.items()]
+        records[k] = {"image": image, "label": k % 10, "txt": f"caption é {k}", "json": f'{{"k": {k}}}'}
+        records[k] |= {"w.npy": weights, "mask": b"m%d" % k, "name": name}
+    return members, records
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"), [("tar", "w"), ("tar.gz", "w:gz"), ("tar.bz2", "w:bz2"), ("tar.xz", "w:xz")]
+)
+def test_tar(tmp_path: Path, suffix: str, mode: str) -> None:
+    members, expected = samples(200)
+    path = archive_of(tmp_path / f"a.{suffix}", members, mode)
+    source = open_source(path)
+    assert source.kind == "tar"
+    assert source.schema == {
+        "image": ("uint8", (None,)),
+        "label": "int64",
+        "txt": "str",
+        "json": "str",
+        "w.npy": ("float32", (3,)),
+        "mask": ("uint8", (None,)),
+        "name": "str",
+    }
+    store = loaded(source)
+    assert equal(store.records, expected)
+    for first_records in (1, 77, 200):
+        assert equal(resumed(path, store, first_records).records, expected)
+    selected = open_source(path, fields=["image", "label"], keys="name")
+    assert loaded(selected).records[b"set/000007"] == {name: expected[7][name] for name in ("image", "label")}
+
+
+def test_shards(tmp_path: Path) -> None:
+    expected = {}
+    for shard in range(3):
+        members, records = samples(10, 10 * shard)
+        archive_of(tmp_path / f"s-{shard:06}.tar", members)
+        expected.update(records)
+    shards = sorted(tmp_path.iterdir())
+    for source in (tmp_path, str(tmp_path / "s-*.tar"), shards):
+        store = loaded(open_source(source))
+        assert equal(store.records, expected)
+        assert equal(resumed(source, store, 15).records, expected)
+    with pytest.raises(MissingFileError):
+        open_source(str(tmp_path / "t-*.tar"))
+    np.savez(tmp_path / "x.npz", x=np.zeros(3))
+    for several in ([*shards, tmp_path / "x.npz"], [tmp_path / "x.npz", tmp_path / "x.npz"]):
+        with pytest.raises(ArgumentError, match="sources were given"):
+            open_source(several)
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ([("b.jpg", b"x")], "the first one"),
+        ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.txt", b"t")], "the first one"),
+        ([("b.jpg", b"x"), ("b.png", b"x"), ("b.cls", b"1")], "the first one"),
+        ([("b.jpg", b"x"), ("b.cls", b"dog")], "not an integer"),
+        ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.cls", b"2")], "two members"),
+        ([("b.jpg", b"x"), ("c.cls", b"1")], "sort=name"),
+        ([("Makefile", b"x")], "no extension"),
+    ],
+)
+def test_samples_that_differ(tmp_path: Path, second: list[tuple[str, bytes]], says: str) -> None:
+    path = archive_of(tmp_path / "a.tar", [("a.jpg", b"x"), ("a.cls", b"1"), *second])
+    with pytest.raises(FormatError, match=says):
+        loaded(open_source(path))
+
+
+def test_arrays_of_samples_that_differ(tmp_path: Path) -> None:
+    arrays = []
+    for k, array in enumerate((np.zeros(3, np.float32), np.zeros(3, np.float64))):
+        file = io.BytesIO()
+        np.save(file, array)
+        arrays.append((f"{k}.npy", file.getvalue()))
+    with pytest.raises(FormatError, match="float64"):
+        loaded(open_source(archive_of(tmp_path / "a.tar", arrays)))
+    with pytest.raises(FormatError, match="truncated"):
+        open_source(archive_of(tmp_path / "a.tar", [("0.npy", arrays[0][1][:-1])]))
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    members, _ = samples(20)
+    intact = archive_of(tmp_path / "a.tar", members).read_bytes()
+    path = tmp_path / "b.tar"
+    end = 20 * 6 * 1024 + 1024  # members of a block of header and one of data; one has two blocks of data
+    for cut in (1000, 20_000, 20_480, 20_992, len(intact) - 10240 // 2 if len(intact) > end else 30_000):
+        path.write_bytes(intact[: min(cut, intact.rindex(b"ustar") + 300)])
+        with pytest.raises(FormatError, match="damaged or truncated"):
+            loaded(open_source(path))
+    broken = bytearray(intact)
+    broken[1024 * 12 + 5] ^= 1  # in a header
+    path.write_bytes(broken)
+    with pytest.raises(FormatError, match="damaged or truncated"):
+        loaded(open_source(path))
+    path.write_bytes(intact + intact)
+    with pytest.raises(FormatError, match="after its end mark"):
+        loaded(open_source(path))
+    for name, compress in (("c.tar.gz", gzip.compress), ("c.tar.bz2", bz2.compress)):
+        packed = bytearray(compress(intact))
+        (tmp_path / name).write_bytes(packed[:-20])
+        with pytest.raises(FormatError, match="damaged"):
+            loaded(open_source(tmp_path / name))
+        packed[len(packed) // 2] ^= 1
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(FormatError, match="damaged"):
+            loaded(open_source(tmp_path / name))
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo("a.jpg")
+        member.type, member.linkname = tarfile.SYMTYPE, "b.jpg"
+        archive.addfile(member)
+    with pytest.raises(FormatError, match="is a link"):
+        open_source(path)
+    with pytest.raises(FormatError, match="holds no file"):
+        open_source(archive_of(path, []))
+
+
+# --- Parquet, Arrow, Hugging Face
+
+
+def hugging_face(features: dict[str, Any]) -> dict[bytes, bytes]:
+    """Return the metadata of a schema as Hugging Face's ``datasets`` writes them."""
+    return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+
+
+def image_table(count: int, first: int = 0) -> tuple[Any, dict[int, Any]]:
+    """Return rows as Hugging Face stores images with labels, and the records that should come of them."""
+    pa = pytest.importorskip("pyarrow")
+    rows = [
+        {"bytes": os.urandom(30 + k % 70), "path": f"{k}.jpg" if k % 3 else None} for k in range(first, first + count)
+    ]
+    labels = [k % 2 for k in range(first, first + count)]
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    schema = pa.schema({"image": image, "label": pa.int64()}, metadata=hugging_face(features))
+    records = {
+        first + k: {"image": row["bytes"], "name": row["path"] or "", "label": label}
+        for k, (row, label) in enumerate(zip(rows, labels, strict=True))
+    }
+    return pa.table([pa.array(rows, image), labels], schema=schema), records
+
+
+def write_stream(path: Path, table: Any, rows: int = 1000) -> None:
+    ipc = pytest.importorskip("pyarrow.ipc")
+    with ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+def saved(folder: Path, tables: list[Any]) -> Path:
+    """Write a data set as ``save_to_disk`` does."""
+    folder.mkdir()
+    names = [f"data-{k:05}-of-{len(tables):05}.arrow" for k in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        write_stream(folder / name, table)
+    state = {"_data_files": [{"filename": name} for name in names], "_split": None, "_indices_files": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_hugging_face_images(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    ipc = pytest.importorskip("pyarrow.ipc")
+    (table1, expected), (table2, records2) = image_table(3000), image_table(2500, 3000)
+    expected |= records2
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    (tmp_path / "hub" / "README.md").write_text("about")
+    for k, table in enumerate((table1, table2)):
+        parquet.write_table(table, tmp_path / "hub" / "data" / f"train-{k:05}-of-00002.parquet", row_group_size=700)
+    with ipc.new_file(tmp_path / "f.arrow", table1.schema) as writer:
+        writer.write_table(table1, max_chunksize=900)
+        writer.write_table(table2)
+    sources = {"parquet": tmp_path / "hub", "arrow": saved(tmp_path / "saved", [table1, table2])}
+    for kind, path in [*sources.items(), ("arrow", tmp_path / "f.arrow")]:
+        source = open_source(path)
+        assert (source.kind, source.records, source.classes) == (kind, 5500, {"label": ["cat", "dog"]})
+        assert source.schema == {"image": ("uint8", (None,)), "name": "str", "label": ("int64", ())}
+        store = loaded(source)
+        assert store.records == expected
+        for first_records in (1, 700, 2999, 3000, 3001, 5500):
+            assert resumed(path, store, first_records).records == expected
+    assert loaded(open_source(tmp_path / "hub", fields=["image"])).records[5] == {
+        name: expected[5][name] for name in ("image", "name")
+    }
+    parquet.write_table(table2, tmp_path / "hub" / "data" / "test-00000-of-00001.parquet")
+    with pytest.raises(FormatError, match=r"splits test, train.*train-\*\.parquet"):
+        open_source(tmp_path / "hub")
+    assert open_source(str(tmp_path / "hub" / "data" / "train-*.parquet")).records == 5500
+
+
+def test_columns(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    n = 6000
+    texts = [f"w{k % 7}" for k in range(n)]
+    columns = {
+        "f": pa.array(np.arange(n) / 7, pa.float32()),
+        "ok": pa.array(np.arange(n) % 3 == 0),
+        "u": pa.array(np.arange(n) % 200, pa.uint8()),
+        "box": pa.FixedSizeListArray.from_arrays(np.arange(4 * n, dtype=np.int32), 4),
+        "tokens": pa.array([list(range(k % 5)) for k in range(n)], pa.list_(pa.int32())),
+        "points": pa.array([[[k, 1]] * (k % 3) for k in range(n)], pa.large_list(pa.list_(pa.float64(), 2))),
+        "word": pa.array(texts).dictionary_encode(),
+        "view": pa.array(texts, pa.string_view()),
+        "raw": pa.array([w.encode() for w in texts], pa.binary(2)),
+        "id": pa.array([f"id {k}" for k in range(n)]),
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=2500)
+    source = open_source(tmp_path / "t.parquet", key_field="id")
+    assert source.schema == {
+        "f": ("float32", ()),
+        "ok": ("bool", ()),
+        "u": ("uint8", ()),
+        "box": ("int32", (4,)),
+        "tokens": ("int32", (None,)),
+        "points": ("float64", (None, 2)),
+        "word": "str",
+        "view": "str",
+        "raw": ("uint8", (None,)),
+    }
+    store = loaded(source)
+    assert max(store.sizes) <= BATCH_RECORDS
+    for k in (0, 1, 2499, 2500, n - 1):
+        record = store.records[f"id {k}".encode()]
+        expected = {name: column[k].as_py() for name, column in columns.items() if name != "id"}
+        assert equal(record, {**expected, "f": np.float32(k / 7)})
+    assert equal(resumed(tmp_path / "t.parquet", store, 3000, key_field="id").records, store.records)
+    numbers = loaded(open_source(tmp_path / "t.parquet", key_field="u", fields=["word"], keys="number")).records
+    assert numbers[9] == {"word": "w2"}
+    with pytest.raises(FormatError, match="key 0 occurs twice"):
+        loaded(open_source(tmp_path / "t.parquet", key_field="u"))
+
+
+def test_arrays_of_hugging_face(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    x = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    features = {"x": {"shape": [3, 4], "dtype": "uint8", "_type": "Array2D"}}
+    schema = pa.schema({"x": pa.list_(pa.list_(pa.uint8()))}, metadata=hugging_face(features))
+    saved(tmp_path / "d", [pa.table([x.tolist()], schema=schema)])
+    source = open_source(tmp_path / "d")
+    assert source.schema == {"x": ("uint8", (3, 4))}
+    assert np.array_equal(loaded(source).records[1]["x"], x[1])
+    saved(tmp_path / "e", [pa.table([[x[0].tolist(), x[1, :2].tolist()]], schema=schema)])
+    with pytest.raises(FormatError, match="other lengths than 3"):
+        loaded(open_source(tmp_path / "e"))
+
+
+def test_batches_of_columns_are_bounded(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    values = [bytes([k]) * (BATCH_BYTES // 4) for k in range(10)]
+    parquet.write_table(pa.table({"v": values}), tmp_path / "t.parquet", compression="none", use_dictionary=False)
+    store = loaded(open_source(tmp_path / "t.parquet"))
+    assert max(store.sizes) <= 4
+    assert [store.records[k]["v"] for k in range(10)] == values
+
+
+def test_columns_that_cannot_be(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "t.parquet"
+    for column, error, says in (
+        (pa.array([1, None, 3]), FormatError, "no value in row 1"),
+        (pa.array(["a", None]), FormatError, "no value in row 1"),
+        (pa.array([[1], [None]]), FormatError, "missing items"),
+        (pa.array([{"bytes": b"x", "path": "a"}, {"bytes": None, "path": "b"}]), FormatError, "embed the files"),
+        (pa.array([{"a": 1}]), ArgumentError, "--fields"),
+        (pa.array([[["a"]]]), ArgumentError, "--fields"),
+        (pa.array([0], pa.timestamp("s")), ArgumentError, "--fields"),
+        (pa.array([], pa.int64()), FormatError, "0 rows"),
+    ):
+        parquet.write_table(pa.table({"x": column}), path)
+        with pytest.raises(error, match=says):
+            loaded(open_source(path))
     with pytest.raises(ArgumentError, match="no field 'z'"):
-        open_source(tmp_path / "d", fields=["z"])
+        open_source(path, fields=["z"])
+    parquet.write_table(pa.table({"x": [1]}), tmp_path / "u.parquet")
+    parquet.write_table(pa.table({"x": [1.0]}), path)
+    with pytest.raises(FormatError, match=r"u\.parquet: the column x is int64, and double in"):
+        open_source([path, tmp_path / "u.parquet"])
 
 
-def test_datasets_without_one_shape(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    from warpwell.kv.convert.import_datasets import DatasetSource
-    from warpwell.kv.convert.sources import KeyRule
+def test_damaged_columns(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table, expected = image_table(5000)
+    path = tmp_path / "t.parquet"
+    parquet.write_table(table, path, write_page_checksum=True)
+    intact = path.read_bytes()
+    damaged = bytearray(intact)
+    damaged[len(intact) // 2] ^= 1
+    for data in (intact[:-100], intact[: len(intact) // 2], damaged):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match="cannot be read"):
+            loaded(open_source(path))
+    stream = saved(tmp_path / "d", [table]) / "data-00000-of-00001.arrow"
+    intact = stream.read_bytes()
+    for cut in (8, 9, 100, len(intact) // 2, len(intact) - 10):
+        stream.write_bytes(intact[:-cut])
+        with pytest.raises(FormatError, match=r"truncated|cannot be read"):
+            loaded(open_source(tmp_path / "d"))
+    stream.write_bytes(intact)
+    assert loaded(open_source(tmp_path / "d")).records == expected
+    state = json.loads((tmp_path / "d" / "state.json").read_text())
+    (tmp_path / "d" / "state.json").write_text(json.dumps({**state, "_indices_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(FormatError, match="flatten_indices"):
+        open_source(tmp_path / "d")
+    (tmp_path / "d" / "state.json").write_text("{}")
+    with pytest.raises(FormatError, match="damaged"):
+        open_source(tmp_path / "d")
 
-    rows = [[1.0, 2.0]] * 20_000
-    ragged = datasets.Dataset.from_dict({"x": [*rows, [1.0]]})
-    with pytest.raises(FormatError, match="several lengths"):
-        loaded(DatasetSource(ragged, KeyRule(None)))
-    empty = datasets.Dataset.from_dict({"x": [1, None, 3]})
-    with pytest.raises(FormatError, match="without a value"):
-        loaded(DatasetSource(empty, KeyRule(None)))
-    datasets.DatasetDict({"train": empty}).save_to_disk(str(tmp_path / "splits"))
-    with pytest.raises(FormatError, match="train"):
-        open_source(tmp_path / "splits")
+
+# --- continuing
+
+
+def test_a_source_that_differs_is_refused(tmp_path: Path) -> None:
+    images_in(tmp_path, "ab")
+    store = loaded(open_source(tmp_path))
+    assert resumed(tmp_path, store, 6).sizes == []
+    store.records[5] = {**store.records[5], "label": 7}
+    with pytest.raises(FormatError, match=r"another record 5.*--overwrite"):
+        load(open_source(tmp_path), store)
+    store.records[6] = store.records[5]
+    with pytest.raises(FormatError, match="fewer records"):
+        load(open_source(tmp_path), store)
+    np.savez(tmp_path / "k.npz", keys=np.array([1, 2, 1]), v=np.zeros(3))
+    twice = Collected()
+    with pytest.raises(FormatError, match="key 1 occurs twice"):
+        load(open_source(tmp_path / "k.npz"), twice)
+    assert not twice.sizes
 
 
 # --- whatever else
@@ -306,8 +731,19 @@ def test_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="unknown format"):
         open_source(tmp_path / "t")
     (tmp_path / "z.tar.gz").write_bytes(b"\x1f\x8b0000000000")
-    with pytest.raises(FormatError, match="unpack"):
+    with pytest.raises(FormatError, match="damaged"):
         open_source(tmp_path / "z.tar.gz")
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "a.lance").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"data sets \(part/a\.lance\)"):
+        open_source(tmp_path)
+    (tmp_path / "part" / "a.lance").unlink()
+    datasets = tmp_path / "splits"
+    datasets.mkdir()
+    (datasets / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    (datasets / "train").mkdir()
+    with pytest.raises(FormatError, match="the splits train"):
+        open_source(datasets)
     with pytest.raises(ArgumentError, match="choose one of"):
         open_source(tmp_path, keys="random")
     for option in ("key_field", "database"):

@@ -34,7 +34,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 Commands = argparse._SubParsersAction  # the type of add_subparsers(), for which argparse has no public name
 Run = Callable[[argparse.Namespace], int]
-Report = Callable[[str, int, int], None]
+Report = Callable[..., None]
 
 # -- parsers -----------------------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Report]:
-        """Yield a function that shows progress: ``report(stage, done, total)``; a total of 0 is unknown.
+        """Yield a function that shows progress: ``report(stage, done, total, details)``; a total of 0 is unknown.
 
         Nothing is shown with JSON, or if stderr is not a terminal. A compilation of more than a second is announced on
         any stderr, because nothing else explains the wait.
@@ -297,7 +297,7 @@ class Output:
         notice: threading.Timer | None = None
         tasks: dict[str, Any] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
+        def report(stage: str, done: int, total: int, details: str = "") -> None:
             nonlocal notice
             if stage == "compile":
                 if notice is not None:
@@ -308,7 +308,7 @@ class Output:
                     notice.daemon = True
                     notice.start()
             name = _STAGES.get(stage, stage)
-            text = name if total else f"{name} {done:,}"
+            text = f"{name} {details}".rstrip() if total else f"{name} {done:,}"
             if stage not in tasks:
                 for task in tasks.values():
                     bar.update(task, visible=False)

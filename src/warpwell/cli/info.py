@@ -18,7 +18,6 @@ _PACKAGES = {
     "scipy": "demo",
     "matplotlib": "demo",
     "lmdb": "lmdb",
-    "datasets": "datasets",
     "mpi4py": "mpi",
     "cloudpickle": "mpi",
 }

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ from ._common import (
 
 if TYPE_CHECKING:
     from ..kv import Schema, Store
-    from ..kv.convert.importers import LoadReport, RecordSource
+    from ..kv.convert.importers import LoadReport, Source
+
+    LoadProgress = Callable[[LoadReport], object]
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -66,15 +69,21 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _add_load(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(verbs, "load", load, "load records into a store, in bounded memory")
-    parser.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
+    text = (
+        "folder of classes of images or of other files, tar archives of samples, Parquet or Arrow files, data set of "
+        "Hugging Face, LMDB environment or .npz"
+    )
+    parser.add_argument("source", metavar="SRC", nargs="+", help=text)
     parser.add_argument("store", metavar="STORE", help="folder of the store, usually NAME.kv")
-    text = "key of a record: its name (1 to 16 bytes), its number, or a 16-byte hash of its name"
+    text = "key of a record: its name, its number, or a 16-byte hash of its name"
     parser.add_argument("--keys", choices=("name", "number", "hash"), help=text)
     parser.add_argument("--key-field", metavar="NAME", help="array or column of keys (of .npz, default: keys)")
-    parser.add_argument("--fields", metavar="A,B", help="arrays or columns to load (default: all)")
+    parser.add_argument("--fields", metavar="A,B", help="arrays, columns or members to load (default: all)")
     parser.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
+    text = "meaning of the folders in SRC (default: classes if they hold nothing but images)"
+    parser.add_argument("--layout", choices=("classes", "files"), help=text)
     existing = parser.add_mutually_exclusive_group()
-    existing.add_argument("--append", action="store_true", help="add to an existing store")
+    existing.add_argument("--append", action="store_true", help="continue a load of the same source")
     existing.add_argument("--overwrite", action="store_true", help="replace an existing store")
     text = "when writes of the new store become durable (default: commit)"
     parser.add_argument("--durability", choices=("commit", "always", "none"), default="commit", help=text)
@@ -106,26 +115,34 @@ def load(arguments: argparse.Namespace) -> int:
     path = Path(arguments.store)
     exists = path.exists() and not (path.is_dir() and not any(path.iterdir()))
     if exists and not (arguments.append or arguments.overwrite):
-        raise ArgumentError(f"{path} already exists; use --append to add to it, or --overwrite to replace it")
-    options = {"keys": arguments.keys, "key_field": arguments.key_field, "database": arguments.database}
+        raise ArgumentError(f"{path} already exists; use --append to continue its load, or --overwrite to replace it")
+    options = {name: getattr(arguments, name) for name in ("keys", "key_field", "database", "layout")}
     opened = open_source(arguments.source, fields=split_names(arguments.fields), **options)
+    run = _append if arguments.append and (path / "MANIFEST").exists() else _create
     with contextlib.closing(opened) as source, output.progress() as report:
         schema = as_schema(source.schema)
         try:
-            done, records = (_append if arguments.append else _create)(arguments, source, schema, report)
+            done, disk_bytes = run(arguments, source, schema, _progress(report))
         except KeyboardInterrupt:
             with contextlib.suppress(WarpwellError), kv.open(arguments.store) as store:
-                print(f"warpwell: {arguments.store} opens, with {len(store):,} records", file=sys.stderr)
+                print(f"warpwell: {path} opens, with {len(store):,} records; continue with --append", file=sys.stderr)
             raise
+    if source.skipped and not output.as_json:
+        output.notes.print(
+            f"skipped {len(source.skipped):,} other files than images of classes, such as {source.skipped[0]}"
+        )
+    if done.skipped and not done.records and not output.as_json:
+        output.notes.print(f"nothing to add: {path} already has all {done.skipped:,} records of {source.where}")
     seconds = time.perf_counter() - started
     values = {
         "store": str(path),
-        "source": str(arguments.source),
+        "source": " ".join(arguments.source),
         "format": source.kind,
         "fields": _fields(schema),
         "records_read": done.records,
-        "records": records,
+        "records": done.skipped + done.records,
         "value_bytes": done.nbytes,
+        "disk_bytes": disk_bytes,
         "seconds": seconds,
         "records_per_second": done.records / seconds,
     }
@@ -133,35 +150,55 @@ def load(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _progress(report: Report) -> LoadProgress:
+    """Return a function that shows the records and bytes of a load, their rate, and the time left."""
+    import datetime
+    import time
+
+    from ..cache import format_size
+
+    started = time.perf_counter()
+
+    def show(done: LoadReport) -> None:
+        seconds = time.perf_counter() - started
+        loaded = done.share * done.records / (done.skipped + done.records)
+        left = datetime.timedelta(seconds=round(seconds * (1 - done.share) / max(loaded, 1e-9)))
+        rate = f"{format_size(done.nbytes)}, {format_size(round(done.nbytes / seconds))}/s"
+        text = f"{done.skipped + done.records:,} records, {rate}, {left} left"
+        report("load", round(1000 * done.share), 1000, text)
+
+    return show
+
+
 def _create(
-    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Report
+    arguments: argparse.Namespace, source: Source, schema: Schema | None, progress: LoadProgress
 ) -> tuple[LoadReport, int]:
     """Fill a new store. Bad input leaves the old one; an interrupt leaves the records up to the last commit."""
     import shutil
 
     from .. import kv
     from .._check import checked_nbytes
-    from ..errors import CorruptionError, StoreVersionError, WarpwellError
+    from ..errors import CorruptionError, StoreVersionError
     from ..replacing import temporary_name
 
     path = Path(arguments.store)
     segment_bytes = checked_nbytes(arguments.segment_bytes, "segment-bytes")
     # a store to be replaced stays until the new one is complete
     target = path
-    if path.is_dir() and any(path.iterdir()):
+    if arguments.overwrite and path.is_dir() and any(path.iterdir()):
         with contextlib.suppress(CorruptionError, StoreVersionError):
             kv.open(path, mode="r+").close()  # refuses another folder, or a store in use
         target = temporary_name(path)
     existed = target.is_dir()
-    options = {"durability": arguments.durability, "overwrite": arguments.overwrite}
+    options = {"durability": arguments.durability, "overwrite": arguments.overwrite, "metadata": _metadata(source)}
     store = kv.create(target, schema=schema, segment_bytes=segment_bytes, **options)
     try:
-        done = _fill(source, store, report)
+        done = _fill(source, store, progress)
         if target != path:
             _replace(path, target)
     except BaseException as error:
         store.close()
-        if target != path or isinstance(error, WarpwellError):
+        if target != path or isinstance(error, Exception):
             shutil.rmtree(target, ignore_errors=True)  # `_replace` may have moved it already
             if existed:
                 target.mkdir()
@@ -181,7 +218,7 @@ def _replace(path: Path, new: Path) -> None:
 
 
 def _append(
-    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Report
+    arguments: argparse.Namespace, source: Source, schema: Schema | None, progress: LoadProgress
 ) -> tuple[LoadReport, int]:
     from .. import kv
     from ..errors import SchemaError
@@ -189,21 +226,26 @@ def _append(
     def described(schema: Schema | None) -> str:
         return "no schema" if schema is None else f"the schema {schema!r}"
 
-    store = kv.open(arguments.store, mode="r+")
-    if store.schema != schema:
-        store.close()
-        raise SchemaError(
-            f"{arguments.store} has {described(store.schema)}, and {arguments.source} {described(schema)}; "
-            "load it into a new store"
-        )
-    return _fill(source, store, report)
+    with kv.open(arguments.store, mode="r+") as store:
+        if store.schema != schema:
+            raise SchemaError(
+                f"{arguments.store} has {described(store.schema)}, and {source.where} {described(schema)}; load it "
+                "into a new store"
+            )
+        if store.metadata != _metadata(source):
+            raise SchemaError(f"{source.where} has other classes than {arguments.store}; load it into a new store")
+        return _fill(source, store, progress)
 
 
-def _fill(source: RecordSource, store: Store, report: Report) -> tuple[LoadReport, int]:
+def _metadata(source: Source) -> dict[str, Any]:
+    return {"classes": source.classes} if source.classes else {}
+
+
+def _fill(source: Source, store: Store, progress: LoadProgress) -> tuple[LoadReport, int]:
     from ..kv.convert.importers import load
 
     with store:
-        return load(source, store, report), len(store)
+        return load(source, store, progress), store.stats.disk_bytes
 
 
 def _fields(schema: Schema | None) -> dict[str, Any] | None:

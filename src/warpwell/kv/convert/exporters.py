@@ -19,8 +19,9 @@ from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, RAGGED, VALUES
-from .importers import Progress
 from .sources import BATCH_BYTES, BATCH_RECORDS
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

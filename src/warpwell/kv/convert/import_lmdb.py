@@ -8,18 +8,18 @@ from typing import Any
 
 from ..._check import imported
 from ...errors import FormatError
-from .sources import Batch, KeyRule, SchemaFields, check_value, in_batches
+from .sources import Batch, Record, Source, check_value, in_batches
 
 
-class LmdbSource:
+class LmdbSource(Source):
     """All records of one database, in the order of their keys, read in one transaction.
 
     Parameters
     ----------
     path : pathlib.Path
         Folder with ``data.mdb``, or the file of an environment without a folder.
-    rule : KeyRule
-        Names are LMDB's keys.
+    rule : str, optional
+        One of `KEY_RULES`; names are LMDB's keys, and the default.
     database : str, optional
         A named database; the unnamed one by default.
 
@@ -32,12 +32,11 @@ class LmdbSource:
     """
 
     kind = "lmdb"
-    schema: SchemaFields | None = None
 
-    def __init__(self, path: Path, rule: KeyRule, database: str | None) -> None:
+    def __init__(self, path: Path, rule: str | None, database: str | None) -> None:
+        super().__init__(path, rule or "name")
         self._lmdb: Any = imported("lmdb", "lmdb")
         self.path = path
-        self._rule = rule
         try:
             self._environment = self._open()
         except self._lmdb.Error as error:
@@ -51,7 +50,7 @@ class LmdbSource:
         except self._lmdb.Error as error:
             self.close()
             raise FormatError(f"{path} has no database {database!r} ({error})", path=path) from None
-        if several and rule.rule != "number":
+        if several and rule != "number":
             self.close()
             raise FormatError(
                 f"{path} has several values for one key, and a store holds one value a key: use --keys number to "
@@ -59,20 +58,23 @@ class LmdbSource:
                 path=path,
             )
 
-    def batches(self) -> Iterator[Batch]:
-        """Read all records."""
-        return in_batches(self._records(), self._rule, self.path)
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """Read all records from number `start` on."""
+        return in_batches(self._records(start), self, start)
 
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()
 
-    def _records(self) -> Iterator[tuple[bytes, bytes]]:
+    def _records(self, start: int) -> Iterator[Record]:
         try:
-            with self._environment.begin(self._database) as transaction:
-                for name, value in transaction.cursor(self._database):
-                    check_value(len(value), f"{self.path}: {name[:40]!r}")
-                    yield name, value
+            # views into the mapped file: the records before `start` are not copied
+            with self._environment.begin(self._database, buffers=True) as transaction:
+                for number, (name, value) in enumerate(transaction.cursor(self._database)):
+                    if number < start:
+                        continue
+                    check_value(len(value), f"{self.path}: {bytes(name[:40])!r}")
+                    yield Record(bytes(name), bytes(value), len(value), (number + 1) / self.records)
         except self._lmdb.Error as error:
             raise FormatError(f"{self.path} is damaged ({error})", path=self.path) from None
 

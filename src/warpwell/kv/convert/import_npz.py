@@ -16,7 +16,7 @@ from ...cache import batches_of
 from ...errors import FormatError
 from ..ragged import Ragged
 from .npz_member import NpzMember
-from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
+from .sources import Batch, KeyRule, SchemaFields, Source, check_value, choose, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
 """Arrays of a dump. `INTEGERS` are flags: which keys are integers. Without a schema, `VALUES` are the bytes of all
@@ -25,15 +25,15 @@ RAGGED = {"_offsets": np.ndarray, "_bytes_offsets": bytes, "_str_offsets": str}
 """A ragged field is an array of all items, and one of N + 1 bounds, whose name ends like this by the items' type."""
 
 
-class NpzSource:
+class NpzSource(Source):
     """Rows of arrays that have the same length; or what ``warpwell kv dump`` wrote.
 
     Parameters
     ----------
     path : pathlib.Path
         The file; members are read row by row, compressed ones too.
-    rule : KeyRule
-        Names are the items of `key_field`.
+    rule : str, optional
+        One of `KEY_RULES`; names are the items of `key_field`.
     key_field : str, optional
         The array of keys; ``keys`` if there is one, else rows are numbered.
     fields : list of str, optional
@@ -47,9 +47,9 @@ class NpzSource:
 
     kind = "npz"
 
-    def __init__(self, path: Path, rule: KeyRule, key_field: str | None, fields: list[str] | None) -> None:
+    def __init__(self, path: Path, rule: str | None, key_field: str | None, fields: list[str] | None) -> None:
+        super().__init__(path, rule or "name")
         self.path = path
-        self._rule = rule
         try:
             self._zip = zipfile.ZipFile(path)
             names = [n[:-4] for n in self._zip.namelist() if n.endswith(".npy")]
@@ -75,16 +75,15 @@ class NpzSource:
                 check_dtype(array.dtype, array.where)
             self._ends: dict[str, NDArray[Any]] = {}
             self._fields = names_of_values
+            if self._key is None:
+                self.rule = KeyRule("number")
             self.records = self._rows()
+            self.schema = None if self._bytes else self._read_schema()
         except BaseException:
             self.close()
             raise
 
-    @property
-    def schema(self) -> SchemaFields | None:
-        """Return the fields; None for a dump of a store without a schema."""
-        if self._bytes:
-            return None
+    def _read_schema(self) -> SchemaFields:
         schema: SchemaFields = {}
         for name in self._fields:
             array, (_, item_type) = self._arrays[name], self._ragged.get(name, ("", np.ndarray))
@@ -98,12 +97,13 @@ class NpzSource:
             member.close()
         self._zip.close()
 
-    def batches(self) -> Iterator[Batch]:
-        """Read all rows."""
+    def batches(self, first: int = 0) -> Iterator[Batch]:
+        """Read all rows from number `first` on."""
+        self._skip(min(first, self.records))
         fixed = sum(self._arrays[n].row_bytes for n in self._fields if n not in self._ragged)
         ragged = sum(self._arrays[n].row_bytes * self._arrays[n].shape[0] for n in self._ragged)
         step = rows_of(fixed + ragged // max(1, self.records))
-        for start in range(0, self.records, step):
+        for start in range(first, self.records, step):
             count = min(step, self.records - start)
             bounds = {name: self._bounds(name, count) for name in self._ragged}
             sizes = np.full(count, fixed, np.int64)
@@ -120,8 +120,18 @@ class NpzSource:
                         values[name] = Ragged(items, offsets - offsets[0], self._ragged[name][1])
                     else:
                         values[name] = self._arrays[name].read(rows.stop - rows.start)
-                yield Batch(keys[rows], values[VALUES] if self._bytes else values, int(sizes[rows].sum()))
-        self._finish()
+                share = (start + rows.stop) / self.records
+                yield Batch(keys[rows], values[VALUES] if self._bytes else values, int(sizes[rows].sum()), share)
+        for member in self._arrays.values():
+            member.finish()  # the zip file's checksum of an array is compared at its end
+
+    def _skip(self, count: int) -> None:
+        """Go to a row, in arrays that were not read yet."""
+        for name, member in self._arrays.items():
+            member.skip(0 if name in self._ragged else count)
+        for name, (offsets, _) in self._ragged.items() if count else ():
+            self._ends[name] = self._arrays[offsets].read(1)
+            self._arrays[name].skip(min(max(0, int(self._ends[name][0])), self._arrays[name].shape[0]))
 
     def _find_ragged(self, chosen: list[str], names: list[str]) -> dict[str, tuple[str, type]]:
         """Return the ragged fields of a dump: for each the name of its bounds, and the type of its items."""
@@ -150,7 +160,7 @@ class NpzSource:
 
     def _keys(self, start: int, count: int) -> NDArray[np.int64] | list[Any]:
         if self._key is None:
-            return self._rule.from_numbers(start, count)
+            return self.rule.from_numbers(start, count)
         column = self._arrays[self._key].read(count)
         where = f"{self.path}: {self._key}"
         if LENGTHS in self._arrays:
@@ -158,12 +168,12 @@ class NpzSource:
                 raise FormatError(f"{where} is not uint8 [N, 16] though there are {LENGTHS}", path=self.path)
             lengths = self._arrays[LENGTHS].read(count).tolist()
             names: list[Any] = [row.tobytes()[:n] for row, n in zip(column, lengths, strict=True)]
-            keys: NDArray[np.int64] | list[Any] = self._rule.from_names(names, start, where)
+            keys: NDArray[np.int64] | list[Any] = self.rule.from_names(names, start, where)
             if INTEGERS in self._arrays and keys is names:
                 for k in np.flatnonzero(self._arrays[INTEGERS].read(count)).tolist():
                     keys[k] = int.from_bytes(names[k], "little", signed=True)
             return keys
-        return self._rule.from_column(column, start, where)
+        return self.rule.from_column(column, start, where)
 
     def _rows(self) -> int:
         shapes = {n: m.shape for n, m in self._arrays.items()}
@@ -180,8 +190,3 @@ class NpzSource:
         if min(lengths.values()) < 0 or (self._bytes and self._arrays[OFFSETS].dtype != np.int64):
             raise FormatError(f"{self.path}: {OFFSETS} is not int64 [N + 1]", path=self.path)
         return next(iter(lengths.values()))
-
-    def _finish(self) -> None:
-        """Read the members to their ends, where the zip file's checksums are compared."""
-        for member in self._arrays.values():
-            member.finish()

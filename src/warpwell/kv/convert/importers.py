@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import glob
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ...errors import ArgumentError, FormatError, MissingFileError
-from .import_datasets import DatasetSource
+from .import_arrow import ArrowSource, data_set_files
 from .import_folder import FolderSource
 from .import_lmdb import LmdbSource
 from .import_npz import NpzSource
-from .sources import KEY_RULES, KeyRule, RecordSource
+from .import_tar import TarSource
+from .sources import KEY_RULES, Batch, Source
 
 _COMMIT_BYTES = 64 << 20
 _COMMIT_RECORDS = 1 << 18
 
-Progress = Callable[[str, int, int], None]
+_TAR = re.compile(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", re.IGNORECASE)
+_SPLIT = re.compile(r"(train|training|test|testing|eval|evaluation|valid|validation|val|dev)(?![a-z])")
 
 
 class Target(Protocol):
     """The methods of a store that `load` calls."""
+
+    path: str
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether there is a key."""
+
+    def get(self, key: Any) -> Any:
+        """Return a value, or None."""
 
     def put_many(self, keys: Any, values: Any) -> Any:
         """Write records."""
@@ -32,65 +50,83 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The result of `load`.
+    """The result of `load`, or its state so far.
 
     Attributes
     ----------
     records : int
-        Records that were read and put. A key that occurs twice counts twice; its last value stays.
+        Records that were read and put.
     nbytes : int
         Size of their values.
+    skipped : int
+        Records that the store had before.
+    share : float
+        The share of the source that has been read: 0 to 1.
     """
 
     records: int
     nbytes: int
+    skipped: int
+    share: float
+
+
+Progress = Callable[[LoadReport], object]
 
 
 class Format(NamedTuple):
     """A format of records: the function that opens a source, and the options that it accepts."""
 
-    open: Callable[..., RecordSource]
+    open: Callable[..., Source]
     options: tuple[str, ...]
+    takes_several: bool = False
 
 
 FORMATS = {
-    "folder": Format(FolderSource, ()),
-    "npz": Format(NpzSource, ("key_field", "fields")),
+    "folder": Format(FolderSource, ("layout",)),
+    "tar": Format(TarSource, ("fields",), True),
+    "parquet": Format(ArrowSource, ("key_field", "fields"), True),
+    "arrow": Format(ArrowSource, ("key_field", "fields"), True),
     "lmdb": Format(LmdbSource, ("database",)),
-    "datasets": Format(DatasetSource.open, ("key_field", "fields")),
+    "npz": Format(NpzSource, ("key_field", "fields")),
 }
 """Formats by what `_kind` returns for a path."""
 
 
 def open_source(
-    path: str | Path,
+    source: str | Path | Sequence[str | Path],
     *,
     keys: str | None = None,
     key_field: str | None = None,
     fields: list[str] | None = None,
     database: str | None = None,
-) -> RecordSource:
+    layout: str | None = None,
+) -> Source:
     """Open a source of records; the format is recognized by its content.
 
     Parameters
     ----------
-    path : path-like
-        A folder of files (each file a value), a ``.npz`` file (each row a record), an LMDB environment (folder or
-        file), or a data set that Hugging Face's ``datasets`` saved with ``save_to_disk`` or as ``.arrow``.
+    source : path-like or list of path-like
+        A folder of images in a folder for each class, or of other files (each file a value); tar archives of samples,
+        as WebDataset writes them; Parquet or Arrow files; a folder of tar archives or of Parquet files; a data set that
+        Hugging Face's ``datasets`` saved with ``save_to_disk``; an LMDB environment (folder or file); a ``.npz`` file
+        (each row a record). A name with ``*`` is a pattern.
     keys : {"name", "number", "hash"}, optional
-        What the keys are. A name is a file's path in the folder, an LMDB key, or what `key_field` holds; it is the
-        default if the source has names. A number counts from 0 in the order of the source.
+        What the keys are. A name is a file's path in the folder, a sample's path in a tar archive, an LMDB key, or what
+        `key_field` holds; it is the default for LMDB, `key_field` and a folder without classes. A number counts from 0
+        in the order of the source.
     key_field : str, optional
         Array or column whose items are the keys. For a ``.npz`` file the default is its array ``keys``, if there is
         one.
     fields : list of str, optional
-        Arrays or columns to take; all by default.
+        Arrays, columns or members of samples to take; all by default.
     database : str, optional
         Named database of an LMDB environment.
+    layout : {"classes", "files"}, optional
+        Whether the folders in a folder are classes of images, if that is not clear.
 
     Returns
     -------
-    RecordSource
+    Source
         The open source; only its head has been read.
 
     Raises
@@ -102,75 +138,168 @@ def open_source(
     ArgumentError
         The format does not have an option, or a package is missing.
     """
-    path = Path(path)
     if keys is not None and keys not in KEY_RULES:
         raise ArgumentError(f"keys is {keys!r}: choose one of {', '.join(KEY_RULES)}", name="keys")
-    if not path.exists():
-        raise MissingFileError(f"{path} does not exist: give a folder, a .npz file or an LMDB environment", path=path)
-    kind = _kind(path)
-    options = {"key_field": key_field, "fields": fields, "database": database}
+    paths = [path for item in ([source] if isinstance(source, str | Path) else source) for path in _expanded(item)]
+    kinds: dict[str, list[Path]] = {}
+    for path in paths:
+        kind, files = _recognized(path)
+        kinds.setdefault(kind, []).extend(files)
+    kind, files = next(iter(kinds.items()))
+    if len(kinds) > 1 or (len(files) > 1 and not FORMATS[kind].takes_several):
+        raise ArgumentError(
+            f"{len(paths)} sources were given ({' and '.join(kinds)}): give one, or several files of tar, Parquet or "
+            "Arrow",
+            name="source",
+        )
+    options = {"key_field": key_field, "fields": fields, "database": database, "layout": layout}
     for name, value in options.items():
         if value is not None and name not in FORMATS[kind].options:
             formats = " and ".join(label for label, form in FORMATS.items() if name in form.options)
             option = "--" + name.replace("_", "-")
             raise ArgumentError(f"{option} is for {formats}, and the source is a {kind}: leave it out", name=name)
-    return FORMATS[kind].open(path, KeyRule(keys), **{name: options[name] for name in FORMATS[kind].options})
+    opened: Any = files if FORMATS[kind].takes_several else files[0]
+    return FORMATS[kind].open(opened, keys, **{name: options[name] for name in FORMATS[kind].options})
 
 
-def load(source: RecordSource, store: Target, progress: Progress | None = None) -> LoadReport:
+def load(source: Source, store: Target, progress: Progress | None = None) -> LoadReport:
     """Put all records of a source into a store, in bounded memory; commit from time to time and at the end.
 
-    An interrupted load leaves a store with the records up to some batch.
+    An interrupted load leaves a store with the records up to some batch. Records that the store has are skipped: they
+    must be the first ones of the source, which is checked by their number and the last one.
 
     Parameters
     ----------
-    source : RecordSource
+    source : Source
         The source.
     store : Store
         The target; it must have the source's schema.
     progress : callable, optional
-        Called after each batch as ``progress("load", records, total)``; total is 0 if it is not known.
+        Called after each batch with the state so far.
+
+    Raises
+    ------
+    FormatError
+        The store has other records than the first ones of the source, or a key occurs twice.
     """
-    records = nbytes = 0
-    committed = (0, 0)
-    for batch in source.batches():
+    skipped = len(store)
+    report = committed = LoadReport(0, 0, skipped, 0.0)
+    for batch in _unloaded(source, store):
+        _check_new(source, store, batch)
         store.put_many(batch.keys, batch.values)
-        records += len(batch.keys)
-        nbytes += batch.nbytes
-        if records - committed[0] >= _COMMIT_RECORDS or nbytes - committed[1] >= _COMMIT_BYTES:
+        report = LoadReport(report.records + len(batch.keys), report.nbytes + batch.nbytes, skipped, batch.share)
+        if report.records - committed.records >= _COMMIT_RECORDS or report.nbytes - committed.nbytes >= _COMMIT_BYTES:
             store.commit()
-            committed = (records, nbytes)
+            committed = report
         if progress is not None:
-            progress("load", records, source.records)
+            progress(report)
     store.commit()
-    return LoadReport(records, nbytes)
+    return report
 
 
-def _kind(path: Path) -> str:
+def _unloaded(source: Source, store: Target) -> Iterator[Batch]:
+    """Yield the records of a source that a store does not have, after a check that it has the ones before them."""
+    count = len(store)
+    if not count:
+        yield from source.batches()
+        return
+    batches = source.batches(count - 1)
+    last = next(batches, None)
+    if last is None or not _is_same(source, last, store.get(last.keys[0])):
+        reason = "has fewer records" if last is None else f"has another record {count - 1:,}"
+        raise FormatError(
+            f"{store.path} has {count:,} records, and {source.where} {reason}: it is not what the store was loaded "
+            "from. Load it into a new store, or replace this one with --overwrite",
+            path=store.path,
+        )
+    yield from (batch for batch in itertools.chain([last.from_record(1)], batches) if len(batch.keys))
+
+
+def _is_same(source: Source, batch: Batch, stored: Any) -> bool:
+    """Return whether the first record of a batch is equal to a value of the store."""
+    if source.schema is None or stored is None or not isinstance(batch.values, dict):
+        return bool(stored == batch.values[0])  # type: ignore[index]
+    types = {name: spec if isinstance(spec, str) else spec[0] for name, spec in source.schema.items()}
+    return all(_raw(batch.values[name][0], type) == _raw(stored[name], type) for name, type in types.items())
+
+
+def _raw(item: Any, type: str) -> bytes:
+    item = item.as_py() if hasattr(item, "as_py") else item
+    if isinstance(item, str | bytes):
+        return item.encode() if isinstance(item, str) else item
+    return np.asarray(item, type).tobytes()
+
+
+def _check_new(source: Source, store: Target, batch: Batch) -> None:
+    """Raise FormatError if a key of a batch occurs twice: the first one's record would be lost."""
+    if source.rule.rule == "number":
+        return
+    seen: set[Any] = set()
+    for key in batch.keys if isinstance(batch.keys, list) else batch.keys.tolist():
+        if key in seen or key in store:
+            raise FormatError(
+                f"{source.where}: the key {key!r} occurs twice, and a store holds one record a key: use --keys number",
+                path=source.where,
+            )
+        seen.add(key)
+
+
+def _expanded(item: str | Path) -> list[Path]:
+    """Return the files that a name with ``*`` means, in the order of their names, or the path itself."""
+    path = Path(item)
+    if path.exists():
+        return [path]
+    found = sorted(map(Path, glob.glob(str(item))))
+    if not found:
+        raise MissingFileError(f"{path} does not exist: give a file, a folder, or a pattern such as *.tar", path=path)
+    return found
+
+
+def _recognized(path: Path) -> tuple[str, list[Path]]:
+    """Return the format of a path and the files to read."""
     if path.is_dir():
-        if (path / "data.mdb").exists():
-            return "lmdb"
-        if (path / "dataset_dict.json").exists():
-            splits = sorted(p.name for p in path.iterdir() if p.is_dir())
-            raise FormatError(f"{path} holds the splits {', '.join(splits)}: give the folder of one", path=path)
-        if (path / "state.json").exists() and (path / "dataset_info.json").exists():
-            return "datasets"
-        if (path / "MANIFEST").exists():
-            raise FormatError(f"{path} is already a store: open it, or dump it first", path=path)
-        return "folder"
+        return _recognized_folder(path)
     with path.open("rb") as file:
         head = file.read(512)
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return "npz"
+        return "npz", [path]
     if head[16:20] == b"\xde\xc0\xef\xbe":
-        return "lmdb"
-    if path.suffix == ".arrow":
-        return "datasets"
+        return "lmdb", [path]
+    if head[:4] == b"PAR1":
+        return "parquet", [path]
+    if path.suffix == ".arrow" or head[:6] == b"ARROW1":
+        return "arrow", [path]
+    if head[257:262] == b"ustar" or _TAR.search(path.name):
+        return "tar", [path]
     if head[:6] == b"\x93NUMPY":
         raise FormatError(f"{path} is one array: save it with numpy.savez(file, x=array)", path=path)
-    if head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b":
-        raise FormatError(f"{path} is an archive: unpack it, and give the folder", path=path)
     raise FormatError(
-        f"{path} has an unknown format: give a folder of files, a .npz file, an LMDB environment or a saved data set",
-        path=path,
+        f"{path} has an unknown format: give a folder, or a .tar, .parquet, .arrow, .npz or LMDB file", path=path
     )
+
+
+def _recognized_folder(path: Path) -> tuple[str, list[Path]]:
+    if (path / "data.mdb").exists():
+        return "lmdb", [path]
+    if (path / "dataset_dict.json").exists():
+        splits = sorted(p.name for p in path.iterdir() if p.is_dir())
+        raise FormatError(f"{path} holds the splits {', '.join(splits)}: give the folder of one", path=path)
+    if (path / "state.json").exists() and (path / "dataset_info.json").exists():
+        return "arrow", data_set_files(path)
+    if (path / "MANIFEST").exists():
+        raise FormatError(f"{path} is already a store: open it, or dump it first", path=path)
+    files = sorted(file for folder in (path, path / "data") for file in folder.glob("*.parquet"))
+    if files:
+        splits = sorted({found.group() for file in files if (found := _SPLIT.match(file.name))})
+        if len(splits) > 1:
+            first = next(file for file in files if file.name.startswith(splits[-1]))
+            raise FormatError(
+                f"{path} holds the splits {', '.join(splits)}: give the files of one, such as "
+                f"'{first.parent}/{splits[-1]}-*.parquet'",
+                path=path,
+            )
+        return "parquet", files
+    archives = sorted(file for file in path.iterdir() if not file.name.startswith("."))
+    if archives and all(_TAR.search(file.name) for file in archives):
+        return "tar", archives
+    return "folder", [path]

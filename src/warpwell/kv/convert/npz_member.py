@@ -66,6 +66,12 @@ class NpzMember:
             done += len(got)
         return np.frombuffer(buffer, self.dtype).reshape(count, *self.shape[1:])
 
+    def skip(self, count: int) -> None:
+        """Read `count` rows and drop them: a compressed array has no other way to the rows after them."""
+        rows = max(1, _PIECE // max(1, self.row_bytes))
+        for start in range(0, count, rows):
+            self.read(min(rows, count - start))
+
     def finish(self) -> None:
         """Check that nothing is left. A zip file's checksum is compared at the end."""
         if self._read(1):

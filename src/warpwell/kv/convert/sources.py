@@ -1,4 +1,4 @@
-"""The interface of sources of records (`RecordSource`): batches, and keys made from names."""
+"""The interface of sources of records (`Source`): batches, and keys made from names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,10 @@ KEY_RULES = ("name", "number", "hash")
 BATCH_BYTES = 8 << 20
 BATCH_RECORDS = 4096
 
-SchemaFields = dict[str, tuple[str, tuple[int | None, ...]]]
+IMAGE = ("uint8", (None,))
+"""The field of an encoded image, and of other bytes."""
+
+SchemaFields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,34 +36,65 @@ class Batch:
     ----------
     keys : int64 [N], or list of bytes (and int)
         The keys.
-    values : list of bytes, Ragged of bytes, or dict of arrays [N, ...] and Ragged
-        The values; a dict if the source has a schema.
+    values : list of bytes, Ragged of bytes, or dict of columns
+        The values; columns (lists, Ragged, arrays of NumPy or Arrow) if the source has a schema.
     nbytes : int
         Size of the values.
+    share : float
+        The share of the source that has been read, with this batch: 0 to 1.
     """
 
     keys: NDArray[np.int64] | list[Any]
     values: list[bytes] | Ragged | dict[str, Any]
     nbytes: int
+    share: float
+
+    def from_record(self, start: int) -> Batch:
+        """Return the records from number `start` on."""
+        values: Any = self.values
+        values = {n: c[start:] for n, c in values.items()} if isinstance(values, dict) else values[start:]
+        return Batch(self.keys[start:], values, self.nbytes, self.share)
 
 
-class RecordSource(Protocol):
-    """A source of records in another format."""
+class Source:
+    """A source of records in another format. The order of its records is always the same.
 
-    @property
-    def kind(self) -> str:
-        """The kind of source, for messages: "folder", "npz", "lmdb", "datasets"."""
+    Parameters
+    ----------
+    where : str or pathlib.Path
+        The source in messages.
+    rule : str
+        One of `KEY_RULES`.
 
-    @property
-    def schema(self) -> SchemaFields | None:
-        """Fields of every record; None where values are bytes."""
+    Attributes
+    ----------
+    kind : str
+        The format, for messages.
+    where : str
+    rule : KeyRule
+    schema : dict or None
+        Fields of every record; None if values are bytes.
+    records : int
+        Number of records; 0 if it is known only at the end.
+    classes : dict of str to list of str
+        Names of the values 0, 1, ... of a field of labels.
+    skipped : list of str
+        Files that are not part of the records.
+    """
 
-    @property
-    def records(self) -> int:
-        """Number of records; 0 if it is known only at the end."""
+    kind = ""
+    schema: SchemaFields | None = None
+    records = 0
 
-    def batches(self) -> Iterator[Batch]:
-        """Read all records, in bounded memory."""
+    def __init__(self, where: str | Path, rule: str) -> None:
+        self.where = str(where)
+        self.rule = KeyRule(rule)
+        self.classes: dict[str, list[str]] = {}
+        self.skipped: list[str] = []
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """Read all records from number `start` on, in bounded memory."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the source (idempotent)."""
@@ -71,11 +105,10 @@ class KeyRule:
 
     Parameters
     ----------
-    rule : {"name", "number", "hash"} or None
-        What the user asked for.
+    rule : {"name", "number", "hash"}
     """
 
-    def __init__(self, rule: str | None) -> None:
+    def __init__(self, rule: str) -> None:
         self.rule = rule
 
     def from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[bytes]:
@@ -84,12 +117,12 @@ class KeyRule:
         Raises
         ------
         ArgumentError
-            A name is empty or has more than 16 bytes.
+            A name is empty or too long for a key.
         """
         if self.rule == "number":
             return self.from_numbers(start, len(names))
         if self.rule == "hash":
-            return [hashlib.blake2b(name, digest_size=MAX_KEY).digest() for name in names]
+            return [hashlib.blake2b(name, digest_size=16).digest() for name in names]
         for k, name in enumerate(names):
             if not 1 <= len(name) <= MAX_KEY:
                 raise ArgumentError(
@@ -138,21 +171,36 @@ class KeyRule:
         return self.from_names(names, start, where)
 
 
-def in_batches(records: Iterable[tuple[bytes, bytes]], rule: KeyRule, path: Path) -> Iterator[Batch]:
-    """Gather names and values, which arrive one at a time, into batches that fit into memory."""
-    names: list[bytes] = []
-    values: list[bytes] = []
-    nbytes = start = 0
-    for name, value in records:
-        names.append(name)
-        values.append(value)
-        nbytes += len(value)
-        if nbytes >= BATCH_BYTES or len(names) >= BATCH_RECORDS:
-            yield Batch(rule.from_names(names, start, str(path)), values, nbytes)
-            start += len(names)
-            names, values, nbytes = [], [], 0
-    if names:
-        yield Batch(rule.from_names(names, start, str(path)), values, nbytes)
+class Record(NamedTuple):
+    """A record of a source that reads them one at a time: its value is bytes, or a dict of fields."""
+
+    name: bytes
+    value: Any
+    nbytes: int
+    share: float
+
+
+def in_batches(records: Iterable[Record], source: Source, start: int) -> Iterator[Batch]:
+    """Group records, which arrive one at a time from number `start` on, into batches that fit into memory."""
+    group: list[Record] = []
+    nbytes = 0
+    for record in records:
+        group.append(record)
+        nbytes += record.nbytes
+        if nbytes >= BATCH_BYTES or len(group) >= BATCH_RECORDS:
+            yield _batch(group, source, start)
+            start += len(group)
+            group, nbytes = [], 0
+    if group:
+        yield _batch(group, source, start)
+
+
+def _batch(group: list[Record], source: Source, start: int) -> Batch:
+    values: Any = [record.value for record in group]
+    if isinstance(values[0], dict):
+        values = {name: [value[name] for value in values] for name in values[0]}
+    keys = source.rule.from_names([record.name for record in group], start, source.where)
+    return Batch(keys, values, sum(record.nbytes for record in group), group[-1].share)
 
 
 def check_value(nbytes: int, where: str) -> None:
@@ -161,6 +209,20 @@ def check_value(nbytes: int, where: str) -> None:
         raise ValueSizeError(
             f"{where} has {nbytes} bytes, but a value has at most {MAX_VALUE}: split it", name="value", nbytes=nbytes
         )
+
+
+def as_text(raw: bytes, where: str) -> str:
+    """Return bytes in UTF-8 as text; raise FormatError if they are not."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise FormatError(f"{where} holds {raw[:40]!r}, which is not text in UTF-8: convert it", path=where) from None
+
+
+def read_value(path: Path) -> bytes:
+    """Return the bytes of a file; raise ValueSizeError if they are more than a value may have."""
+    check_value(path.stat().st_size, str(path))
+    return path.read_bytes()
 
 
 def rows_of(row_bytes: int) -> int:

@@ -1,0 +1,306 @@
+"""Rows of Parquet and Arrow files, such as data sets of Hugging Face: ``ArrowSource``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..._check import imported
+from ...cache import batches_of
+from ...errors import ArgumentError, FormatError
+from .sources import BATCH_BYTES, BATCH_RECORDS, IMAGE, Batch, Source, check_value, choose, rows_of
+
+_ADVICE = "leave it out with --fields"
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+_FILE_MAGIC = b"ARROW1"
+_READ_BYTES = 1 << 20
+
+
+class _Column(NamedTuple):
+    """A field of a record, and the column, or a child of its structs, that holds it."""
+
+    column: str
+    child: str | None
+    spec: Any
+
+
+class ArrowSource(Source):
+    """Rows of files with the same columns, which become the fields of a schema.
+
+    Numbers, and lists of a fixed size, are arrays; other lists and bytes are ragged fields; text is text. A struct of
+    ``bytes`` and ``path``, as Hugging Face stores images, is a field of bytes, and its path the field ``name``, empty
+    if it is null. Names of classes come from Hugging Face's metadata.
+
+    Parameters
+    ----------
+    paths : list of pathlib.Path
+        The files, in order: Parquet, Arrow streams or Arrow files.
+    rule : str, optional
+        One of `KEY_RULES`; names are the items of `key_field`, and the default if there is one.
+    key_field : str, optional
+        Column of keys: integers, text or bytes. Rows are numbered by default.
+    fields : list of str, optional
+        Columns to take; all but the keys by default.
+
+    Raises
+    ------
+    ArgumentError
+        A column does not exist, or the package ``pyarrow`` is missing.
+    FormatError
+        A file is damaged, files have different columns, a column cannot be stored, or values are missing.
+    """
+
+    def __init__(
+        self, paths: list[Path], rule: str | None, key_field: str | None = None, fields: list[str] | None = None
+    ) -> None:
+        super().__init__(paths[0], (rule or "name") if key_field is not None else "number")
+        self._pa, self._compute = imported("pyarrow", "table"), imported("pyarrow.compute", "table")
+        self.paths, self._key = paths, key_field
+        with paths[0].open("rb") as head:
+            self.kind = "parquet" if head.read(4) == b"PAR1" else "arrow"
+        with self._opened(paths[0]) as file:
+            first = _schema(file)
+        if key_field is not None:
+            choose([key_field], first.names, self.where)
+        chosen = [n for n in choose(fields, first.names, self.where) if n != key_field or fields]
+        self._names = list(dict.fromkeys([*chosen, *([key_field] if key_field is not None else [])]))
+        self._rows = [self._count(path, first) for path in paths]
+        self.records = sum(self._rows)
+        if not chosen or not self.records:
+            raise FormatError(f"{self.where} has {self.records} rows and no column left for values", path=self.where)
+        features = _features(first)
+        self._columns: dict[str, _Column] = {}
+        for name in chosen:
+            feature = features.get(name, {})
+            self._add(name, first.field(name).type, feature if isinstance(feature, dict) else {})
+        self.schema = {name: column.spec for name, column in self._columns.items()}
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """Read all rows from number `start` on."""
+        done = 0
+        for path, rows in zip(self.paths, self._rows, strict=True):
+            skip = max(0, start - done)
+            at = done + skip
+            for table in self._read(path, skip) if skip < rows else ():
+                yield from self._split(table, at, f"{path}: ")
+                at += table.num_rows
+            done += rows
+
+    def _add(self, name: str, type: Any, feature: dict[str, Any]) -> None:
+        """Add the fields of a column."""
+        types = self._pa.types
+        if types.is_struct(type) and {"bytes", "path"} <= {type.field(k).name for k in range(type.num_fields)}:
+            self._columns[name] = _Column(name, "bytes", IMAGE)
+            if "name" not in self._names and "name" not in self._columns:
+                self._columns["name"] = _Column(name, "path", "str")
+            return
+        if feature.get("_type") == "ClassLabel" and feature.get("names"):
+            self.classes[name] = list(feature["names"])
+        shape = tuple(feature.get("shape") or ())
+        if isinstance(type, self._pa.BaseExtensionType):
+            type = type.storage_type
+        for _ in shape:
+            type = type.value_type
+        spec = self._spec(type, f"{self.where}: {name}")
+        self._columns[name] = _Column(name, None, (spec[0], shape) if shape else spec)
+
+    def _spec(self, type: Any, where: str) -> Any:
+        """Return the field of a schema for a type of Arrow."""
+        types = self._pa.types
+        if types.is_dictionary(type):
+            return self._spec(type.value_type, where)
+        if types.is_string(type) or types.is_large_string(type) or types.is_string_view(type):
+            return "str"
+        if any(
+            check(type)
+            for check in (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+        ):
+            return IMAGE
+        if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
+            inner = self._spec(type.value_type, where)
+            if isinstance(inner, tuple) and None not in inner[1]:
+                return inner[0], (type.list_size if types.is_fixed_size_list(type) else None, *inner[1])
+        elif types.is_boolean(type) or types.is_integer(type) or types.is_floating(type):
+            return np.dtype(type.to_pandas_dtype()).name, ()
+        raise ArgumentError(
+            f"{where} is {type}, and a field holds numbers, text, bytes or lists of numbers: choose columns with "
+            "--fields",
+            name="fields",
+        )
+
+    def _split(self, table: Any, start: int, where: str) -> Iterator[Batch]:
+        """Yield the rows of a record batch, as many at a time as fit into memory."""
+        count = table.num_rows
+        values: dict[str, Any] = {}
+        sizes = np.zeros(count, np.int64)
+        for name, column in self._columns.items():
+            array = self._child(table.column(column.column), column.child, where + column.column, start)
+            values[name], nbytes = self._values(array, column.spec, where + name)
+            sizes += nbytes
+        check_value(int(sizes.max(initial=0)), f"{where}row {start + int(sizes.argmax())}" if count else where)
+        keys = self._keys(table, start, where)
+        for rows in batches_of(sizes, BATCH_BYTES, BATCH_RECORDS):
+            part = {name: column[rows] for name, column in values.items()}
+            yield Batch(keys[rows], part, int(sizes[rows].sum()), (start + rows.stop) / self.records)
+
+    def _child(self, array: Any, child: str | None, where: str, start: int) -> Any:
+        """Return the array that holds a field, without wrappers."""
+        if isinstance(array, self._pa.ExtensionArray):
+            array = array.storage
+        if self._pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if child is not None:
+            array = array.flatten()[array.type.get_field_index(child)]
+            if child == "path":
+                return array.fill_null("")
+        if array.null_count:
+            row = start + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            advice = "embed the files in the data set" if child else f"fill it, or {_ADVICE}"
+            raise FormatError(f"{where} has no value in row {row}: {advice}", path=self.where)
+        return array
+
+    def _values(self, array: Any, spec: Any, where: str) -> tuple[Any, NDArray[np.int64]]:
+        """Return a column for `Store.put_many`, and the size of each item."""
+        pa, count = self._pa, len(array)
+        if not pa.types.is_nested(array.type) and spec in ("str", IMAGE):
+            wide = pa.large_string() if spec == "str" else pa.large_binary()
+            array = array if array.type in (pa.string(), pa.binary(), wide) else array.cast(wide)
+            return array, self._compute.binary_length(array).to_numpy().astype(np.int64)
+        dtype, shape = np.dtype(spec[0]), spec[1]
+        if None in shape:
+            lengths = array.value_lengths().to_numpy().astype(np.int64)
+            self._flat(array.flatten(), shape[1:], int(lengths.sum()), where)  # checks the lists inside
+            return array, lengths * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+        flat = self._flat(array, shape, count, where).to_numpy(zero_copy_only=False)
+        values = np.ascontiguousarray(flat).reshape(count, *shape)
+        return values, np.full(count, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+
+    def _flat(self, array: Any, shape: tuple[int, ...], count: int, where: str) -> Any:
+        """Return the items of nested lists, all of which have one shape."""
+        for extent in shape:
+            lengths = self._compute.list_value_length(array).to_numpy(zero_copy_only=False)
+            count *= extent
+            if (lengths != extent).any():
+                raise FormatError(f"{where} has lists of other lengths than {extent}: {_ADVICE}", path=self.where)
+            array = array.flatten()
+        if array.null_count or len(array) != count:
+            raise FormatError(f"{where} has lists with missing items: fill them, or {_ADVICE}", path=self.where)
+        return array
+
+    def _keys(self, table: Any, start: int, where: str) -> Any:
+        if self._key is None:
+            return self.rule.from_numbers(start, table.num_rows)
+        where += self._key
+        spec = self._spec(table.schema.field(self._key).type, where)
+        array = self._child(table.column(self._key), None, where, start)
+        if spec in ("str", IMAGE):
+            names = [item if isinstance(item, bytes) else item.encode() for item in array.to_pylist()]
+            return self.rule.from_names(names, start, where)
+        return self.rule.from_column(self._values(array, spec, where)[0], start, where)
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path) -> Iterator[Any]:
+        """Open a file with pyarrow; raise FormatError for its errors. Arrow's files are mapped."""
+        try:
+            if self.kind == "parquet":
+                options = {"pre_buffer": False, "buffer_size": _READ_BYTES, "page_checksum_verification": True}
+                with imported("pyarrow.parquet", "table").ParquetFile(path, **options) as file:
+                    yield file
+                return
+            with self._pa.memory_map(str(path)) as mapped:
+                is_file = mapped.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+                mapped.seek(max(0, mapped.size() - len(_STREAM_END)))
+                if not is_file and mapped.read() != _STREAM_END:
+                    raise FormatError(f"{path} is truncated: it has no end mark; get the file again", path=path)
+                mapped.seek(0)
+                ipc = imported("pyarrow.ipc", "table")
+                yield (ipc.open_file if is_file else ipc.open_stream)(mapped)
+        except (self._pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise FormatError(f"{path} cannot be read ({error}): get the file again", path=path) from None
+
+    def _count(self, path: Path, first: Any) -> int:
+        """Return the number of rows of a file; raise FormatError if its columns differ from the first file's."""
+        with self._opened(path) as file:
+            schema = _schema(file)
+            for name in self._names:
+                found = schema.field(name).type if schema.get_field_index(name) >= 0 else "missing"
+                if found != first.field(name).type:
+                    raise FormatError(
+                        f"{path}: the column {name} is {found}, and {first.field(name).type} in {self.paths[0]}: "
+                        f"load files with the same columns, or {_ADVICE}",
+                        path=path,
+                    )
+            if self.kind == "parquet":
+                return int(file.metadata.num_rows)
+            return sum(batch.num_rows for batch in _ipc_batches(file))
+
+    def _read(self, path: Path, skip: int) -> Iterator[Any]:
+        """Yield the record batches of a file without its first `skip` rows."""
+        with self._opened(path) as file:
+            if self.kind == "parquet":
+                groups = [file.metadata.row_group(k) for k in range(file.metadata.num_row_groups)]
+                step = rows_of(sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows))
+                first = 0
+                while skip >= groups[first].num_rows:
+                    skip -= groups[first].num_rows
+                    first += 1
+                batches = file.iter_batches(step, list(range(first, len(groups))), self._names)
+            else:
+                batches = (batch.select(self._names) for batch in _ipc_batches(file))
+            for batch in batches:
+                cut = min(skip, batch.num_rows)
+                skip -= cut
+                for begin in range(cut, batch.num_rows, BATCH_RECORDS):
+                    table = batch.slice(begin, BATCH_RECORDS)
+                    table.validate(full=True)
+                    yield table
+
+
+def _schema(file: Any) -> Any:
+    return file.schema_arrow if hasattr(file, "schema_arrow") else file.schema
+
+
+def _ipc_batches(file: Any) -> Iterator[Any]:
+    """Yield the record batches of an Arrow file or stream."""
+    if hasattr(file, "get_batch"):
+        return (file.get_batch(number) for number in range(file.num_record_batches))
+    return iter(file)
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """Return the features that Hugging Face's ``datasets`` has written into the metadata of a schema."""
+    try:
+        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+    except (TypeError, KeyError, ValueError):
+        return {}
+
+
+def data_set_files(folder: Path) -> list[Path]:
+    """Return the Arrow files that ``save_to_disk`` wrote into a folder.
+
+    Raises
+    ------
+    FormatError
+        Its list of files is damaged, or rows are selected by another file.
+    """
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+        names = [item["filename"] for item in state["_data_files"]]
+        selected = state.get("_indices_data_files") or state.get("_indices_files")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FormatError(f"{folder}/state.json is damaged ({error}): save the data set again", path=folder) from None
+    if selected or not names:
+        raise FormatError(
+            f"{folder} selects rows of a data set: call flatten_indices() and save_to_disk() again", path=folder
+        )
+    return [folder / name for name in names]
