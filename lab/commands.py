@@ -46,6 +46,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "campaign interrupts": Command("lab.campaigns.interrupts:main", "interrupt programs with Ctrl-C at random moments"),
     "campaign kv_crash": Command("lab.campaigns.kv_crash:main", "kill writers of a store, cut power, flip bits"),
+    "campaign kv_imports": Command(
+        "lab.campaigns.kv_imports:main", "import image data sets into stores through kills, and compare"
+    ),
     "campaign kv_model": Command("lab.campaigns.kv_model:main", "compare random operations on a store with a dict"),
     "campaign kv_training": Command("lab.campaigns.kv_training:main", "train from a store through kills, and compare"),
     "campaign table_corpus": Command(

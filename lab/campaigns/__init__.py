@@ -6,6 +6,7 @@ models/             the models that it runs, their invariants, and the planted f
 kv_model.py         random operations on a store, compared with a dict
 kv_crash.py         kills, power cuts, failed calls and flipped bits in the log of a store
 crash/              loads, files and disks for kv_crash
+kv_imports.py       imports of image data sets through kills, compared record by record
 kv_training.py      training from a store through kills, compared with training from memory
 kv_ranks.py         trainers that kv_training starts
 digits.py           data and classifier of kv_training
