@@ -19,6 +19,7 @@ from warpwell.errors import (
     ForkError,
     IndexRangeError,
     KeyMissingError,
+    SchemaError,
     SharingError,
 )
 from warpwell.train.dataset import DecodeError
@@ -360,6 +361,56 @@ def test_keys_of_bytes_that_are_skipped_are_in_the_state(tmp_path: Path) -> None
             list(loader)
     with pytest.raises(ArgumentError, match="on_error"):
         ww.train.DataLoader({"x": np.arange(3)}, on_error="ignore")
+
+
+# -- ragged fields ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ragged(tmp_path: Path) -> Path:
+    """A store of 60 records of different lengths."""
+    schema = {"image": ("uint8", (None,)), "label": "int64", "name": "str", "boxes": ("float32", (None, 4))}
+    with ww.kv.create(tmp_path / "ragged.kv", schema=schema) as store:
+        images, boxes = [ragged_image(k) for k in range(60)], [np.full((k % 3, 4), k, np.float32) for k in range(60)]
+        store.put_many(np.arange(60), {"image": images, "label": np.arange(60), "name": NAMES, "boxes": boxes})
+    return tmp_path / "ragged.kv"
+
+
+NAMES = [f"é{k}" for k in range(60)]
+
+
+def ragged_image(k: int) -> np.ndarray:
+    return np.full(k * 7 % 23, k, np.uint8)
+
+
+def decode_image(record: dict[str, Any]) -> dict[str, Any]:
+    return {"largest": record["image"].max(initial=0), "name": record["name"].upper()}
+
+
+def test_batches_of_ragged_fields(ragged: Path) -> None:
+    with ww.kv.open(ragged) as store:
+        loader = ww.train.DataLoader(store, 16, seed=2, key_field="key")
+        batches = list(loader)
+        for batch in batches:
+            assert list(batch) == ["key", "image", "label", "name", "boxes"]
+            for i, k in enumerate(batch["key"].tolist()):
+                assert np.array_equal(batch["image"][i], ragged_image(k)) and batch["name"][i] == NAMES[k]
+                assert batch["boxes"][i].shape == (k % 3, 4) and (batch["boxes"][i] == k).all()
+        dataset = ww.train.Dataset(store, columns=["label", "image"])
+        assert set(dataset.names) == {"label", "image"} and set(dataset[5]) == {"label", "image"}
+        assert np.array_equal(dataset[5]["image"], ragged_image(5))
+        assert [len(image) for image in dataset.take([3, 0])["image"]] == [21, 0]
+        decoded = ww.train.DataLoader(store, 16, decode=decode_image, shuffle=False)
+        assert np.concatenate([b["largest"] for b in decoded]).tolist() == [k if k * 7 % 23 else 0 for k in range(60)]
+        with pytest.raises(ArgumentError, match="columns"):
+            ww.train.Dataset({"x": np.arange(3)}, columns=["x"])
+        with pytest.raises(SchemaError, match="'jpeg'"):
+            ww.train.Dataset(store, columns=["jpeg"])
+
+
+def test_columns_of_a_store_without_a_schema(damaged: Path) -> None:
+    with ww.kv.open(damaged) as store, pytest.raises(ArgumentError, match="has no fields"):
+        ww.train.Dataset(store, columns=["value"])
 
 
 # -- fields that were added later --------------------------------------------------------------------------------

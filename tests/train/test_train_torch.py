@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.harness import train_ragged as ragged
 from tests.harness import train_sage as sage
 from tests.harness.until import until
 
@@ -74,13 +76,6 @@ def test_collate_shares_memory_and_refuses_what_is_not_ours(folder: Path) -> Non
     assert tensors["x"][0, 0] == 77
     with pytest.raises(errors.ArgumentError, match=r"warpwell\.train\.Dataset"):
         ww.train.Dataset.collate([{"x": 1}])
-
-
-def test_ragged_fields_are_lists_of_tensors(tmp_path: Path) -> None:
-    with ww.kv.create(tmp_path / "a.kv", schema={"img": ("uint8", (None,)), "name": "str"}) as store:
-        store.put_many([1, 2, 3], {"img": [b"ab", b"", b"c"], "name": ["x", "y", "z"]})
-        batch = ww.train.Dataset.collate(ww.train.Dataset(store).__getitems__([2, 0]))
-    assert [tensor.tolist() for tensor in batch["img"]] == [[99], [97, 98]] and batch["name"] == ["z", "x"]
 
 
 def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
@@ -159,6 +154,36 @@ def test_a_run_that_is_killed_and_resumed_has_the_losses_of_memory(
     assert [found[k] for k in range(steps)] == [{loss} for loss in expected(tmp_path, steps)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_a_run_over_ragged_records_that_is_killed_five_times(tmp_path: Path, workers: int, method: str | None) -> None:
+    ragged.make(tmp_path)
+    training = ragged.Training()
+    expected_steps = [training.step(batch) for batch in ragged.batches_in_memory()]
+    steps = tmp_path / "steps.txt"
+    command = [sys.executable, "-m", "tests.harness.train_ragged", str(tmp_path), str(workers), str(method)]
+    chance = random.Random(workers)
+    for _ in range(5):
+        run = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, start_new_session=True)
+        target = len(read_steps(steps)) + chance.randrange(3, 14)
+        until(lambda run=run, target=target: len(read_steps(steps)) >= target or run.poll() is not None, 120)
+        assert run.poll() is None
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(read_steps(steps)) < len(expected_steps) + 10  # it resumed: only steps without a checkpoint are repeated
+    assert sorted(set(read_steps(steps)), key=lambda line: int(line.split()[0])) == expected_steps
+    resumed = ragged.Training()
+    resumed.load(tmp_path / "checkpoint.pt")
+    assert all(map(torch.equal, resumed.model.parameters(), training.model.parameters()))
+
+
+def read_steps(path: Path) -> list[str]:
+    """Return the complete lines of a file."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+
+
 @pytest.mark.parametrize(("workers", "method"), WAYS)
 def test_ctrl_c_ends_workers_and_program(tmp_path: Path, workers: int, method: str | None) -> None:
     sage.make(tmp_path)
@@ -206,3 +231,62 @@ def test_collate_leaves_bytes_as_they_are(tmp_path: Path) -> None:
         assert batch == {"key": [b"b", b"a"], "value": [b"2\0", b"1"]}
         with pytest.raises(errors.ArgumentError, match="your own collate_fn"):
             ww.train.Dataset.collate(ww.train.Dataset(store).__getitems__([1, 0]))
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_ragged_fields_are_lists_of_tensors(tmp_path: Path, workers: int, method: str | None) -> None:
+    images = [np.arange(k % 9, dtype=np.uint8) + k for k in range(40)]
+    boxes = [np.full((k % 3, 4), k, np.float32) for k in range(40)]
+    schema = {"image": ("uint8", (None,)), "name": "str", "raw": "bytes", "boxes": ("float32", (None, 4))}
+    with ww.kv.create(tmp_path / "s.kv", schema=schema) as store:
+        names = [str(k) for k in range(40)]
+        raw = [name.encode() for name in names]
+        store.put_many(np.arange(40), {"image": images, "name": names, "raw": raw, "boxes": boxes})
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        data = ww.train.Dataset(store, key_field="key", on_error="skip")
+        sampler = ww.train.Sampler(data, 16, seed=3)
+        loader = torch.utils.data.DataLoader(
+            data,
+            batch_sampler=sampler,
+            collate_fn=ww.train.Dataset.collate,
+            num_workers=workers,
+            multiprocessing_context=method,
+        )
+        expected = list(sampler)
+        sampler.set_epoch(0)
+        batches = list(loader)
+    assert [batch["key"].tolist() for batch in batches] == expected and len(loader) == 3
+    for batch in batches:
+        assert batch["skipped"] == [] and batch["name"] == [str(k) for k in batch["key"].tolist()]
+        assert batch["raw"] == [str(k).encode() for k in batch["key"].tolist()]
+        for k, image, box in zip(batch["key"].tolist(), batch["image"], batch["boxes"], strict=True):
+            assert torch.equal(image, torch.from_numpy(images[k])) and torch.equal(box, torch.from_numpy(boxes[k]))
+
+
+def test_a_list_of_tensors_is_sent_as_it_is() -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    from warpwell.train.tensors import TensorList
+
+    even = TensorList([torch.arange(3), torch.arange(0), torch.arange(2)])
+    mixed = TensorList([torch.zeros(2), torch.zeros(2, 3), "a"])
+    for items in (even, mixed, TensorList(mixed[:2]), TensorList()):
+        copy = ForkingPickler.loads(ForkingPickler.dumps(items))
+        assert len(copy) == len(items)
+        for a, b in zip(copy, items, strict=True):
+            assert a == b if isinstance(b, str) else torch.equal(a, b) and a.dtype == b.dtype
+
+
+def fails(record: Any) -> Any:
+    raise ZeroDivisionError("no image")
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_an_error_of_decode_in_a_worker_names_the_key(tmp_path: Path, workers: int, method: str | None) -> None:
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.put_many([f"k{k}" for k in range(4)], [b"v"] * 4)
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        data = ww.train.Dataset(store, decode=fails)
+        loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=method)
+        with pytest.raises(errors.ArgumentError, match="ZeroDivisionError for the record of key b'k0': no image"):
+            list(loader)

@@ -44,8 +44,8 @@ class Records(Sequence[dict[str, Any]]):
     Attributes
     ----------
     fields : dict of ndarray, DeviceArray, Ragged or list
-        Shape ``(rows, *shape)`` each. Fields of arrays on "cuda" are `DeviceArray`; reading single rows copies them to
-        the host. Values of bytes, and keys that are not all integers, are lists; ragged fields are `Ragged`.
+        Arrays have the shape ``(rows, *shape)``. Fields of arrays on "cuda" are `DeviceArray`; reading single rows
+        copies them to the host. Values of bytes, and keys that are not all integers, are lists.
     dtypes : dict of numpy.dtype
         The dtypes of the arrays on storage.
     skipped : list of int and bytes, or None
@@ -87,7 +87,7 @@ class Dataset:
         the path of a table, stands for its columns. A record of a store is a dict of arrays if the store has a schema,
         else bytes.
     columns : sequence of str, optional
-        The columns of the table to use. Default: all.
+        The columns of the table, or the fields of the store, to use. Default: all.
     join : sequence, optional
         More fields for the same keys: stores, tables and dicts of fields, as for `data`. A store must have a record for
         each key; the keys of rows are their numbers. Values of a store without a schema are the field "value".
@@ -140,8 +140,8 @@ class Dataset:
         decode: Callable[[Any], Any] | None = None,
         on_error: str = "raise",
     ) -> None:
-        if columns is not None and not isinstance(data, table.Table | str | os.PathLike):
-            raise errors.ArgumentError("columns= selects columns of a table: leave it out", name="columns")
+        if columns is not None and isinstance(data, Mapping) and not hasattr(data, "get_many"):
+            raise errors.ArgumentError("columns= selects columns of a table or a store: leave it out", name="columns")
         if on_error not in ("raise", "skip"):
             raise errors.ArgumentError(f'on_error is {on_error!r}: give "raise" or "skip"', name="on_error")
         if not isinstance(join, list | tuple):
@@ -196,8 +196,8 @@ class Dataset:
         Returns
         -------
         dict or list
-            New arrays ``(len(rows), *shape)``, or a list of bytes for a store without a schema. Rows of arrays on
-            "cuda" are `DeviceArray`, which PyTorch uses without a copy.
+            New arrays ``(len(rows), *shape)``, a `Ragged` for each ragged field, or a list of bytes for a store
+            without a schema. Rows of arrays on "cuda" are `DeviceArray`, which PyTorch uses without a copy.
 
         Raises
         ------
@@ -220,8 +220,9 @@ class Dataset:
         Returns
         -------
         dict of torch.Tensor
-            A tensor per field. Lists stay lists, and ragged fields become lists; arrays in them become tensors. With
-            ``on_error="skip"`` the field "skipped" lists the keys of the records that were left out.
+            A tensor per field. Ragged fields become lists of tensors, bytes or strings. Lists stay lists; arrays in
+            them become tensors. With ``on_error="skip"`` the field "skipped" lists the keys of the records that were
+            left out.
 
         Raises
         ------
@@ -349,7 +350,7 @@ Reader: TypeAlias = RowReader | StoreReader | JoinedReader
 
 
 def _reader(data: Any, columns: Sequence[str] | None) -> RowReader | StoreReader:
-    return StoreReader(data) if hasattr(data, "get_many") else RowReader(_sources(data, columns))
+    return StoreReader(data, columns) if hasattr(data, "get_many") else RowReader(_sources(data, columns))
 
 
 def _sources(data: Any, columns: Sequence[str] | None) -> dict[str, Source]:

@@ -21,8 +21,8 @@ class DataLoader(Sampler):
     ----------
     data : Dataset, Store, dict, Table or path
         A `Dataset`, or its first argument. Batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or
-        device arrays (DLPack) of arrays on "cuda" and of a store with a schema on a GPU. Batches of a store without a
-        schema are lists of bytes.
+        device arrays (DLPack) of arrays on "cuda" and of a store with a schema on a GPU. A ragged field of a store is a
+        `Ragged` on the host. Batches of a store without a schema are lists of bytes.
     batch_size : int
         Rows per batch and rank.
     shuffle : bool

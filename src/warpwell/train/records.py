@@ -115,9 +115,16 @@ class StoreReader:
     ----------
     store : Store
         Or any object with the methods `Store.get_many` and `Store.keys_array`.
+    fields : sequence of str, optional
+        The fields of its schema to read.
+
+    Raises
+    ------
+    ArgumentError, SchemaError
+        The store has no schema, or its schema lacks one of the fields.
     """
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, fields: Sequence[str] | None = None) -> None:
         self._store: Any = store
         self._path: Any = getattr(store, "path", None)
         self.name = str(self._path or type(store).__name__)
@@ -128,6 +135,12 @@ class StoreReader:
         # Batches on a device would cut values without a schema, so the host reads these.
         self._is_on_host = is_host_store or self._schema is None
         self.dtypes = {} if self._schema is None else {field.name: field.dtype for field in self._schema.fields}
+        self._options: dict[str, Any] = {}  # of get_many and get_async
+        if fields is not None:
+            if self._schema is None:
+                raise errors.ArgumentError(f"{self.name} has no fields: leave columns= out", name="columns")
+            self._options["fields"] = self._schema.check_names(fields)
+            self.dtypes = {name: self.dtypes[name] for name in self._options["fields"]}
         self.names = list(self.dtypes) or [VALUE]
 
     @property
@@ -146,7 +159,7 @@ class StoreReader:
 
     def read(self, keys: Keys) -> Any:
         """Return records: a dict of arrays, or a list of bytes for a store without a schema."""
-        batch = self._checked(keys, self.store.get_many(_as_argument(keys)))
+        batch = self._checked(keys, self.store.get_many(_as_argument(keys), **self._options))
         if not isinstance(batch, dict):
             return batch
         # Fields of several are views of whole records, over which sums would round in another order than over arrays of
@@ -159,7 +172,7 @@ class StoreReader:
         """Start to read records; return a future whose ``wait()`` returns them, on the store's device."""
         if self._is_on_host:
             return HostFuture(lambda: self.read(keys))
-        future = self.store.get_async(_as_argument(keys))
+        future = self.store.get_async(_as_argument(keys), **self._options)
         return Waiting(lambda: self._checked(keys, future.wait()))
 
     def _checked(self, keys: Keys, result: tuple[Any, Any]) -> Any:

@@ -26,10 +26,11 @@ def tensors_of(rows: Any, dtype: np.dtype[Any] | None) -> Any:
     Returns
     -------
     torch.Tensor or list
-        A list has tensors for arrays; its other items stay as they are. A `Ragged` becomes such a list.
+        A `Ragged` and a list become a list, with tensors for arrays; other items stay as they are.
     """
     if isinstance(rows, list | Ragged):
-        return [tensors_of(row, None) if isinstance(row, np.ndarray) else row for row in rows]
+        items = [tensors_of(row, dtype) if isinstance(row, np.ndarray) else row for row in rows]
+        return TensorList(items) if isinstance(rows, Ragged) and rows.item_type is np.ndarray else items
     torch = import_torch("torch")
     if isinstance(rows, torch.Tensor):
         return rows
@@ -39,6 +40,20 @@ def tensors_of(rows: Any, dtype: np.dtype[Any] | None) -> Any:
     if is_bits(dtype) or dtype.name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)
+
+
+class TensorList(list[Any]):
+    """Tensors of different lengths, which a worker process sends as one: each would take a file descriptor."""
+
+    def __reduce__(self) -> Any:
+        shapes = {(tensor.dtype, tensor.shape[1:]) if hasattr(tensor, "shape") else None for tensor in self}
+        if len(shapes) != 1 or None in shapes:
+            return list, (list(self),)
+        return _split, (import_torch("torch").cat(list(self)), [len(tensor) for tensor in self])
+
+
+def _split(values: Any, lengths: list[int]) -> TensorList:
+    return TensorList(values.split(lengths))
 
 
 def column_of(values: list[Any]) -> Any:
