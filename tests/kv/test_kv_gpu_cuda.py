@@ -74,11 +74,12 @@ def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.
         load.check_rows(rows, sizes, keys, records)
 
 
-def test_a_schema_and_its_arrays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", [None, "1MiB"])
+def test_a_schema_and_its_arrays(tmp_path: Path, cache: str | None) -> None:
     x = np.random.default_rng(0).integers(0, 255, (500, 8, 8), dtype=np.uint8)
     with kv.create(tmp_path / "a", schema=SCHEMA) as store:
         store.put_many(np.arange(500), {"x": x, "y": np.arange(500) * 3})
-    with opened(tmp_path / "a", cache="1MiB") as store:
+    with opened(tmp_path / "a", cache=cache) as store:
         keys = np.random.default_rng(1).integers(-20, 520, 3000)
         host, told = store.get_many(keys)
         batches = [store.get_async(keys).wait() for _ in range(3)]
@@ -89,6 +90,67 @@ def test_a_schema_and_its_arrays(tmp_path: Path) -> None:
         assert shapes == {"x": (3000, 8, 8), "y": (3000,)}
         # memory that is still held is not used for another batch
         assert len({batch["y"].__cuda_array_interface__["data"][0] for batch, _ in batches}) == 3
+
+
+def test_gathered_batches(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 255, (6000, 8, 8), dtype=np.uint8)
+    with kv.create(tmp_path / "a", schema=SCHEMA) as store:
+        store.put_many(np.arange(6000), {"x": x, "y": np.arange(6000) * 3})
+    rng = np.random.default_rng(4)
+    with opened(tmp_path / "a") as store:
+        for count in (0, 1, 511, 513, 20_000):
+            keys = rng.integers(0, 6100, count)
+            for _ in range(8):  # the memory of a dropped batch is used again while kernels may still read it
+                store.get_async(keys[::-1].copy())
+                future = store.get_async(keys)
+                before = keys.copy()
+                keys[:] = -1  # the caller may change its array
+                batch, found = future.wait()
+                assert future.done() and future.wait()[0] is batch
+                keys[:] = before
+                inside = keys < 6000
+                assert (np.asarray(found) == inside).all()
+                assert (np.asarray(batch["y"]) == np.where(inside, 3 * keys, 0)).all()
+                assert (np.asarray(batch["x"])[inside] == x[keys[inside]]).all()
+        futures = [store.get_async(rng.integers(0, 6000, 20_000)) for _ in range(4)]
+        closed = False
+        try:
+            store.close()
+            closed = True
+        except errors.SharingError:  # as with a launch that is under way
+            pass
+        for future in futures:
+            future.wait()
+        assert all(future.done() for future in futures)
+        if not closed:
+            store.close()
+    with pytest.raises(errors.ClosedError):
+        store.get_async([1])
+
+
+def test_a_damaged_value_of_a_gathered_batch(tmp_path: Path) -> None:
+    with kv.create(tmp_path / "a", schema=SCHEMA) as store:
+        store.put_many(np.arange(3000), {"x": np.zeros((3000, 8, 8), np.uint8), "y": np.arange(3000)})
+        location = store._records.entries()[1][1234]
+    segment = next((tmp_path / "a").glob("*.val"))
+    with open(segment, "r+b") as file:
+        file.seek((int(location[0]) & (1 << 33) - 1) * 64)
+        file.write(b"\xff")
+    with opened(tmp_path / "a") as store:
+        future = store.get_async(np.arange(3000))
+        for _ in range(2):
+            with pytest.raises(errors.CorruptionError, match="is damaged"):
+                future.wait()
+        future.settle()
+        assert sum(_readable(store, first) for first in range(0, 3000, 10)) == 299
+
+
+def _readable(store: Any, first: int) -> bool:
+    try:
+        store.get_async(np.arange(first, first + 10)).wait()
+    except errors.CorruptionError:
+        return False
+    return True
 
 
 def test_keys_in_gpu_memory(numbers: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .._os import clock
 from .gpu.device import GpuDevice
 from .memory import view_of
 
@@ -52,6 +53,12 @@ class LaunchStream:
 
     def wait(self, participants: Sequence[Any] = ()) -> None:
         """Wait for all work so far; Ctrl-C calls ``abort()`` of `participants`, then is raised."""
+
+    def wait_for_word(self, address: int, minimum: int) -> None:
+        """Let later work wait until a word of shared memory is at least `minimum`; on a GPU the host does not wait."""
+        word = view_of(address, 8, np.int64)
+        while word[0] < minimum:
+            clock.sleep(1e-5)
 
     def mark(self) -> Callable[[], bool]:
         """Return a function that reports whether all work so far is done."""
@@ -116,6 +123,10 @@ class GpuStream(LaunchStream):
 
         with self.on_device():
             run_cuda.wait(self._gpu.mark(self._stream), participants)
+
+    def wait_for_word(self, address: int, minimum: int) -> None:
+        with self.on_device():
+            self._gpu.wait_for_word(self._stream, address, minimum)
 
     def mark(self) -> Callable[[], bool]:
         with self.on_device():

@@ -17,6 +17,7 @@ from ..store import Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
 from .future import BatchSpaces, DeviceFuture
+from .gather import GatheredBatch
 from .kernel_view import KernelStore
 
 MakeMedium = Callable[[NativeMedium], Any]
@@ -63,18 +64,30 @@ class DeviceStore(Store):
         lifetime.on_device(self._estate, self._engine, beside)
         self._spaces = BatchSpaces()
         self.device = self._engine.target
+        # An emulated drive is to see the commands of batches, too.
+        self._gathers: bool = (
+            self.device == "cuda"
+            and schema is not None
+            and not (options.cache_bytes or self._drives)
+            and (beside is None or beside._gathers)
+        )
         # launches of a thread that are under way, with the failures that were known before
         self._marks = threading.local()
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
-        """Start to fetch the values of many keys; return a `DeviceFuture`, whose ``wait()`` returns them.
+        """Start to fetch the values of many keys to the device; return a future, whose ``wait()`` returns them.
 
-        Equal keys are fetched once. Arguments: as for `get_many`; keys may also be int64 [N] in the GPU's memory.
+        Arguments: as for `get_many`; keys may also be int64 [N] in the GPU's memory. Threads of the host read a batch
+        for a GPU (`GatheredBatch`), unless the store has a device cache, an emulated drive, or no schema, or the keys
+        are on the GPU: then kernels do (`DeviceFuture`), and equal keys are fetched once.
         """
         if self.schema is not None and self.schema.ragged:
             return super().get_async(keys, fields=fields)
         self.check_open()
         names = None if fields is None else self._checked_fields(fields)
+        if self._gathers and not hasattr(keys, "__cuda_array_interface__"):
+            assert self.schema is not None
+            return GatheredBatch(self._engine, self._spaces, self._records, keys, self.schema, names)
         return DeviceFuture(self._engine, self._spaces, keys, self.schema, names, keep=self)
 
     @property

@@ -106,6 +106,8 @@ class Engine:
         self._going: deque[Callable[[], bool]] = deque()
         self._abandoned: deque[tuple[Any, int, Any]] = deque()
         self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.gathered: deque[Any] = deque()
+        """Gathered batches in flight, which are kept until they have ended."""
         self.guests: weakref.WeakSet[Engine] = weakref.WeakSet()
         self._natives = list(natives)
         with self.stream.on_device():
@@ -260,7 +262,10 @@ class Engine:
         self._abandoned.append((function, n, lease))
 
     def reap(self) -> None:
-        """End continued launches that are done, and batches that were abandoned."""
+        """End continued launches that are done, and batches that were abandoned or dropped."""
+        for batch in list(self.gathered):
+            if batch.done():
+                self.forget_gathered(batch)
         for _ in range(len(self._going)):
             done = self._going.popleft()
             if done():
@@ -366,6 +371,13 @@ class Engine:
         with self._idle:
             self._futures.add(future)
 
+    def forget_gathered(self, batch: Any) -> None:
+        """Forget a gathered batch that has ended (any number of calls)."""
+        with self._idle:
+            if batch in self.gathered:
+                self.gathered.remove(batch)
+                batch.retire()
+
     def settle(self) -> None:
         """Wait for all batches."""
         with self._idle:
@@ -430,6 +442,8 @@ class Engine:
             self._closed = True  # a forked child: all of this is its parent's
             return
         self.reap()
+        while self.gathered:  # ends soon: no kernel takes part
+            self.gathered[0].settle()
         with self._idle:
             if self._launches:
                 raise errors.SharingError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,10 +54,12 @@ class BatchSpaces:
     """Free spaces of an engine."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, int], list[BatchSpace]] = {}
+        self._free: dict[tuple[int, int], list[Any]] = {}
 
-    def take(self, engine: Engine, count: int, stride: int) -> BatchSpace:
-        """Return a space for `count` rows; allocate one if none is free."""
+    def take(
+        self, engine: Engine, count: int, stride: int, make: Callable[[Engine, int, int], Any] = BatchSpace
+    ) -> Any:
+        """Return a space for `count` rows, which `make` has made; allocate one if none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
         free = self._free.setdefault((capacity, stride), [])
         with contextlib.suppress(IndexError):
@@ -67,17 +69,17 @@ class BatchSpaces:
             if size != (capacity, stride):
                 del others[_MAX_SPARE:]
         with engine.stream.on_device():
-            return BatchSpace(engine, capacity, stride)
+            return make(engine, capacity, stride)
 
-    def give_back(self, space: BatchSpace) -> None:
+    def give_back(self, space: Any) -> None:
         """Keep a space for the next batch."""
         self._free[space.capacity, space.stride].append(space)
 
 
-class _Lease:
+class Lease:
     """Keeps a space in use: the arrays of a batch hold it, and the space is free when it is dropped."""
 
-    def __init__(self, spaces: BatchSpaces, space: BatchSpace) -> None:
+    def __init__(self, spaces: BatchSpaces, space: Any) -> None:
         self.space = space
         self.address = space.device.address
         weakref.finalize(self, spaces.give_back, space).atexit = False
@@ -127,7 +129,7 @@ class DeviceFuture:
         interface = _checked(keys) if on_gpu else None
         self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
         self.room = engine.options.value_bytes
-        self._lease: Any = _Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
+        self._lease: Any = Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
         engine.begin()
         space = self._lease.space
         is_started = False
@@ -278,17 +280,13 @@ class DeviceFuture:
             if self._schema is not None:
                 return self._schema.unpack(rows, self._names), found
             return {"value": rows, "size": sizes}, found
-        batch: dict[str, Any] = {}
         if self._schema is not None:
-            for field in self._schema.fields:
-                if self._names is not None and field.name not in self._names:
-                    continue
-                shape = (n, *field.shape)
-                batch[field.name] = self._view(space.rows_at + field.offset, shape, field.dtype, space.stride)
-        else:
-            batch["value"] = self._view(space.rows_at, (n, self.room), np.dtype(np.uint8), space.stride)
-            batch["size"] = self._view(space.sizes_at, (n,), np.dtype(np.int64), 8)
-        return batch, self._view(space.found_at, (n,), np.dtype(np.bool_), 1)
+            return fields_of(self._lease, self._schema, n, self._names)
+        batch = {
+            "value": view_of(self._lease, space.rows_at, (n, self.room), np.dtype(np.uint8), space.stride),
+            "size": view_of(self._lease, space.sizes_at, (n,), np.dtype(np.int64), 8),
+        }
+        return batch, view_of(self._lease, space.found_at, (n,), np.dtype(np.bool_), 1)
 
     def __del__(self) -> None:
         # dropped without a wait: its command ids must come back. This may run anywhere, in the middle of anything
@@ -298,13 +296,27 @@ class DeviceFuture:
     def _release(self) -> None:
         self._lease = None
 
-    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], pitch: int) -> DeviceArray:
-        strides = [dtype.itemsize]
-        for extent in reversed(shape[2:]):
-            strides.insert(0, strides[0] * extent)
-        steps = (pitch, *strides) if len(shape) > 1 else (pitch,)
-        memory = self._space.device._owner
-        return DeviceArray(memory, shape, dtype, offset=offset, strides=steps, keep=self._lease)
+
+def fields_of(
+    lease: Lease, schema: Schema, count: int, names: Sequence[str] | None
+) -> tuple[dict[str, DeviceArray], DeviceArray]:
+    """Return fields of the records in a space in GPU memory, by default all, and which keys were found."""
+    space = lease.space
+    fields = {
+        field.name: view_of(lease, space.rows_at + field.offset, (count, *field.shape), field.dtype, space.stride)
+        for field in schema.fields
+        if names is None or field.name in names
+    }
+    return fields, view_of(lease, space.found_at, (count,), np.dtype(np.bool_), 1)
+
+
+def view_of(lease: Lease, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], pitch: int) -> DeviceArray:
+    """Return rows of a space in GPU memory as an array, which keeps the space in use."""
+    strides = [dtype.itemsize]
+    for extent in reversed(shape[2:]):
+        strides.insert(0, strides[0] * extent)
+    steps = (pitch, *strides) if len(shape) > 1 else (pitch,)
+    return DeviceArray(lease.space.device._owner, shape, dtype, offset=offset, strides=steps, keep=lease)
 
 
 def _checked(keys: Any) -> dict[str, Any]:

@@ -413,6 +413,7 @@ def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
     return 1 if loc0 != 0 else 0
 
 
+@device
 def read_many(
     state: int,
     stripe: int,

@@ -354,6 +354,11 @@ class GpuDevice:
         """Let later work of a stream wait for an event, or for all work so far in another stream."""
         _attempt(lambda: stream.wait(event), self._failure)
 
+    def wait_for_word(self, stream: Any, address: int, minimum: int) -> None:
+        """Let later work of a stream wait until a word of pinned memory is at least `minimum`."""
+        at_least = self.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+        self.check(self.driver.cuStreamWaitValue64(stream.handle, address, minimum, at_least))
+
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all work so far in a stream, by default in the default stream."""
         self.check(self.driver.cuStreamSynchronize(0 if stream is None else stream.handle))

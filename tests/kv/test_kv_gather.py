@@ -1,0 +1,140 @@
+"""Batches that threads of the host gather: the threads on the CPU; the GPU's part is in test_kv_gpu_cuda.py."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell import errors, kv
+from warpwell.kv.device import gather, piece_readers
+from warpwell.kv.device.future import BatchSpaces
+
+SCHEMA = {"x": ("uint8", (5,)), "y": "int64"}
+COUNT = 3000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kv") / "a.kv"
+    with kv.create(path, schema=SCHEMA) as store:
+        keys = np.arange(COUNT)
+        store.put_many(keys, {"x": np.repeat(keys[:, None], 5, axis=1).astype(np.uint8), "y": 3 * keys})
+    return path
+
+
+@pytest.fixture
+def store(path: Path) -> Any:
+    with kv.open(path, device="cpu") as store:
+        yield store
+
+
+def start(store: Any, keys: Any, spaces: BatchSpaces | None = None) -> Any:
+    return gather.GatheredBatch(store._engine, spaces or BatchSpaces(), store._records, keys, store.schema, None)
+
+
+def check(batch: Any, keys: Any) -> None:
+    batch.settle()
+    space, keys = batch._lease.space, np.asarray(keys)
+    raw = space.device.view(np.dtype(np.uint8))
+    rows = raw[space.rows_at :][: len(keys) * space.stride].view(batch._schema.record)
+    inside = (keys >= 0) & (keys < COUNT)
+    assert (raw[space.found_at :][: len(keys)] == inside).all()
+    assert (rows["y"] == np.where(inside, 3 * keys, 0)).all()
+    assert (rows["x"][inside] == (keys[inside] % 256)[:, None]).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 1025, 40_000])
+def test_rows_of_a_batch(store: Any, count: int) -> None:
+    keys = np.random.default_rng(count).integers(-50, COUNT + 50, count)
+    batch = start(store, keys)
+    before = keys.copy()
+    keys[:] = 7  # the caller may change its array
+    check(batch, before)
+    assert batch.done() and not store._engine.gathered
+
+
+def test_keys_of_bytes(tmp_path: Path) -> None:
+    keys = [b"k%d" % k for k in range(2000)]
+    with kv.create(tmp_path / "a", schema={"y": "int64"}) as store:
+        store.put_many(keys, {"y": np.arange(2000)})
+    with kv.open(tmp_path / "a", device="cpu") as store:
+        batch = start(store, [*keys, b"absent"])
+        batch.settle()
+        space = batch._lease.space
+        rows = space.device.view(np.dtype(np.int64))[space.rows_at // 8 :][:2001]
+        assert (rows[:2000] == np.arange(2000)).all() and rows[2000] == 0
+
+
+def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "PIECE_KEYS", 16)
+    failures: list[BaseException] = []
+    with kv.open(path, device="cpu") as store:
+
+        def work(seed: int) -> None:
+            try:
+                rng, spaces = np.random.default_rng(seed), BatchSpaces()
+                for _ in range(20):
+                    keys = [rng.integers(0, COUNT + 9, rng.integers(0, 700)) for _ in range(6)]
+                    batches = [start(store, k, spaces) for k in keys]
+                    for batch, k in zip(batches, keys, strict=True):
+                        check(batch, k)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        for batch in list(store._engine.gathered):
+            batch.settle()
+        assert sorted(piece_readers.piece_readers()._free) == list(range(piece_readers.SLOTS))
+
+
+def test_dropped_batches_end_when_the_store_is_closed(path: Path) -> None:
+    store = kv.open(path, device="cpu")
+    spaces = BatchSpaces()
+    for _ in range(50):
+        start(store, np.arange(COUNT), spaces)
+    store.close()
+    assert not store._engine.gathered
+    with pytest.raises(errors.ClosedError):
+        start(store, [1])
+
+
+def test_a_damaged_value(tmp_path: Path) -> None:
+    with kv.create(tmp_path / "a", schema=SCHEMA) as store:
+        store.put_many(np.arange(COUNT), {"x": np.zeros((COUNT, 5), np.uint8), "y": np.arange(COUNT)})
+    segment = next((tmp_path / "a").glob("*.val"))
+    raw = bytearray(segment.read_bytes())
+    raw[4096 + 64 * 1234] ^= 1
+    segment.write_bytes(raw)
+    with kv.open(tmp_path / "a", device="cpu") as store:
+        batch = start(store, np.arange(COUNT))
+        for _ in range(2):
+            with pytest.raises(errors.CorruptionError, match="1234 is damaged"):
+                batch.wait()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_threads_of_its_own(store: Any) -> None:
+    batch = start(store, np.arange(COUNT))
+    child = os.fork()
+    if child == 0:
+        try:
+            with pytest.raises(errors.ForkError, match="start it again here"):
+                batch.settle()
+            readers = piece_readers.piece_readers()
+            fine = sorted(readers._free) == list(range(piece_readers.SLOTS)) and readers._threads == 0
+            os._exit(0 if fine else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    check(batch, np.arange(COUNT))
