@@ -21,6 +21,7 @@ GPU = "a GPU"
 SERVICE = "a service, as started above"
 AGENTS = "two agents"
 QEMU = "QEMU"
+TORCH = "PyTorch"
 
 _BLOCK = re.compile(
     r"^(?:\*Needs (?P<needs>[^*]+)\.\*\n\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE

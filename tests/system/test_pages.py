@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.harness.pages import AGENTS, GPU, PAGES, QEMU, ROOT, SERVICE, blocks, name
+from tests.harness.pages import AGENTS, GPU, PAGES, QEMU, ROOT, SERVICE, TORCH, blocks, name
 
 import warpwell as ww
 from lab.commands import COMMANDS as LAB
@@ -76,7 +76,7 @@ def test_blocks_of_a_page_are_python_and_say_what_they_need(page: Path) -> None:
     assert len(found) == len(re.findall(r"^ *```+ *\{?python", text, re.MULTILINE)), "a block that no test reads"
     for block in found:
         ast.parse(block.code)
-        assert block.needs in (None, GPU, SERVICE, AGENTS, QEMU)
+        assert block.needs in (None, GPU, SERVICE, AGENTS, QEMU, TORCH)
 
 
 @pytest.mark.parametrize("page", PAGES[:2], ids=name)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.drives import needs_qemu
-from tests.harness.pages import QEMU, SERVICE, blocks, name, pages_with, program
+from tests.harness.pages import QEMU, SERVICE, TORCH, blocks, name, pages_with, program
 from tests.harness.until import until
 
 
@@ -21,6 +21,18 @@ def test_the_examples_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     runpy.run_path("page.py", run_name="page")
     assert capsys.readouterr().out or "print(" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("page", pages_with(TORCH), ids=name)
+def test_examples_with_pytorch_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other blocks come first: they make what these read."""
+    pytest.importorskip("torch")
+    chosen = [block for needs in (None, TORCH) for block in blocks(page, "python") if block.needs == needs]
+    (tmp_path / "page.py").write_text(program(chosen))
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("page.py", run_name="page")
 
 
 @pytest.mark.slow
