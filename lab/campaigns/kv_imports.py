@@ -8,6 +8,7 @@ with ``--append``. Then all records are compared, byte for byte, and one more ``
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -246,7 +247,11 @@ def import_through_kills(images: Images, source: str, folder: Path, kills: int, 
 
 def _blocks(store: Path) -> int:
     """Return the bytes of the disk blocks of a store."""
-    return sum(file.stat().st_blocks * 512 for file in store.glob("*"))
+    nbytes = 0
+    for file in store.glob("*"):
+        with contextlib.suppress(FileNotFoundError):  # files are replaced during a load
+            nbytes += file.stat().st_blocks * 512
+    return nbytes
 
 
 def _run(
@@ -264,7 +269,7 @@ def _run(
             if _blocks(store) > kill_at:
                 child.kill()
                 break
-            time.sleep(0.001)
+            time.sleep(0.005)
         _, status, usage = os.wait4(child.pid, 0) if child.returncode is None else (0, None, None)
         if status is not None:
             child.returncode = os.waitstatus_to_exitcode(status)

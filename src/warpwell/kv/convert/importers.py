@@ -20,7 +20,8 @@ from .import_npz import NpzSource
 from .import_tar import TarSource
 from .sources import KEY_RULES, Batch, Source
 
-_COMMIT_BYTES = 64 << 20
+_COMMIT_BYTES = 8 << 20
+"""A kill leaves at most the values of a commit and of a batch as dead bytes on disk."""
 _COMMIT_RECORDS = 1 << 18
 
 _TAR = re.compile(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", re.IGNORECASE)

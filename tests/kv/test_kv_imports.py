@@ -1,0 +1,51 @@
+"""The stress test of imports of image data sets, in brief."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from lab.campaigns import kv_imports
+
+IMAGES = kv_imports.Images(60, 4, 7)
+
+
+@pytest.mark.parametrize(("source", "kills"), [("tar", 1), ("hugging_face", 0)])
+def test_an_import(tmp_path: Path, source: str, kills: int) -> None:
+    pytest.importorskip("pyarrow")
+    result = kv_imports.import_through_kills(IMAGES, source, tmp_path, kills, random.Random(3))
+    assert (result.wrong, result.records, result.kills) == (None, 60, kills)
+    assert 1 < result.disk_share < (2 if kills else 1.05)
+    assert "are the same" in result.line()
+    assert not list(tmp_path.iterdir())
+
+
+def test_differences_are_found(tmp_path: Path) -> None:
+    fields = {"image": [IMAGES.image(k) for k in range(60)], "label": [IMAGES.label(k) for k in range(60)]}
+    fields["name"] = [IMAGES.name(k).partition(".")[0] for k in range(60)]
+    schema = {"image": ("uint8", (None,)), "label": "int64", "name": "str"}
+    for name, change, expected in (
+        ("equal", {}, None),
+        ("image", {"image": b""}, "another image 5"),
+        ("label", {"label": 3}, "another label or name of image 5"),
+        ("name", {"name": "x"}, "another label or name of image 5"),
+    ):
+        with ww.kv.create(tmp_path / name, schema=schema) as store:
+            store.put_many(np.arange(60), fields)
+            store[5] = {**{field: column[5] for field, column in fields.items()}, **change}
+        difference = kv_imports.difference(IMAGES, "tar", tmp_path / name)
+        assert difference is None if expected is None else expected in str(difference)
+    with ww.kv.open(tmp_path / "equal", mode="r+") as store:
+        del store[59]
+    assert kv_imports.difference(IMAGES, "tar", tmp_path / "equal") == "has 59 records of 60"
+    assert "metadata" in str(kv_imports.difference(kv_imports.Images(59, 4, 7), "folder", tmp_path / "equal"))
+
+
+def test_bulk_loads(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    found = kv_imports.bulk_loads(IMAGES, tmp_path, 1)
+    assert found["bytes"] == IMAGES.nbytes
+    assert {len(seconds) for seconds in found["seconds"].values()} == {1}
+    assert not list(tmp_path.iterdir())
