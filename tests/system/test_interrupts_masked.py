@@ -1,12 +1,13 @@
-"""Ctrl-C while something compiles."""
+"""Signals during blocks that defer them."""
 
 import os
 import signal
 import threading
+import time
 
 import pytest
 
-from warpwell._os import uninterrupted
+from warpwell._os import interruptible, uninterrupted
 
 
 def interrupt() -> None:
@@ -60,3 +61,51 @@ def test_other_threads_leave_the_handler_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_all_handlers_are_called_at_the_end_also_after_one_that_raises() -> None:
+    seen: list[int] = []
+
+    def handle(number: int, _: object) -> None:
+        seen.append(number)
+        if number == signal.SIGTERM:
+            raise SystemExit
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        with pytest.raises(SystemExit), uninterrupted():
+            for number in numbers:
+                os.kill(os.getpid(), number)
+            assert not seen
+        assert seen == list(numbers)
+        assert [signal.getsignal(number) for number in numbers] == [handle, handle]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("block", [uninterrupted, lambda: interruptible(lambda: None)])
+def test_ctrl_c_raises_in_the_child_that_another_thread_forks_during_a_block(block) -> None:
+    status = []
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                interrupt()
+                time.sleep(10)
+            except KeyboardInterrupt:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        status.append(os.waitpid(child, 0)[1])
+
+    with block():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    assert os.waitstatus_to_exitcode(status[0]) == 7
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()

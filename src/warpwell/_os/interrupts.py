@@ -1,37 +1,94 @@
-"""`uninterrupted` keeps Ctrl-C until a compiler is done, `interruptible` until a launch has been stopped."""
+"""`uninterrupted` defers signal handlers to its end, `interruptible` defers Ctrl-C until a launch has been stopped."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes an enumeration of all that passes it
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 _SIGINT = int(signal.SIGINT)
+_SIGNALS = sorted({*map(int, signal.valid_signals())} - {int(signal.SIGKILL), int(signal.SIGSTOP)})
+
+_replaced: dict[int, Any] = {}
+"""The program's handlers of the signals that blocks of the main thread handle."""
+_owner = 0
+"""The thread of these blocks."""
+
+
+@contextlib.contextmanager
+def _handling(handlers: dict[int, Any]) -> Iterator[None]:
+    """Install signal handlers of the main thread for a block; keep those that the block installs in their place."""
+    global _owner
+    previous = {number: _signal.getsignal(number) for number in handlers}
+    added = {number: handler for number, handler in previous.items() if number not in _replaced}
+    try:
+        _owner = threading.get_ident()
+        _replaced.update(added)
+        for number, handler in handlers.items():
+            _signal.signal(number, handler)
+        yield
+    finally:
+        for number in added:
+            del _replaced[number]
+        for number, handler in reversed(handlers.items()):  # SIGINT after those that are rare
+            if _signal.getsignal(number) is handler:
+                _signal.signal(number, previous[number])
+
+
+def _after_fork() -> None:
+    """Install the program's handlers in the child of another thread, where the blocks of the main thread never end."""
+    if _owner != threading.get_ident():
+        for number, handler in _replaced.items():
+            _signal.signal(number, handler)
+        _replaced.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt of the main thread raise at the end of the block, seconds later at most.
+    """Defer the Python handlers of all signals of the main thread to the end of the block, seconds later at most.
 
-    LLVM calls Python back while it compiles. What is raised there is printed and forgotten: the program would go on as
-    if nobody had pressed a key. Other threads are never interrupted, and signals that Python does not handle are left
-    as they are.
+    LLVM calls Python back while it compiles, and prints and drops exceptions of handlers. A store changes its files and
+    its index together. Other threads are never interrupted, and signals that Python does not handle are left as they
+    are.
     """
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _, frame: came.append(frame))
+    previous = {number: _signal.getsignal(number) for number in _SIGNALS}
+    previous = {number: handler for number, handler in previous.items() if callable(handler)}
+    deferred: list[tuple[int, FrameType | None]] = []
+    is_over = False
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        if is_over:  # a handler that raised while others were installed again
+            previous[number](number, frame)
+        else:
+            deferred.append((number, frame))
+
+    def deliver() -> None:
+        """Call the handlers, the later ones too if one raises."""
+        try:
+            number, frame = deferred.pop(0)
+            previous[number](number, frame)
+        finally:
+            if deferred:
+                deliver()
+
     try:
-        yield
+        with _handling(dict.fromkeys(previous, defer)):
+            yield
     finally:
-        signal.signal(signal.SIGINT, previous)
-        if came:
-            previous(signal.SIGINT, came[0])
+        is_over = True
+        if deferred:
+            deliver()
 
 
 class Interrupts:
@@ -85,13 +142,10 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
             raise error
         return error  # to the block within this one, whose handler called
 
-    if handled:
-        handle.within = True  # type: ignore[attr-defined]
-        _signal.signal(_SIGINT, handle)
+    handle.within = True  # type: ignore[attr-defined]
     try:
-        yield found
+        with _handling({_SIGINT: handle} if handled else {}):
+            yield found
     finally:
-        if handled and _signal.getsignal(_SIGINT) is handle:  # else the program's handler installed another
-            _signal.signal(_SIGINT, previous)
         if found.raised and (found.caught or found.outermost):
             raise found.raised[0].with_traceback(None)
