@@ -30,7 +30,7 @@ from warpwell.kv.log.log import Log
 
 from .crash.kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
 from .crash.kv_flips import Flips, flip_campaign
-from .crash.kv_load import Run, Script, State, contents, index_of, padded, write_script
+from .crash.kv_load import Run, Script, State, append_one, contents, index_of, padded, write_script
 from .crash.power import Disk, Event, RecordingFiles
 
 DURABILITIES = ("commit", "commit", "commit", "none", "always")
@@ -230,12 +230,12 @@ def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: s
         before = len(files.events)
         if contents(log) != held:
             return Verdict("hole", "a writer recovers other records than a reader")
-        log.append_one(b"second", after[b"second"])
+        append_one(log, b"second", after[b"second"])
         log.commit()
         committed = len(files.events) if durability != "none" else sys.maxsize
         if rng.random() < 0.5:
             keys, lens = padded(list(after))
-            known = {**index_of(log), b"second": log.append_one(b"second", after[b"second"])}
+            known = {**index_of(log), b"second": append_one(log, b"second", after[b"second"])}
             log.snapshot(keys, lens, np.array([known[key] for key in after], np.int64))
             committed = min(committed, len(files.events))
     at = rng.randint(before, len(files.events))
@@ -322,7 +322,7 @@ def _check_poisoned(run: Run) -> str | None:
     log = run.log
     if log is None:  # it failed while it was being closed
         return None
-    for attempt in (lambda: log.append_one(b"k", b"v"), log.commit, log.roll):
+    for attempt in (lambda: append_one(log, b"k", b"v"), log.commit, log.roll):
         try:
             attempt()
         except errors.StoreFailedError:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from warpwell.kv.log import format as layout
+from warpwell.kv.log.checksum import crc32c
 from warpwell.kv.log.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import new_records
 from warpwell.kv.log.recovery import join, live, split
-from warpwell.kv.log.segments import place
+from warpwell.kv.log.segments import ValueBuffers
 
 
 def test_structures_have_the_documented_sizes():
@@ -34,8 +35,10 @@ def test_values_are_aligned_and_do_not_overlap(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.choice([0, 1, 63, 64, 65, 4095, 4096, 4097, 20000], rng.integers(0, 40))
     end = int(rng.integers(4096, 20000))
-    offsets = place(sizes, end)
-    assert len(offsets) == len(sizes)
+    values = [rng.bytes(n) for n in sizes]
+    offsets, crcs = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
+    assert ValueBuffers(values).place(0, end, 1 << 30, offsets, crcs) == len(sizes)
+    assert crcs.tolist() == [crc32c(value) for value in values]
     for k, offset in enumerate(offsets.tolist()):
         assert offset % 64 == 0
         before = end if k == 0 else offsets[k - 1] + sizes[k - 1]

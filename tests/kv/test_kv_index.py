@@ -306,7 +306,8 @@ def test_a_file_that_grows_and_one_that_comes_into_memory(place: Place, monkeypa
     more, at = b"more" * 1000, os.fstat(place.fd).st_size + 4096 - os.fstat(place.fd).st_size % 4096
     os.pwrite(place.fd, more, at)
     crc = crc32c(more)
-    place.index.put_one(b"more", 1 << 40 | at // 64, (crc - (crc >> 31 << 32)) << 32 | 4 << KEY_LEN_SHIFT | 4000)
+    loc1 = (crc - (crc >> 31 << 32)) << 32 | 4 << KEY_LEN_SHIFT | 4000
+    place.index.put(as_keys([b"more"]), np.array([[1 << 40 | at // 64, loc1]]))
     assert place.reader.get(b"more") == more
     if place.reader._mapped:
         # As if the file had not been in the page cache when it was opened.

@@ -36,6 +36,10 @@ def put(log, records):
     return log.append(*padded(list(records)), list(records.values()))
 
 
+def append_one(log, key, value):
+    return tuple(put(log, {key: value})[0].tolist())
+
+
 def read(path):
     with Log.open(path, writable=False) as log:
         return contents(log)
@@ -66,7 +70,7 @@ def test_what_is_committed_is_there_again(path):
         locs = put(log, records)
         assert offset_of(locs[2, 0]) % 64 == 0
         assert log.commit() == 4
-        assert log.append_one(b"late", b"bird")[0] > 0
+        assert append_one(log, b"late", b"bird")[0] > 0
     with Log.open(path, writable=True) as log:
         assert contents(log) == {**records, b"late": b"bird"}
         assert log.schema_json == {"x": [1, 2]} and log.writable
@@ -105,11 +109,11 @@ def test_large_values(path):
     records = {b"%d" % n: rng.bytes(n) for n in (SMALL, 1 << 24, 4096, 300_000, 262_144, 1, (1 << 25) + 1)}
     with Log.create(path, segment_bytes=SMALL) as log:
         put(log, records)
-        log.append_one(b"one", records[b"300000"])
+        append_one(log, b"one", records[b"300000"])
         with pytest.raises(errors.ValueSizeError):
             put(log, {b"small": b"x", b"too large": bytes(MAX_VALUE + 1)})
         with pytest.raises(errors.ValueSizeError):
-            log.append_one(b"too large", bytes(MAX_VALUE + 1))
+            append_one(log, b"too large", bytes(MAX_VALUE + 1))
     assert read(path) == {**records, b"one": records[b"300000"]}
 
 
@@ -131,7 +135,7 @@ def test_many_uncommitted_records_spill_into_the_journal_but_do_not_count(path, 
     put(log, {b"first": b"0"})
     log.commit()
     for k in range(500):
-        log.append_one(b"%d" % k, b"x")
+        append_one(log, b"%d" % k, b"x")
     assert os.path.getsize(journal_of(path)) > SUPERBLOCK + 400 * RECORD_BYTES
     assert read(path) == {b"first": b"0"}
     log.commit()
@@ -189,7 +193,7 @@ def test_readers_follow_commits(path):
         assert reader.refresh().locs[-1, 0] == -1
         assert reader.contents() == {b"b": b"2", **{b"%d" % k: bytes(1000) for k in range(200)}}
         with pytest.raises(errors.ReadOnlyError):
-            reader.log.append_one(b"k", b"v")
+            append_one(reader.log, b"k", b"v")
         reader.log.close()
         with pytest.raises(errors.ClosedError):
             reader.log.refresh()
@@ -292,7 +296,7 @@ def test_compaction_gives_space_back_and_keeps_every_value(path):
 
         def lookup(keys, lens):
             if not overwritten:  # a put in the middle of a compaction
-                overwritten.append(log.append_one(b"3", b"newest"))
+                overwritten.append(append_one(log, b"3", b"newest"))
                 run.locations[b"3"] = overwritten[0]
             return run._lookup(keys, lens)
 
@@ -321,7 +325,7 @@ def test_compaction_gives_space_back_and_keeps_every_value(path):
         log.release(log.retired())
         again = compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate)
         assert again.segments == ()
-        new = log.append_one(b"next", b"v")[0]
+        new = append_one(log, b"next", b"v")[0]
         assert segment_of(new) > max(report.segments)  # an id is never given twice
 
 
@@ -384,7 +388,7 @@ def test_a_forked_child_does_not_write_and_does_not_keep_the_lock(path):
 
     def child():
         names = []
-        for attempt in (lambda: log.append_one(b"x", b"y"), log.commit):
+        for attempt in (lambda: append_one(log, b"x", b"y"), log.commit):
             try:
                 attempt()
             except errors.ForkError:
@@ -475,7 +479,7 @@ def test_a_failed_fsync_ends_the_writing(path):
     with pytest.raises(errors.StoreFailedError, match="fsync"):
         log.commit()
     files.on = None
-    for attempt in (log.commit, lambda: log.append_one(b"c", b"3"), lambda: log.append_deletes(*padded([b"a"]))):
+    for attempt in (log.commit, lambda: append_one(log, b"c", b"3"), lambda: log.append_deletes(*padded([b"a"]))):
         with pytest.raises(errors.StoreFailedError):
             attempt()
     assert log.failed
@@ -495,7 +499,7 @@ def test_a_full_disk_changes_nothing(path):
     with pytest.raises(errors.StorageFullError):
         put(log, {b"b": b"2"})
     with pytest.raises(errors.StorageFullError):
-        log.append_one(b"b", b"2")
+        append_one(log, b"b", b"2")
     with pytest.raises(errors.StorageFullError):
         log.commit()
     files.on = None
@@ -509,7 +513,7 @@ def test_always_takes_a_put_back_that_was_not_committed(path):
     files = Failing()
     files.error = 28
     log = Log.create(path, durability="always", files=files)
-    log.append_one(b"a", b"1")
+    append_one(log, b"a", b"1")
     assert read(path) == {b"a": b"1"}
     files.on = "pwrite"
     with pytest.raises(errors.StorageFullError):
@@ -655,10 +659,10 @@ def test_an_older_copy_of_the_journal_is_refused(path):
 
 def test_a_location_is_never_used_twice(path):
     log = Log.create(path)
-    first = log.append_one(b"k", b"x" * 500)[0]
+    first = append_one(log, b"k", b"x" * 500)[0]
     log._writer.release()  # the process is gone before it commits
     again = Log.open(path, writable=True)
-    assert again.append_one(b"k", b"y")[0] > first
+    assert append_one(again, b"k", b"y")[0] > first
     again.close()
 
 

@@ -677,7 +677,7 @@ def test_an_exception_undoes_what_was_put_before_a_compaction(tmp_path):
         for k in range(40):
             w.put_many(np.arange(30), [b"%d" % k * 900] * 30)
     with pytest.raises(ZeroDivisionError), ww.kv.open(tmp_path / "a.kv", "r+") as w:
-        w.put(3, b"newer")
+        w.put_many([3], [b"newer"])
         assert w.compact(threshold=0.1).segments
         raise ZeroDivisionError
     with ww.kv.open(tmp_path / "a.kv", "r+") as w:

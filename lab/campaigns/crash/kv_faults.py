@@ -14,7 +14,7 @@ from warpwell.kv.log.files import Files
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import MANIFEST_NAME
 
-from .kv_load import Script, State, WrongBytes, contents
+from .kv_load import Script, State, WrongBytes, append_one, contents
 from .power import RecordingFiles
 
 CALLS = ("mkdir", "create", "pwrite", "sync", "sync_folder", "rename", "unlink", "truncate")
@@ -177,7 +177,7 @@ def judge(folder: str, script: Script, least: int, most: int, *, write: bool = T
     try:
         with Log.open(folder, writable=True) as log:
             again = contents(log)
-            log.append_one(b"after", b"the crash")
+            append_one(log, b"after", b"the crash")
             log.commit()
         if again != held:
             return Verdict("hole", "a writer recovers other records than a reader")

@@ -19,7 +19,7 @@ from warpwell.kv.log.lock import LOCK_NAME
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.verify import verify
 
-from .kv_load import Run, State, WrongBytes, contents, write_script
+from .kv_load import Run, State, WrongBytes, append_one, contents, write_script
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _make(folder: str, seed: int, ending: str) -> State:
     assert run.log is not None
     if ending == "snapshot":
         run.log.snapshot(*run._index())
-        run.log.append_one(b"behind", b"the snapshot")
+        append_one(run.log, b"behind", b"the snapshot")
         run.log.commit()
     if ending == "killed":  # what its files are while it is open
         shutil.copytree(live, folder)

@@ -156,7 +156,7 @@ class Run:
             locs = log.append(keys, lens, list(step[1].values()), shards=shards)
             self.locations.update(zip(step[1], map(tuple, locs.tolist()), strict=True))
         elif step[0] == "one":
-            self.locations[step[1]] = log.append_one(step[1], step[2], shard=self._shard(step[1]))
+            self.locations[step[1]] = append_one(log, step[1], step[2], self._shard(step[1]))
         elif step[0] == "delete":
             log.append_deletes(*padded(step[1]))
             for key in step[1]:
@@ -214,6 +214,12 @@ class Run:
         for key, was, now in zip(unpadded(keys, lens), old.tolist(), new.tolist(), strict=True):
             if self.locations.get(key) == tuple(was):
                 self.locations[key] = (now[0], now[1])
+
+
+def append_one(log: Log, key: bytes, value: bytes, shard: int = 0) -> tuple[int, int]:
+    """Append one record and return its location."""
+    loc0, loc1 = log.append(*padded([key]), [value], shards=np.array([shard], np.uint8))[0].tolist()
+    return loc0, loc1
 
 
 def padded(keys: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -18,6 +18,8 @@ _replaced: dict[int, Any] = {}
 """The program's handlers of the signals that blocks of the main thread handle."""
 _owner = 0
 """The thread of these blocks."""
+_is_deferring = False
+"""Whether it is in a block of `uninterrupted`."""
 
 
 @contextlib.contextmanager
@@ -42,7 +44,9 @@ def _handling(handlers: dict[int, Any]) -> Iterator[None]:
 
 def _after_fork() -> None:
     """Install the program's handlers in the child of another thread, where the blocks of the main thread never end."""
+    global _is_deferring
     if _owner != threading.get_ident():
+        _is_deferring = False
         for number, handler in _replaced.items():
             _signal.signal(number, handler)
         _replaced.clear()
@@ -59,11 +63,11 @@ def uninterrupted() -> Iterator[None]:
     its index together. Other threads are never interrupted, and signals that Python does not handle are left as they
     are.
     """
-    if threading.current_thread() is not threading.main_thread():
+    global _is_deferring
+    if _is_deferring or threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: _signal.getsignal(number) for number in _SIGNALS}
-    previous = {number: handler for number, handler in previous.items() if callable(handler)}
+    previous = {number: handler for number in _SIGNALS if callable(handler := _signal.getsignal(number))}
     deferred: list[tuple[int, FrameType | None]] = []
     is_over = False
 
@@ -84,9 +88,10 @@ def uninterrupted() -> Iterator[None]:
 
     try:
         with _handling(dict.fromkeys(previous, defer)):
+            _is_deferring = True
             yield
     finally:
-        is_over = True
+        _is_deferring, is_over = False, True
         if deferred:
             deliver()
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,28 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock, uninterrupted
-from ..nvme import key_words
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
 from .index.reader import STALE, Reader, ValueBuffer, read_error
 from .index.serve import kv_start
-from .keys import Keys
+from .keys import Keys, as_key, from_bytes
 from .log.compaction import CompactionReport, compact
 from .log.format import INTEGER, size_of
 from .log.journal import Pending
 from .log.log import Log
 from .log.verify import VerifyReport, verify
-from .native import compiled
-from .shards import shard_of, shards_of
+from .shards import shards_of
 
 Progress = Callable[[int, int], object]
 _ATTEMPTS = 100
 """Times that values are looked up again because segments go; each time took a whole refresh or compaction."""
+
+STAGED_BYTES = 1 << 20
+"""Bytes of staged records; a larger value is not staged."""
+STAGED_RECORD_BYTES = 128
+"""Bytes of a staged record besides its value."""
+Staged = dict[bytes, bytes | tuple[bytes]]
+"""Records that are not in the log yet: the value of each key, in a tuple if the key was given as an integer."""
 
 _RETRY = 4096
 """Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
@@ -63,29 +68,53 @@ class Records:
         self._changing = False
         self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
         self._forks: list[None] = []  # one for each thread that waits in `hold`
+        self.staged: Staged = {}
+        self.staged_bytes = 0  # approximate if several threads put
+        self.max_staged_bytes = STAGED_BYTES if log.writable and log.durability != "always" else 0
+        self._flushing: Staged = {}
+        self._staged_reads = self._staged_read_bytes = 0
+        self._lost = 0
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
         self.index = Index(self.state, len(recovered))
         self.reader = Reader(self.state, self.path)
-        self.get = self.reader.get
+        self.get: Callable[[int | bytes], bytes | None] = self._get if self.max_staged_bytes else self.reader.get
         """Return one value, None for an absent key; see `Reader.get`."""
         log.segments.on_segment(self.reader.on_segment)
         self.index.put(_keys(recovered.keys, recovered.key_lens), recovered.locs)
 
     def __len__(self) -> int:
+        self.flush()
         return len(self.index)
 
     # -- reads ----------------------------------------------------------------------------------------------
 
-    def has(self, key: bytes | int) -> bool:
+    def _get(self, key: bytes | int) -> bytes | None:
+        if self.staged or self._flushing:
+            value = self._staged_value(as_key(key))
+            if value is not None:
+                self._staged_reads += 1
+                self._staged_read_bytes += len(value)
+                return value
+        return self.reader.get(key)
+
+    def _staged_value(self, key: bytes) -> bytes | None:
+        """Return the value of a record that is not in the index yet, else None. Each record is in one of both."""
+        found = self.staged.get(key)
+        if found is None:
+            found = self._flushing.get(key)
+        return found[0] if type(found) is tuple else found  # type: ignore[return-value]
+
+    def has(self, key: bytes) -> bool:
         """Return whether a key exists."""
-        return self.reader.contains(key)
+        return self._staged_value(key) is not None or self.reader.contains(key)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return values of one size as rows, and a mask; see `Reader.rows`."""
+        self.flush()
         return self.reader.rows(keys, row_bytes, out)
 
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
@@ -100,6 +129,7 @@ class Records:
 
     def _located(self, read: Callable[..., Any], keys: Keys) -> tuple[Any, NDArray[np.int64]]:
         """Return the values that `read` returns with the rows to look up again, and the locations of the keys."""
+        self.flush()
         before: NDArray[np.int64] | None = None
         for _ in range(_ATTEMPTS):
             locations = self.index.lookup(keys)
@@ -120,46 +150,116 @@ class Records:
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
         """Return all keys and locations, in no order."""
         with self.lock:
+            self.flush()
             return self.index.entries()
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
         """Return the bytes of the values of keys, 0 for absent ones."""
+        self.flush()
         locations = self.index.lookup(keys)
         sizes: NDArray[np.int64] = size_of(locations[:, 0], locations[:, 1])
         return sizes
 
     # -- changes --------------------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Hold the lock and defer signal handlers while the log and the index change, so that both stay equal."""
+        with self.lock, uninterrupted():
+            if self._changing:
+                raise errors.SharingError(
+                    f"{self.path} is being changed by the call that this one interrupts: do not use a store in a"
+                    " finalizer",
+                    path=self.path,
+                )
+            self._changing = True
+            try:
+                yield
+            finally:
+                self._changing = False
+                if self.log.failed:
+                    self.max_staged_bytes = 0
+
     def put(self, keys: Keys, values: Any) -> None:
         """Append values and index them; the last of equal keys wins."""
-        with self.lock:
-            padded, lengths = keys.marked() if self.kinds else keys.padded()
-            shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
-            with uninterrupted():  # the log and the index would differ
-                self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
+        with self._change():
+            self._flush()
+            self._put(keys, values)
 
-    def put_one(self, key: bytes, value: Any, integer: bool = False) -> None:
-        """Append and index one record."""
+    def _put(self, keys: Keys, values: Any) -> None:
+        padded, lengths = keys.marked() if self.kinds else keys.padded()
+        shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
+        self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
+
+    def put_one(self, key: bytes, value: Any, integer: bool) -> None:
+        """Put one record: stage a copy of it, or append and index it at once if it is large or nothing is staged."""
+        if type(value) is not bytes:
+            value = bytes(value)
+        nbytes = len(value) + STAGED_RECORD_BYTES
         with self.lock:
-            mark = INTEGER if integer and self.kinds else 0
-            shard = 0
-            if self.shard_count > 1:
-                shard = int(compiled(shard_of)(*key_words(key), len(key), self.shard_count))
-            self.index.put_one(key, *self.log.append_one(key, value, mark, shard))
+            if self.staged_bytes + nbytes > self.max_staged_bytes:
+                self.flush()
+            if nbytes <= self.max_staged_bytes:
+                self.staged[key] = (value,) if integer else value
+                self.staged_bytes += nbytes
+            else:
+                self.put(from_bytes([key])._replace(integers=integer), [value])
+
+    def flush(self) -> None:
+        """Append and index the staged records.
+
+        Raises
+        ------
+        StorageFullError
+            They stay staged.
+        StoreFailedError
+            They are lost; `uncommitted` counts them.
+        """
+        if self.staged or self._flushing:
+            with self._change():
+                self._flush()
+
+    def _flush(self) -> None:
+        """Append and index the staged records; see `flush`.
+
+        `Store.put` stages records without the lock, and again if `staged` is another dict after that. Other threads
+        find each record in `staged`, in `_flushing` or in the index.
+        """
+        if self._flushing:  # by a call that failed
+            self._write_flushing()
+        self._flushing = staged = self.staged
+        self.staged = {}
+        self._flushing = staged.copy()
+        if self._flushing:
+            self._write_flushing()
+
+    def _write_flushing(self) -> None:
+        values = list(self._flushing.values())
+        integers = np.fromiter([type(value) is tuple for value in values], np.bool_, len(values))
+        if integers.any():
+            values = [value[0] if type(value) is tuple else value for value in values]
+        try:
+            self._put(from_bytes(list(self._flushing))._replace(integers=integers), values)
+        except errors.StoreFailedError:
+            self._lost += len(self._flushing)
+            self._flushing = {}
+            raise
+        self._flushing, self.staged_bytes = {}, 0
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed (the first of equal keys)."""
-        with self.lock:
+        with self._change():
+            self._flush()
             exist = self.contains(keys)
             if not exist.any():
                 return exist
-            with uninterrupted():
-                self.log.append_deletes(*keys.take(exist).padded())
-                return self.index.delete(keys)
+            self.log.append_deletes(*keys.take(exist).padded())
+            return self.index.delete(keys)
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
-        with self.lock:
+        with self._change():
+            self._flush()
             sequence = self.log.commit()
             self._snapshot_if_due()
             return sequence
@@ -186,7 +286,7 @@ class Records:
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next commit makes durable."""
-        return self.log.uncommitted()
+        return self.log.uncommitted() + len(self._flushing) + len(self.staged) + self._lost
 
     @property
     def failed(self) -> bool:
@@ -195,11 +295,17 @@ class Records:
 
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. After a failed write nothing more is committed."""
-        with self._compacting, self.lock:
+        with self._compacting, self.lock, uninterrupted():
+            self.max_staged_bytes = 0
             try:
                 if not commit:
                     self.log._pending = Pending()  # or the log would commit it when it is closed
                 elif self.log.writable and not self.log.failed:
+                    try:
+                        self._flush()
+                    except errors.StorageFullError:
+                        self.log._pending = Pending()  # a group is committed as a whole
+                        raise
                     self.log.commit()
                     self._snapshot_if_due()
             finally:
@@ -285,14 +391,20 @@ class Records:
         """Continue in a forked child, without the parent's threads."""
         self.lock = self.log.lock = threading.RLock()
         self._compacting = threading.Lock()
-        self._forks = []
+        self._forks, self._changing, self.max_staged_bytes = [], False, 0
         self.state.forked()
         self.reader.forked()
 
     # -- kernels --------------------------------------------------------------------------------------------
 
     def natives(self) -> list[NativeMedium]:
-        """Return the functions that a controller calls for commands of kernels, for each shard."""
+        """Return the functions that a controller calls for commands of kernels, for each shard.
+
+        From now on no records are staged: kernels find records in the index only.
+        """
+        with self._change():
+            self.max_staged_bytes = 0
+            self._flush()
         return [NativeMedium(kv_start.address, 0, self.state.address)] * self.shard_count
 
     # -- figures --------------------------------------------------------------------------------------------
@@ -300,7 +412,7 @@ class Records:
     def figures(self) -> dict[str, Any]:
         """Return values for `StoreStatistics`."""
         with self.lock:
-            _, locations = self.index.entries()
+            _, locations = self.entries()
             counters = self.state.counters()
             return {
                 "records": len(self.index),
@@ -308,9 +420,9 @@ class Records:
                 "disk_bytes": sum(map(folder_bytes, dict.fromkeys([self.path, *self.log.segments.paths]))),
                 "segments": len(self.log.segments.ids()),
                 "index_bytes": self.index.nbytes,
-                "gets": counters["gets"],
-                "hits": counters["hits"],
-                "read_bytes": counters["bytes"],
+                "gets": counters["gets"] + self._staged_reads,
+                "hits": counters["hits"] + self._staged_reads,
+                "read_bytes": counters["bytes"] + self._staged_read_bytes,
                 "read_errors": counters["errors"],
                 "shards": self.shard_count,
             }

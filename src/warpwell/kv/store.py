@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import struct
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
 from dataclasses import dataclass, replace
@@ -20,12 +21,15 @@ from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
 from .index.reader import BAD_RECORD, read_error
-from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
+from .keys import INT_KEY, MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
 from .log.format import size_of
 from .log.verify import VerifyReport
-from .records import Records
+from .records import STAGED_RECORD_BYTES, Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
+
+_INT_END = 1 << 63
+_pack = struct.Struct("<q").pack
 
 _pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 """One, of this process."""
@@ -170,7 +174,22 @@ class Store(MutableMapping[Any, Any]):
         return self._records.has(as_key(key))
 
     def put(self, key: Key, value: Any) -> None:
-        """Store one record; see `put_many`."""
+        """Store one record; see `put_many`.
+
+        Small records are written in groups, by later calls, which raise `StorageFullError` if no space is left. Then
+        the records are kept, and you can free some space and commit.
+        """
+        if type(value) is bytes and self.schema is None:
+            raw = key if type(key) is bytes else _pack(key) if type(key) is int and -_INT_END <= key < _INT_END else b""
+            records = self._records
+            staged = records.staged
+            nbytes = records.staged_bytes + len(value) + STAGED_RECORD_BYTES
+            if 0 < len(raw) <= MAX_KEY and nbytes <= records.max_staged_bytes:
+                staged[raw] = value if raw is key else (value,)
+                records.staged_bytes = nbytes
+                if staged is records.staged:  # else another thread has written the others
+                    self._counts["puts"] += 1
+                    return
         self._check_writable()
         raw = as_key(key)
         packed = one_value(value, key) if self.schema is None else self.schema.pack_one(value)

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._os import clock
-from ...nvme import key_words
 from ...targets import device, private_block, private_memory
 from ...targets.primitives import (
     SYSTEM,
@@ -407,12 +406,6 @@ class Index:
             # Tombstones are left behind, so the new table need not be larger than the old one.
             self.replace(*self.entries(), capacity=2 * len(self) + keys.size)
         self._table.put(keys, locations)
-
-    def put_one(self, key: bytes, loc0: int, loc1: int) -> None:
-        """Put one key at a location."""
-        if self._table.header[T_USED] >= self._table.capacity:
-            self.replace(*self.entries(), capacity=2 * len(self) + 1)
-        compiled(put)(self._table.address, *key_words(key), len(key), loc0, loc1)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed, bool [N]."""

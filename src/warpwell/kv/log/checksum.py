@@ -15,6 +15,7 @@ from ...targets.primitives import load_weak_as, pread, store_weak_as
 from ..native import compiled
 
 I8 = np.dtype(np.int64)
+U2 = np.dtype(np.uint16)
 U4 = np.dtype(np.uint32)
 
 # -- words of a scan over journal records ---------------------------------------------------------------------
@@ -46,6 +47,7 @@ EINTR = 4
 _RECORD = 64
 _MAGIC = 0x314B5757
 _COMMIT = 1
+_COMMIT_AND_SYNCED = 9
 _ORDERED_OR_SYNCED = 10
 _CHUNK = 1 << 20
 
@@ -64,10 +66,18 @@ def crc_many(addresses: int, lengths: int, out: int, count: int) -> int:
     return 0
 
 
-def seal(records: int, count: int, chain: int) -> int:
-    """Chain and checksum records; return the last checksum."""
+def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int, synced: int, last: int) -> int:
+    """Number, chain and checksum records; return the last checksum.
+
+    `synced` is the flag `SYNCED` or 0, and `last` the flag `COMMIT` or 0, of the last record.
+    """
     for k in range(count):
         at = records + _RECORD * k
+        flags = int(load_weak_as(at + 6, U2)) & ~_COMMIT_AND_SYNCED | synced
+        store_weak_as(at + 6, flags | last if k == count - 1 else flags, U2)
+        store_weak_as(at + 8, seq + k, I8)
+        store_weak_as(at + 48, ordinal + k, U4)
+        store_weak_as(at + 52, salt, U4)
         store_weak_as(at + 56, chain, U4)
         chain = crc32c_at(at, 60, 0)
         store_weak_as(at + 60, chain, U4)
@@ -202,9 +212,9 @@ def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDA
     return out
 
 
-def seal_records(records: NDArray[Any], chain: int) -> int:
-    """Fill `previous` and `crc` of records that continue after `chain`; return the last `crc`."""
-    return int(compiled(seal)(records.ctypes.data, len(records), chain))
+def seal_records(records: NDArray[Any], chain: int, seq: int, ordinal: int, salt: int, synced: int, last: int) -> int:
+    """Number and checksum records that continue after `chain`; return the last `crc`; see `seal`."""
+    return int(compiled(seal)(records.ctypes.data, len(records), chain, seq, ordinal, salt, synced, last))
 
 
 def scan_records(state: NDArray[np.int64], records: NDArray[Any]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._os import uninterrupted
 from ...cache import batches_of
 from .checksum import crc32c
 from .files import read_at
@@ -84,7 +85,7 @@ def compact(
     StorageFullError, StoreFailedError
         As for `Log.append`.
     """
-    with log.lock:
+    with log.lock, uninterrupted():
         victims, slots = _victims(log, live(), threshold)
     if not victims:
         return CompactionReport((), 0, 0, 0)
@@ -97,7 +98,7 @@ def compact(
         done += int(sizes[some].sum())
         if progress is not None:
             progress(done, total)
-    with log.lock:
+    with log.lock, uninterrupted():
         freed = sum(_size(log, segment) for segment in victims) - done
         log.emptied(victims)
         if not log.group_open:
@@ -152,7 +153,7 @@ def _move(
     """Append copies of the values that are still live, with the lock held."""
     keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
     lens = marked_len_of(slots[:, 3]).astype(np.uint8)
-    with log.lock:
+    with log.lock, uninterrupted():
         still = np.flatnonzero(lookup(keys, lens)[:, 0] == slots[:, 2])
         if not len(still):
             return 0

@@ -129,14 +129,9 @@ class Journal:
         The position does not change when it raises; the next call writes to the same place.
         """
         count = len(records)
-        records["flags"] = records["flags"] & ~np.uint16(COMMIT | SYNCED) | (SYNCED if synced else 0)
-        if last:
-            records["flags"][-1] |= COMMIT
-        records["ordinal"] = np.arange(self._group, self._group + count, dtype=np.uint32)
-        records["salt"] = self.salt
         tail = self._tail
-        records["seq"] = np.arange(tail.seq + 1, tail.seq + 1 + count)
-        chain = seal_records(records, tail.chain)
+        flags = SYNCED if synced else 0, COMMIT if last else 0
+        chain = seal_records(records, tail.chain, tail.seq + 1, self._group, self.salt, *flags)
         for at in range(0, count, _CHUNK):
             part = records[at : at + _CHUNK].view(np.uint8)
             self._files.pwrite(self.fd, part, tail.offset + RECORD_BYTES * at)
@@ -167,16 +162,10 @@ class Pending:
         self.pieces.append(records)
         self.count += len(records)
 
-    def add_packed(self, record: bytes) -> None:
-        """Append one record that `struct` packed."""
-        self.pieces.append(record)
-        self.count += 1
-
     def take(self) -> NDArray[Any]:
         """Return all records as one array; they stay here until `clear`."""
-        if len(self.pieces) != 1 or isinstance(self.pieces[0], bytes):
-            joined = bytearray(b"".join(p if isinstance(p, bytes) else p.tobytes() for p in self.pieces))
-            self.pieces = [np.frombuffer(joined, RECORD)]
+        if len(self.pieces) != 1:
+            self.pieces = [np.concatenate(self.pieces)]
         out: NDArray[Any] = self.pieces[0]
         return out
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Any, Self
@@ -28,19 +27,17 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..ragged import Ragged
-from .checksum import crc32c
 from .files import Files, Guard
-from .format import CRC_SHIFT, DELETE, FORMAT_VERSION, KEY_LEN_SHIFT, MAGIC, MAX_VALUE, MOVED, PUT, low_size, segment_of
+from .format import DELETE, FORMAT_VERSION, MOVED, PUT, low_size, segment_of
 from .journal import Floor, Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
 from .recovery import Changes, LoadedLog, Recovered, follow, join, live, load_for_reading, split
-from .segments import Segments, ValueBuffers, too_large
+from .segments import Segments, ValueBuffers
 
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
-_PACKED = struct.Struct("<IBBHq16sqqIIII")
 
 
 class Log:
@@ -226,24 +223,6 @@ class Log:
                 self._pending.moved += len(records) if moved else 0
             self._always()
             return locs
-
-    def append_one(self, key: bytes, value: Any, mark: int = 0, shard: int = 0) -> tuple[int, int]:
-        """Append one put and return the two words of its location; as `append`, but faster."""
-        with self.lock:
-            self._check_writable()
-            nbytes = len(value) if isinstance(value, bytes) else memoryview(value).nbytes
-            if nbytes > MAX_VALUE:
-                raise too_large(nbytes)
-            with self._guard.writing():
-                if self._pending.count >= _SPILL:
-                    self._spill()
-                self._upgrade_for(nbytes)
-                loc0 = self.segments.append_one(shard, value, nbytes, self._roll)
-                crc = crc32c(value) if nbytes else 0
-                loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | low_size(nbytes)
-                self._pending.add_packed(_PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0))
-            self._always()
-            return loc0, loc1
 
     def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> None:
         """Append deletes; as `append`."""

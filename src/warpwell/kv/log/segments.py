@@ -7,6 +7,7 @@ A store has one folder of segments, or several, its shards. File `number` of sha
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,8 +17,12 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import allow_more_files
+from ...targets import view_of
+from ...targets.primitives import copy_bytes, load_weak_as, store_weak_as
+from ...targets.primitives import crc32c as crc32c_at
+from ..native import compiled
 from ..ragged import Ragged
-from .checksum import crc32c, crc32c_many
+from .checksum import crc32c
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
     MAX_SEGMENT,
@@ -29,22 +34,21 @@ from .format import (
     Superblock,
     crc_of,
     file_name,
-    first_word,
     locations,
     offset_of,
     segment_of,
     size_of,
 )
 
-_WRITE_BYTES = 8 << 20
-"""Values are gathered to writes of at most so many bytes, or one value."""
-_BATCH = 1 << 17
-"""Values that are placed at once."""
-_LARGE = 1 << 18
-"""Bytes from which a value is written from where it lies."""
+_WRITE_BYTES = 1 << 20
+"""Bytes of values that are copied to one buffer and written at once: the buffer stays in the processor's cache."""
+_LARGE = 1 << 16
+"""Bytes from which a value is written without a copy."""
+_CONTENTS = bytes.__basicsize__ - 1
+"""Offset of the contents of a bytes object."""
 
-_GAPS = [bytes(n) for n in range(UNIT)]
-"""Zeros between values, by their length."""
+INT64 = np.dtype(np.int64)
+UINT8 = np.dtype(np.uint8)
 
 Callback = Callable[[int, int], None]
 
@@ -200,36 +204,27 @@ class Segments:
     ) -> NDArray[np.int64]:
         """Append values to a shard and return their locations; `roll` starts a new segment of a shard."""
         locs = np.empty((len(values.sizes), 2), np.int64)
+        offsets, crcs = np.empty(len(locs), np.int64), np.empty(len(locs), np.int64)
         at = 0
         while at < len(locs):
-            sizes, end = values.sizes[at : at + _BATCH], self.ends[shard]
-            offsets = place(sizes, end)
-            ends = offsets + sizes
-            count = int(np.searchsorted(ends, self._segment_bytes, "right"))
-            if count == 0 and end > SUPERBLOCK:
+            head, end = self.heads[shard], self.ends[shard]
+            count = values.place(at, end, self._segment_bytes, offsets, crcs)
+            if count == 0:
                 roll(shard)
                 continue
-            count, head = max(count, 1), self.heads[shard]
+            rows = slice(at, at + count)
             self._dirty.add(head)
-            crcs = values.write(self._files, self._fds[head], at, offsets[:count])
-            until = at + count
-            locs[at:until] = locations(head, offsets[:count], crcs, key_lens[at:until], sizes[:count])
-            self.ends[shard] = int(ends[count - 1])
-            at = until
+            # A finalizer that appends in the middle of the write gets other bytes.
+            taken = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
+            try:
+                values.write(self._files, self._fds[head], rows, offsets[rows])
+            except BaseException:
+                if self.heads[shard] == head and self.ends[shard] == taken:
+                    self.ends[shard] = end
+                raise
+            locs[rows] = locations(head, offsets[rows], crcs[rows], key_lens[rows], values.sizes[rows])
+            at += count
         return locs
-
-    def append_one(self, shard: int, value: Any, nbytes: int, roll: Callable[[int], object]) -> int:
-        """Append one value to a shard; return the first word of its location."""
-        offset = -(-self.ends[shard] // UNIT) * UNIT
-        if offset + nbytes > self._segment_bytes and self.ends[shard] > SUPERBLOCK:
-            roll(shard)
-            offset = SUPERBLOCK
-        head = self.heads[shard]
-        if nbytes:
-            self._dirty.add(head)
-            self._files.pwrite(self._fds[head], value, offset)
-        self.ends[shard] = offset + nbytes
-        return int(first_word(head, offset, nbytes))
 
     def take_unsynced(self) -> list[int]:
         """Return the segments with values that may not be durable, and forget them: the caller syncs them.
@@ -292,12 +287,48 @@ class StoredValue:
         )
 
 
+def place(addresses: int, sizes: int, count: int, end: int, limit: int, offsets: int, crcs: int) -> int:
+    """Write the offsets and checksums of values after byte `end` of a segment, up to byte `limit`; return their number.
+
+    Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit.
+    """
+    for k in range(count):
+        size = load_weak_as(sizes + 8 * k, INT64)
+        offset = (end + UNIT - 1) & -UNIT
+        if offset + size > limit and offset > SUPERBLOCK:
+            return k
+        address = load_weak_as(addresses + 8 * k, INT64)
+        store_weak_as(offsets + 8 * k, offset, INT64)
+        store_weak_as(crcs + 8 * k, -1 - address if address < 0 else crc32c_at(address, size, 0), INT64)
+        end = offset + size
+    return count
+
+
+def gather(addresses: int, sizes: int, offsets: int, count: int, out: int) -> int:
+    """Copy values to a buffer with the layout of the file, and zeros between them."""
+    end = load_weak_as(offsets, INT64)
+    start = end
+    for k in range(count):
+        size = load_weak_as(sizes + 8 * k, INT64)
+        offset = load_weak_as(offsets + 8 * k, INT64)
+        for gap in range(end, offset):
+            store_weak_as(out + gap - start, 0, UINT8)
+        copy_bytes(out + offset - start, load_weak_as(addresses + 8 * k, INT64), size)
+        end = offset + size
+    return 0
+
+
 class ValueBuffers:
     """Values to be appended: a sequence of buffers, rows of one array, or items of one buffer.
 
     Parameters
     ----------
     values : sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8
+
+    Attributes
+    ----------
+    addresses, sizes : int64 [N]
+        The address of a `StoredValue` is -1 minus its checksum.
 
     Raises
     ------
@@ -306,81 +337,57 @@ class ValueBuffers:
     """
 
     def __init__(self, values: Any) -> None:
-        self._rows: NDArray[np.uint8] | None = None
-        self._items: Ragged | None = None
-        self._list: list[Any] = []
+        self._owner: Any
+        self._is_packed = False  # in memory as in the file
         if isinstance(values, Ragged):
-            self._items, self.sizes = values, values.lengths
+            self._owner, starts = values.pieces()
+            self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
         elif isinstance(values, np.ndarray) and values.ndim == 2:
-            self._rows = np.ascontiguousarray(values).view(np.uint8)
-            self.sizes = np.full(len(values), self._rows.shape[1], np.int64)
+            self._owner = np.ascontiguousarray(values).view(np.uint8)
+            self.sizes = np.full(len(values), self._owner.shape[1], np.int64)
+            self.addresses = self._owner.ctypes.data + self._owner.shape[1] * np.arange(len(values))
+            self._is_packed = self._owner.shape[1] % UNIT == 0
         else:
-            self._list = [v if type(v) is bytes or type(v) is StoredValue else memoryview(v).cast("B") for v in values]
-            self.sizes = np.fromiter(map(len, self._list), np.int64, len(self._list))
+            self._owner = [v if type(v) in (bytes, StoredValue) else np.frombuffer(v, np.uint8) for v in values]
+            self.sizes = np.fromiter(map(len, self._owner), np.int64, len(self._owner))
+            self.addresses = np.fromiter(map(_address, self._owner), np.int64, len(self._owner))
         if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
             raise too_large(int(self.sizes.max()))
 
-    def write(self, files: Files, fd: int, first: int, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Write values `first` ... at `offsets`; return their checksums."""
-        sizes = self.sizes[first : first + len(offsets)]
+    def place(self, first: int, end: int, limit: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> int:
+        """Place the values from `first` on; see `place`."""
+        addresses, sizes, *outputs = (a[first:].ctypes.data for a in (self.addresses, self.sizes, offsets, crcs))
+        return int(compiled(place)(addresses, sizes, len(offsets) - first, end, limit, *outputs))
+
+    def write(self, files: Files, fd: int, rows: slice, offsets: NDArray[np.int64]) -> None:
+        """Write the values of some rows at `offsets`."""
+        addresses, sizes = self.addresses[rows], self.sizes[rows]
         ends = offsets + sizes
-        crcs = np.empty(len(offsets), np.int64)
+        # values that are not gathered with others
+        large = [*np.flatnonzero((sizes >= _LARGE) | (addresses < 0)).tolist(), len(offsets)]
         at = 0
         while at < len(offsets):
-            until = max(at + 1, int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right")))
-            if self._list and type(value := self._list[first + at]) is StoredValue:
-                value.copy(files, fd, int(offsets[at]))
-                crcs[at], at = value.crc, at + 1
-                continue
-            data, base = self._gather(first + at, first + until, offsets[at:until])
+            until = int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right"))
+            until = len(offsets) if self._is_packed else max(at + 1, min(until, large[bisect_left(large, at)]))
             nbytes = int(ends[until - 1] - offsets[at])
-            address = base.ctypes.data if nbytes else 0
-            crcs[at:until] = crc32c_many(address + offsets[at:until] - offsets[at], sizes[at:until])
-            if nbytes:
-                files.pwrite(fd, data[:nbytes], int(offsets[at]))
-            at = until
-        return crcs
-
-    def _gather(self, start: int, stop: int, offsets: NDArray[np.int64]) -> tuple[memoryview, NDArray[np.uint8]]:
-        """Return one buffer with the layout of the values in the file."""
-        sizes = self.sizes[start:stop]
-        nbytes = int(offsets[-1] - offsets[0] + sizes[-1])
-        base: NDArray[np.uint8]
-        if self._rows is not None:
-            row = self._rows.shape[1]
-            stride = int(offsets[1] - offsets[0]) if len(offsets) > 1 else row
-            if row in (0, stride):
-                base = self._rows[start:stop].reshape(-1)
+            if addresses[at] < 0:
+                self._owner[rows.start + at].copy(files, fd, int(offsets[at]))
+                nbytes = 0
+            elif until == at + 1 or self._is_packed:
+                data = view_of(int(addresses[at]), nbytes, np.uint8)
             else:
-                base = np.zeros((len(offsets), stride), np.uint8)
-                base[:, :row] = self._rows[start:stop]
-                base = base.reshape(-1)
-        elif self._items is not None:
-            base = np.zeros(nbytes, np.uint8)
-            self._items[start:stop].copy_to(base, offsets - offsets[0])
-        elif nbytes == 0:
-            base = np.empty(0, np.uint8)
-        elif stop - start == 1:
-            base = np.frombuffer(self._list[start], np.uint8)
-        elif nbytes > 64 * len(offsets) and int(sizes.max()) >= _LARGE:
-            base = np.zeros(nbytes, np.uint8)
-            for value, at, size in zip(self._list[start:stop], offsets - offsets[0], sizes, strict=True):
-                base[at : at + size] = np.frombuffer(value, np.uint8) if size else 0
-        else:
-            gaps = np.zeros(len(offsets), np.int64)
-            gaps[:-1] = offsets[1:] - offsets[:-1] - sizes[:-1]
-            parts: list[Any] = [b""] * (2 * len(offsets))
-            parts[0::2] = self._list[start:stop]
-            parts[1::2] = [_GAPS[gap] for gap in gaps.tolist()]
-            base = np.frombuffer(b"".join(parts), np.uint8)
-        return base.data, base
+                data = np.empty(nbytes, np.uint8)
+                arrays = (each[at:].ctypes.data for each in (addresses, sizes, offsets))
+                compiled(gather)(*arrays, until - at, data.ctypes.data)
+            if nbytes:
+                files.pwrite(fd, data, int(offsets[at]))
+            at = until
 
 
-def place(sizes: NDArray[np.int64], end: int) -> NDArray[np.int64]:
-    """Return the offsets of values after byte `end`: multiples of 64 B."""
-    padded = -(-sizes // UNIT) * UNIT
-    offsets: NDArray[np.int64] = np.cumsum(padded) - padded + -(-end // UNIT) * UNIT
-    return offsets
+def _address(value: Any) -> int:
+    if type(value) is bytes:
+        return id(value) + _CONTENTS
+    return -1 - value.crc if type(value) is StoredValue else int(value.ctypes.data)
 
 
 def too_large(nbytes: int, what: str = "a value") -> errors.ValueSizeError:
