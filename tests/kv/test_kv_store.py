@@ -589,7 +589,15 @@ def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
             assert next(iter(loader))["y"].tolist() == [5, 9, 2] == [dataset[k]["y"] for k in range(3)]
 
 
-@pytest.mark.parametrize("change", [lambda store: store.put_many([1], [b"new"]), lambda store: store.delete_many([1])])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.put_many([1], [b"new"]),
+        lambda store: store.delete_many([1]),
+        lambda store: (store.put(1, b"new"), len(store)),
+        lambda store: store.put(1, b"new" * 1_000_000),
+    ],
+)
 def test_an_interrupt_between_log_and_index_leaves_both_equal(tmp_path: Path, monkeypatch, change) -> None:
     with ww.kv.create(tmp_path / "s.kv") as store:
         store.put_many([1], [b"old"])
@@ -606,7 +614,170 @@ def test_an_interrupt_between_log_and_index_leaves_both_equal(tmp_path: Path, mo
             change(store)
         store.commit()
         with ww.kv.open(tmp_path / "s.kv") as reader:
-            assert (1 in store) == (1 in reader) and (1 not in store or store.get(1) == reader.get(1) == b"new")
+            assert (1 in store) == (1 in reader) and (1 not in store or store.get(1) == reader.get(1) != b"old")
+
+
+# -- staged puts --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:
+    """The errors of the next writes."""
+    raised: list[OSError] = []
+    write = os.pwrite
+
+    def pwrite(*args: Any) -> int:
+        if raised:
+            raise raised[-1]
+        return write(*args)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    return raised
+
+
+def test_a_put_is_visible_at_once_and_keeps_no_buffer_of_the_caller(tmp_path: Path) -> None:
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        buffer = bytearray(b"first")
+        store["a"] = buffer
+        buffer[:] = b"other"
+        store[7], store[8] = b"", np.arange(2, dtype=np.uint8)
+        assert (store["a"], store[7], store[8]) == (b"first", b"", bytes([0, 1]))
+        assert 7 in store and 9 not in store and store.uncommitted() == 3
+        assert store._records.log.uncommitted() == 0  # staged
+        store[(7).to_bytes(8, "little")] = b"bytes"
+        store["a"] = b"second"
+        assert sorted(map(str, store)) == [str(8), str(b"\x07" + bytes(7)), str(b"a")]
+        assert store.stats.puts == 5 and store.stats.gets == store.stats.hits == 3 and store.stats.read_bytes == 7
+        store[7] = b"int"
+        store.delete("a")
+        assert store.list() == [7, 8] and "a" not in store
+        store["a"] = b"third"
+        store.commit()
+        with ww.kv.open(tmp_path / "s.kv") as reader:
+            assert dict(reader.items()) == {7: b"int", 8: bytes([0, 1]), b"a": b"third"}
+
+
+def test_staged_records_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.records.STAGED_BYTES", 2000)
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        records = store._records
+        for k in range(100):
+            store[k] = b"%d" % k * 50
+            assert sum(map(len, records.staged)) + 50 * len(records.staged) <= 2000
+        store["large"] = bytes(3000)
+        assert not records.staged and records.log.uncommitted() == 101
+        assert store[99] == b"99" * 50 and len(store) == 101
+
+
+def test_a_full_disk_loses_no_staged_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: list[OSError]
+) -> None:
+    monkeypatch.setattr("warpwell.kv.records.STAGED_BYTES", 1000)
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        full.append(OSError(errno.ENOSPC, "planted"))
+        with pytest.raises(errors.StorageFullError):
+            for k in range(20):
+                store[k] = b"v" * 100
+        assert k == 4
+        for call in (store.commit, lambda: store.get_many([1]), lambda: store.put(9, b""), lambda: len(store)):
+            with pytest.raises(errors.StorageFullError):
+                call()
+        assert [store.get(key) for key in range(5)] == [b"v" * 100] * 4 + [None] and store.uncommitted() == 4
+        full.clear()
+        store[0] = b"newer"
+        store.commit()
+        assert store.uncommitted() == 0 and store[0] == b"newer"
+        with ww.kv.open(tmp_path / "s.kv") as reader:
+            assert reader[0] == b"newer" and reader.list() == [0, 1, 2, 3]
+
+
+def test_a_close_that_cannot_write_staged_records_commits_no_part_of_their_group(tmp_path: Path, monkeypatch) -> None:
+    store = ww.kv.create(tmp_path / "s.kv")
+    store.put_many([1], [b"written"])
+    store[2] = b"staged"
+
+    def refuse(*_: object) -> None:
+        raise errors.StorageFullError("planted", path=store.path)
+
+    monkeypatch.setattr(store._records, "_put", refuse)
+    with pytest.raises(errors.StorageFullError):
+        store.close()
+    with ww.kv.open(tmp_path / "s.kv") as reader:
+        assert len(reader) == 0
+
+
+def test_a_failed_write_loses_staged_records_with_an_error(tmp_path: Path, full: list[OSError]) -> None:
+    store = ww.kv.create(tmp_path / "s.kv")
+    store[1] = b"committed"
+    store.commit()
+    store[2] = b"lost"
+    full.append(OSError(errno.EIO, "planted"))
+    with pytest.raises(errors.StoreFailedError):
+        store.get_many([1])
+    full.clear()
+    for call in (store.commit, lambda: store.put(3, b"")):
+        with pytest.raises(errors.StoreFailedError):
+            call()
+    assert store.uncommitted() == 1 and store.get(2) is None and store.get_many([1])[0] == [b"committed"]
+    store.close()
+
+
+def test_puts_of_threads_during_commits(tmp_path: Path) -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    wrong: list[int] = []
+
+    def write(first: int) -> None:
+        for k in range(first, first + 3000):
+            store[k] = b"%d" % k
+            if store.get(k) != b"%d" % k:
+                wrong.append(k)
+
+    try:
+        with ww.kv.create(tmp_path / "s.kv", durability="none") as store:
+            threads = [threading.Thread(target=write, args=(10_000 * k,)) for k in range(3)]
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads):
+                store.commit()
+                len(store)
+            for thread in threads:
+                thread.join()
+            assert not wrong and len(store) == 9000
+    finally:
+        sys.setswitchinterval(interval)
+    with ww.kv.open(tmp_path / "s.kv") as reader:
+        assert all(reader[k] == b"%d" % k for first in range(3) for k in range(10_000 * first, 10_000 * first + 3000))
+
+
+def test_a_signal_handler_changes_a_store_during_changes(tmp_path: Path) -> None:
+    handled: list[int] = []
+
+    def handle(*_: object) -> None:
+        handled.append(len(handled))
+        store.put_many([b"handler"], [b"%d" % handled[-1]])
+        store[b"single"] = b"%d" % handled[-1]
+        store.commit()
+
+    with ww.kv.create(tmp_path / "s.kv", durability="none") as store:
+        store.put_many([b"handler"], [b"compiled"])
+        store.commit()
+        previous = signal.signal(signal.SIGALRM, handle)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            for k in range(300):
+                store[k] = b"%d" % k
+                store.put_many([1000 + k, b"handler"], [b"%d" % k, b"program"])
+                store[b"single"] = b"program"
+                store.commit()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        assert len(handled) > 5
+        expected = dict(store.items())
+        store.commit()
+        with ww.kv.open(tmp_path / "s.kv") as reader:
+            assert dict(reader.items()) == expected and len(reader) == 602 and reader.verify().sound
 
 
 # -- shards -------------------------------------------------------------------------------------------------
