@@ -37,7 +37,7 @@ def test_values_are_aligned_and_do_not_overlap(seed):
     end = int(rng.integers(4096, 20000))
     values = [rng.bytes(n) for n in sizes]
     offsets, crcs = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
-    assert ValueBuffers(values).place(0, end, 1 << 30, offsets, crcs) == len(sizes)
+    assert ValueBuffers(values).place_from(0, end, 1 << 30, offsets, crcs) == len(sizes)
     assert crcs.tolist() == [crc32c(value) for value in values]
     for k, offset in enumerate(offsets.tolist()):
         assert offset % 64 == 0

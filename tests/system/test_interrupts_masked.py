@@ -35,13 +35,13 @@ def test_it_comes_after_a_failure_too() -> None:
 
 
 def test_who_handles_interrupts_is_called() -> None:
-    seen = []
-    before = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    handled = []
+    before = signal.signal(signal.SIGINT, lambda number, _: handled.append(number))
     try:
         with uninterrupted():
             interrupt()
-            assert not seen
-        assert seen == [signal.SIGINT]
+            assert not handled
+        assert handled == [signal.SIGINT]
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with uninterrupted():
             interrupt()
@@ -51,23 +51,23 @@ def test_who_handles_interrupts_is_called() -> None:
 
 
 def test_other_threads_leave_the_handler_alone() -> None:
-    before, seen = signal.getsignal(signal.SIGINT), []
+    before, handled = signal.getsignal(signal.SIGINT), []
 
     def work() -> None:
         with uninterrupted():
-            seen.append(signal.getsignal(signal.SIGINT))
+            handled.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert handled == [before]
 
 
 def test_all_handlers_are_called_at_the_end_also_after_one_that_raises() -> None:
-    seen: list[int] = []
+    handled: list[int] = []
 
     def handle(number: int, _: object) -> None:
-        seen.append(number)
+        handled.append(number)
         if number == signal.SIGTERM:
             raise SystemExit
 
@@ -77,8 +77,8 @@ def test_all_handlers_are_called_at_the_end_also_after_one_that_raises() -> None
         with pytest.raises(SystemExit), uninterrupted():
             for number in numbers:
                 os.kill(os.getpid(), number)
-            assert not seen
-        assert seen == list(numbers)
+            assert not handled
+        assert handled == list(numbers)
         assert [signal.getsignal(number) for number in numbers] == [handle, handle]
     finally:
         for number, handler in zip(numbers, before, strict=True):

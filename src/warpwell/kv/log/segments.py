@@ -43,7 +43,7 @@ from .format import (
 _WRITE_BYTES = 1 << 20
 """Bytes of values that are copied to one buffer and written at once: the buffer stays in the processor's cache."""
 _LARGE = 1 << 16
-"""Bytes from which a value is written without a copy."""
+"""Values of at least this size, in bytes, are written without a copy."""
 _CONTENTS = bytes.__basicsize__ - 1
 """Offset of the contents of a bytes object."""
 
@@ -208,18 +208,18 @@ class Segments:
         at = 0
         while at < len(locs):
             head, end = self.heads[shard], self.ends[shard]
-            count = values.place(at, end, self._segment_bytes, offsets, crcs)
+            count = values.place_from(at, end, self._segment_bytes, offsets, crcs)
             if count == 0:
                 roll(shard)
                 continue
             rows = slice(at, at + count)
             self._dirty.add(head)
             # A finalizer that appends in the middle of the write gets other bytes.
-            taken = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
+            new_end = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
             try:
                 values.write(self._files, self._fds[head], rows, offsets[rows])
             except BaseException:
-                if self.heads[shard] == head and self.ends[shard] == taken:
+                if self.heads[shard] == head and self.ends[shard] == new_end:
                     self.ends[shard] = end
                 raise
             locs[rows] = locations(head, offsets[rows], crcs[rows], key_lens[rows], values.sizes[rows])
@@ -231,8 +231,8 @@ class Segments:
 
         A signal handler may append to them meanwhile.
         """
-        taken, self._dirty = self._dirty, set()
-        return sorted(taken)
+        segments, self._dirty = self._dirty, set()
+        return sorted(segments)
 
     def mark_unsynced(self, segments: Sequence[int]) -> None:
         """Note that values of segments may not be durable."""
@@ -287,7 +287,7 @@ class StoredValue:
         )
 
 
-def place(addresses: int, sizes: int, count: int, end: int, limit: int, offsets: int, crcs: int) -> int:
+def place_values(addresses: int, sizes: int, count: int, end: int, limit: int, offsets: int, crcs: int) -> int:
     """Write the offsets and checksums of values after byte `end` of a segment, up to byte `limit`; return their number.
 
     Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit.
@@ -354,10 +354,10 @@ class ValueBuffers:
         if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
             raise too_large(int(self.sizes.max()))
 
-    def place(self, first: int, end: int, limit: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> int:
-        """Place the values from `first` on; see `place`."""
+    def place_from(self, first: int, end: int, limit: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> int:
+        """Place the values from `first` on; see `place_values`."""
         addresses, sizes, *outputs = (a[first:].ctypes.data for a in (self.addresses, self.sizes, offsets, crcs))
-        return int(compiled(place)(addresses, sizes, len(offsets) - first, end, limit, *outputs))
+        return int(compiled(place_values)(addresses, sizes, len(offsets) - first, end, limit, *outputs))
 
     def write(self, files: Files, fd: int, rows: slice, offsets: NDArray[np.int64]) -> None:
         """Write the values of some rows at `offsets`."""
