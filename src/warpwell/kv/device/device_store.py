@@ -52,7 +52,9 @@ class DeviceStore(Store):
         self._beside = beside
         self._engine: Engine
         try:
-            natives = [] if beside is not None else records.natives()
+            natives = records.natives()
+            if beside is not None:
+                natives = []
             self._drives = [drive(native) for native in natives] if drive is not None else []
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:
