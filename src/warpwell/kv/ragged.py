@@ -178,10 +178,6 @@ class Ragged:
             self._items = source, ends[:-1]
         return source[first : first + int(ends[-1])].reshape(-1, *self.item_shape), offsets
 
-    def pieces(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the array that holds the items, with one dimension, and the position of each item in it."""
-        return self._items
-
     def copy_to(self, target: NDArray[Any], positions: NDArray[np.int64]) -> None:
         """Copy the items to byte positions in `target`, which has room for them."""
         source, starts = self._items

@@ -340,7 +340,7 @@ class ValueBuffers:
         self._owner: Any
         self._is_packed = False  # in memory as in the file
         if isinstance(values, Ragged):
-            self._owner, starts = values.pieces()
+            self._owner, starts = values._items
             self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
         elif isinstance(values, np.ndarray) and values.ndim == 2:
             self._owner = np.ascontiguousarray(values).view(np.uint8)
