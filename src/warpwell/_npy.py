@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from .errors import ArgumentError, FormatError
+from .replacing import durable_file
 
 PAGE_BYTES = 4096
 """Bytes in front of the data of files that `npy_writer` writes, so that aligned items are in one page, not in two."""
@@ -118,7 +118,7 @@ def npy_writer(path: Path, dtype: Any) -> Iterator[Callable[[Any], None]]:
     valid ``.npy`` file.
     """
     dtype = np.dtype(dtype).newbyteorder("<")
-    with open(path, "wb") as file:
+    with durable_file(path) as file:
         file.seek(PAGE_BYTES)
 
         def append(items: Any) -> None:
@@ -128,5 +128,3 @@ def npy_writer(path: Path, dtype: Any) -> Iterator[Callable[[Any], None]]:
         length = (file.tell() - PAGE_BYTES) // dtype.itemsize
         file.seek(0)
         file.write(npy_header(np.lib.format.dtype_to_descr(dtype), (length,), PAGE_BYTES))
-        file.flush()
-        os.fsync(file.fileno())

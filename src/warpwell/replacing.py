@@ -1,4 +1,4 @@
-"""`replacing`: replaces a file or folder atomically. `storage_full`: converts the errors of a full disk."""
+"""`replacing`, `new_folder`: replace files and folders atomically. `storage_full`: converts errors of a full disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
-from .errors import StorageFullError
+from .errors import ArgumentError, MissingFileError, StorageFullError
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk."""
@@ -54,6 +55,67 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         if os.path.lexists(path):
             remove(part.with_suffix(".old"))  # Ctrl-C interrupted `_exchange`.
         unfinished.discard(part)
+
+
+def require_replaceable(path: Path, overwrite: bool, is_replaceable: Callable[[Path], bool], noun: str) -> None:
+    """Raise if a file or folder cannot be written at a path, or would replace something else.
+
+    Parameters
+    ----------
+    path : Path
+    overwrite : bool
+        Whether what exists may be replaced if it is an empty folder, or `is_replaceable` of it.
+    is_replaceable : callable
+    noun : str
+        What is replaceable, for messages: "a table".
+
+    Raises
+    ------
+    ArgumentError, MissingFileError, PermissionError
+    """
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
+    require_writable(path.parent)
+    if not os.path.lexists(path):
+        return
+    if not overwrite:
+        raise ArgumentError(
+            f"{path} exists already: choose another name, or replace it with overwrite=True (--overwrite)"
+        )
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if path.is_symlink() or not (is_empty or is_replaceable(path)):
+        raise ArgumentError(f"{path} exists and is not {noun}, so it is not replaced: choose another name")
+
+
+def require_writable(folder: Path) -> None:
+    """Raise PermissionError if no file can be made in a folder."""
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, "you may not write in this folder", str(folder))
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, require_free: Callable[[], None]) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `path` at the end of the block, durably, and is removed if it raises.
+
+    `require_free` raises if the path cannot be replaced; it is called again at the end of the block, because another
+    process may have been faster.
+    """
+    require_free()
+    with replacing(path) as part:
+        part.mkdir()
+        yield part
+        sync_names(part)
+        require_free()
+    sync_names(path.parent)
+
+
+@contextlib.contextmanager
+def durable_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write, and make it durable."""
+    with open(path, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

@@ -378,7 +378,7 @@ def test_arguments_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch, pytest.raises(FormatError, match=r"take 32 GiB, more memory .* renumber"):
         patch.setattr(sys.modules["warpwell.graph.build"], "_memory_of", lambda name: 1 << 30)
         build(chunks([(0, 2**32 - 1)]), out)
-    with pytest.raises(MissingFileError, match="create it first"):
+    with pytest.raises(MissingFileError, match="create the folder first"):
         build(chunks([(0, 1)]), tmp_path / "missing" / "graph.ww")
     (tmp_path / "empty.txt").write_text("# nothing\n")
     with pytest.raises(FormatError, match=r"empty\.txt holds no edge"):
@@ -407,7 +407,8 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
         (tmp_path / "elsewhere").rename(tmp_path / "graph.ww" / name)
     for text, problem in (
         ("{", "JSON"),
-        ("[]", "does not describe"),
+        ("[]", "not a JSON object"),
+        ("{}", "does not describe"),
         (
             '{"format": "warpwell graph", "version": 4}',
             r"version 4, and this Warpwell reads version 3\. Make the graph",

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy.typing as npt
 
 from .._check import checked_integer, checked_nbytes
 from .._npy import npy_writer
-from ..errors import ArgumentError, FormatError, MissingFileError
-from ..replacing import replacing, storage_full, sync_names
+from ..errors import ArgumentError, FormatError
+from ..replacing import durable_file, new_folder, require_replaceable, storage_full
 from .external import VERTEX_LIMIT, Edges, ExternalSort, Vertices, Weights
 from .graph import FORMAT, FORMAT_VERSION, IN_PART, META, ORDERS, OUT_PART, SMALL, WEIGHTS, Graph, Progress
 from .names import Names, write_names
@@ -101,7 +102,12 @@ def build(
     both = undirected or symmetric
     graph = Graph(Path(out), vertices or 0, 0, both, source, checked_weights(weights), in_edges or both, order=order)
     path = Path(os.path.abspath(out))
-    with _new_folder(path, overwrite) as folder, ExternalSort(folder, memory, unique=undirected) as sort:
+    require_free = partial(require_replaceable, path, overwrite, lambda path: (path / META).is_file(), "a graph")
+    with (
+        storage_full(path, _FULL_DISK),
+        new_folder(path, require_free) as folder,
+        ExternalSort(folder, memory, unique=undirected) as sort,
+    ):
         for chunk in edges:
             columns = _convert_chunk(chunk, graph, vertices, drop_weights=weights is False, self_loops=self_loops)
             sort.add(*columns)
@@ -110,31 +116,6 @@ def build(
             report("read", sort.added, 0)
         _write(folder, _describe(graph, sort, vertices), sort, names, memory, report)
     return Graph.open(out)
-
-
-@contextlib.contextmanager
-def _new_folder(path: Path, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` at the end of the block, durably, and is removed if it raises."""
-
-    def refuse() -> None:
-        if not os.path.lexists(path):
-            return
-        if not overwrite:
-            raise ArgumentError(f"{path} exists already; choose another name or overwrite=True (--overwrite)")
-        is_folder = path.is_dir() and not path.is_symlink()
-        if not is_folder or not ((path / META).is_file() or not any(path.iterdir())):
-            raise ArgumentError(f"{path} exists and is not a graph; choose another name, or remove it yourself")
-
-    refuse()
-    if not path.parent.is_dir():
-        raise MissingFileError(f"{path.parent}: no such folder for {path.name}; create it first", path=path.parent)
-    with replacing(path) as part:
-        with storage_full(part, _FULL_DISK):
-            part.mkdir()
-            yield part
-            sync_names(part)
-        refuse()  # Another process may have been faster.
-    sync_names(path.parent)
 
 
 def _write(folder: Path, graph: Graph, sort: ExternalSort, names: Names | None, memory: int, report: Progress) -> None:
@@ -172,12 +153,10 @@ def _write(folder: Path, graph: Graph, sort: ExternalSort, names: Names | None, 
         write_heads(folder, graph, IN_PART if transpose else OUT_PART)
     if names is not None:
         write_names(folder, names, graph.vertices)
-    with open(folder / META, "w", encoding="utf-8") as file:
-        description = {key: value for key, value in asdict(graph).items() if key != "path"}
-        json.dump({"format": FORMAT, "version": FORMAT_VERSION, **description}, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    description = {key: value for key, value in asdict(graph).items() if key != "path"}
+    text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **description}, indent=2)
+    with durable_file(folder / META) as file:
+        file.write(f"{text}\n".encode())
 
 
 def _write_part(folder: Path, graph: Graph, part: tuple[str, str, str], blocks: Iterator[Edges]) -> Graph:

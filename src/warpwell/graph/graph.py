@@ -1,6 +1,5 @@
 """A graph on disk: `Graph`."""
 
-import json
 import operator
 import os
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from .._npy import read_header
 from ..errors import ArgumentError, FormatError, MissingFileError
+from ..json_file import read_json
 from .names import open_names
 
 FORMAT = "warpwell graph"
@@ -298,11 +298,8 @@ def _read_meta(path: Path) -> dict[str, Any]:
     file = path / META
     if not file.is_file():
         raise damaged_graph(path, f"there is no {META}, so it is not a graph of Warpwell")
-    try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
-        raise damaged_graph(file, f"it is not valid JSON ({error})") from error
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+    meta = read_json(file, "a graph of `warpwell graph convert`")
+    if meta.get("format") != FORMAT:
         raise damaged_graph(file, "it does not describe a graph of Warpwell")
     if meta.get("version") != FORMAT_VERSION:
         problem = f"it has format version {meta.get('version')!r}, and this Warpwell reads version {FORMAT_VERSION}"

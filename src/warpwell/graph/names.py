@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from .._check import imported
 from ..errors import ArgumentError, FormatError
+from ..replacing import durable_file
 from .external import Vertices
 
 Names = Collection[str] | Collection[int]
@@ -69,11 +69,8 @@ def write_names(folder: Path, names: Names, vertices: int) -> None:
     distinct = library("pyarrow.compute").count_distinct(column, mode="only_valid").as_py()
     if not distinct == len(names) == vertices:
         raise ArgumentError(f"{vertices} vertices need as many different names, got {distinct}", name="names")
-    with open(folder / NAMES, "wb") as file:
-        with arrow.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table, max_chunksize=_BATCH)
-        file.flush()
-        os.fsync(file.fileno())
+    with durable_file(folder / NAMES) as file, arrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=_BATCH)
 
 
 def open_names(folder: Path, vertices: int) -> Any:

@@ -14,7 +14,7 @@ from . import arrow as pa
 from .arrow_file import ArrowFile
 from .extent import validate
 from .library import line_of
-from .table import Table, table_parts
+from .table import Table, slices, table_parts
 from .zones import CHECKED_BYTES, SUFFIX, compute_zones, file_checksums, load_zones
 
 _MAX_PROBLEMS = 10
@@ -105,7 +105,7 @@ def _problems(path: str, size: int, report: TableCheck, is_folder: bool) -> Iter
                         validate(run.array)
                     except pa.ArrowException as error:
                         yield Problem(path, None, f"column {name!r}, rows from {run.first}: {line_of(error)}")
-            if zones is not None and not zones.equals(compute_zones(table.schema, table.batches())):
+            if zones is not None and not zones.equals(compute_zones(table.schema, slices(table))):
                 yield Problem(path + SUFFIX, None, "differs from the rows: run ww.table.index again")
     except (WarpwellError, OSError) as error:
         if not is_folder and zones is None:

@@ -9,7 +9,7 @@ that file's zones, so that no later one overtakes it.
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,16 @@ from typing import Any
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
 from .._os import clock, file_lock
 from ..errors import ArgumentError, DTypeError, FormatError, MissingFileError, SchemaError, SharingError
-from ..replacing import remove, replacing, storage_full, sync_names
+from ..replacing import (
+    durable_file,
+    new_folder,
+    remove,
+    replacing,
+    require_replaceable,
+    require_writable,
+    storage_full,
+    sync_names,
+)
 from . import arrow as pa
 from .layout import storage_of
 from .library import column_number, line_of
@@ -88,9 +97,9 @@ def convert(
     checked_callable(progress, "progress")
     checked_flag(overwrite, "overwrite")
 
-    def require_free() -> None:  # also after the rows are written, because another process may have been faster
-        _require_free(target, overwrite)
-
+    if target.suffix[1:] in FORMATS and target.suffix not in SUFFIXES:
+        raise ArgumentError(f"{path} cannot be the name of a table: choose NAME.arrow for a file, NAME.ww for a folder")
+    require_free = functools.partial(require_replaceable, target, overwrite, _is_table, "a table")
     require_free()
     has_names = columns is not None and all(isinstance(column, str) for column in columns)
     opened = open_source(source, columns if has_names else None)
@@ -98,13 +107,10 @@ def convert(
         stored = _with_stored_types(opened, columns, codes)
         if target.suffix in SUFFIXES:
             _write_file(target, stored, progress, require_free)
+            sync_names(target.parent)
         else:
-            with replacing(target) as part:
-                part.mkdir()
+            with new_folder(target, require_free) as part:
                 write_parts(part, [_write_file(part / "0.arrow", stored, progress)])
-                sync_names(part)
-                require_free()
-        sync_names(target.parent)
     return open_table(name)
 
 
@@ -144,7 +150,7 @@ def append(
             "append to that",
             path=name,
         )
-    _require_writable(folder)
+    require_writable(folder)
     with _locked(folder, seconds), storage_full(folder, FULL_ADVICE):
         parts = read_parts(name)
         with open_table(name) as table:
@@ -201,15 +207,13 @@ def _write_file(
 def _new_file(path: Path, schema: Any, file_id: str) -> Iterator[Any]:
     """Yield a writer of record batches, and make the file durable."""
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
-    with open(path, "wb") as file:
+    with durable_file(path) as file:
         with pa.ipc.new_file(file, schema, options=options, metadata={FILE_ID: file_id}) as writer:
             yield writer
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _written(source: TableSource, out: Any, progress: Progress | None) -> Iterator[Any]:
-    """Write the rows of a source in batches of about `BATCH_BYTES`, and yield them as they come.
+    """Write the rows of a source in batches of about `BATCH_BYTES`, and yield each of them as a table.
 
     Batches are complete blocks of zones. The dictionary of a column begins with all values of earlier batches.
     """
@@ -217,7 +221,6 @@ def _written(source: TableSource, out: Any, progress: Progress | None) -> Iterat
     dictionaries: list[list[Any]] = [[] for _ in source.schema]
     nbytes = rows = 0
     for batch in source.batches:
-        yield batch
         pending.append(batch)
         rows, nbytes = rows + batch.num_rows, nbytes + batch.nbytes
         if progress is not None:
@@ -225,14 +228,14 @@ def _written(source: TableSource, out: Any, progress: Progress | None) -> Iterat
         if nbytes >= BATCH_BYTES:
             table = pa.Table.from_batches(pending, source.schema)
             complete_rows = len(table) // BLOCK_ROWS * BLOCK_ROWS
-            _write_rows(out, dictionaries, table.slice(0, complete_rows))
+            yield _write_rows(out, dictionaries, table.slice(0, complete_rows))
             table = table.slice(complete_rows)
             pending, nbytes = table.to_batches(), table.nbytes
-    _write_rows(out, dictionaries, pa.Table.from_batches(pending, source.schema))
+    yield _write_rows(out, dictionaries, pa.Table.from_batches(pending, source.schema))
 
 
-def _write_rows(out: Any, dictionaries: list[list[Any]], table: Any) -> None:
-    """Write rows, and add their values to `dictionaries`: of each column, arrays without rows."""
+def _write_rows(out: Any, dictionaries: list[list[Any]], table: Any) -> Any:
+    """Write rows and return them, and add their values to `dictionaries`: of each column, arrays without rows."""
     columns = []
     for number, field in enumerate(table.schema):
         chunks = [*dictionaries[number], *table.column(number).chunks]
@@ -249,8 +252,9 @@ def _write_rows(out: Any, dictionaries: list[list[Any]], table: Any) -> None:
                 problem = f"column {field.name!r} is an ordered dictionary whose values change"
                 raise FormatError(f"{problem}: cast it to its values")
         columns.append(unified)
-    for batch in pa.Table.from_arrays(columns, schema=table.schema).combine_chunks().to_batches():
-        out.write_batch(batch)
+    rows = pa.Table.from_arrays(columns, schema=table.schema).combine_chunks()
+    out.write_table(rows)
+    return rows
 
 
 # -- types -------------------------------------------------------------------------------------------------------------
@@ -404,30 +408,10 @@ def _plain_type(kind: Any) -> Any:
 # -- folders -----------------------------------------------------------------------------------------------------------
 
 
-def _require_free(path: Path, overwrite: bool) -> None:
-    """Raise if a table cannot be written to a path, or would replace something else."""
-    if path.suffix[1:] in FORMATS and path.suffix not in SUFFIXES:
-        raise ArgumentError(f"{path} cannot be the name of a table: choose NAME.arrow for a file, NAME.ww for a folder")
-    if not path.parent.is_dir():
-        raise MissingFileError(f"{path.parent} does not exist: create the folder first", path=path.parent)
-    _require_writable(path.parent)
-    if not os.path.lexists(path):
-        return
-    if not overwrite:
-        raise ArgumentError(f"{path} exists: choose another name, or replace it with overwrite=True (--overwrite)")
-    if path.is_symlink() or not _is_replaceable(path):
-        raise ArgumentError(f"{path} exists and is not a table, so it is not replaced: choose another name")
-
-
-def _require_writable(folder: Path) -> None:
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
-        raise PermissionError(errno.EACCES, "you may not write in this folder", str(folder))
-
-
-def _is_replaceable(path: Path) -> bool:
-    """Return whether a path is a table or an empty folder."""
+def _is_table(path: Path) -> bool:
+    """Return whether a path is a table."""
     if path.is_dir():
-        return is_table_folder(path) or not any(path.iterdir())
+        return is_table_folder(path)
     with open(path, "rb") as file:
         return file.read(6) == b"ARROW1"
 

@@ -19,17 +19,16 @@ from .._check import checked_integer, checked_path, imported
 from ..array import Array
 from ..errors import ClosedError, FormatError, MissingFileError, SharingError, StoreVersionError
 from ..json_file import read_json
-from ..replacing import replacing, storage_full
+from ..replacing import durable_file, replacing, storage_full
 from . import arrow as pa
 from .arrow_file import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent
 from .library import column_number, line_of
 from .where import Selection, where
-from .zones import SUFFIX, PartZones, compute_zones, write_zones
+from .zones import BLOCK_ROWS, SUFFIX, PartZones, compute_zones, write_zones
 
-BATCH_ROWS = 1 << 16
-
+BATCH_ROWS = 8 * BLOCK_ROWS
 
 PARTS = "parts.json"
 """The file of a table's folder that names its Arrow files, in order."""
@@ -134,8 +133,8 @@ class Table:
     def batches(self, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
         """Yield the rows as `pyarrow.RecordBatch` of at most `rows` rows each."""
         checked_integer(rows, "rows")
-        for first in range(0, self.rows, rows):
-            yield from self.arrow(first, min(rows, self.rows - first), columns).to_batches()
+        for part in slices(self, rows, columns):
+            yield from part.to_batches()
 
     def where(self, filters: Any) -> Selection:
         """Return the rows that match; only the columns that decide are read, and nothing is compiled for a query.
@@ -253,6 +252,12 @@ class Table:
                 file.close()
 
 
+def slices(table: Table, rows: int = BATCH_ROWS, columns: list[str | int] | None = None) -> Iterator[Any]:
+    """Yield the rows of a table as `pyarrow.Table` of `rows` rows each, and a last one of fewer."""
+    for first in range(0, table.rows, rows):
+        yield table.arrow(first, min(rows, table.rows - first), columns)
+
+
 def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **options: Any) -> Table:
     """Open a table; nothing is loaded.
 
@@ -360,10 +365,8 @@ def _is_part(part: Any) -> bool:
 
 def write_parts(path: Path, parts: Sequence[dict[str, Any]]) -> None:
     """Replace ``parts.json`` of a folder, atomically and durably."""
-    with replacing(path / PARTS) as part, open(part, "w") as file:
-        file.write(json.dumps({**_FORMAT, "parts": list(parts)}, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with replacing(path / PARTS) as part, durable_file(part) as file:
+        file.write(json.dumps({**_FORMAT, "parts": list(parts)}, indent=1).encode() + b"\n")
 
 
 # -- indexes -----------------------------------------------------------------------------------------------------------
@@ -390,7 +393,7 @@ def index(path: str | os.PathLike[str]) -> None:
         raise FormatError(f"{name} is a folder: its Arrow files are indexed when they are written", path=name)
     zones = Path(name + SUFFIX)
     with storage_full(zones), open_table(name) as table, replacing(zones) as part:
-        write_zones(name, part, table._files[0].id, compute_zones(table.schema, table.batches()))
+        write_zones(name, part, table._files[0].id, compute_zones(table.schema, slices(table)))
 
 
 def _without_ranges(schema: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..kv import crc32c
+from ..replacing import durable_file
 from . import arrow as pa
 from .layout import family_of, storage_of
 from .library import line_of
@@ -179,20 +180,18 @@ def write_zones(path: str, target: Path, file_id: str | None, zones: Zones) -> N
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(zones._batch)
     raw = sink.getvalue().to_pybytes()
-    with open(target, "wb") as file:
+    with durable_file(target) as file:
         file.write(raw + crc32c(raw).to_bytes(4, "little"))
-        file.flush()
-        os.fsync(file.fileno())
 
 
-def compute_zones(schema: Any, batches: Iterable[Any]) -> Zones:
-    """Return the zones of rows, in batches of any lengths, without checksums."""
+def compute_zones(schema: Any, tables: Iterable[Any]) -> Zones:
+    """Return the zones of rows, without checksums; all tables but the last have whole blocks."""
     types = [(number, order_of(field.type)) for number, field in enumerate(schema)]
     orders = {number: order for number, order in types if order is not None}
     blocks: dict[int, list[Any]] = {number: [] for number in orders}
     rows = 0
-    for block in _blocks(schema, batches):
-        rows += block.num_rows
+    for block in (table.slice(first, BLOCK_ROWS) for table in tables for first in range(0, len(table), BLOCK_ROWS)):
+        rows += len(block)
         for number, parts in blocks.items():
             parts.append(_zone(block.column(number), orders[number][1]))
     fields, columns = [], []
@@ -218,20 +217,6 @@ def file_checksums(path: str) -> list[int]:
             if not filled:
                 return checksums
             checksums.append(crc32c(buffer[:filled]))
-
-
-def _blocks(schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield rows as tables of one block each."""
-    pending = None
-    for batch in batches:
-        table = pa.Table.from_batches([batch], schema)
-        pending = table if pending is None else pa.concat_tables([pending, table])
-        complete_rows = pending.num_rows // BLOCK_ROWS * BLOCK_ROWS
-        for first in range(0, complete_rows, BLOCK_ROWS):
-            yield pending.slice(first, BLOCK_ROWS)
-        pending = pending.slice(complete_rows)
-    if pending is not None and pending.num_rows:
-        yield pending
 
 
 def order_of(kind: Any) -> tuple[Any, Any] | None:
