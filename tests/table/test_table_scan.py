@@ -57,7 +57,7 @@ def _first_rows_of_matches(path, schema, names, predicate, n_rows, *rest):
     return _FRAMES(path, schema, names, predicate, kept, *rest)
 
 
-def _last_first(calls, workers):
+def _last_first(calls, workers=None):
     yield from reversed(list(_IN_ORDER(calls, workers)))
 
 
@@ -65,11 +65,11 @@ FAULTS = {
     "rows are counted after the predicate": ("_frames", _first_rows_of_matches),
     "rows of a chunk are taken as those of the table": ("take", lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r)),
     "null is true": ("mask_of", lambda f, p: _EVALUATED(f, p.fill_null(True))),
-    "chunks come in another order": ("_in_order", _last_first),
+    "chunks come in another order": ("in_order", _last_first),
     "columns come in the table's order": ("_frame", lambda n, a: _FRAME(n, a[::-1])),
 }
 _FRAMES, _TAKE, _EVALUATED, _FRAME = module._frames, module.take, module.mask_of, module._frame
-_IN_ORDER = module._in_order
+_IN_ORDER = module.in_order
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,9 +2,8 @@
 
 import os
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warpwell._check import checked_integer
+from warpwell.array.gather import WorkerGroup, in_order
 from warpwell.errors import ArgumentError
 from warpwell.graph.build import build, checked_weights
 from warpwell.graph.external import Edges, Vertices
@@ -134,19 +134,9 @@ def random_edges(
         # GAP begins the block's stream again for its weights.
         return made if weights is None else (*made, _WEIGHERS[weights](np.random.RandomState(number), count))
 
-    blocks = -(-edges // _GAP_BLOCK)
-    threads = min(blocks, len(os.sched_getaffinity(0)), 16)
-    pending: deque[Future[Edges]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
-        for index in range(blocks):
-            pending.append(pool.submit(block, index))
-            if len(pending) > 2 * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    threads = min(len(os.sched_getaffinity(0)), 16)
+    calls = (partial(block, index) for index in range(-(-edges // _GAP_BLOCK)))
+    yield from in_order(calls, WorkerGroup(threads), 2 * threads)
 
 
 def _urand(scale: int) -> Maker:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._check import checked_integer, imported
 from ..errors import ArgumentError, DTypeError
+from . import arrow as pa
 
 _log = logging.getLogger(__package__)
 
@@ -15,6 +16,25 @@ _log = logging.getLogger(__package__)
 def polars() -> Any:
     """Return Polars; raise ArgumentError if it is not installed."""
     return imported("polars", "table")
+
+
+def to_polars(table: Any) -> Any:
+    """Return a `pyarrow.Table` as a `polars.DataFrame`, without a copy if Polars can use Arrow's buffers.
+
+    Raises
+    ------
+    DTypeError
+        Polars does not have a column's type.
+    """
+    library = polars()
+    try:
+        if any(pa.types.is_interval(kind) or pa.types.is_decimal256(kind) for kind in table.schema.types):
+            raise TypeError("it has no intervals and no decimals of 256 bits")  # it would panic, and print the stack
+        return library.from_arrow(table, rechunk=False)
+    except BaseException as error:  # a panic of Polars is not an Exception
+        if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
+            raise
+        raise DTypeError(f"Polars cannot have these columns ({line_of(error)}): take others, or use arrow()") from None
 
 
 def column_number(schema: Any, name: str | int, owner: str) -> int:

@@ -13,8 +13,7 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._os import clock
-from ..array.gather import ChunkedTask, WorkerGroup
-from ..errors import ArgumentError
+from ..array.gather import WorkerGroup, in_order
+from ..errors import ArgumentError, DTypeError
 from . import arrow as pa
-from .library import polars
+from .library import polars, to_polars
 from .predicate import Condition, mask_of
 from .reading import IoCounters, Ranges, read_ranges, set_bits, split_ranges
 from .table import Table, open_table
@@ -35,8 +34,6 @@ from .where import CHUNK_ROWS, DENSE_FRACTION
 
 _log = logging.getLogger(__package__)
 
-MAX_CHUNKS_AHEAD = 4
-"""Maximum chunks that are evaluated ahead of the current chunk."""
 GROUP_ROWS = 1 << 12
 """Matching rows of several chunks that are taken together."""
 EXIT_TIMEOUT_SECONDS = 2.0
@@ -106,12 +103,8 @@ def _schema(table: Table) -> dict[str, Any]:
                 f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the others, with columns="
             )
         try:
-            if pa.types.is_interval(field.type) or pa.types.is_decimal256(field.type):
-                raise TypeError  # Polars would panic, and print the stack
-            schema[field.name] = _frame([field.name], [pa.chunked_array([], type=field.type)]).schema[field.name]
-        except BaseException as error:  # a panic of Polars is not an Exception
-            if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
-                raise
+            schema[field.name] = to_polars(pa.schema([field]).empty_table()).schema[field.name]
+        except DTypeError:
             omitted.append(f"{field.name!r} ({field.type})")
     if omitted:
         _log.warning(
@@ -143,7 +136,7 @@ def _frames(
             is_selected = predicate is None or polars().select(predicate).item() is True
             chunks = _chunks([(0, end)] if is_selected else [], min(CHUNK_ROWS, max_rows))
             read = query.with_readahead(names, chunks)
-            frames = _in_order((partial(query.whole_columns, names, chunk) for chunk in read), None)
+            frames = in_order((partial(query.whole_columns, names, chunk) for chunk in read), None)
         with contextlib.closing(frames):  # before the table
             for frame in frames:
                 if len(frame):
@@ -176,9 +169,9 @@ class _Query:
         is_long = sum(stop - start for start, stop in ranges) > CHUNK_ROWS
         workers = WorkerGroup(len(os.sched_getaffinity(0))) if is_long else None
         chunks = self.with_readahead(self.roots, _chunks(ranges, CHUNK_ROWS))
-        with contextlib.closing(_in_order((partial(self._evaluate, chunk) for chunk in chunks), workers)) as matches:
+        with contextlib.closing(in_order((partial(self._evaluate, chunk) for chunk in chunks), workers)) as matches:
             groups = (partial(self._take_columns, group) for group in _groups(matches))
-            with contextlib.closing(_in_order(groups, workers)) as frames:
+            with contextlib.closing(in_order(groups, workers)) as frames:
                 yield from frames
 
     def with_readahead(self, names: Sequence[str], chunks: Iterable[Ranges]) -> Iterator[Ranges]:
@@ -186,6 +179,7 @@ class _Query:
 
         def read() -> Iterator[Ranges]:
             for chunk in chunks:
+                _park_at_exit()
                 for name in names:
                     read_ranges(self._columns[name], chunk, self._counters)
                 yield chunk
@@ -217,7 +211,7 @@ class _Query:
             if unread := [name for name in names if name not in rows.columns]:
                 row_numbers = np.concatenate([numbers for numbers, _ in sparse])
                 taken = take([self._columns[name] for name in unread], row_numbers, self._counters)
-                rows = rows.hstack(_frame(unread, taken.columns))
+                rows = rows.hstack(to_polars(taken))
             if rows.columns != names:
                 rows = rows.select(names) if names else polars().DataFrame(height=len(rows))
             frames.insert(0, rows)
@@ -232,7 +226,7 @@ class _Query:
             column = self._columns[name]
             parts = [column.runs[k].arrow(first, end - first) for k, first, end in split_ranges(column.runs, chunk)]
             arrays.append(pa.chunked_array(parts, type=column.type))
-        return _frame(names, arrays)
+        return to_polars(pa.table(arrays, names=list(names)))
 
 
 def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
@@ -247,28 +241,6 @@ def _groups(matches: Iterable[_Matches]) -> Iterator[list[_Matches]]:
             group, count = [], 0
     if count:
         yield group
-
-
-def _in_order(calls: Iterable[Callable[[], Any]], workers: WorkerGroup | None) -> Generator[Any, None, None]:
-    """Yield the results of functions in their order; other threads call up to `MAX_CHUNKS_AHEAD` functions ahead."""
-    started: deque[ChunkedTask] = deque()
-    ahead = 0
-    try:
-        for call in calls:
-            _park_at_exit()
-            started.append(ChunkedTask(1, lambda _, call=call: call(), workers))  # type: ignore[misc]
-            if len(started) > ahead:
-                yield started[0].result()
-                started.popleft()
-                ahead = min(ahead + 1, MAX_CHUNKS_AHEAD)
-        while started:
-            yield started[0].result()
-            started.popleft()
-    finally:
-        for task in started:
-            task.cancel()
-        for task in started:
-            task.exception()
 
 
 def _park_at_exit() -> None:
@@ -321,7 +293,3 @@ def _row_numbers(chunk: Ranges, positions: NDArray[np.int64]) -> NDArray[np.int6
     before = np.cumsum([0, *(end - start for start, end in chunk[:-1])])
     which = np.searchsorted(before, positions, "right") - 1
     return np.asarray(positions - before[which] + starts[which])
-
-
-def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:
-    return polars().from_arrow(pa.table(list(arrays), names=list(names)), rechunk=False)

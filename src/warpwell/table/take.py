@@ -16,7 +16,7 @@ from . import arrow as pa
 from .column import Column, ColumnRun
 from .extent import validate
 from .layout import storage_of
-from .library import line_of, polars
+from .library import line_of, to_polars
 from .reading import IoCounters
 
 
@@ -50,15 +50,7 @@ class ColumnBatch:
 
     def polars(self) -> Any:
         """Return the rows as a `polars.DataFrame`; raise DTypeError if Polars does not have a column's type."""
-        library = polars()
-        try:
-            return library.from_arrow(self._table)
-        except BaseException as error:  # a panic of Polars is not an Exception
-            if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
-                raise
-            raise DTypeError(
-                f"Polars cannot have these columns ({line_of(error)}): take others, or use arrow()"
-            ) from None
+        return to_polars(self._table).rechunk()
 
     def numpy(self) -> dict[str, NDArray[Any]]:
         """Return a NumPy array of each column; nulls of numbers are NaN, other nulls None.

@@ -21,7 +21,7 @@ from . import selecting
 from .column import Column, ColumnRun, TableParts
 from .extent import Extent
 from .layout import layout_of
-from .library import polars
+from .library import polars, to_polars
 from .predicate import Condition, IntervalSet, mask_of, pushed_down
 from .reading import ColumnReads, IoCounters, Ranges, read_ranges, set_bits, split_ranges
 from .take import ColumnBatch, plan_take, split_by_run, take
@@ -187,14 +187,14 @@ def where(table: TableParts, filters: Any) -> Selection:
     else:
         names = list(dict.fromkeys(filters.meta.root_names()))
         fields = [pa.field(name, table[name].type) for name in names]
-        schema = polars().from_arrow(pa.schema(fields).empty_table()).schema
+        schema = to_polars(pa.schema(fields).empty_table()).schema
         condition = pushed_down(filters, schema, lambda name: table[name].type)
     rows = _rows_of_condition(table, condition, counters)
     if not condition.is_exact:
         parts = [rows[:0]]
         for start in range(0, len(rows), MAX_FILTER_ROWS):
             candidates = rows[start : start + MAX_FILTER_ROWS]
-            frame = polars().from_arrow(take([table[name] for name in names], candidates, counters))
+            frame = to_polars(take([table[name] for name in names], candidates, counters))
             try:
                 parts.append(candidates[mask_of(frame, filters).to_numpy()])
             except polars().exceptions.PolarsError as error:

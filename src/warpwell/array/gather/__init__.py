@@ -19,7 +19,7 @@ from .api import begin, by_stream, gather, indices_of, new_result
 from .batches import RowBatches, rows
 from .fetch import Pieces, read_ahead
 from .fetch import fetch as fetch_pieces
-from .tasks import ChunkedTask, WorkerGroup
+from .tasks import ChunkedTask, WorkerGroup, in_order
 from .tensors import tensor_of
 
 __all__ = ["RowBatches", "gather", "rows"]

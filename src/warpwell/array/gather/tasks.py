@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from ... import errors
@@ -212,6 +212,38 @@ class ChunkedTask(Future):
                 self.set_result(value)
             else:
                 self.set_exception(self.error)
+
+
+def in_order(
+    calls: Iterable[Callable[[], Any]], group: WorkerGroup | None, max_ahead: int = 4
+) -> Generator[Any, None, None]:
+    """Yield the results of functions in their order, while the threads of a group call the next ones.
+
+    Parameters
+    ----------
+    calls : iterable of callables
+    group : WorkerGroup or None
+        Without a group, each function is called when its result is due.
+    max_ahead : int
+        Maximum number of functions that are called ahead; at the beginning fewer.
+    """
+    started: deque[ChunkedTask] = deque()
+    ahead = 0
+    try:
+        for call in calls:
+            started.append(ChunkedTask(1, lambda _, call=call: call(), group))  # type: ignore[misc]
+            if len(started) > ahead:
+                yield started[0].result()
+                started.popleft()
+                ahead = min(ahead + 1, max_ahead)
+        while started:
+            yield started[0].result()
+            started.popleft()
+    finally:
+        for task in started:
+            task.cancel()
+        for task in started:
+            task.exception()
 
 
 def _cancel_all() -> None:
