@@ -250,7 +250,8 @@ def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
 def test_progress(kron: Graph) -> None:
     steps: list[tuple[str, int, int]] = []
     pagerank(kron, device="cpu", iterations=2, tolerance=0.0, progress=lambda *step: steps.append(step))
-    assert steps == [("compile", 0, 1), ("compile", 1, 1), ("iterate", 0, 2), ("iterate", 1, 2)]
+    assert [step for step in steps if step[0] != "compile"] == [("iterate", 0, 2), ("iterate", 1, 2)]
+    assert steps[:2] == [("compile", 0, 1), ("compile", 1, 1)] and len(steps) == 2 + 3 * 2
     steps.clear()
     assert sssp(kron, 5, device="cpu", progress=lambda *step: steps.append(step)).rounds == steps[-1][1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +155,7 @@ class LoadedGraph:
         shares_cache = self._caller_edges is None and not self.in_memory
         if shares_cache and path.stat().st_size > self.edges.cache.cache_bytes:
             return self._array(path)
-        if path not in self._opened:
-            self._require_open()
-            self._opened[path] = to_device(self.device, np.load(path))
-        return self._opened[path]
+        return self._once(path, lambda: to_device(self.device, np.load(path)))
 
     @property
     def in_offsets(self) -> Any:
@@ -180,28 +177,23 @@ class LoadedGraph:
         require_in_edges(self.graph)
         return path
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"the graph {self.graph.path} is closed: make another LoadedGraph")
+    def _once(self, path: Path, read: Callable[[], Any]) -> Any:
+        """Return what `read` has returned for a file; call it on first use."""
+        if path not in self._opened:
+            if self._closed:
+                raise ClosedError(f"the graph {self.graph.path} is closed: make another LoadedGraph")
+            self._opened[path] = read()
+        return self._opened[path]
 
     def _array(self, path: Path) -> Array:
-        found: Array | None = self._opened.get(path)
-        if found is None:
-            self._require_open()
-            options = self._options
-            first = self._opened.get(self.graph.edges_path)
-            if first is not None and first.tier in ("storage", "host-cached"):
-                options = {"device": self.device, "tier": first.tier, "cache": first.cache}
-            found = self._opened[path] = open_array(path, name=str(path), **options)
-        return found
+        options, first = self._options, self._opened.get(self.graph.edges_path)
+        if first is not None and first.tier in ("storage", "host-cached"):
+            options = {"device": self.device, "tier": first.tier, "cache": first.cache}
+        array: Array = self._once(path, lambda: open_array(path, name=str(path), **options))
+        return array
 
     def _offsets(self, path: Path) -> Any:
-        if path not in self._opened:
-            self._require_open()
-            offsets = np.load(path, mmap_mode="r")
-            _check(offsets, path, self.graph.vertices)
-            self._opened[path] = to_device(self.device, offsets)
-        return self._opened[path]
+        return self._once(path, lambda: to_device(self.device, _checked_offsets(path, self.graph.vertices)))
 
     def close(self) -> None:
         """Close the arrays and drop the offsets (idempotent)."""
@@ -229,8 +221,9 @@ def require_in_edges(graph: Graph) -> None:
         )
 
 
-def _check(offsets: Any, path: Path, vertices: int) -> None:
-    """Raise unless offsets ascend from 0 to the number of edges: kernels compute their work from them."""
+def _checked_offsets(path: Path, vertices: int) -> Any:
+    """Return offsets; raise unless they ascend from 0 to the number of edges: kernels compute their work from them."""
+    offsets = np.load(path, mmap_mode="r")
     for first in range(0, vertices, _CHECKED):
         part = offsets[first : first + _CHECKED + 1]
         falls = np.flatnonzero(part[1:] < part[:-1])
@@ -239,3 +232,4 @@ def _check(offsets: Any, path: Path, vertices: int) -> None:
                 f"{path}: offset {first + int(falls[0]) + 1} is smaller than the previous offset. {AGAIN}",
                 path=path,
             )
+    return offsets

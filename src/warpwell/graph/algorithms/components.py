@@ -137,7 +137,7 @@ def connected_components(
     graph : Graph, LoadedGraph or path-like
         A graph whose edges are stored in both directions.
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"link"`` with passes.
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"link"`` with passes.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
         is a `LoadedGraph`.
@@ -170,20 +170,6 @@ class _Components(Work):
         self.items = zeros(where, max_items(vertices, self.graph.edges))
         self.picks = zeros(where, min(SAMPLES, vertices))
 
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing: every vertex is its own parent."""
-        return [
-            (_link_heads, self.loaded.heads, self.loaded.offsets, self.parents, 0, self.counters),
-            (_link_neighbours, self.loaded.edges, self.loaded.offsets, self.parents, self.items, 0, self.counters),
-            (list_items, *self._outside(0, 0)),
-            (_compress, self.parents, 0),
-            (_sample, self.parents, 1, 0, self.picks),
-        ]
-
-    def _outside(self, label: int, end: int) -> tuple[Any, ...]:
-        """Return the arguments of `list_items` for vertices below `end` with another label and edges not in heads."""
-        return self.loaded.offsets, self.parents, label, 0, 0, end, HEAD + 1, self.items, 0, self.counters
-
     def run(self, run: Run, report: Progress) -> None:
         """Link the first neighbours, then the other neighbours of vertices outside of the largest component."""
         loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
@@ -201,7 +187,8 @@ class _Components(Work):
     def _link_outside(self, run: Run, label: int) -> None:
         """Link vertices that do not have a label with all their neighbours."""
         loaded, vertices, parents = self.loaded, self.graph.vertices, self.parents
-        run.launch(list_items, vertices, *self._outside(label, vertices))
+        outside = label, 0, 0, vertices, HEAD + 1  # vertices with another label, and edges that are not in heads
+        run.launch(list_items, vertices, loaded.offsets, parents, *outside, self.items, 0, self.counters)
         count = int(run.read(self.counters)[ITEMS])
         arguments = loaded.edges, loaded.offsets, parents, self.items, count, self.counters
         run.launch(_link_neighbours, count * loaded.warp, *arguments)

@@ -106,7 +106,7 @@ def pagerank(
     iterations : int, default 100
         Maximum number of iterations.
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"iterate"`` with
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"iterate"`` with
         iterations.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
@@ -154,15 +154,6 @@ class _PageRank(Work):
         self.totals = zeros(where, 2 * (iterations + 1), np.float64)
         self.threads = min(up_to_warps(n, loaded.warp), WARPS * loaded.warp)
 
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing."""
-        empty = zeros(self.device, 0, np.float64)
-        return [
-            (list_items, *self._listing(0, 0, 0)),
-            (_gather, *self._gathering(0, (0, 0))),
-            (_step, self.loaded.offsets, empty, empty, empty, 0.0, 0.0, self.loaded.warp, 0, 1, self.totals),
-        ]
-
     def run(self, run: Run, report: Progress) -> None:
         """Iterate until the change is below the tolerance."""
         loaded, n = self.loaded, self.graph.vertices
@@ -177,7 +168,8 @@ class _PageRank(Work):
             for window in loaded.windows(loaded.in_edges):
                 if listed is None or window != (0, self.graph.edges):
                     listed = self._list(run, *vertices_of(offsets, window))
-                run.launch(_gather, listed * loaded.warp, *self._gathering(listed, window))
+                edges = loaded.in_edges, loaded.in_offsets, self.items, listed, window
+                run.launch(_gather, listed * loaded.warp, *edges, self.shares, self.sums, self.counters)
             self.rounds += 1
             self._step(run, (1 - self.damping) / n + self.damping * lost / n)
             self.change, lost = (float(x) for x in run.read(self.totals)[2 * self.rounds : 2 * self.rounds + 2])
@@ -196,15 +188,7 @@ class _PageRank(Work):
     def _list(self, run: Run, vertex: int, end: int) -> int:
         """List the items of vertices [vertex, end), and return their number."""
         before = int(run.read(self.counters)[ITEMS])
-        run.launch(list_items, end - vertex, *self._listing(vertex, end, -before))
+        offsets = self.loaded.in_offsets  # also as labels: none is -1
+        arguments = offsets, offsets, -1, 0, vertex, end, 1, self.items, -before, self.counters
+        run.launch(list_items, end - vertex, *arguments)
         return int(run.read(self.counters)[ITEMS]) - before
-
-    def _listing(self, vertex: int, end: int, base: int) -> tuple[Any, ...]:
-        """Return the arguments of `list_items` for vertices [vertex, end): no offset is -1."""
-        offsets = self.loaded.in_offsets
-        return offsets, offsets, -1, 0, vertex, end, 1, self.items, base, self.counters
-
-    def _gathering(self, count: int, window: tuple[int, int]) -> tuple[Any, ...]:
-        """Return the arguments of `_gather` for a number of items."""
-        edges = self.loaded.in_edges, self.loaded.in_offsets, self.items, count, window
-        return *edges, self.shares, self.sums, self.counters

@@ -71,10 +71,6 @@ class Work:
         self.loaded, self.graph, self.device, self.arrays = loaded, loaded.graph, loaded.device, arrays
         self.counters = zeros(loaded.device, N_COUNTERS)
 
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing."""
-        raise NotImplementedError
-
     def run(self, run: Run, report: Progress) -> None:
         """Run the algorithm."""
         raise NotImplementedError
@@ -109,14 +105,10 @@ def execute(
 def measure(work: Work, loaded: LoadedGraph, progress: Progress | None) -> Result:
     """Run an algorithm, and return its result in the given numbers."""
     report = progress or (lambda stage, done, total: None)
-    report("compile", 0, 1)
-    for kernel, *arguments in work.idle_launches():
-        kernel[loaded.warp if kernel.block is None else 1](*arguments, device=loaded.device)
-    report("compile", 1, 1)
     before, started = loaded.edges.stats, time.perf_counter()
-    with Run(loaded, *work.arrays) as run:
+    with Run(loaded, report, *work.arrays) as run:
         work.run(run, report)
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - run.compile_seconds
     bad, graph = int(to_host(work.counters)[BAD]), loaded.graph
     if bad:
         message = f"{graph.path}: {bad} destinations are outside of 0 to {graph.vertices - 1}. {AGAIN}"
@@ -136,12 +128,22 @@ class Run:
     Parameters
     ----------
     loaded : LoadedGraph
+    report : callable
+        Is called before and after a kernel is compiled, when it is first launched.
     *arrays : Array
         The arrays of the graph that its kernels index.
+
+    Attributes
+    ----------
+    compile_seconds : float
+        Time for compiling kernels so far.
     """
 
-    def __init__(self, loaded: LoadedGraph, *arrays: Array) -> None:
+    def __init__(self, loaded: LoadedGraph, report: Progress, *arrays: Array) -> None:
         self.loaded = loaded
+        self.compile_seconds = 0.0
+        self._report = report
+        self._compiled: set[Kernel] = set()
         self._arrays = arrays
         self._flag = LaunchFlag(loaded.device)
         self._started: list[Any] = []
@@ -191,6 +193,8 @@ class Run:
         if reads:
             self._begin()
         views = [self._views.get(id(a), a) for a in args]
+        if kernel not in self._compiled:
+            self._compile(kernel, shape, views)
         if self._series is not None:
             self._series.launch(kernel, (shape,), views)
             if reads and not self.loaded.in_memory:
@@ -199,6 +203,20 @@ class Run:
         is_interpreted = self.loaded.device == "interp"
         services = [step for array in self._arrays for step in array.interp_services()] if is_interpreted else ()
         kernel[shape](*views, device=self.loaded.device, flag=self._flag, aborts=self._arrays, services=services)
+
+    def _compile(self, kernel: Kernel, shape: int, views: list[Any]) -> None:
+        """Compile a kernel for arguments of these types."""
+        started = time.perf_counter()
+        self._report("compile", 0, 1)
+        if self._series is not None:
+            self._series.compile(kernel, (shape,), views)
+        elif self.loaded.device == "cpu":
+            from ...targets.compiler import compile_launch
+
+            compile_launch(kernel, views)
+        self._compiled.add(kernel)
+        self.compile_seconds += time.perf_counter() - started
+        self._report("compile", 1, 1)
 
     @property
     def failed(self) -> bool:

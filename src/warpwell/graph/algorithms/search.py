@@ -344,7 +344,7 @@ def bfs(
     source : int
         The vertex to start from.
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"search"`` with the
         current level and a total of 0, as it is not known. In memory, levels of few edges that follow one another are
         visited in one launch, and only the first of them is reported.
     **options
@@ -399,24 +399,6 @@ class _Search(Work):
         """Vertices of the frontier and their edges."""
         self.left = self.graph.edges - degree
         """Edges of the vertices that are not found."""
-
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing."""
-        loaded, state = self.loaded, (self.loaded.offsets, self.levels, self.visited)
-        push = loaded.edges, *state, self.items, 0, 0, 0, 0
-        launches: list[tuple[Any, ...]] = [(_push, *push, self.counters), (list_items, *self._listing(0, 0))]
-        if loaded.in_memory:
-            launches.append((_push_levels, *push, 0, self.counters))
-        if self.graph.in_edges:
-            inputs, scalars = (loaded.in_offsets, *state, self.after), (0, 0, 1, self.counters)
-            if not loaded.on_device:
-                launches.append((_pull_heads, loaded.heads, *inputs, *scalars))
-            if loaded.in_memory:
-                launches.append((_pull, loaded.in_edges, *inputs, self.after, HEAD, *scalars))
-            else:
-                launches.append((_list_undecided, *self._undecided(0)))
-                launches.append((_pull_items, loaded.in_edges, *inputs, self.items, 0, 0, self.counters))
-        return launches
 
     def run(self, run: Run, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -481,21 +463,18 @@ class _Search(Work):
         if undecided_edges // self.loaded.page_items > pages:
             return self._push(self.after)
         # Vertices of one degree have neighbouring edges, so they can have far fewer pages than there are vertices.
-        self._run.launch(_list_undecided, vertices, *self._undecided(vertices))
+        page_bits = loaded.page_items.bit_length() - 1
+        page_set = zeros(self.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
+        state = loaded.in_offsets, self.after, self.items, vertices, -int(self.counts[ITEMS])
+        self._run.launch(_list_undecided, vertices, *state, page_set, page_bits, self.counters)
         listed = self._read()
         if listed[UNDECIDED_PAGES] > pages:
             return self._push(self.after)
         count = int(listed[ITEMS])
-        state = loaded.in_edges, loaded.in_offsets, loaded.offsets, self.levels, self.visited, self.after, self.items
-        self._run.launch(_pull_items, count, *state, count, self.level + 1, self.counters)
+        graph = loaded.in_edges, loaded.in_offsets, loaded.offsets
+        sets = self.levels, self.visited, self.after, self.items
+        self._run.launch(_pull_items, count, *graph, *sets, count, self.level + 1, self.counters)
         return self._read()
-
-    def _undecided(self, vertices: int) -> tuple[Any, ...]:
-        """Return the arguments of `_list_undecided` for a number of vertices, with an empty set of pages."""
-        page_bits = self.loaded.page_items.bit_length() - 1
-        pages = zeros(self.device, count_words((self.graph.edges >> page_bits) + 1), np.uint32)
-        base = -int(self.counts[ITEMS])
-        return self.loaded.in_offsets, self.after, self.items, vertices, base, pages, page_bits, self.counters
 
     def _pull_all(self, reached: Any, skip: int) -> NDArray[np.int64]:
         """Look at all neighbours, except for the first `skip`, of vertices outside of a set."""
@@ -510,16 +489,13 @@ class _Search(Work):
         )
         return self._read()
 
-    def _listing(self, end: int, base: int) -> tuple[Any, ...]:
-        """Return the arguments of `list_items` for the vertices of the frontier below `end`."""
-        return self.loaded.offsets, self.levels, self.level, 1, 0, end, 1, self.items, base, self.counters
-
     def _list(self) -> tuple[int, int]:
         """Return the first and last item of the frontier, and list them if they are not."""
         if self.listed is not None:
             return self.listed
-        vertices = self.graph.vertices
-        self._run.launch(list_items, vertices, *self._listing(vertices, -int(self.counts[ITEMS])))
+        vertices, labels = self.graph.vertices, (self.loaded.offsets, self.levels, self.level)
+        base = -int(self.counts[ITEMS])
+        self._run.launch(list_items, vertices, *labels, 1, 0, vertices, 1, self.items, base, self.counters)
         return 0, int(self._read()[ITEMS])
 
     def _push(self, visited: Any, several: bool = False) -> NDArray[np.int64]:

@@ -164,7 +164,7 @@ def sssp(
         Width of a bucket, above 0. By default 32 mean weights divided by the mean degree: wide buckets follow edges
         that do not count, narrow ones need more launches.
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"search"`` with the
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"search"`` with the
         round and a total of 0, as it is not known.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
@@ -244,12 +244,6 @@ class _Paths(Work):
         self.waiting = to_device(where, bits)
         self.counters = zeros(where, N_COUNTERS)
 
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing."""
-        word_count = count_words(self.graph.vertices)
-        select = self.loaded.offsets, self.distances, self.waiting, 0.0, self.items, 0, word_count, 1
-        return [(_relax, *self._relaxing(0)), (_select, *select, self.nearest, self.counters)]
-
     def run(self, run: Run, report: Progress) -> None:
         """Follow edges, bucket after bucket."""
         self._search(run, report)
@@ -282,12 +276,9 @@ class _Paths(Work):
                 self.rounds += 1
                 report("search", self.rounds, 0)
             # Without items it only resets `nearest`.
-            run.launch(_relax, max(1, min(count, self.warps)) * loaded.warp, *self._relaxing(count))
-
-    def _relaxing(self, count: int) -> tuple[Any, ...]:
-        """Return the arguments of `_relax` for a number of items."""
-        edges = self.loaded.edges, self.weights, self.loaded.offsets, self.distances, self.waiting, self.items
-        return *edges, count, self.staged, self.warps, self.zero, self.no_path, self.nearest, self.counters
+            edges = loaded.edges, self.weights, loaded.offsets, self.distances, self.waiting, self.items
+            limits = self.warps, self.zero, self.no_path, self.nearest, self.counters
+            run.launch(_relax, max(1, min(count, self.warps)) * loaded.warp, *edges, count, self.staged, *limits)
 
     def result(self) -> tuple[NDArray[Any], int, int]:
         """Return the distances, the number of vertices with a path, and the rounds."""

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from ...array import atomic_add
 from ...targets import device, empty, kernel, to_device, to_host, zeros
-from ...targets.primitives import activemask, ballot, div, grid, lane_id, popc, reduce_warp, warp_size
+from ...targets.primitives import activemask, ballot, div, grid, i64, lane_id, popc, reduce_warp, warp_size
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph
 from .components import require_undirected
 from .run import Result, Run, Work, execute
-from .work_items import neighbour_at, vertex_at, vertex_dtype, vertices_of
+from .work_items import neighbour_at, vertex_dtype, vertices_of
 
 TRIANGLES = 0
 """Counter: triangles."""
@@ -60,17 +60,17 @@ def _orient(edges, offsets, vertex, end, window, writes, successors, cursors, co
 
 
 @device
-def _holds(successors, first, end, vertex):
-    """Return True if an ascending part of `successors` has a vertex (thread)."""
-    low = first
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if successors[middle] < vertex:
-            low = middle + 1
+def _upper_bound(values, low, high, key):
+    """Return the first index in [low, high) of ascending values with a value above a key, or `high` (thread)."""
+    first = i64(low)
+    end = i64(high)
+    while first < end:
+        middle = (first + end) >> 1
+        if values[middle] <= key:
+            first = middle + 1
         else:
-            high = middle
-    return low < end and successors[low] == vertex
+            end = middle
+    return first
 
 
 @device
@@ -80,8 +80,10 @@ def _common(successors, first, end, second, second_end):
     found = 0
     while at < end:
         vertex = successors[at]
-        if (at == first or successors[at - 1] != vertex) and _holds(successors, second, second_end, vertex):
-            found += 1
+        if at == first or successors[at - 1] != vertex:
+            bound = _upper_bound(successors, second, second_end, vertex)
+            if bound > second and successors[bound - 1] == vertex:
+                found += 1
         at += warp_size()
     return found
 
@@ -94,7 +96,7 @@ def _count(successors, starts, edges, counters):
     found = 0
     v = 0
     if at < stop:
-        v = vertex_at(starts, at, starts.size - 1)
+        v = _upper_bound(starts, 0, starts.size, at) - 1
     while at < stop:
         while starts[v + 1] <= at:
             v += 1
@@ -127,7 +129,7 @@ def triangles(graph: Graph | LoadedGraph | str | Path, *, progress: Progress | N
     graph : Graph, LoadedGraph or path-like
         A graph whose edges are stored in both directions.
     progress : callable, optional
-        Called as ``progress(stage, done, total)``: ``"compile"`` (0 and 1 of 1), then ``"count"`` with passes.
+        Called as ``progress(stage, done, total)``: ``"compile"`` (0, 1 of 1) for each kernel; ``"count"`` with passes.
     **options
         ``device``, ``tier``, ``cache``, ``page_size``, ``stats`` and more, as for `LoadedGraph`; not allowed if `graph`
         is a `LoadedGraph`.
@@ -158,12 +160,6 @@ class _Triangles(Work):
     def __init__(self, loaded: LoadedGraph) -> None:
         super().__init__(loaded, loaded.edges)
         self.dtype = vertex_dtype(self.graph.vertices)
-
-    def idle_launches(self) -> list[tuple[Any, ...]]:
-        """Return each kernel with arguments with which a launch changes nothing."""
-        successors, starts = empty(self.device, 1, self.dtype), zeros(self.device, 2)
-        orient = self.loaded.edges, self.loaded.offsets, 0, 0, (0, 0), 0, successors, starts, self.counters
-        return [(_orient, *orient), (_count, successors, starts, 0, self.counters)]
 
     def run(self, run: Run, report: Progress) -> None:
         """Orient the edges in two passes, then count."""

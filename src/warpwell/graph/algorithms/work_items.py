@@ -155,20 +155,6 @@ def list_items(offsets, labels, label, matches, vertex, end, min_degree, items, 
 
 
 @device
-def vertex_at(offsets, edge, vertices):
-    """Return the source vertex of an edge (thread)."""
-    low = i64(0)
-    high = i64(vertices)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if offsets[middle] <= edge:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@device
 def segment_of(item, offsets):
     """Return the vertex of an item, and the first edge and the end of its segment (thread)."""
     vertex = item >> SEGMENT_BITS

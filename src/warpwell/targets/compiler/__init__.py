@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .code_cache import cache_folder, cache_key
     from .compiled import dispatcher
     from .compiling import compilation_logger
-    from .run_cpu import load_cpu
+    from .run_cpu import compile_launch, load_cpu
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
 
 __all__ = ["intrinsics_for"]
@@ -41,7 +41,7 @@ _FROM = {
     "code_cache": "cache_folder cache_key",
     "compiled": "dispatcher",
     "compiling": "compilation_logger",
-    "run_cpu": "load_cpu",
+    "run_cpu": "compile_launch load_cpu",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
 }
 __getattr__, __dir__ = on_first_use(

@@ -212,14 +212,17 @@ class Series:
         self._kernels: dict[Any, tuple[CompiledKernel, Prepared, list[slice], list[Any]]] = {}
         self._flat: dict[int, tuple[Any, NDArray[np.int64]]] = {}
 
-    def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
-        """Start a launch."""
+    def compile(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Compile a kernel for launches with arguments of the types of these values."""
         values = [*values, self._flag.address] if reads_launch_flag(kernel) else values
-        if kernel not in self._kernels:
-            compiled_kernel = _compiled_for(kernel, len(shape), values)
-            slots = compiled_kernel.slots(values)
-            prepared = compiled_kernel.prepare([0] * sum(slot.stop - slot.start for slot in slots))
-            self._kernels[kernel] = compiled_kernel, prepared, slots, [None] * len(values)
+        compiled_kernel = _compiled_for(kernel, len(shape), values)
+        slots = compiled_kernel.slots(values)
+        prepared = compiled_kernel.prepare([0] * sum(slot.stop - slot.start for slot in slots))
+        self._kernels[kernel] = compiled_kernel, prepared, slots, [None] * len(values)
+
+    def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
+        """Start a launch of a kernel that is compiled."""
+        values = [*values, self._flag.address] if reads_launch_flag(kernel) else values
         compiled_kernel, prepared, slots, last = self._kernels[kernel]
         arguments = prepared.values
         for k, value in enumerate(values):
