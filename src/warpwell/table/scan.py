@@ -103,7 +103,9 @@ def _schema(table: Table) -> dict[str, Any]:
                 f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the others, with columns="
             )
         try:
-            schema[field.name] = to_polars(pa.schema([field]).empty_table()).schema[field.name]
+            schema[field.name] = to_polars(pa.table([pa.chunked_array([], field.type)], names=[field.name])).schema[
+                field.name
+            ]
         except DTypeError:
             omitted.append(f"{field.name!r} ({field.type})")
     if omitted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -186,10 +187,10 @@ def where(table: TableParts, filters: Any) -> Selection:
         condition = Condition.from_filters(filters, lambda name: table[name].type)
     else:
         names = list(dict.fromkeys(filters.meta.root_names()))
-        fields = [pa.field(name, table[name].type) for name in names]
-        schema = to_polars(pa.schema(fields).empty_table()).schema
+        schema = to_polars(pa.table([pa.chunked_array([], table[name].type) for name in names], names=names)).schema
         condition = pushed_down(filters, schema, lambda name: table[name].type)
-    rows = _rows_of_condition(table, condition, counters)
+    found = [_rows_of_sets(table, sets, counters) for sets in condition.conjunctions]
+    rows = functools.reduce(np.union1d, found) if found else np.zeros(0, np.int64)
     if not condition.is_exact:
         parts = [rows[:0]]
         for start in range(0, len(rows), MAX_FILTER_ROWS):
@@ -201,15 +202,6 @@ def where(table: TableParts, filters: Any) -> Selection:
                 raise ArgumentError(f"Polars cannot evaluate the expression: {error!s:.300}", name="filters") from None
         rows = np.concatenate(parts)
     return Selection(table, rows, counters)
-
-
-def _rows_of_condition(table: TableParts, condition: Condition, counters: IoCounters) -> NDArray[np.int64]:
-    """Return the rows that match one of the conjunctions."""
-    rows = np.zeros(0, np.int64)
-    for number, sets in enumerate(condition.conjunctions):
-        found = _rows_of_sets(table, sets, counters)
-        rows = np.union1d(rows, found) if number else found
-    return rows
 
 
 def _rows_of_sets(table: TableParts, sets: Mapping[str, IntervalSet], counters: IoCounters) -> NDArray[np.int64]:
