@@ -207,6 +207,85 @@ def into_column(kv, key, columns, told):
     told[grid(1)] = kv.retrieve(key, columns[:, 0])
 
 
+RAGGED = {
+    "ok": "bool",
+    "img": ("uint8", (None,)),
+    "label": "int64",
+    "name": "str",
+    "boxes": ("float32", (None, 3)),
+    "grid": ("int16", (2, 3)),
+}
+
+
+def ragged_records(count: int) -> dict[str, Any]:
+    """Return records of `RAGGED`, with images of 0 to 18,000 bytes."""
+    random = np.random.default_rng(0)
+    return {
+        "ok": np.arange(count) % 2 == 0,
+        "img": [random.integers(0, 256, n, np.uint8) for n in random.integers(0, 18_000, count)],
+        "label": np.arange(count) - 3,
+        "name": ["é" * (k % 5) for k in range(count)],
+        "boxes": [np.full((k % 4, 3), k, np.float32) for k in range(count)],
+        "grid": np.arange(6 * count, dtype=np.int16).reshape(count, 2, 3),
+    }
+
+
+def reduced(records: dict[str, Any], k: int) -> list[float]:
+    """Return what `reduce_fields` writes for a record."""
+    named = {name: column[k] for name, column in records.items()}
+    text = named["name"].encode()
+    sums = [int(named["img"].sum(dtype=np.int64)), named["label"], len(text), text[-1] if text else 0]
+    return [named["ok"], *sums, len(named["boxes"]), named["boxes"].sum(), named["grid"][1, 2], named["grid"].size]
+
+
+@kernel
+def reduce_fields(kv, keys, rows, sizes, out):
+    """Retrieve a record of `RAGGED` a thread, and reduce its fields to numbers."""
+    i = grid(1)
+    row = rows[i]
+    sizes[i] = kv.retrieve(keys[i], row)
+    if kv.field(row, "ok"):
+        out[i, 0] = 1
+    img = kv.field(row, "img")
+    total = 0
+    for k in range(img.size):
+        total += img[k]
+    out[i, 1] = total
+    out[i, 2] = kv.field(row, "label")
+    name = kv.field(row, "name")
+    out[i, 3] = len(name)
+    if len(name) > 0:
+        out[i, 4] = name[len(name) - 1]
+    boxes = kv.field(row, "boxes")
+    out[i, 5] = boxes.shape[0]
+    corners = 0.0
+    for a in range(boxes.shape[0]):
+        for b in range(boxes.shape[1]):
+            corners += boxes[a, b]
+    out[i, 6] = corners
+    cells = kv.field(row, "grid")
+    out[i, 8] = cells.size
+    if cells.size > 0:
+        out[i, 7] = cells[1, 2]
+
+
+@kernel
+def overwrite_labels(kv, keys, rows, labels):
+    """Change a field of a row in place."""
+    i = grid(1)
+    kv.retrieve(keys[i], rows[i])
+    img = kv.field(rows[i], "img")
+    img[0] = 77
+    labels[i] = kv.field(rows[i], "img")[0]
+
+
+@kernel
+def unknown_field(kv, keys, rows, out):
+    """Name a field that the schema does not have."""
+    i = grid(1)
+    out[i] = kv.field(rows[i], "picture")
+
+
 def random_keys(seed: int, count: int) -> list[bytes]:
     """Return keys of 1 to 16 bytes, and among them many that differ in their length or one byte alone."""
     random = np.random.default_rng(seed)

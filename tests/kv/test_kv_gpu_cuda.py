@@ -74,6 +74,22 @@ def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.
         load.check_rows(rows, sizes, keys, records)
 
 
+@pytest.mark.parametrize("options", [{}, {"cache": "4MiB", "value_bytes": "20KiB"}, {"returns": "queue"}])
+def test_kernels_read_fields_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    records = load.ragged_records(300)
+    with kv.create(tmp_path / "a.kv", schema=load.RAGGED) as store:
+        store.put_many(np.arange(300), records)
+    keys = np.arange(310)
+    with opened(tmp_path / "a.kv", **options) as store:
+        for nbytes in (18_200, 18_200, 3001):
+            rows, sizes = arrays(310, nbytes)
+            out = np.zeros((310, 9))
+            load.reduce_fields[310](store, keys, rows, sizes, out)
+            assert (sizes[300:] == -1).all()
+            for k in np.flatnonzero(sizes[:300] <= nbytes).tolist():
+                assert out[k].tolist() == load.reduced(records, k)
+
+
 @pytest.mark.parametrize("cache", [None, "1MiB"])
 def test_a_schema_and_its_arrays(tmp_path: Path, cache: str | None) -> None:
     x = np.random.default_rng(0).integers(0, 255, (500, 8, 8), dtype=np.uint8)

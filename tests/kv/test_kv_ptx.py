@@ -7,6 +7,7 @@ import pytest
 from tests.harness import kv_device as load
 from tests.harness.key_value_load import keep_all_busy, retrieve_checked
 
+from warpwell.kv import Schema
 from warpwell.kv.device import batch, kernel_view
 from warpwell.kv.device.kernel_view import KernelStore
 from warpwell.targets.compiler import run_cuda
@@ -152,6 +153,14 @@ def test_kernels_that_use_a_store_call_and_do_no_more(kernel: object, arguments:
     assert "call" in text
     # the rings are touched by the linked functions alone
     assert "ld.acquire.sys" not in text and "st.release.sys" not in text
+
+
+def test_fields_are_read_in_the_kernel() -> None:
+    store = KernelStore(Schema(load.RAGGED), {"core": 0})
+    text = run_cuda.ptx(load.reduce_fields, (store, WORDS, ROWS, WORDS, np.zeros((4, 9))))
+    assert set(re.findall(r"\.extern \.func .*?(warpwell_\w+)\n", text)) == {"warpwell_kv_device_kernel_view_run"}
+    # rows may begin at any address: no load of a field is wider than a byte
+    assert "ld.global.u8" in text and not re.search(r"ld\.global\.(u16|u32|f32|s16|b32)", text)
 
 
 def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tests.harness import kv_device as load
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli import main
 from warpwell.kv import Ragged
+from warpwell.kv.convert import importers
 from warpwell.kv.convert.exporters import to_folder, to_npz
-from warpwell.kv.convert.importers import load, open_source
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
 IMAGES = {"img": ("uint8", (None,)), "label": "int64", "name": "str", "raw": "bytes", "boxes": ("float32", (None, 3))}
@@ -354,9 +355,9 @@ def test_dump_and_load(store: ww.kv.Store, tmp_path: Path, monkeypatch: pytest.M
         assert bytes(dump["name"]) == b"".join(text.encode() for text in store.get_many(store.list())[0]["name"])
         for name, array in dump.items():
             assert np.array_equal(np.load(tmp_path / "folder" / f"{name}.npy"), array)
-    source = open_source(tmp_path / "a.npz")
+    source = importers.open_source(tmp_path / "a.npz")
     with ww.kv.create(tmp_path / "again.kv", schema=source.schema) as again:
-        assert load(source, again).records == 5
+        assert importers.load(source, again).records == 5
         assert again.schema == store.schema and again.list() == store.list()
         ours, theirs = again.get_many(store.list())[0], store.get_many(store.list())[0]
         assert all(np.array_equal(ours[n], theirs[n]) if n == "label" else ours[n] == theirs[n] for n in ours)
@@ -398,3 +399,87 @@ def test_a_store_without_a_schema_takes_ragged_values(tmp_path: Path) -> None:
             store.put_many([1, 2, 3], pa.array([b"a", b""]))
         with pytest.raises(errors.ArgumentError, match="no schema"):
             store.get_many([1], fields=["a"])
+
+
+# -- kernels ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder, records = tmp_path_factory.mktemp("ragged"), load.ragged_records(60)
+    with ww.kv.create(folder / "a.kv", schema=load.RAGGED, shards=[folder / "s0", folder / "s1"]) as store:
+        store.put_many(np.arange(60), records)
+    return folder / "a.kv", records
+
+
+@pytest.mark.parametrize(
+    ("device", "count", "options"),
+    [
+        ("cpu", 60, {}),
+        ("cpu", 60, {"value_bytes": 512}),
+        ("cpu", 60, {"returns": "queue"}),
+        ("cpu", 60, {"cache": "1MiB", "value_bytes": "20KiB"}),
+        ("interp", 6, {"value_bytes": "20KiB"}),
+    ],
+)
+def test_kernels_read_fields_by_name(images: Any, device: str, count: int, options: dict[str, Any]) -> None:
+    path, records = images
+    keys = np.arange(count + 1)
+    keys[count] = 1000  # absent
+    with ww.kv.open(path, device=device, **options) as kv:
+        for _ in range(1 + ("cache" in options)):
+            rows, sizes = np.zeros((count + 1, 18_200), np.uint8), np.zeros(count + 1, np.int64)
+            out = np.zeros((count + 1, 9))
+            load.reduce_fields[count + 1](kv, keys, rows, sizes, out)
+            assert out[:count].tolist() == [load.reduced(records, k) for k in range(count)]
+            assert sizes[count] == -1 and out[count].tolist() == [0] * 8 + [6]
+
+
+@pytest.mark.parametrize(("device", "count"), [("cpu", 60), ("interp", 4)])
+def test_fields_beyond_the_end_of_a_row_are_empty(images: Any, device: str, count: int) -> None:
+    path, records = images
+    with ww.kv.open(path, device=device) as kv:
+        for nbytes in (1, 5, kv.schema.nbytes - 1, kv.schema.nbytes, 3000):
+            # an odd stride: fields need no alignment
+            rows, sizes = np.zeros((count, nbytes), np.uint8), np.zeros(count, np.int64)
+            out = np.zeros((count, 9))
+            load.reduce_fields[count](kv, np.arange(count), rows, sizes, out)
+            for k in range(count):
+                expected = load.reduced(records, k)
+                fits = nbytes >= kv.schema.nbytes
+                assert out[k, [0, 2, 7, 8]].tolist() == [expected[j] * fits for j in (0, 2, 7, 8)]
+                end = kv.schema.nbytes + len(records["img"][k])
+                assert out[k, 1] == (expected[1] if end <= nbytes else 0)
+                assert sizes[k] > nbytes or out[k].tolist() == expected
+            random = np.random.default_rng(nbytes).integers(0, 256, rows.shape, np.uint8)
+            load.reduce_fields[count](kv, np.full(count, 1000), random, sizes, out)  # absent: whatever was in the rows
+            assert (sizes == -1).all()
+
+
+def test_kernels_change_fields_in_place(images: Any) -> None:
+    with ww.kv.open(images[0], device="cpu") as kv:
+        rows, labels = np.zeros((3, 18_200), np.uint8), np.zeros(3, np.int64)
+        load.overwrite_labels[3](kv, np.arange(3), rows, labels)
+        assert labels.tolist() == [77] * 3 and (rows[:, kv.schema.nbytes] == 77).all()
+
+
+def test_fields_that_kernels_cannot_read(images: Any, tmp_path: Path) -> None:
+    arguments = np.arange(2), np.zeros((2, 64), np.uint8), np.zeros(2)
+    with ww.kv.open(images[0], device="cpu") as kv:
+        with pytest.raises(errors.CompileError, match=r"'picture' is not in the schema, which has .*'img'"):
+            load.unknown_field[2](kv, *arguments)
+    ww.kv.create(tmp_path / "b.kv").close()
+    ww.kv.create(tmp_path / "c.kv", schema={"picture": "complex64"}).close()
+    for name, match in (("b.kv", "needs a store with a schema"), ("c.kv", "no complex items")):
+        with ww.kv.open(tmp_path / name, device="cpu") as kv, pytest.raises(errors.CompileError, match=match):
+            load.unknown_field[2](kv, *arguments)
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_batches_of_a_device(images: Any, device: str) -> None:
+    path, records = images
+    with ww.kv.open(path, device=device) as kv:
+        batch, found = kv.get_async([7, 1000, 3], fields=["img", "name", "label"]).wait()
+        assert list(batch) == ["img", "label", "name"] and found.tolist() == [True, False, True]
+        assert batch["img"].values.tobytes() == records["img"][7].tobytes() + records["img"][3].tobytes()
+        assert batch["name"].to_list() == [records["name"][7], "", records["name"][3]]

@@ -183,9 +183,9 @@ class PageSetView(DeviceStruct):
         return [(name, None) for name in ("bits", "space", "origin", "step", "size", "shift")]
 
     @classmethod
-    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+    def implementation(cls, name: str, static: Any, key: int | str | None) -> Callable[..., Any] | None:
         """Return the device function of a method."""
-        if name not in cls.methods or ndim != 1:
+        if name not in cls.methods or key != 1:
             return None
         return _made(name, *static)
 

@@ -108,16 +108,16 @@ class ArrayView(DeviceStruct):
         )
 
     @classmethod
-    def implementation(cls, name: str, static: ViewStatic, ndim: int | None) -> Callable[..., Any] | None:
+    def implementation(cls, name: str, static: ViewStatic, key: int | str | None) -> Callable[..., Any] | None:
         """Return the device function for a subscript or method."""
         if name == "len":
             return elements.length
-        if ndim is None:
+        if not isinstance(key, int):
             return None
-        if ndim != static.ndim:
-            loop = "; loop over a[i, j], or use gpu.fold for a run of items" if ndim < static.ndim else ""
+        if key != static.ndim:
+            loop = "; loop over a[i, j], or use gpu.fold for a run of items" if key < static.ndim else ""
             raise errors.DTypeError(
-                f"{ndim} {'index' if ndim == 1 else 'indices'} for an array of {static.ndim} dimensions: a kernel "
+                f"{key} {'index' if key == 1 else 'indices'} for an array of {static.ndim} dimensions: a kernel "
                 f"subscripts one item, a[i, j]{loop}"
             )
         return _implementation(name, static)

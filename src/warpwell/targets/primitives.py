@@ -195,8 +195,11 @@ def store_pair(addr: int, first: int, second: int) -> None:
     store_relaxed(addr + 8, second, DEVICE)
 
 
-def items_at(addr: int, count: int, dtype: Any) -> Any:
-    """Return `count` items of `dtype` at `addr`, to be subscripted. Weak: no other thread may write them meanwhile."""
+def items_at(addr: int, count: Any, dtype: Any) -> Any:
+    """Return `count` items of `dtype` at `addr` as an array; `count` is an integer, or a tuple of them, a shape.
+
+    Weak: no other thread may write them meanwhile.
+    """
     return current().items_at(addr, count, dtype)
 
 

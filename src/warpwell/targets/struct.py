@@ -50,7 +50,10 @@ class DeviceStruct:
     static: Any
 
     methods: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Methods in device code: the parameters of each one's `implementation`, the struct first."""
+    """Methods in device code: the parameters of each one's `implementation`, the struct first.
+
+    An argument for a parameter `name` is a constant string, by which `implementation` chooses.
+    """
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -67,10 +70,11 @@ class DeviceStruct:
         raise NotImplementedError
 
     @classmethod
-    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+    def implementation(cls, name: str, static: Any, key: int | str | None) -> Callable[..., Any] | None:
         """Return the device function for `name` ("getitem", "setitem", "len", or a method), or None.
 
-        `ndim` is the number of integers in the index; None if the first argument is not an integer index.
+        `key` is the last argument if it is a constant string; else the number of integers in the index, or None if the
+        first argument is not an integer index.
         """
         raise NotImplementedError
 
@@ -108,8 +112,10 @@ class DeviceStruct:
 
     def _call(self, name: str, *args: Any) -> Any:
         index = args[0] if args else None
-        ndim = len(index) if isinstance(index, tuple) else (1 if args else None)
-        function = self.implementation(name, self.static, ndim)
+        key: int | str | None = len(index) if isinstance(index, tuple) else (1 if args else None)
+        if args and isinstance(args[-1], str):
+            key = args[-1]
+        function = self.implementation(name, self.static, key)
         if function is None:
             raise TypeError(f"{type(self).__name__} does not support {name} with these arguments")
         return function(self, *args)

@@ -65,6 +65,7 @@ class DeviceStore(Store):
             raise
         lifetime.on_device(self._estate, self._engine, beside)
         self._spaces = BatchSpaces()
+        self._view = KernelStore(schema, {"core": self._engine.core})
         self.device = self._engine.target
         # An emulated drive is to see the commands of batches, too.
         self._gathers: bool = (
@@ -149,7 +150,7 @@ class DeviceStore(Store):
     def kernel_struct(self, flag: LaunchFlag | None = None) -> KernelStore:
         """Return the struct that kernels receive."""
         self.check_open()
-        return self._engine.view
+        return self._view
 
     def launch_begins(self, flag: LaunchFlag) -> None:
         """Note that a launch with this store begins."""

@@ -24,7 +24,6 @@ from ..log.format import MAX_VALUE
 from . import requests as at
 from .batch import settle
 from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS
-from .kernel_view import KernelStore
 
 ARENA = 64 << 20
 """Maximum bytes of staging, unless the smallest pieces need more."""
@@ -154,7 +153,6 @@ class Engine:
             words[at.K_RETURNS] = int(self._return_slots() > 0)
             words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._return_slots() or self.pairs.ids) * 3 // 4
             self._core.write(0, words)
-        self.view = KernelStore(None, {"core": self._core.address})
 
     def _chunk(self) -> int:
         """Return the bytes of a piece: the size of a value, if the arena has room for it."""

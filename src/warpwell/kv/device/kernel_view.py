@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from warpwell import errors
 from warpwell.nvme.status import KV_KEY_DOES_NOT_EXIST
 from warpwell.queues import field, id_record, orphan, release_id, result_of, staging_of
 from warpwell.queues import poll as poll_id
@@ -33,6 +34,7 @@ from warpwell.targets.primitives import (
     fetch_add,
     ffs,
     i64,
+    items_at,
     lane_id,
     load_acquire,
     load_relaxed,
@@ -44,6 +46,7 @@ from warpwell.targets.primitives import (
 )
 
 from ..index.index import hash_of
+from ..schema import LENGTH_BYTES, UINT32, Schema
 from .copying import copy_each
 from .device_cache import look_up
 from .requests import (
@@ -405,6 +408,73 @@ def _take(view, ticket, data):
     return take_one(view.core, i64(ticket), element_address(data, 0), room_of(data))
 
 
+def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
+    """Return the device function that finds a field in a row with the bytes of a record.
+
+    A field that does not lie within the row is empty, a scalar 0: lengths in a row without a record may be any number.
+    """
+    if schema is None:
+        raise errors.DTypeError(f"field({name!r}) needs a store with a schema: values of this one are bytes")
+    field = next(f for f in schema.fields if f.name in schema.check_names([name]))
+    dtype, offset, nbytes, record_bytes = field.dtype, field.offset, field.nbytes, schema.nbytes
+    if dtype.kind == "c":
+        raise errors.DTypeError(f"field {name!r} is {dtype}: kernels have no complex items, store two fields of floats")
+    # The functions that are returned are inlined: on a GPU a function cannot return an array that it did not receive.
+    if not field.shape:
+        zero = dtype.type(0)
+
+        @device
+        def load(row):
+            if room_of(row) < record_bytes:
+                return zero
+            return items_at(element_address(row, 0) + offset, 1, dtype)[0]
+
+        return lambda view, row, name: load(row)
+
+    if field.is_ragged:
+        lengths_at, position = schema.ragged[0].offset, schema.ragged.index(field)
+        row_bytes = tuple(f.nbytes for f in schema.ragged)
+
+        @device
+        def locate(row):
+            room = room_of(row)
+            if room < record_bytes:
+                return 0, 0
+            base = element_address(row, 0)
+            end = record_bytes
+            for k in range(position):
+                length = length_at(base + lengths_at + LENGTH_BYTES * k)
+                end = min(((end + 7) & ~7) + length * row_bytes[k], room + 1)
+            end = (end + 7) & ~7
+            length = length_at(base + offset)
+            if end + length * nbytes > room:
+                length = 0
+            return base + end, length
+
+    else:
+        extent = field.shape[0]
+
+        @device
+        def locate(row):
+            if room_of(row) < record_bytes:
+                return 0, 0
+            return element_address(row, 0) + offset, extent
+
+    rest = field.shape[1:]
+
+    def array(view, row, name):
+        address, length = locate(row)
+        return items_at(address, (length, *rest), dtype)
+
+    return array
+
+
+@device
+def length_at(address):
+    """Return the length of a ragged field (thread)."""
+    return i64(items_at(address, 1, UINT32)[0])
+
+
 METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "submit": (_submit, ("view", "key")),
     "exists": (_exists, ("view", "key")),
@@ -412,6 +482,7 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "poll": (_poll, ("view", "ticket")),
     "length": (_length, ("view", "ticket")),
     "take": (_take, ("view", "ticket", "data")),
+    "field": (None, ("view", "row", "name")),
 }
 """The device function of each method, and its parameters."""
 
@@ -431,6 +502,9 @@ class KernelStore(DeviceStruct):
       ticket must be taken exactly once: a second take returns -2, and the host raises.
     - ``retrieve(key, out)`` does all of this and waits; it reads from the device cache if it can.
     - ``exists(key)`` waits too and returns 1 or 0.
+    - ``field(row, name)`` returns a field of the record in a row of bytes, which `retrieve` or `take` filled: a number,
+      or an array that shares the row's memory, of the field's shape or, if it is ragged, of its own length. `name` is a
+      constant. If the row is too short to hold the field, it is 0 or empty.
 
     Arrays must be in the device's global memory, one-dimensional and contiguous.
 
@@ -446,15 +520,15 @@ class KernelStore(DeviceStruct):
         return [("core", None)]
 
     @classmethod
-    def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
+    def implementation(cls, name: str, static: Any, key: int | str | None) -> Callable[..., Any] | None:
         """Return the device function of a method."""
         function, parameters = METHODS.get(name, (None, ()))
-        return _made(name, ndim) if "key" in parameters else function
+        return _made(name, static, key) if {"key", "name"} & set(parameters) else function
 
 
 @functools.cache
-def _made(name: str, ndim: int | None) -> Callable[..., Any] | None:
-    if ndim not in (1, 3):
-        return None
+def _made(name: str, schema: Schema | None, key: int | str | None) -> Callable[..., Any] | None:
     function, parameters = METHODS[name]
-    return _of_key(function, ndim == 3, "data" in parameters)
+    if "name" in parameters:
+        return _field_reader(schema, key) if isinstance(key, str) else None
+    return _of_key(function, key == 3, "data" in parameters) if key in (1, 3) else None

@@ -292,7 +292,10 @@ class Intrinsics:
         implementation.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter(p, kind) for p in parameters]
         )
-        self._extending.overload_method(StructType, name, jit_options=self.options, strict=False)(implementation)
+        options: dict[str, Any] = {"jit_options": self.options, "strict": False}
+        if "name" in parameters:  # inlined, because a function on a GPU cannot return a new array
+            options |= {"prefer_literal": True, "inline": "always"}
+        self._extending.overload_method(StructType, name, **options)(implementation)
 
     def function(self, stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
         """Make ``stub(struct, ...)`` call the struct's implementation of `name`, and `other`, a store, for arrays."""
@@ -322,9 +325,12 @@ class Intrinsics:
         """Define items of memory, or of an array, as an array, and the address of an array's item."""
         arrays = self._arrays
 
-        def view(context: Any, builder: Any, typ: Any, data: Any, count: Any, size: Any) -> Any:
+        def view(context: Any, builder: Any, typ: Any, data: Any, shape: list[Any], size: Any) -> Any:
             struct = context.make_array(typ)(context, builder)
-            arrays.populate_array(struct, data=data, shape=[count], strides=[size], itemsize=size, meminfo=None)
+            strides = [size]
+            for extent in reversed(shape[1:]):
+                strides.insert(0, builder.mul(strides[0], extent))
+            arrays.populate_array(struct, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
             return struct._getvalue()
 
         @self.primitive(a.items_at)
@@ -332,13 +338,15 @@ class Intrinsics:
             scalar = scalar_of(dtype)
             if scalar is None:
                 return None
-            array = types.Array(scalar, 1, "C", aligned=False)
+            shape = types.UniTuple(types.int64, len(count)) if isinstance(count, types.BaseTuple) else types.int64
+            array = types.Array(scalar, len(count) if isinstance(count, types.BaseTuple) else 1, "C", aligned=False)
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
                 data = builder.inttoptr(args[0], context.get_data_type(scalar).as_pointer())
-                return view(context, builder, array, data, args[1], I64(item_bits(scalar) // 8))
+                extents = [args[1]] if shape is types.int64 else cgutils.unpack_tuple(builder, args[1])
+                return view(context, builder, array, data, extents, I64(item_bits(scalar) // 8))
 
-            return array(types.int64, types.int64, dtype), codegen
+            return array(types.int64, shape, dtype), codegen
 
         @self.primitive(a.items_of_array)
         def items_of_array(typingctx: Any, array: Any, first: Any, count: Any) -> Any:
@@ -348,7 +356,7 @@ class Intrinsics:
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
                 whole = context.make_array(array)(context, builder, args[0])
-                return view(context, builder, flat, builder.gep(whole.data, [args[1]]), args[2], whole.itemsize)
+                return view(context, builder, flat, builder.gep(whole.data, [args[1]]), [args[2]], whole.itemsize)
 
             return flat(array, types.int64, types.int64), codegen
 
@@ -379,7 +387,7 @@ def _resolver(name: str) -> Callable[..., Any]:
         if not isinstance(struct, StructType):
             return None
         try:
-            function = struct.cls.implementation(name, struct.static, _dimensions(rest[0] if rest else None))
+            function = struct.cls.implementation(name, struct.static, _key_of(rest))
         except errors.DTypeError as error:
             raise TypingError(str(error)) from error
         if function is None and name in ("getitem", "setitem"):
@@ -404,8 +412,11 @@ def kind_of(typ: Any) -> Any:
     return None
 
 
-def _dimensions(index: Any) -> int | None:
-    """Number of integers in an index type; None if it is not an integer index."""
+def _key_of(arguments: list[Any]) -> int | str | None:
+    """Return the `key` of `DeviceStruct.implementation` for the types of arguments."""
+    index, *_ = arguments or [None]
+    if arguments and isinstance(arguments[-1], types.StringLiteral):
+        return str(arguments[-1].literal_value)
     if isinstance(index, (types.Integer, types.IntegerLiteral, types.Boolean)):
         return 1
     if isinstance(index, types.BaseTuple) and all(isinstance(t, types.Integer) for t in index):

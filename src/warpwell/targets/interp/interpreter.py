@@ -95,19 +95,30 @@ class Scratch(int):
 
 
 class ItemsAt:
-    """Items at an address, to be subscripted by weak accesses."""
+    """An array of items at an address, whose accesses are weak."""
 
-    def __init__(self, run: Interpreter, address: int, dtype: Any) -> None:
+    def __init__(self, run: Interpreter, address: int, shape: tuple[int, ...], dtype: Any) -> None:
         self._run = run
         self._address = address
         self._dtype = dtype
         self._size = item_codec(dtype).size
+        self.shape = shape
+        self.size = math.prod(shape)
 
-    def __getitem__(self, k: int) -> Any:
-        return self._run.load_weak_as(self._address + k * self._size, self._dtype)
+    def __len__(self) -> int:
+        return self.shape[0]
 
-    def __setitem__(self, k: int, value: Any) -> None:
-        self._run.store_weak_as(self._address + k * self._size, value, self._dtype)
+    def _address_of(self, index: int | tuple[int, ...]) -> int:
+        position = 0
+        for extent, k in zip(self.shape, index if isinstance(index, tuple) else (index,), strict=True):
+            position = position * extent + k
+        return self._address + position * self._size
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> Any:
+        return self._run.load_weak_as(self._address_of(index), self._dtype)
+
+    def __setitem__(self, index: int | tuple[int, ...], value: Any) -> None:
+        self._run.store_weak_as(self._address_of(index), value, self._dtype)
 
 
 @functools.lru_cache(maxsize=256)
@@ -429,8 +440,8 @@ class Interpreter(Interleaver):
             memory.store(self.thread.view, dst + offset, value, RELAXED)
         self._log(f"copy {8 * len(offsets)} B", dst, f"from {src:#x}")
 
-    def items_at(self, addr: int, count: int, dt: Any) -> ItemsAt:
-        return ItemsAt(self, int(addr), dt)
+    def items_at(self, addr: int, count: int | tuple[int, ...], dt: Any) -> ItemsAt:
+        return ItemsAt(self, int(addr), count if isinstance(count, tuple) else (count,), dt)
 
     def scratch(self, nbytes: int) -> Scratch:
         free = self._scratch.setdefault(nbytes, [])
