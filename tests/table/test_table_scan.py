@@ -61,14 +61,18 @@ def _last_first(calls, workers=None):
     yield from reversed(list(_IN_ORDER(calls, workers)))
 
 
+def _last_column_first(table):
+    return _TO_POLARS(table.select(table.column_names[::-1]).rename_columns(table.column_names))
+
+
 FAULTS = {
     "rows are counted after the predicate": ("_frames", _first_rows_of_matches),
     "rows of a chunk are taken as those of the table": ("take", lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r)),
     "null is true": ("mask_of", lambda f, p: _EVALUATED(f, p.fill_null(True))),
     "chunks come in another order": ("in_order", _last_first),
-    "columns come in the table's order": ("_frame", lambda n, a: _FRAME(n, a[::-1])),
+    "columns come in the table's order": ("to_polars", _last_column_first),
 }
-_FRAMES, _TAKE, _EVALUATED, _FRAME = module._frames, module.take, module.mask_of, module._frame
+_FRAMES, _TAKE, _EVALUATED, _TO_POLARS = module._frames, module.take, module.mask_of, module.to_polars
 _IN_ORDER = module.in_order
 
 
