@@ -45,15 +45,16 @@ def test_many_buffers() -> None:
     assert crc32c_many(addresses, sizes).tolist() == [crc32c_of(p.tobytes()) for p in parts]
 
 
-def test_the_tables_agree_with_the_instruction() -> None:
+@pytest.mark.parametrize("features", ["", "+sse4.2,+crc32"])
+def test_processors_without_the_instructions_agree(features: str) -> None:
     code = (
-        "import sys; from warpwell.kv.log.checksum import crc32c; from warpwell.targets.compiler import checksum;"
-        "assert not checksum._has_instruction(); print(*(crc32c(bytes(k * 7 % 251 for k in range(n))) for n in"
-        f" {SIZES}))"
+        "from warpwell.kv.log.checksum import crc32c; from warpwell.targets.compiler.checksum import _has;"
+        f"assert _has('sse4.2') == {bool(features)} and not _has('vpclmulqdq');"
+        f"print(*(crc32c(bytes(k * 7 % 251 for k in range(n))) for n in {SIZES}))"
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_CPU_NAME": "generic"},
+        env={**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features},
         capture_output=True,
         text=True,
         timeout=100,
