@@ -120,6 +120,8 @@ P_CALL = 7
 P_TAKE = 8
 P_DROP = 9
 P_NEW_BYTES = 10
+P_RELEASE_LOCK = 11
+P_ACQUIRE_LOCK = 12
 _PYTHON_FUNCTIONS = (
     "PyLong_AsLongLong",
     "PyErr_Clear",
@@ -127,6 +129,8 @@ _PYTHON_FUNCTIONS = (
     "Py_IncRef",
     "Py_DecRef",
     "PyBytes_FromStringAndSize",
+    "PyEval_SaveThread",
+    "PyEval_RestoreThread",
 )
 """Addresses of these functions of Python's C API are the words from `P_AS_WORD` on."""
 
@@ -182,7 +186,8 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     crc = crc_of(loc1)
     source = mapped_address(entry, loc0, size)
     if source != 0:
-        if copy_checked(out, source, size) == crc:
+        copy_bytes(out, source, size)
+        if crc32c(out, size, 0) == crc:
             return FOUND
         # The system call reports the error of the file, if it has one.
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
@@ -190,13 +195,6 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     if status == FOUND and crc32c(out, size, 0) != crc:
         return BAD_CRC
     return status
-
-
-@device
-def copy_checked(out: int, source: int, size: int) -> int:
-    """Copy a value and return the CRC of the copy."""
-    copy_bytes(out, source, size)
-    return crc32c(out, size, 0)
 
 
 @device
@@ -338,9 +336,9 @@ def call_python(fields: int, function: int, argument: int, other: int) -> int:
 def get_object(data: int, key: int) -> int:
     """Return a new reference to the value of a key as bytes, or to None (see `native.method`).
 
-    It reads small values of mapped files, of keys that are int or bytes. It keeps the interpreter lock, as a copy of
-    memory does, so no other thread of this process enters the epoch as a Python reader meanwhile, and no Python code
-    runs in the epoch. `P_SLOW` reads all other values, and raises errors.
+    It reads values of keys that are int or bytes; `P_SLOW` reads all others, and raises errors. It copies values of
+    mapped files under the interpreter lock, and releases the lock for system calls. It leaves the epoch before it waits
+    for the lock, and no Python code runs in the epoch.
     """
     fields = data + CONTENTS
     slow = load_weak_as(fields + 8 * P_SLOW, INT64)
@@ -362,22 +360,25 @@ def get_object(data: int, key: int) -> int:
     epoch = enter(state, data >> 12)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = size_of(loc0, loc1)
-    entry = 0
-    if loc0 != 0:
-        entry = segment_entry(state, segment_of(loc0))
-    source = 0
-    if entry != 0:
-        source = mapped_address(entry, loc0, size)
-    value = 0
     if loc0 == 0:
+        leave(state, data >> 12, epoch)
         value = load_weak_as(fields + 8 * P_NONE, INT64)
         call_python(fields, P_TAKE, value, 0)
-    elif source != 0:
+    else:
         value = call_python(fields, P_NEW_BYTES, 0, size)
-        if value != 0 and copy_checked(value + CONTENTS, source, size) != crc_of(loc1):
+        status = STALE
+        thread = 0
+        if value != 0:
+            entry = segment_entry(state, segment_of(loc0))
+            if entry != 0 and mapped_address(entry, loc0, size) == 0:
+                thread = call_python(fields, P_RELEASE_LOCK, 0, 0)
+            status = read_value(state, loc0, loc1, value + CONTENTS)
+        leave(state, data >> 12, epoch)
+        if thread != 0:
+            call_python(fields, P_ACQUIRE_LOCK, thread, 0)
+        if value != 0 and status != FOUND:
             call_python(fields, P_DROP, value, 0)
             value = 0
-    leave(state, data >> 12, epoch)
     if value == 0:  # out of memory too: then `P_SLOW` finds no error and continues
         call_python(fields, P_CLEAR_ERROR, 0, 0)
         return call_python(fields, P_CALL, slow, key)
@@ -703,7 +704,7 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
     """Return `Reader.get`, which is optimized: for a single record Python takes longer than the store."""
 
     def get_slowly(key: Any) -> bytes | None:
-        """Read any value; raise its error."""
+        """Read a value; raise its error."""
         words = (key, 0, 8) if type(key) is int else (*key_words(as_key(key)), len(key))
         out = np.empty(0, np.uint8)
         while True:
