@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from warpwell.kv.log.checksum import crc32c, crc32c_many
+from warpwell.targets import native
 from warpwell.targets.checksum import crc32c_of
 from warpwell.targets.interp.interpreter import launch
+from warpwell.targets.primitives import copy_crc32c, store_relaxed
 from warpwell.targets.primitives import crc32c as crc32c_at
-from warpwell.targets.primitives import store_relaxed
 
-SIZES = [*range(40), 127, 383, 384, 385, 1000, 3071, 3072, 3073, 8192, 10001]
+SIZES = [*range(40), 127, 255, 256, 511, 512, 383, 384, 385, 1000, 3071, 3072, 3073, 8192, 10001, 32768, 70000]
 
 # RFC 3720, appendix B.4, and the check value of the CRC catalogue.
 KNOWN = [
@@ -38,6 +39,20 @@ def test_compiled_and_python_agree_at_any_alignment(nbytes: int) -> None:
     assert crc32c(data[nbytes // 3 :], crc32c(data[: nbytes // 3])) == whole
 
 
+@native
+def copy_checked(target: int, source: int, nbytes: int, seed: int) -> int:
+    return copy_crc32c(target, source, nbytes, seed)
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_copies_with_their_checksum(nbytes: int) -> None:
+    data = np.random.default_rng(nbytes).integers(0, 256, nbytes + 3, np.uint8)[3:]
+    copy = np.zeros(nbytes + 64, np.uint8)
+    seed = crc32c_of(b"before")
+    assert copy_checked(copy.ctypes.data + 5, data.ctypes.data, nbytes, seed) == crc32c_of(data.tobytes(), seed)
+    assert (copy[5 : nbytes + 5] == data).all() and not copy[:5].any() and not copy[nbytes + 5 :].any()
+
+
 def test_many_buffers() -> None:
     parts = [np.random.default_rng(n).integers(0, 256, n, np.uint8) for n in (0, 900, 1000)]
     addresses = np.array([p.ctypes.data for p in parts])
@@ -48,8 +63,8 @@ def test_many_buffers() -> None:
 @pytest.mark.parametrize("features", ["", "+sse4.2,+crc32"])
 def test_processors_without_the_instructions_agree(features: str) -> None:
     code = (
-        "from warpwell.kv.log.checksum import crc32c; from warpwell.targets.compiler.checksum import _has;"
-        f"assert _has('sse4.2') == {bool(features)} and not _has('vpclmulqdq');"
+        "from warpwell.kv.log.checksum import crc32c; from warpwell.targets.compiler.checksum import has_features;"
+        f"assert has_features('sse4.2') == {bool(features)} and not has_features('vpclmulqdq');"
         f"print(*(crc32c(bytes(k * 7 % 251 for k in range(n))) for n in {SIZES}))"
     )
     run = subprocess.run(

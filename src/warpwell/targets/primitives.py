@@ -410,6 +410,15 @@ def crc32c(address: int, nbytes: int, seed: int) -> int:
     return current().crc32c(address, nbytes, seed)
 
 
+def copy_crc32c(dst: int, src: int, nbytes: int, seed: int) -> int:
+    """Copy bytes as `copy_bytes` does and return their CRC as `crc32c` does (`cpu`, `interp`).
+
+    The CRC is that of the copy, if the source changes meanwhile.
+    """
+    copy_bytes(dst, src, nbytes)
+    return crc32c(dst, nbytes, seed)
+
+
 def prefetch(address: int) -> None:
     """Begin to load the cache line at `address`, which may be any number (`cpu`; does nothing on `interp`)."""
 

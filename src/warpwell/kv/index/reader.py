@@ -35,7 +35,7 @@ from ...targets.primitives import (
     SYSTEM,
     backoff,
     call_foreign,
-    copy_bytes,
+    copy_crc32c,
     crc32c,
     exchange,
     fetch_add,
@@ -186,8 +186,7 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     crc = crc_of(loc1)
     source = mapped_address(entry, loc0, size)
     if source != 0:
-        copy_bytes(out, source, size)
-        if crc32c(out, size, 0) == crc:
+        if copy_crc32c(out, source, size, 0) == crc:
             return FOUND
         # The system call reports the error of the file, if it has one.
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
@@ -362,7 +361,7 @@ def get_object(data: int, key: int) -> int:
     size = size_of(loc0, loc1)
     if loc0 == 0:
         leave(state, data >> 12, epoch)
-        value = load_weak_as(fields + 8 * P_NONE, INT64)
+        value: int = load_weak_as(fields + 8 * P_NONE, INT64)
         call_python(fields, P_TAKE, value, 0)
     else:
         value = call_python(fields, P_NEW_BYTES, 0, size)
