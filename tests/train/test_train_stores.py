@@ -509,7 +509,7 @@ def test_an_error_of_decode_names_the_key(store: Any, caplog: pytest.LogCaptureF
 
     with pytest.raises(DecodeError, match="a mistake"):  # no record of the batch can be decoded
         list(ww.train.DataLoader(store, 4, decode=wrong, on_error="skip"))
-    with pytest.raises(ArgumentError, match="other fields"):
+    with pytest.raises(ArgumentError, match="the same fields"):
         ww.train.Dataset(store, decode=lambda r: {"a": 1} if r["id"] == 26 else {"b": 1}, keys=store_keys).take([0, 1])
     with pytest.raises(ArgumentError, match="decode"):
         ww.train.Dataset(store, decode="jpeg")  # type: ignore[arg-type]

@@ -290,3 +290,18 @@ def test_an_error_of_decode_in_a_worker_names_the_key(tmp_path: Path, workers: i
         loader = torch.utils.data.DataLoader(data, batch_size=2, num_workers=workers, multiprocessing_context=method)
         with pytest.raises(errors.ArgumentError, match="ZeroDivisionError for the record of key b'k0': no image"):
             list(loader)
+
+
+def test_the_default_collate_of_pytorch_uses_columns(tmp_path: Path) -> None:
+    schema = {"image": ("uint8", (None,)), "x": ("float32", (5,)), "label": "int64"}
+    with ww.kv.create(tmp_path / "s.kv", schema=schema) as store:
+        images = [np.arange(k % 4, dtype=np.uint8) for k in range(20)]
+        store.put_many(np.arange(20), {"image": images, "x": X[:20], "label": np.arange(20)})
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        data = ww.train.Dataset(store)
+        parts = torch.utils.data.ConcatDataset([data, data])  # fetches records one by one
+        for dataset in (data, torch.utils.data.Subset(data, range(20)), parts):
+            batch = next(iter(torch.utils.data.DataLoader(dataset, batch_size=20)))
+            assert list(batch) == ["image", "x", "label"] and torch.equal(batch["x"], torch.from_numpy(X[:20]))
+            assert batch["label"].tolist() == list(range(20))
+            assert [image.tolist() for image in batch["image"]] == [image.tolist() for image in images]

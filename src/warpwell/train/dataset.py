@@ -18,7 +18,7 @@ from ..array import DeviceArray
 from ..kv import HostFuture, Keys, Store
 from .records import UNREADABLE, VALUE, JoinedReader, RowReader, StoreReader, Waiting, compact_keys, rows_of
 from .sources import Source, source_of
-from .tensors import column_of, tensors_of
+from .tensors import columns_of, set_default_collate, tensors_of
 
 SKIPPED = "skipped"
 """Name of the field of a collated batch that lists the keys of records that were left out."""
@@ -36,10 +36,14 @@ class DecodeError(errors.ArgumentError):
     key: bytes | None = None
 
 
+class Record(dict[str, Any]):
+    """One row of a dataset. PyTorch's default ``collate_fn`` calls `Dataset.collate` for lists of this type."""
+
+
 class Records(Sequence[dict[str, Any]]):
     """Rows of a dataset: ``records.fields`` are whole columns, ``records[k]`` is one row as a dict.
 
-    PyTorch's default `collate_fn` stacks the rows one by one; `Dataset.collate` uses the fields without a copy.
+    `Dataset.collate` makes tensors of the fields without a copy.
 
     Attributes
     ----------
@@ -68,7 +72,10 @@ class Records(Sequence[dict[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         fields = {name: rows[index] for name, rows in self._host_fields.items()}
-        return Records(fields, self.dtypes) if isinstance(index, slice) else fields
+        if isinstance(index, slice):
+            return Records(fields, self.dtypes)
+        set_default_collate(Record, Dataset.collate)
+        return Record(fields)
 
     def __repr__(self) -> str:
         return f"<{len(self)} records of {', '.join(self.fields)}>"
@@ -214,8 +221,8 @@ class Dataset:
 
         Parameters
         ----------
-        batch : Records
-            From `Dataset`.
+        batch : Records or list of dict
+            From `Dataset`. Fields of a list are stacked.
 
         Returns
         -------
@@ -229,6 +236,8 @@ class Dataset:
         ArgumentError
             The batch is not from `Dataset`, or PyTorch is not installed.
         """
+        if isinstance(batch, list) and batch and all(isinstance(record, Record) for record in batch):
+            batch = Records(columns_of(batch), {})
         if not isinstance(batch, Records):
             raise errors.ArgumentError(
                 f"collate expects a batch of fields from warpwell.train.Dataset, got a {type(batch).__name__}: values "
@@ -319,13 +328,7 @@ class Dataset:
                     ) from error
         if not all(isinstance(result, dict) for result in results):
             return results, is_decoded
-        names = results[0].keys() if results else self._reader.names
-        if any(result.keys() != names for result in results):
-            raise errors.ArgumentError(
-                f"decode= returned other fields for some records of a batch than {[*names]}: return the same for all",
-                name="decode",
-            )
-        return {name: column_of([result[name] for result in results]) for name in names}, is_decoded
+        return columns_of(results) if results else {name: [] for name in self._reader.names}, is_decoded
 
     def checksum(self) -> int:
         """Return a CRC-32 of all keys, which identifies them."""

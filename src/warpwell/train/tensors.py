@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,18 +29,28 @@ def tensors_of(rows: Any, dtype: np.dtype[Any] | None) -> Any:
     torch.Tensor or list
         A `Ragged` and a list become a list, with tensors for arrays; other items stay as they are.
     """
-    if isinstance(rows, list | Ragged):
-        items = [tensors_of(row, dtype) if isinstance(row, np.ndarray) else row for row in rows]
-        return TensorList(items) if isinstance(rows, Ragged) and rows.item_type is np.ndarray else items
+    if isinstance(rows, Ragged) and rows.item_type is not np.ndarray:
+        return rows.to_list()
+    if isinstance(rows, list):
+        return [tensors_of(row, None) if isinstance(row, np.ndarray) else row for row in rows]
     torch = import_torch("torch")
     if isinstance(rows, torch.Tensor):
         return rows
     if isinstance(rows, DeviceArray):
         return torch.from_dlpack(rows)
     dtype = dtype or rows.dtype
+    if isinstance(rows, Ragged):
+        return TensorList(map(torch.from_numpy, rows))
     if is_bits(dtype) or dtype.name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)
+
+
+def set_default_collate(record_type: type, collate: Callable[[Any], Any]) -> None:
+    """Make PyTorch's default ``collate_fn`` call `collate` for batches of a type of records, if PyTorch is imported."""
+    module = sys.modules.get("torch.utils.data._utils.collate")
+    if module is not None:
+        module.default_collate_fn_map.setdefault(record_type, lambda batch, *, collate_fn_map=None: collate(batch))
 
 
 class TensorList(list[Any]):
@@ -56,7 +67,26 @@ def _split(values: Any, lengths: list[int]) -> TensorList:
     return TensorList(values.split(lengths))
 
 
-def column_of(values: list[Any]) -> Any:
+def columns_of(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of records as columns.
+
+    Raises
+    ------
+    ArgumentError
+        The records have different fields.
+    """
+    names = records[0].keys()
+    for record in records:
+        if record.keys() != names:
+            raise errors.ArgumentError(
+                f"a record of a batch has the fields {[*record]}, and the first one {[*names]}: return the same fields"
+                " from decode= for each record",
+                name="decode",
+            )
+    return {name: _column_of([record[name] for record in records]) for name in names}
+
+
+def _column_of(values: list[Any]) -> Any:
     """Return the values of one field: stacked if they are arrays, numbers or tensors of one shape, else as a list."""
     torch = sys.modules.get("torch")
     stack: Any = np.stack
