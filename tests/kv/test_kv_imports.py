@@ -17,7 +17,7 @@ def test_an_import(tmp_path: Path, source: str, kills: int) -> None:
     pytest.importorskip("pyarrow")
     result = kv_imports.import_through_kills(IMAGES, source, tmp_path, kills, random.Random(3))
     assert (result.wrong, result.records, result.kills) == (None, 60, kills)
-    assert 1 < result.disk_share < (2 if kills else 1.05)
+    assert 1 < result.disk_share < (2.1 if kills else 1.05)  # a kill may leave 8 MiB that were not committed
     assert "are the same" in result.line()
     assert not list(tmp_path.iterdir())
 

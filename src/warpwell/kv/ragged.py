@@ -182,9 +182,7 @@ class Ragged:
         """Copy the items to byte positions in `target`, which has room for them."""
         source, starts = self._items
         itemsize = self.dtype.itemsize
-        begins, sizes = starts * itemsize, self.lengths * (self._width * itemsize)
-        targets = np.ascontiguousarray(positions)
-        compiled(_copy_items)(*(a.ctypes.data for a in (source, begins, sizes, target, targets)), len(self))
+        copy_items(source.ctypes.data + starts * itemsize, self.lengths * (self._width * itemsize), target, positions)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -257,10 +255,18 @@ class Ragged:
         return f"<Ragged of {len(self)} items, {name}{shape}, {int(self.lengths.sum())} values>"
 
 
-def _copy_items(source, starts, sizes, target, targets, count):  # type: ignore[no-untyped-def]
+def copy_items(
+    addresses: NDArray[np.int64], sizes: NDArray[np.int64], target: NDArray[Any], positions: NDArray[np.int64]
+) -> None:
+    """Copy `sizes` bytes from `addresses` to byte positions in `target`, which has room for them."""
+    arrays = [np.ascontiguousarray(array) for array in (addresses, sizes, target, positions)]
+    compiled(_copy_items)(*(array.ctypes.data for array in arrays), len(sizes))
+
+
+def _copy_items(addresses, sizes, target, positions, count):  # type: ignore[no-untyped-def]
     for k in range(count):
-        to = target + load_weak_as(targets + 8 * k, INT64)
-        copy_bytes(to, source + load_weak_as(starts + 8 * k, INT64), load_weak_as(sizes + 8 * k, INT64))
+        to = target + load_weak_as(positions + 8 * k, INT64)
+        copy_bytes(to, load_weak_as(addresses + 8 * k, INT64), load_weak_as(sizes + 8 * k, INT64))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,9 +16,9 @@ from .index.index import INT64, UINT8
 from .index.reader import ValueBuffer, clear
 from .keys import Keys, shown
 from .log.format import MAX_VALUE, UNIT
-from .log.segments import too_large
+from .log.segments import ValueBuffers, too_large
 from .native import compiled
-from .ragged import Ragged
+from .ragged import Ragged, copy_items
 
 ALIGNMENT = 8
 """Bytes; each field starts at a multiple of it. Records without ragged fields also end at one."""
@@ -60,7 +61,7 @@ class Field:
     @property
     def nbytes(self) -> int:
         """Bytes of the array, or of one row of a ragged one."""
-        return self.dtype.itemsize * int(np.prod(self.shape[self.is_ragged :], dtype=np.int64))
+        return int(self.dtype.itemsize * math.prod(self.shape[self.is_ragged :]))
 
     @property
     def type_name(self) -> str:
@@ -210,7 +211,10 @@ class Schema:
             raise too_large(int(sizes.max()), f"record {int(sizes.argmax())} of the batch")
         padded = _aligned(sizes, UNIT)
         starts = np.cumsum(padded) - padded
-        records = np.zeros(int(padded.sum()), np.uint8)
+        records = np.empty(int(padded.sum()), np.uint8)
+        records.reshape(-1, UNIT)[(starts + padded) // UNIT - 1] = 0  # the gaps after records and between fields
+        for position in positions:
+            records.view(np.int64)[(starts + position) // ALIGNMENT - 1] = 0
         whole = np.full(count, self.nbytes, np.int64)
         Ragged.of_pieces(rows.reshape(-1), np.arange(count) * self.nbytes, whole).copy_to(records, starts)
         for column, position in zip(columns, positions, strict=True):
@@ -427,13 +431,28 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     return converted
 
 
-def _column(field: Field, value: Any, count: int) -> Ragged:
+class _Pieces:
+    """Items of a ragged field, each in its own buffer."""
+
+    def __init__(self, field: Field, items: Iterable[Any]) -> None:
+        self._buffers = ValueBuffers([_item(field, item)[0] for item in items])
+        self.lengths = self._buffers.sizes // field.nbytes
+
+    def copy_to(self, target: NDArray[Any], positions: NDArray[np.int64]) -> None:
+        """Copy the items to byte positions in `target`, which has room for them."""
+        copy_items(self._buffers.addresses, self._buffers.sizes, target, positions)
+
+
+def _column(field: Field, value: Any, count: int) -> Ragged | _Pieces:
     """Return the items of a ragged field, checked."""
     column = _as_ragged(field, value)
-    if len(column) != count:
+    if len(column.lengths) != count:
         raise errors.SchemaError(
-            f"field {field.name!r} has {len(column)} items for {count} keys: give one for each", field=field.name
+            f"field {field.name!r} has {len(column.lengths)} items for {count} keys: give one for each",
+            field=field.name,
         )
+    if isinstance(column, _Pieces):
+        return column
     is_same_type = column.item_type is field.item_type or str not in (column.item_type, field.item_type)
     if not is_same_type or column.dtype != field.dtype or column.item_shape != field.shape[1:]:
         raise errors.SchemaError(
@@ -444,7 +463,7 @@ def _column(field: Field, value: Any, count: int) -> Ragged:
     return column
 
 
-def _as_ragged(field: Field, value: Any) -> Ragged:
+def _as_ragged(field: Field, value: Any) -> Ragged | _Pieces:
     if isinstance(value, Ragged):
         return value
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
@@ -458,11 +477,7 @@ def _as_ragged(field: Field, value: Any) -> Ragged:
             return Ragged.from_arrow(value)
         except errors.ArgumentError as error:
             raise errors.SchemaError(f"field {field.name!r}: {error}", field=field.name) from None
-    items = [_item(field, item) for item in value]
-    contents = np.frombuffer(b"".join([raw for raw, _ in items]), field.dtype)
-    offsets = np.zeros(len(items) + 1, np.int64)
-    np.cumsum([length for _, length in items], out=offsets[1:])
-    return Ragged(contents.reshape(-1, *field.shape[1:]), offsets, field.item_type)
+    return _Pieces(field, value)
 
 
 def _item(field: Field, value: Any) -> tuple[Any, int]:

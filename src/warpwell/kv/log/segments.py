@@ -342,6 +342,7 @@ class ValueBuffers:
         if isinstance(values, Ragged):
             self._owner, starts = values._items
             self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
+            self._is_packed = np.array_equal(np.diff(starts), -(-self.sizes[:-1] // UNIT) * UNIT)
         elif isinstance(values, np.ndarray) and values.ndim == 2:
             self._owner = np.ascontiguousarray(values).view(np.uint8)
             self.sizes = np.full(len(values), self._owner.shape[1], np.int64)
