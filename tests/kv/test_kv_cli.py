@@ -26,6 +26,7 @@ from warpwell.cli._common import Output
 from warpwell.kv.convert.importers import load, open_source
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
+LONG_NAME = "/".join(["name" * 50] * 3)
 
 
 def called(command: object, *arguments: object) -> int:
@@ -126,8 +127,8 @@ def test_a_store_is_replaced_once_the_new_one_is_whole(
     words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bad = tmp_path / "bad"
-    bad.mkdir()
-    (bad / "a name of 17 byte").write_bytes(b"v")
+    (bad / LONG_NAME).parent.mkdir(parents=True)
+    (bad / LONG_NAME).write_bytes(b"v")
     before = sorted(p.name for p in tmp_path.iterdir())
     assert "--keys hash" in failing(capsys, "load", bad, words, "--overwrite")
     with kv.open(words, mode="r+"):
@@ -195,7 +196,8 @@ def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture
     source, store = tmp_path / "source", tmp_path / "s.kv"
     source.mkdir()
     (source / "a").write_bytes(b"1")
-    (source / "a name of 17 byte").write_bytes(b"2")
+    (source / LONG_NAME).parent.mkdir(parents=True)
+    (source / LONG_NAME).write_bytes(b"2")
     assert "--keys hash" in failing(capsys, "load", source, store)
     assert not store.exists()
     store.mkdir()

@@ -341,7 +341,7 @@ def _find_key(store: Store, text: str, kind: str) -> int | bytes:
     except ArgumentError:
         return _parse_key(text, "text")  # more digits than an 8-byte integer has
     raw = text.encode()
-    return raw if len(raw) <= 16 and number not in store and raw in store else number
+    return raw if number not in store and raw in store else number
 
 
 def _value_json(value: Any) -> dict[str, Any]:

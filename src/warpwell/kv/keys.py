@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -11,9 +12,14 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_bytes
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
-from .log.format import INTEGER
+from ..nvme import key_words
+from .log.format import INTEGER, LONG
 
 Key = int | bytes | str
+LONGEST_KEY = 511
+"""Bytes of the longest key. Kernels find keys of at most `MAX_KEY`; of longer ones the index has a hash."""
+SUFFIX_BYTES = LONGEST_KEY + 2
+"""Bytes of the longest suffix (`suffix_of`)."""
 INT_KEY = 8
 """Bytes of an integer's key, little-endian."""
 
@@ -31,11 +37,15 @@ class Keys(NamedTuple):
         uint8 [N]; None where every key has 8 bytes and `words` is flat.
     integers : numpy.ndarray, bool or None
         Which keys were given as integers: bool [N], or one bool for all; None means all if `words` is flat, else none.
+    full : numpy.ndarray or None
+        The bytes of keys of more than 16 bytes, object [N], None for all others; None if there are no such keys. Their
+        words are a hash, and their length is `LONG`. Keys out of the log have the hash alone.
     """
 
     words: NDArray[np.int64]
     lengths: NDArray[np.uint8] | None
     integers: NDArray[np.bool_] | bool | None = None
+    full: NDArray[np.object_] | None = None
 
     @property
     def size(self) -> int:
@@ -43,12 +53,21 @@ class Keys(NamedTuple):
         return len(self.words)
 
     def padded(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return uint8 [N, 16], zero-padded, and uint8 [N] lengths."""
+        """Return uint8 [N, 16], zero-padded, and uint8 [N] lengths; of long keys the hash and `LONG`."""
         if self.lengths is not None:
             return self.words.view(np.uint8), self.lengths
         out = np.zeros((self.size, 2), np.int64)
         out[:, 0] = self.words
         return out.view(np.uint8), np.full(self.size, INT_KEY, np.uint8)
+
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+        """Return the keys as uint8 [N, width], zero-padded, and their lengths [N]; `width` is at least 16."""
+        if self.full is None:
+            return self.padded()
+        raw = [self.raw(k) for k in range(self.size)]
+        lengths = np.fromiter(map(len, raw), np.uint16, self.size)
+        width = int(lengths.max(initial=MAX_KEY))
+        return np.frombuffer(b"".join(key.ljust(width, b"\0") for key in raw), np.uint8).reshape(-1, width), lengths
 
     def marked(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return the result of `padded`, with the mark `INTEGER` in the lengths of integers."""
@@ -76,7 +95,8 @@ class Keys(NamedTuple):
         """Return the keys of some rows (indices, a mask or a slice)."""
         lengths = None if self.lengths is None else self.lengths[rows]
         integers = self.integers[rows] if isinstance(self.integers, np.ndarray) else self.integers
-        return Keys(np.ascontiguousarray(self.words[rows]), lengths, integers)
+        full = None if self.full is None else self.full[rows]
+        return Keys(np.ascontiguousarray(self.words[rows]), lengths, integers, full)
 
     def copied(self) -> Keys:
         """Return a copy of the keys, so that the caller may change its array."""
@@ -87,6 +107,8 @@ class Keys(NamedTuple):
         """Return the bytes of one key."""
         if self.lengths is None:
             return int(self.words[k]).to_bytes(INT_KEY, "little", signed=True)
+        if self.full is not None and self.full[k] is not None:
+            return bytes(self.full[k])
         return bytes(self.words[k].tobytes()[: int(self.lengths[k])])
 
     def row(self, k: int) -> int | bytes:
@@ -109,6 +131,8 @@ class Keys(NamedTuple):
             rows = np.flatnonzero(kinds)
             for k, number in zip(rows.tolist(), self.numbers()[rows].tolist(), strict=True):
                 out[k] = number
+        if self.full is not None:
+            out = [key if full is None else full for key, full in zip(out, self.full, strict=True)]
         return out
 
 
@@ -123,7 +147,7 @@ def as_key(key: Any) -> bytes:
     Raises
     ------
     ArgumentError
-        The key has 0 or more than 16 bytes, is an integer of more than 64 bits, or has another type.
+        The key has 0 or more than 511 bytes, is an integer of more than 64 bits, or has another type.
     """
     if isinstance(key, bytes):
         raw = key
@@ -134,7 +158,7 @@ def as_key(key: Any) -> bytes:
             return int(key).to_bytes(INT_KEY, "little", signed=True)
         except OverflowError:
             raise errors.ArgumentError(
-                f"key {int(key)} is not a signed 64-bit integer: pass it as bytes, at most {MAX_KEY}", name="key"
+                f"key {int(key)} is not a signed 64-bit integer: pass it as bytes, at most {LONGEST_KEY}", name="key"
             ) from None
     elif isinstance(key, (bytearray, memoryview)):
         raw = bytes(key)
@@ -142,9 +166,33 @@ def as_key(key: Any) -> bytes:
         raise errors.ArgumentError(
             f"a key has type {type(key).__name__}: pass an int of 64 bits, bytes or str", name="key"
         )
-    if not 1 <= len(raw) <= MAX_KEY:
+    if not 1 <= len(raw) <= LONGEST_KEY:
         raise _length_error(raw, len(raw))
     return raw
+
+
+def hash_of_long(key: bytes) -> bytes:
+    """Return the 16 bytes that the index has of a key of more than 16 bytes."""
+    return hashlib.blake2b(key, digest_size=MAX_KEY).digest()
+
+
+def words_of(key: bytes) -> tuple[int, int, int]:
+    """Return the two words and the length by which the index finds a key."""
+    if len(key) > MAX_KEY:
+        return *key_words(hash_of_long(key)), LONG
+    return *key_words(key), len(key)
+
+
+def suffix_of(key: bytes) -> bytes:
+    """Return the bytes that are stored after the value of a long key: the key, and its length in two bytes."""
+    return key + len(key).to_bytes(2, "little")
+
+
+def long_key_in(end: bytes, hashed: bytes) -> bytes:
+    """Return the long key in the last `SUFFIX_BYTES` of a stored value; b"" if it is damaged."""
+    length = int.from_bytes(end[-2:], "little")
+    key = end[-2 - length : -2]
+    return key if MAX_KEY < length == len(key) and hash_of_long(key) == hashed else b""
 
 
 def is_integer(key: Any) -> bool:
@@ -164,7 +212,7 @@ def as_keys(keys: Any) -> Keys:
     Parameters
     ----------
     keys : array or iterable
-        An array of integers [N]; uint8 [N, 16] (keys of 16 bytes), alone or in a tuple with the keys'
+        An array of integers [N]; uint8 [N, width] (keys of `width` bytes), alone or in a tuple with the keys'
         lengths [N]; an array of strings, ``U``, or ``S`` of one length; or an iterable of int, bytes and str.
 
     Raises
@@ -198,7 +246,7 @@ def as_keys(keys: Any) -> Keys:
 
 def _from_list(keys: list[Any]) -> Keys:
     kinds = set(map(type, keys))
-    if kinds == {bytes} and max(map(len, keys)) <= MAX_KEY and all(keys):
+    if kinds == {bytes} and max(map(len, keys)) <= LONGEST_KEY and all(keys):
         return from_bytes(keys)
     out = from_bytes([as_key(k) for k in keys])
     if kinds <= {bytes, str}:
@@ -209,12 +257,16 @@ def _from_list(keys: list[Any]) -> Keys:
 
 def from_bytes(keys: list[bytes]) -> Keys:
     """Convert checked keys that are not integers to arrays."""
-    lengths = np.fromiter(map(len, keys), np.uint8, len(keys))
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys)).clip(max=LONG).astype(np.uint8)
+    full = None
+    if lengths.max(initial=0) == LONG:
+        full = np.array([k if len(k) > MAX_KEY else None for k in keys], np.object_)
+        keys = [hash_of_long(k) if len(k) > MAX_KEY else k for k in keys]
     raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
     words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
     if len(keys) and (lengths == INT_KEY).all():
         return Keys(np.ascontiguousarray(words[:, 0]), None, False)
-    return Keys(words, lengths)
+    return Keys(words, lengths, None, full)
 
 
 def _from_array(keys: NDArray[Any]) -> Keys:
@@ -248,9 +300,9 @@ def _from_array(keys: NDArray[Any]) -> Keys:
 
 
 def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
-    if keys.dtype != np.uint8 or not 1 <= keys.shape[1] <= MAX_KEY:
+    if keys.dtype != np.uint8 or not 1 <= keys.shape[1] <= LONGEST_KEY:
         raise errors.ArgumentError(
-            f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass uint8 [N, 16]",
+            f"an array of keys of shape {keys.shape} and dtype {keys.dtype}: pass uint8 [N, 1 to {LONGEST_KEY}]",
             name="keys",
         )
     if lengths.shape != (len(keys),) or lengths.dtype.kind not in "iu":
@@ -261,6 +313,8 @@ def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
     wrong = np.flatnonzero((lengths < 1) | (lengths > keys.shape[1]))
     if wrong.size:
         raise _length_error(keys[wrong[0]].tobytes(), int(lengths[wrong[0]]))
+    if keys.shape[1] > MAX_KEY:
+        return from_bytes([key.tobytes()[:n] for key, n in zip(keys, lengths.tolist(), strict=True)])
     out = np.zeros((len(keys), MAX_KEY), np.uint8)
     out[:, : keys.shape[1]] = keys
     lengths = lengths.astype(np.uint8)
@@ -275,7 +329,7 @@ def _length_error(raw: bytes, length: int) -> errors.ArgumentError:
     shown = raw[:24]
     more = "..." if len(raw) > len(shown) else ""
     return errors.ArgumentError(
-        f"key {shown!r}{more} has {length} bytes: keys have 1 to {MAX_KEY}; hash longer ones", name="key"
+        f"key {shown!r}{more} has {length} bytes: keys have 1 to {LONGEST_KEY}; hash longer ones", name="key"
     )
 
 
@@ -286,11 +340,19 @@ def in_order(keys: Keys) -> Keys:
     """Return keys in the order of stores: integers ascending, and then all others in the order of their bytes."""
     if keys.all_integers:
         return Keys(np.sort(keys.numbers()), None)
+    if keys.full is not None:
+        listed = keys.to_list()
+        return keys.take(np.array(sorted(range(keys.size), key=lambda k: _rank(listed[k])), np.intp))
     return keys.take(np.lexsort(_columns(keys)))
 
 
 def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
     """Return the keys that begin with `prefix` (integers never do) and are not before `start` in order."""
+    if keys.full is not None or (isinstance(start, bytes) and len(start) > MAX_KEY):
+        begin = None if start is None else _rank(start)
+        listed = keys.to_list()
+        fits = np.array([not prefix or (isinstance(key, bytes) and key.startswith(prefix)) for key in listed], np.bool_)
+        return keys.take(fits & np.array([begin is None or _rank(key) >= begin for key in listed], np.bool_))
     raw, lengths = keys.padded()
     keep = lengths >= len(prefix)
     if prefix and len(prefix) <= raw.shape[1]:
@@ -301,6 +363,11 @@ def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
             later = (column > first[0]) | (column == first[0]) & later
         keep &= later
     return keys if keep.all() else keys.take(keep)
+
+
+def _rank(key: int | bytes) -> tuple[bool, Any]:
+    """Return a value that orders keys as `in_order` does."""
+    return isinstance(key, bytes), key
 
 
 def _columns(keys: Keys) -> Columns:

@@ -16,13 +16,15 @@ from .. import errors
 from .._os import clock, uninterrupted
 from ..storage import NativeMedium
 from .index.index import Index, StoreState
-from .index.reader import STALE, Reader, ValueBuffer, read_error
+from .index.reader import STALE, Reader, ValueBuffer, other_size, read_error
 from .index.serve import kv_start
-from .keys import Keys, as_key, from_bytes
+from .keys import MAX_KEY, Keys, as_key, from_bytes, suffix_of
+from .log.checksum import BAD_CRC
 from .log.compaction import CompactionReport, compact
-from .log.format import INTEGER, size_of
+from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
 from .log.journal import Pending
 from .log.log import Log
+from .log.segments import too_large
 from .log.verify import VerifyReport, verify
 from .shards import shards_of
 
@@ -108,28 +110,43 @@ class Records:
 
     def has(self, key: bytes) -> bool:
         """Return whether a key exists."""
+        if len(key) > MAX_KEY:  # such keys are not staged
+            return bool(self.contains(from_bytes([key]))[0])
         return self._staged_value(key) is not None or self.reader.contains(key)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return values of one size as rows, and a mask; see `Reader.rows`."""
-        self.flush()
-        return self.reader.rows(keys, row_bytes, out)
+        if keys.full is None:
+            self.flush()
+            return self.reader.rows(keys, row_bytes, out)
+        read = self.buffer(keys)
+        wrong = np.flatnonzero(read.found & (read.sizes != row_bytes))
+        if wrong.size:
+            raise other_size(self.path, keys.row(int(wrong[0])), int(read.sizes[wrong[0]]), row_bytes)
+        out = np.empty((keys.size, row_bytes), np.uint8) if out is None else out
+        out[:] = 0
+        out[read.found] = read.buffer[read.starts[read.found, None] + np.arange(row_bytes)]
+        return out, read.found
 
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Return values of any size, None for absent keys, and a mask."""
+        self.flush()
         values, locations = self._located(self.reader.values, keys)
-        return values, np.not_equal(locations[:, 0], 0)
+        found = np.not_equal(locations[:, 0], 0)
+        if keys.full is not None:
+            found &= [value is not None for value in values]
+        return values, found
 
     def buffer(self, keys: Keys) -> ValueBuffer:
         """Return values of any size in one buffer."""
+        self.flush()
         values: ValueBuffer = self._located(self.reader.buffer, keys)[0]
         return values
 
     def _located(self, read: Callable[..., Any], keys: Keys) -> tuple[Any, NDArray[np.int64]]:
         """Return the values that `read` returns with the rows to look up again, and the locations of the keys."""
-        self.flush()
         before: NDArray[np.int64] | None = None
         for _ in range(_ATTEMPTS):
             locations = self.index.lookup(keys)
@@ -145,19 +162,41 @@ class Records:
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Return which keys exist, bool [N]."""
-        return np.not_equal(self.index.lookup(keys)[:, 0], 0)
+        if keys.full is None:
+            return np.not_equal(self.index.lookup(keys)[:, 0], 0)
+        stored, locations = self._located(self.reader.long_keys, keys)
+        return np.not_equal(locations[:, 0], 0) & _are_same(keys.full, stored)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and locations, in no order."""
+        """Return all keys and locations, in no order.
+
+        Raises
+        ------
+        CorruptionError
+            A long key is damaged: it is stored with its value.
+        """
         with self.lock:
             self.flush()
-            return self.index.entries()
+            keys, locations = self.index.entries()
+            if keys.lengths is None or LONG not in keys.lengths:
+                return keys, locations
+            stored, stale = self.reader.long_keys(keys, locations)
+            damaged = stale if stale.size else np.flatnonzero(stored == b"")
+            if damaged.size:
+                k = int(damaged[0])
+                raise read_error(
+                    self.path, keys.raw(k), STALE if stale.size else BAD_CRC, int(segment_of(locations[k, 0]))
+                )
+            return keys._replace(full=stored), locations
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
         """Return the bytes of the values of keys, 0 for absent ones."""
         self.flush()
         locations = self.index.lookup(keys)
         sizes: NDArray[np.int64] = size_of(locations[:, 0], locations[:, 1])
+        if keys.full is not None:
+            suffixes = [0 if key is None else len(suffix_of(key)) for key in keys.full]
+            sizes[locations[:, 0] != 0] -= np.array(suffixes)[locations[:, 0] != 0]
         return sizes
 
     # -- changes --------------------------------------------------------------------------------------------
@@ -187,12 +226,17 @@ class Records:
             self._put(keys, values)
 
     def _put(self, keys: Keys, values: Any) -> None:
+        if keys.full is not None:
+            self._check_hashes(keys)
+            values = _with_suffixes(keys, values)
         padded, lengths = keys.marked() if self.kinds else keys.padded()
         shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
         self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool) -> None:
         """Put one record: stage a copy of it, or append and index it at once if it is large or nothing is staged."""
+        if len(key) > MAX_KEY:
+            return self.put(from_bytes([key]), [value])
         if type(value) is not bytes:
             value = bytes(value)
         nbytes = len(value) + STAGED_RECORD_BYTES
@@ -245,6 +289,21 @@ class Records:
             self._flushing = {}
             raise
         self._flushing, self.staged_bytes = {}, 0
+
+    def _check_hashes(self, keys: Keys) -> None:
+        """Raise an error if a long key has the hash of another key, which is stored or of the same batch."""
+        assert keys.full is not None
+        stored, _ = self._located(self.reader.long_keys, keys)
+        keys_by_hash: dict[bytes, bytes] = {}
+        for k, key in enumerate(keys.full):
+            if key is not None:
+                first = keys_by_hash.setdefault(keys.words[k].tobytes(), stored[k] or key)
+                if first != key:
+                    raise errors.ArgumentError(
+                        f"keys {key!r} and {first!r} have the same hash, so that {self.path} can hold one of them only:"
+                        " change one of them",
+                        name="key",
+                    )
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed (the first of equal keys)."""
@@ -426,6 +485,26 @@ class Records:
                 "read_errors": counters["errors"],
                 "shards": self.shard_count,
             }
+
+
+def _are_same(keys: NDArray[np.object_], stored: NDArray[np.object_]) -> NDArray[np.bool_]:
+    """Return which long keys are those that are stored, or may be because that one is damaged; True for others."""
+    pairs = zip(keys, stored, strict=True)
+    return np.array([key is None or key == in_store or in_store == b"" for key, in_store in pairs], np.bool_)
+
+
+def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
+    """Return values with their long keys, as they are stored."""
+    assert keys.full is not None
+    out = []
+    for key, value in zip(keys.full, values, strict=True):
+        if key is not None:
+            nbytes = len(key) + 2 + memoryview(value).nbytes
+            if nbytes > MAX_VALUE:
+                raise too_large(nbytes, f"the value of key {key!r} and the key")
+            value = b"".join((value, suffix_of(key)))
+        out.append(value)
+    return out
 
 
 def folder_bytes(path: str) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import batches_of
-from .keys import Keys
+from .keys import Keys, suffix_of
 from .log.checksum import check_file, crc32c, crc32c_many
 from .log.files import read_at
 from .log.format import (
@@ -27,6 +27,7 @@ from .log.format import (
     DELETE,
     INTEGER,
     JOURNAL_FILE,
+    LONG,
     MAGIC,
     PUT,
     RECORD,
@@ -50,7 +51,7 @@ from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
 from .log.segments import StoredValue, segment_path
 from .log.shards import locate_segments
-from .log.verify import Problem
+from .log.verify import Problem, stored_key
 from .opening import create
 
 _BATCH_BYTES = 8 << 20
@@ -267,10 +268,14 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, 
                 value: Any = StoredValue(path, fd, offset, size, crc)
                 if not wrong and (store.schema is not None or size <= _BATCH_BYTES):
                     value = read_at(fd, size, offset)
-                if not wrong and store.schema is not None and not store.schema.accepts(value):
-                    wrong = f"the value of {size} bytes is not a record of the schema"
+                is_long = lengths[k] == LONG
+                if not wrong and store.schema is not None:
+                    record = value[: -len(suffix_of(stored_key(slots[k], fd)))] if is_long else value
+                    if not store.schema.accepts(record):
+                        wrong = f"the value of {size} bytes is not a record of the schema"
                 if wrong:
-                    report.lost.append(Problem(path, offset, wrong, keys.row(k)))
+                    key = stored_key(slots[k], fd) if is_long else keys.row(k)
+                    report.lost.append(Problem(path, offset, wrong, key))
                     continue
                 kept.append(k)
                 values.append(value)
@@ -413,7 +418,7 @@ def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
             found.note(path, SUPERBLOCK, "the records of the snapshot do not match their checksum")
         if not sound:
             lens = key_len_of(slots[:, 3])
-            slots = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= 16)]
+            slots = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= LONG)]
         out.append(SnapshotSlots(slots, 0 if block is None else block.seq, sound))
     return out
 
@@ -426,5 +431,5 @@ def _sound(records: NDArray[np.void]) -> NDArray[np.bool_]:
     crcs = crc32c_many(places, np.full(len(records), RECORD_BYTES - 4))
     lens = records["key_len"]
     sound: NDArray[np.bool_] = (records["magic"] == MAGIC) & (crcs & 0xFFFFFFFF == records["crc"])
-    sound &= (lens >= 1) & (lens <= 16) & ((records["type"] == PUT) | (records["type"] == DELETE))
+    sound &= (lens >= 1) & (lens <= LONG) & ((records["type"] == PUT) | (records["type"] == DELETE))
     return sound

@@ -81,7 +81,7 @@ class HostFuture:
 
 
 class Store(MutableMapping[Any, Any]):
-    """A mapping on disk: keys of 1 to 16 bytes, values of less than 2 GiB, durable once committed.
+    """A mapping on disk: keys of 1 to 511 bytes, values of less than 2 GiB, durable once committed.
 
     Use `warpwell.kv.create` and `warpwell.kv.open`. A store is a mutable mapping: ``store[key]``,
     ``store[key] = value``, ``del store[key]``, ``in``, ``len``, iteration over keys, ``items`` and the rest. An integer
@@ -218,7 +218,7 @@ class Store(MutableMapping[Any, Any]):
         Parameters
         ----------
         keys : array or iterable
-            int64 [N] is the fastest; uint8 [N, 16]; or an iterable of int, bytes and str.
+            int64 [N] is the fastest; uint8 [N, width]; or an iterable of int, bytes and str.
         out : numpy.ndarray, optional
             uint8 [N, nbytes], if all values have `nbytes` bytes: values are read into its rows. Meant for stores
             without a schema (with one, rows have the record's size, and ragged fields do not allow it).
@@ -372,16 +372,18 @@ class Store(MutableMapping[Any, Any]):
         Returns
         -------
         numpy.ndarray or tuple
-            int64 [N] if every key is an integer; else uint8 [N, 16], with uint8 [N] lengths. The order is that of
-            `list`. `get_many` accepts both. In a store of format 1, keys of 8 bytes are integers here if there are no
-            others.
+            int64 [N] if every key is an integer; else uint8 [N, 16], or wider if a key is longer, with lengths [N]. The
+            order is that of `list`. `get_many` accepts both. In a store of format 1, keys of 8 bytes are integers here
+            if there are no others.
         """
         keys = self.ordered()
-        return keys.numbers() if keys.all_integers else keys.padded()
+        return keys.numbers() if keys.all_integers else keys.arrays()
 
     def clear(self) -> None:
         """Delete all records."""
-        self.delete_many(self._records.entries()[0])
+        with self._records.lock:
+            self._records.flush()
+            self.delete_many(self._records.index.entries()[0])  # a key that is damaged, too
 
     __eq__ = object.__eq__  # comparing records would read all of them
     __hash__ = object.__hash__

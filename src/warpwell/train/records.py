@@ -263,7 +263,7 @@ class Waiting:
 
 def _as_argument(keys: Keys) -> Any:
     """Return keys as an argument of `Store.get_many`."""
-    return keys.words if keys.lengths is None else keys.padded()
+    return keys.words if keys.lengths is None else keys.arrays()
 
 
 def rows_of(indices: Sequence[int] | np.ndarray[Any, Any], size: int, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:

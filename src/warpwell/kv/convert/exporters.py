@@ -16,7 +16,7 @@ from ..._npy import npy_header
 from ...cache import batches_of
 from ...errors import ArgumentError
 from ...replacing import storage_full
-from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
+from ..keys import INT_KEY, LONGEST_KEY, Keys, with_prefix
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, RAGGED, VALUES
 from .sources import BATCH_BYTES, BATCH_RECORDS
@@ -35,7 +35,7 @@ class Dumped:
     nbytes : int
         Size of their values.
     names : str
-        How keys are written: "int" (an int64 array, or decimal file names), "bytes" (an array of 16 bytes with
+        How keys are written: "int" (an int64 array, or decimal file names), "bytes" (an array of bytes with
         lengths), "text" or "hex" (file names).
     """
 
@@ -47,8 +47,8 @@ class Dumped:
 def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | None = None) -> Dumped:
     """Write a ``.npz`` file, in bounded memory (not compressed).
 
-    It has the array ``keys``: int64 [N] if every key is an integer; otherwise uint8 [N, 16] with ``key_lengths``, and
-    with ``key_integers``, bool [N], if some are integers. Keys are in the order of `Store.list`. With a schema each
+    It has the array ``keys``: int64 [N] if every key is an integer; otherwise uint8 [N, width] with ``key_lengths``,
+    and with ``key_integers``, bool [N], if some are integers. Keys are in the order of `Store.list`. With a schema each
     field is an array; a ragged one holds all items, and ``NAME_offsets`` (``NAME_str_offsets`` of strings,
     ``NAME_bytes_offsets`` of bytes) their N + 1 bounds. Without a schema, ``values`` holds the bytes of all values and
     ``value_offsets`` their N + 1 bounds.
@@ -209,9 +209,9 @@ class _Entries:
 
     def __init__(self, store: Store, prefix: str) -> None:
         first = prefix.encode(errors="surrogateescape")
-        if len(first) > MAX_KEY:
+        if len(first) > LONGEST_KEY:
             raise ArgumentError(
-                f"prefix {prefix!r} has more than {MAX_KEY} bytes, the longest that a key can be", name="prefix"
+                f"prefix {prefix!r} has more than {LONGEST_KEY} bytes, the longest that a key can be", name="prefix"
             )
         self.kinds = store._records.kinds
         self.keys = with_prefix(store.ordered(), first, None)
@@ -223,7 +223,7 @@ class _Entries:
         """The arrays that hold the keys."""
         if self.keys.all_integers:
             return {KEYS: self.keys.numbers()}
-        padded, lengths = self.keys.padded()
+        padded, lengths = self.keys.arrays()
         arrays: dict[str, NDArray[Any]] = {KEYS: padded, LENGTHS: lengths}
         kinds = np.broadcast_to(self.keys.kinds, self.keys.size)
         return {**arrays, INTEGERS: kinds} if kinds.any() else arrays
@@ -284,7 +284,8 @@ def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
             wrong = _parent_of_another(keys, good)
             if wrong is None:
                 return choice, good
-    raise ArgumentError(f"key {wrong!r} cannot be the name of a file as {rule}: use --names hex", name="names")
+    instead = "use --names hex" if rule in ("text", "int") else "dump to a .npz file"
+    raise ArgumentError(f"key {wrong!r} cannot be the name of a file as {rule}: {instead}", name="names")
 
 
 def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:
@@ -298,13 +299,20 @@ def _as_text(key: bytes) -> str | None:
         text = key.decode()
     except UnicodeDecodeError:
         return None
-    fine = text.isprintable() and not any(part in ("", ".", "..") for part in text.split("/"))
-    return text if fine else None
+    parts = text.split("/")
+    is_allowed = text.isprintable() and not any(part in ("", ".", "..") for part in parts)
+    return text if is_allowed and max(len(part.encode()) for part in parts) <= _MAX_NAME else None
+
+
+def _as_hex(key: bytes) -> str | None:
+    return key.hex() if 2 * len(key) <= _MAX_NAME else None
 
 
 def _as_int(key: bytes) -> str | None:
     return str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None
 
 
+_MAX_NAME = 255
+"""Bytes of the name of a file on Linux."""
 _NAMES_ONLY = "text or hex"
-_NAMES: dict[str, Callable[[bytes], str | None]] = {"text": _as_text, "int": _as_int, "hex": bytes.hex}
+_NAMES: dict[str, Callable[[bytes], str | None]] = {"text": _as_text, "int": _as_int, "hex": _as_hex}

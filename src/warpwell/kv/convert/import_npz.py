@@ -165,7 +165,7 @@ class NpzSource(Source):
         where = f"{self.path}: {self._key}"
         if LENGTHS in self._arrays:
             if column.ndim != 2 or column.dtype != np.uint8:
-                raise FormatError(f"{where} is not uint8 [N, 16] though there are {LENGTHS}", path=self.path)
+                raise FormatError(f"{where} is not uint8 [N, width] though there are {LENGTHS}", path=self.path)
             lengths = self._arrays[LENGTHS].read(count).tolist()
             names: list[Any] = [row.tobytes()[:n] for row, n in zip(column, lengths, strict=True)]
             keys: NDArray[np.int64] | list[Any] = self.rule.from_names(names, start, where)

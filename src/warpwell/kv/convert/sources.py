@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, FormatError, ValueSizeError
-from ..keys import MAX_KEY
+from ..keys import LONGEST_KEY, hash_of_long
 from ..log.format import MAX_VALUE
 from ..ragged import Ragged
 
@@ -122,12 +121,12 @@ class KeyRule:
         if self.rule == "number":
             return self.from_numbers(start, len(names))
         if self.rule == "hash":
-            return [hashlib.blake2b(name, digest_size=16).digest() for name in names]
+            return [hash_of_long(name) for name in names]
         for k, name in enumerate(names):
-            if not 1 <= len(name) <= MAX_KEY:
+            if not 1 <= len(name) <= LONGEST_KEY:
                 raise ArgumentError(
                     f"{where}: record {start + k} is named {name[:40]!r}, which has {len(name)} bytes but keys "
-                    f"have 1 to {MAX_KEY}: use --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
+                    f"have 1 to {LONGEST_KEY}: use --keys hash (16 bytes of BLAKE2b of the name) or --keys number",
                     name="key",
                 )
         return names
@@ -137,7 +136,7 @@ class KeyRule:
         return np.arange(start, start + count, dtype=np.int64)
 
     def from_column(self, column: NDArray[Any], start: int, where: str) -> NDArray[np.int64] | list[bytes]:
-        """Return keys from an array of integers, ``S`` or ``U`` strings, or uint8 [N, 1 to 16].
+        """Return keys from an array of integers, ``S`` or ``U`` strings, or uint8 [N, width].
 
         Raises
         ------
@@ -160,12 +159,12 @@ class KeyRule:
             if any(b"\0" in n for n in names):
                 raise FormatError(
                     f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
-                    " of a name: save uint8 [N, 1 to 16]",
+                    " of a name: save uint8 [N, width] and key_lengths",
                     path=where,
                 )
         else:
             raise FormatError(
-                f"{where} is {column.dtype} of shape {column.shape}: take integers [N], strings [N] or uint8 [N, 16]",
+                f"{where} is {column.dtype} of shape {column.shape}: take integers [N], strings [N] or uint8 [N, size]",
                 path=where,
             )
         return self.from_names(names, start, where)

@@ -13,7 +13,7 @@ import numpy as np
 from ... import errors
 from ...array import DeviceArray
 from ...targets import Block
-from ..keys import Keys, as_keys
+from ..keys import MAX_KEY, Keys, as_keys
 from ..schema import Schema
 from . import batch as at
 from .engine import Engine
@@ -126,6 +126,13 @@ class DeviceFuture:
                 name="keys",
             )
         self._keys: Keys | None = None if on_gpu else as_keys(keys).copied()
+        if self._keys is not None and self._keys.full is not None:
+            key = next(key for key in self._keys.full if key is not None)
+            raise errors.ArgumentError(
+                f"key {key!r} has {len(key)} bytes, and devices find keys of at most {MAX_KEY}: use get_many, or hash"
+                " longer keys",
+                name="keys",
+            )
         interface = _checked(keys) if on_gpu else None
         self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
         self.room = engine.options.value_bytes
@@ -162,7 +169,7 @@ class DeviceFuture:
         copied = space.keys_at
         self._unique = False
         if self._keys is not None:
-            key_words, lengths, _ = self._keys
+            key_words, lengths, *_ = self._keys
             self._unique = key_words.ndim == 1 and np.unique(key_words).size == n
             words[at.B_UNIQUE] = self._unique
             width = 2 if key_words.ndim == 2 else 1

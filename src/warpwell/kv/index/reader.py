@@ -28,7 +28,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...nvme import key_words
 from ...targets import device, native
 from ...targets.bus_error import map_guarded, unmap
 from ...targets.primitives import (
@@ -47,9 +46,9 @@ from ...targets.primitives import (
     store_release,
     store_weak_as,
 )
-from ..keys import Keys, as_key
+from ..keys import SUFFIX_BYTES, Keys, as_key, long_key_in, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
-from ..log.format import crc_of, offset_of, segment_of, size_of
+from ..log.format import LONG, crc_of, offset_of, segment_of, size_of
 from ..native import CONTENTS, SIZE, TYPE, compiled, has_known_layout, method, python_function, with_objects
 from .index import (
     C_BYTES,
@@ -137,6 +136,8 @@ _PYTHON_FUNCTIONS = (
 _ERROR = 1 << 40
 """`get_one` returns errors below minus this number."""
 _NO_ROWS = np.empty(0, np.intp)
+_KEYS_AT_ONCE = 4096
+"""Long keys that are read at once."""
 _MAP_INTERVAL = 256
 """Batches between attempts to map one more segment."""
 
@@ -473,6 +474,32 @@ def read_many(
     return wrong
 
 
+def read_ends(state: int, stripe: int, locations: int, count: int, ends: int, found: int) -> int:
+    """Read the ends of values, to the ends of rows of `SUFFIX_BYTES`; return the number of errors.
+
+    `found` is the address of a byte a value: ABSENT, FOUND or an error.
+    """
+    epoch = enter(state, stripe)
+    wrong = 0
+    for k in range(count):
+        loc0 = load_weak_as(locations + 16 * k, INT64)
+        status = ABSENT
+        if loc0 != 0:
+            size = size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64))
+            nbytes = min(size, SUFFIX_BYTES)
+            entry = segment_entry(state, segment_of(loc0))
+            status = STALE
+            if entry != 0:
+                fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
+                target = ends + SUFFIX_BYTES * (k + 1) - nbytes
+                status = read_exactly(fd, target, nbytes, offset_of(loc0) + size - nbytes)
+        if status != ABSENT and status != FOUND:
+            wrong += 1
+        store_weak_as(found + k, status, UINT8)
+    leave(state, stripe, epoch)
+    return wrong
+
+
 @device
 def clear(address: int, nbytes: int) -> None:
     """Zero a row (no other thread reads it)."""
@@ -590,8 +617,8 @@ class Reader:
     # -- values ---------------------------------------------------------------------------------------------
 
     def contains(self, key: bytes | int) -> bool:
-        """Return whether a key exists."""
-        key_and_length = (key, 0, 8) if isinstance(key, int) else (*key_words(key), len(key))
+        """Return whether a key of at most 16 bytes exists."""
+        key_and_length = (key, 0, 8) if isinstance(key, int) else words_of(key)
         return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, *key_and_length))
 
     def rows(
@@ -623,7 +650,11 @@ class Reader:
         starts = np.empty(keys.size, np.int64)
         found = np.empty(keys.size, np.uint8)
         _values_maker()(listed, locations.ctypes.data, keys.size, starts.ctypes.data)
-        return listed, self._read_at(keys, locations, 0, starts, found)
+        stale = self._read_at(keys, locations, 0, starts, found)
+        if keys.full is not None and not stale.size:
+            for k in np.flatnonzero(found).tolist():
+                listed[k] = _without_suffix(listed[k], keys.full[k])
+        return listed, stale
 
     def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
         """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
@@ -634,7 +665,32 @@ class Reader:
         buffer = np.empty(int(ends[-1]) // 8 if len(ends) else 0, np.int64).view(np.uint8)
         found = np.empty(keys.size, np.bool_)
         stale = self._read_at(keys, locations, buffer.ctypes.data, starts, found.view(np.uint8))
+        if keys.full is not None and not stale.size:
+            for k in np.flatnonzero(found).tolist():
+                if keys.full[k] is None:
+                    continue
+                suffix, end = suffix_of(keys.full[k]), int(starts[k] + sizes[k])
+                found[k] = buffer[end - len(suffix) : end].tobytes() == suffix
+                sizes[k] -= len(suffix) if found[k] else sizes[k]
         return ValueBuffer(buffer, starts, sizes, found), stale
+
+    def long_keys(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
+        """Return the long keys that are stored at locations; return also the rows to look up again.
+
+        The array is object [N]: None for keys that are absent or not long, b"" for a stored key that is damaged.
+        """
+        stored = np.full(keys.size, None, np.object_)
+        rows = np.flatnonzero(False if keys.lengths is None else (keys.lengths == LONG) & (locations[:, 0] != 0))
+        for first in range(0, rows.size, _KEYS_AT_ONCE):
+            some = rows[first : first + _KEYS_AT_ONCE]
+            ends, found = np.zeros((some.size, SUFFIX_BYTES), np.uint8), np.empty(some.size, np.uint8)
+            chosen, at = np.ascontiguousarray(locations[some]), found.ctypes.data
+            arguments = (chosen.ctypes.data, some.size, ends.ctypes.data, at)
+            if compiled(read_ends)(self._address, at >> 12, *arguments) and (found == STALE).any():
+                return stored, some[found == STALE]
+            for k, end in zip(some.tolist(), ends, strict=True):
+                stored[k] = long_key_in(end.tobytes(), keys.words[k].tobytes())
+        return stored, _NO_ROWS
 
     def _read_at(
         self,
@@ -682,13 +738,16 @@ class Reader:
     ) -> NoReturn:
         k = int(np.flatnonzero(found > FOUND)[0])
         if found[k] == OTHER_SIZE:
-            size = int(size_of(locations[k, 0], locations[k, 1]))
-            raise errors.ValueSizeError(
-                f"{self._path}: the value of key {keys.row(k)!r} has {size} bytes, not {row_bytes}: leave out away",
-                name="out",
-                nbytes=size,
-            )
+            raise other_size(self._path, keys.row(k), int(size_of(locations[k, 0], locations[k, 1])), row_bytes)
         raise read_error(self._path, keys.row(k), int(found[k]), int(segment_of(locations[k, 0])))
+
+
+def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
+    """Return a value without its suffix if it has one; None if that is of another key with the same hash."""
+    if value is None or key is None:
+        return value
+    suffix = suffix_of(key)
+    return value[: -len(suffix)] if value.endswith(suffix) else None
 
 
 @functools.cache
@@ -704,14 +763,14 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
 
     def get_slowly(key: Any) -> bytes | None:
         """Read a value; raise its error."""
-        words = (key, 0, 8) if type(key) is int else (*key_words(as_key(key)), len(key))
+        words = (key, 0, 8) if type(key) is int else words_of(as_key(key))
         out = np.empty(0, np.uint8)
         while True:
             address = out.ctypes.data
             block = np.array([state.address, address >> 12, address, out.nbytes], np.int64)
             size = int(compiled(get_one)(block.ctypes.data, *words))
             if size >= 0:
-                return out[:size].tobytes()
+                return _without_suffix(out[:size].tobytes(), key if words[2] == LONG else None)
             if size == -_ERROR:
                 return None
             if size < -_ERROR:
@@ -723,6 +782,15 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
     objects = [id(get_slowly), id(None), id(int), id(bytes)]
     words = np.array([state.address, *objects, *map(python_function, _PYTHON_FUNCTIONS)], np.int64)
     return method(get_object, "get", words.tobytes(), (state, get_slowly))
+
+
+def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> errors.ValueSizeError:
+    """Return the error for a value that is not as large as a row."""
+    return errors.ValueSizeError(
+        f"{path}: the value of key {key!r} has {nbytes} bytes, not {row_bytes}: leave out away",
+        name="out",
+        nbytes=nbytes,
+    )
 
 
 def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:

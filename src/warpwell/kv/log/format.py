@@ -47,6 +47,8 @@ CRC_SHIFT = 32
 KEY_LEN_SHIFT = 25
 INTEGER = 32
 """Mark beside the length of a key: it was given as an integer, and is shown and ordered as one."""
+LONG = 17
+"""Length of a key whose 16 bytes are a hash. The key itself is stored after the value (`keys.suffix_of`)."""
 MAX_SEGMENT = (1 << 23) - 1
 TOMBSTONE = -1
 

@@ -38,6 +38,7 @@ from .format import (
     INTEGER,
     JOURNAL_FILE,
     KEY_LEN_SHIFT,
+    LONG,
     MAGIC,
     ORDERED,
     PUT,
@@ -283,7 +284,7 @@ def _durable(flags: NDArray[np.uint16], begins: NDArray[np.bool_]) -> NDArray[np
 def _unusable(records: NDArray[Any]) -> int | None:
     """Return the index of a record with contents that no release writes."""
     lens = records["key_len"]
-    fine = (lens >= 1) & (lens <= 16) & (key_len_of(records["loc"][:, 1]) == lens)
+    fine = (lens >= 1) & (lens <= LONG) & (key_len_of(records["loc"][:, 1]) == lens)
     fine &= ((records["type"] == PUT) & (records["loc"][:, 0] > 0)) | (
         (records["type"] == DELETE) & (records["loc"][:, 0] == TOMBSTONE)
     )

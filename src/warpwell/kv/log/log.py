@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ... import errors
 from ..ragged import Ragged
 from .files import Files, Guard
-from .format import DELETE, FORMAT_VERSION, MOVED, PUT, low_size, segment_of
+from .format import DELETE, FORMAT_VERSION, INTEGER, LONG, MOVED, PUT, low_size, segment_of
 from .journal import Floor, Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
@@ -213,7 +213,8 @@ class Log:
             with self._guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                self._upgrade_for(max((int(b.sizes.max(initial=0)) for _, _, b in groups), default=0))
+                largest = max((int(buffers.sizes.max(initial=0)) for _, _, buffers in groups), default=0)
+                self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
                 locs = np.empty((len(key_lens), 2), np.int64)
                 for shard, rows, buffers in groups:
                     locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll)
@@ -473,9 +474,10 @@ class Log:
         self._spilled += count
         self._pending.clear(keep=1)
 
-    def _upgrade_for(self, nbytes: int) -> None:
-        """Make the format the newest before a value of a size that earlier releases cannot read is written."""
-        if low_size(nbytes) != nbytes and self._manifest.version < FORMAT_VERSION:
+    def _upgrade_for(self, nbytes: int, key_len: int) -> None:
+        """Make the format the newest before a size or a long key that earlier releases cannot read is written."""
+        is_new = low_size(nbytes) != nbytes or key_len == LONG
+        if is_new and self._manifest.version < FORMAT_VERSION:
             assert self._manifest_writer is not None
             with self._guard.replacing_manifest():
                 self._manifest_writer.upgrade()

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..keys import SUFFIX_BYTES, long_key_in
 from .checksum import check_file
-from .files import Files
-from .format import INTEGER, extents_of, key_len_of, marked_len_of, offset_of, segment_of, size_of
+from .files import Files, read_at
+from .format import INTEGER, LONG, extents_of, key_len_of, marked_len_of, offset_of, segment_of, size_of
 from .journal import COMMITTED_NAME, read_marks
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
 from .recovery import check_previous, live, load_for_reading
@@ -150,22 +151,35 @@ def _check_values(
     ids = segment_of(slots[:, 2])
     for segment in np.unique(ids).tolist():
         rows = slots[ids == segment]
+        path, fd = segments.path(segment), segments.fd(segment)
         for at in range(0, len(rows), _BATCH):
             part = rows[at : at + _BATCH]
-            status = check_file(segments.fd(segment), extents_of(part[:, 2:]))
+            status = check_file(fd, extents_of(part[:, 2:]))
             for k in np.flatnonzero(status).tolist():
-                report.problems.append(_bad_value(part[k], int(status[k]), segments.path(segment)))
+                report.problems.append(_bad_value(part[k], int(status[k]), path, fd))
             done += len(part)
             if progress is not None:
                 progress(done, len(slots))
 
 
-def _bad_value(slot: Any, status: int, path: str) -> Problem:
-    key: int | bytes = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
+def _bad_value(slot: Any, status: int, path: str, fd: int) -> Problem:
+    key: int | bytes = stored_key(slot, fd)
     if int(marked_len_of(slot[3])) & INTEGER:
         key = int(slot[0])
     what = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
     return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[2], slot[3]))} bytes {what}", key)
+
+
+def stored_key(slot: NDArray[np.int64], fd: int) -> bytes:
+    """Return the bytes of the key of a slot, whose value is in a file; its hash if a long key is damaged."""
+    key = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
+    if key_len_of(slot[3]) < LONG:
+        return key
+    offset, size, _ = extents_of(slot[None, 2:])[0].tolist()
+    with contextlib.suppress(OSError):
+        nbytes = min(size, SUFFIX_BYTES)
+        return long_key_in(read_at(fd, nbytes, offset + size - nbytes), key) or key
+    return key
 
 
 def _problem(error: errors.CorruptionError) -> Problem:
