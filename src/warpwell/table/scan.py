@@ -127,7 +127,8 @@ def _frames(
 ) -> Iterator[Any]:
     """Yield the frames of a query."""
     _park_at_exit()
-    with open_table(path, direct=direct) as table:
+    with contextlib.ExitStack() as last, open_table(path, direct=direct) as table:
+        last.callback(_park_at_exit)
         query = _Query(table, names, predicate, counters)
         end = table.rows if n_rows is None else min(table.rows, n_rows)
         max_rows = max(1, batch_size or CHUNK_ROWS)
