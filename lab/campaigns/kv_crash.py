@@ -28,7 +28,15 @@ from warpwell import errors
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.log import Log
 
-from .crash.kv_faults import MOMENTS, FailingFiles, InterceptedFiles, KillingFiles, Verdict, judge
+from .crash.kv_faults import (
+    MOMENTS,
+    FailingFiles,
+    InterceptedFiles,
+    InterruptingFiles,
+    KillingFiles,
+    Verdict,
+    judge,
+)
 from .crash.kv_flips import Flips, flip_campaign
 from .crash.kv_load import Run, Script, State, append_one, contents, index_of, padded, write_script
 from .crash.power import Disk, Event, RecordingFiles
@@ -75,14 +83,14 @@ class Counts:
         """Runs with any fault."""
         return self.lost + self.holes + self.wrong_bytes + self.refused + self.failed
 
-    def add(self, verdict: object, what: str) -> None:
+    def add(self, verdict: object, description: str) -> None:
         """Count one run."""
         self.runs += 1
         if isinstance(verdict, Verdict):
             name = {"hole": "holes", "wrong bytes": "wrong_bytes"}.get(verdict.kind, verdict.kind)
             setattr(self, name, getattr(self, name) + 1)
             if len(self.details) < 10:
-                self.details.append(f"{what}: {verdict.kind}: {verdict.detail}")
+                self.details.append(f"{description}: {verdict.kind}: {verdict.detail}")
 
 
 # -- kills ----------------------------------------------------------------------------------------------------
@@ -93,9 +101,9 @@ def random_kills(count: int, seed: int, base: str) -> Counts:
     rng, counts, start = random.Random(seed), Counts(), time.monotonic()
     while counts.runs < count:
         script = write_script(rng.getrandbits(32), durability=rng.choice(DURABILITIES))
-        whole = _duration(script, base)
+        duration = _duration(script, base)
         for _ in range(min(_KILLS_A_SCRIPT, count - counts.runs)):
-            _one_kill(script, counts, base, Files(), rng.uniform(0, 1.05 * whole))
+            _one_kill(script, counts, base, Files(), rng.uniform(0, 1.05 * duration))
     counts.seconds = time.monotonic() - start
     return counts
 
@@ -116,14 +124,14 @@ def _one_kill(script: Script, counts: Counts, base: str, files: Files, after: fl
     with _folder(base) as folder, mmap.mmap(-1, mmap.PAGESIZE) as shared:
         _note(shared, -1)
         status = _child(lambda: _load(script, folder, files, shared), after)
-        least = int.from_bytes(shared[:8], "little", signed=True)
-        counts.acknowledged += max(least, 0)
+        acknowledged = int.from_bytes(shared[:8], "little", signed=True)
+        counts.acknowledged += max(acknowledged, 0)
         counts.interrupted += os.WIFSIGNALED(status)
         moment = f"{getattr(files, 'moment', '')} {getattr(files, 'number', after)}"
-        what = f"{script.durability}, {script.shards} shards, killed {moment}"
+        description = f"{script.durability}, {script.shards} shards, killed {moment}"
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             counts.failed += 1
-        counts.add(judge(folder, script, least, least + 1), what)
+        counts.add(judge(folder, script, acknowledged, acknowledged + 1), description)
 
 
 def _load(script: Script, folder: str, files: Files, shared: mmap.mmap) -> None:
@@ -135,7 +143,7 @@ def _note(shared: mmap.mmap, done: int) -> None:
 
 
 def _child(body: Callable[[], None], after: float | None) -> int:
-    """Run `body` in a forked process, kill it after so many seconds, and return its wait status."""
+    """Run `body` in a forked process, kill it after `after` seconds, and return its wait status."""
     sys.stdout.flush()
     process = os.fork()
     if process == 0:
@@ -204,23 +212,23 @@ def _record(script: Script, files: RecordingFiles, folder: str) -> list[Event]:
 
 def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Counts, base: str) -> None:
     at = rng.randint(0, len(events))
-    least, most = _last_mark(events[:at], "durable"), _last_mark(events[:at], "done") + 1
-    counts.acknowledged += max(least, 0)
+    acknowledged, reached = _last_mark(events[:at], "durable"), _last_mark(events[:at], "done") + 1
+    counts.acknowledged += max(acknowledged, 0)
     counts.interrupted += at < len(events)
     before = rng.choice(("", "", "cut", "kill"))
-    what = f"{script.durability}, {script.shards} shards, {before} after event {at} of {len(events)}, power cut"
+    description = f"{script.durability}, {script.shards} shards, {before} after event {at} of {len(events)}, power cut"
     with _folder(base) as folder, _folder(base) as second:
         disk = Disk(events[:at])
         if before == "kill":
             disk.keep(folder)
-            least = most - 1
+            acknowledged = reached - 1
         else:
             disk.cut(folder, rng)
-        verdict: object = judge(folder, script, least, most, write=before == "")
+        verdict: object = judge(folder, script, acknowledged, reached, write=before == "")
         if before and isinstance(verdict, dict):
             files = RecordingFiles(folder, events[:at] if before == "kill" else None)
             verdict = _cut_recovery(script.durability, verdict, files, second, rng)
-        counts.add(verdict, what)
+        counts.add(verdict, description)
 
 
 def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: str, rng: random.Random) -> object:
@@ -235,58 +243,104 @@ def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: s
         committed = len(files.events) if durability != "none" else sys.maxsize
         if rng.random() < 0.5:
             keys, lens = padded(list(after))
-            known = {**index_of(log), b"second": append_one(log, b"second", after[b"second"])}
-            log.snapshot(keys, lens, np.array([known[key] for key in after], np.int64))
+            locations = {**index_of(log), b"second": append_one(log, b"second", after[b"second"])}
+            log.snapshot(keys, lens, np.array([locations[key] for key in after], np.int64))
             committed = min(committed, len(files.events))
     at = rng.randint(before, len(files.events))
-    least = int(at >= min(committed, len(files.events)))
+    acknowledged = int(at >= min(committed, len(files.events)))
     Disk(files.events[:at]).cut(second, rng)
-    return judge(second, Script([("one", b"second", after[b"second"])], [held, after], durability), least, 1)
+    return judge(second, Script([("one", b"second", after[b"second"])], [held, after], durability), acknowledged, 1)
 
 
 def _last_mark(events: list[Event], name: str) -> int:
     return next((e.inode for e in reversed(events) if e.kind == "mark" and e.name == name), -1)
 
 
-# -- failed calls ---------------------------------------------------------------------------------------------
+# -- failed and interrupted calls -----------------------------------------------------------------------------
 
 
 def failed_calls(seed: int, base: str, code: int, scripts: int = 1) -> Counts:
-    """Fail every call of a load in turn, with EIO or ENOSPC; then look at the store, and cut the power."""
+    """Fail each call of a load, with EIO or ENOSPC, and continue; then check the store, and crash it at random."""
+
+    def fail(recording: RecordingFiles, number: int, _: str) -> FailingFiles:
+        return FailingFiles(recording, number, code)
+
+    return _faults(seed, base, scripts, fail, [errno.errorcode[code]], code)
+
+
+def interrupted_calls(seed: int, base: str, scripts: int = 1) -> Counts:
+    """Send SIGINT at each call of a load, and continue; then check the store, and crash it at random."""
+    return _faults(seed, base, scripts, InterruptingFiles, ["before", "after"], 0)
+
+
+def _faults(
+    seed: int,
+    base: str,
+    scripts: int,
+    make_files: Callable[[RecordingFiles, int, str], FailingFiles | InterruptingFiles],
+    moments: list[str],
+    code: int,
+) -> Counts:
     rng, counts, start = random.Random(seed), Counts(), time.monotonic()
     for k in range(scripts):
         script = write_script(rng.getrandbits(32), durability=DURABILITIES[-k % len(DURABILITIES)])
         for number in range(1, count_calls(script, base) + 1):
-            _one_failure(script, number, code, rng, counts, base)
+            for moment in moments:
+                with _folder(base) as folder:
+                    recording = RecordingFiles(folder)
+                    files = make_files(recording, number, moment)
+                    verdict = _verdict_on_fault(script, recording, files, code, rng, counts, base)
+                description = f"{script.durability}, {script.shards} shards, {moment} at call {number} ({files.failed})"
+                counts.add(verdict, description)
     counts.seconds = time.monotonic() - start
     return counts
 
 
-def _one_failure(script: Script, number: int, code: int, rng: random.Random, counts: Counts, base: str) -> None:
-    with _folder(base) as folder, _folder(base) as left:
-        recording = RecordingFiles(folder)
-        files = FailingFiles(recording, number, code)
-        reached = [-1, -1]
+def _verdict_on_fault(
+    script: Script,
+    recording: RecordingFiles,
+    files: FailingFiles | InterruptingFiles,
+    code: int,
+    rng: random.Random,
+    counts: Counts,
+    base: str,
+) -> object:
+    def acknowledge(done: int, durable: int) -> None:
+        recording.mark("done", done)
+        recording.mark("durable", durable)
 
-        def acknowledge(done: int, durable: int) -> None:
-            reached[:] = done, durable
-
-        run = Run(script, folder, files, acknowledge)
-        problem = _run_with_failure(run, code)
-        counts.acknowledged += max(reached[0], 0)
-        counts.interrupted += run.done < len(script.steps)
-        what = f"{script.durability}, {script.shards} shards, {errno.errorcode[code]} at call {number} ({files.failed})"
-        if problem is not None:
-            counts.add(Verdict("failed", problem), what)
-            return
-        done, durable = reached
-        Disk(recording.events).cut(left, rng)
-        verdict: object = judge(left, script, durable, done + 1)
+    run = Run(script, recording.folder, files, acknowledge)
+    problem = _run_with_failure(run, code)
+    events = list(recording.events)
+    done = _last_mark(events, "done")
+    counts.acknowledged += max(done, 0)
+    counts.interrupted += run.done < len(script.steps)
+    if problem is not None:
+        return Verdict("failed", problem)
+    verdict: object = _judge_crash(script, events, rng, base)
+    created = next((k for k, event in enumerate(events) if event.kind == "mark"), len(events))
+    for at in (rng.randint(created, len(events)), rng.randint(created, len(events))):
         if not isinstance(verdict, Verdict):
-            verdict = judge(folder, script, done, done + 1, write=False)
-        if isinstance(verdict, dict):
-            verdict = _reopen_and_cut(script.durability, verdict, recording, rng, base)
-        counts.add(verdict, what)
+            verdict = _judge_crash(script, events[:at], rng, base)
+        # After a failed sync the disk lacks data that a process sees.
+        if not isinstance(verdict, Verdict) and files.failed != "sync":
+            verdict = _judge_crash(script, events[:at], None, base)
+    if not isinstance(verdict, Verdict):
+        verdict = judge(recording.folder, script, done, done + 1, write=False)
+    if isinstance(verdict, dict):
+        verdict = _reopen_and_cut(script.durability, verdict, recording, rng, base)
+    return verdict
+
+
+def _judge_crash(script: Script, events: list[Event], rng: random.Random | None, base: str) -> object:
+    """Judge the store that is left if the power fails after some calls, or, without `rng`, if the process is killed."""
+    done, durable = _last_mark(events, "done"), _last_mark(events, "durable")
+    with _folder(base) as folder:
+        if rng is None:
+            Disk(events).keep(folder)
+        else:
+            Disk(events).cut(folder, rng)
+        return judge(folder, script, done if rng is None else durable, done + 1)
 
 
 def _reopen_and_cut(durability: str, held: State, recording: RecordingFiles, rng: random.Random, base: str) -> object:
@@ -300,37 +354,41 @@ def _reopen_and_cut(durability: str, held: State, recording: RecordingFiles, rng
 
 
 def _run_with_failure(run: Run, code: int) -> str | None:
-    """Do all steps, once more after a full disk; return what should not have happened."""
+    """Do all steps, again after a full disk or an interrupt; return the problem, if there is one."""
     for _ in range(4):
         try:
             run.all()
             return None
+        except KeyboardInterrupt:
+            if code:
+                raise
+            continue
         except errors.StorageFullError:
             if code != errno.ENOSPC:
                 return "EIO was taken for a full disk"
         except errors.StoreFailedError:
             return _check_poisoned(run)
         except OSError as error:  # creating or opening: nothing was made, and it may be tried again
-            if run.log is not None:
+            if run.records is not None:
                 return f"a bare OSError: {error}"
         if not run.created and os.listdir(os.path.dirname(run.folder)):
             return "a creation that failed left something behind"
-    return "it does not go on after a full disk"
+    return "the load does not continue after a full disk"
 
 
 def _check_poisoned(run: Run) -> str | None:
-    log = run.log
-    if log is None:  # it failed while it was being closed
+    records = run.records
+    if records is None:  # closing it failed
         return None
-    for attempt in (lambda: append_one(log, b"k", b"v"), log.commit, log.roll):
+    for attempt in (lambda: records.put_one(b"k", b"v", False), records.commit, records.log.roll):
         try:
             attempt()
         except errors.StoreFailedError:
             continue
         except errors.ClosedError:
             return None
-        return "a failed log takes writes"
-    log.close()
+        return "a store takes writes after one failed"
+    records.close()
     return None
 
 
@@ -354,8 +412,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--every-call", action="store_true", help="a kill before, within and after every call")
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="power cuts")
     parser.add_argument("--faults", action="store_true", help="EIO and ENOSPC at every call")
+    parser.add_argument("--interrupts", action="store_true", help="SIGINT at every call")
     parser.add_argument("--flips", action="store_true", help="flip every header byte and a sample of value bytes")
-    parser.add_argument("--scripts", type=int, default=2, help="loads for --every-call and --faults")
+    parser.add_argument("--scripts", type=int, default=2, help="loads for --every-call, --faults and --interrupts")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--folder", default=None, help="where stores are made (default: memory)")
     parser.add_argument("--json", action="store_true")
@@ -372,10 +431,11 @@ def main(argv: list[str] | None = None) -> int:
             ("power cuts", options.cuts > 0, lambda: power_cuts(options.cuts, seed, folder)),
             ("EIO at every call", options.faults, lambda: failed_calls(seed, folder, errno.EIO, options.scripts)),
             ("ENOSPC at every call", options.faults, lambda: failed_calls(seed, folder, errno.ENOSPC, options.scripts)),
+            ("SIGINT at every call", options.interrupts, lambda: interrupted_calls(seed, folder, options.scripts)),
             ("flipped bits", options.flips, lambda: flip_campaign(seed, folder)),
         ]
-        for name, wanted, campaign in campaigns:
-            if wanted:
+        for name, is_wanted, campaign in campaigns:
+            if is_wanted:
                 outcomes[name] = campaign()
                 if not options.json:
                     print(f"{name}: {_line(outcomes[name])}", flush=True)

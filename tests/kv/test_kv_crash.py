@@ -1,5 +1,6 @@
 """Small crash campaigns on key-value logs, and planted faults that they must find."""
 
+import contextlib
 import errno
 import json
 import os
@@ -13,7 +14,8 @@ import pytest
 from lab.campaigns import kv_crash
 from lab.campaigns.crash.kv_flips import flip_campaign
 from lab.campaigns.crash.power import Disk, RecordingFiles
-from lab.campaigns.kv_crash import Counts, failed_calls, power_cuts
+from lab.campaigns.kv_crash import Counts, failed_calls, interrupted_calls, power_cuts
+from warpwell import errors
 from warpwell.kv.log.files import Guard
 from warpwell.kv.log.journal import Floor, Journal
 
@@ -85,6 +87,20 @@ def test_failed_calls_lose_nothing(memory, short, code):
     outcome = failed_calls(4, memory, code)
     assert outcome.runs > 30
     assert outcome.wrong == 0, show(outcome)
+
+
+@pytest.mark.slow
+def test_interrupted_calls_lose_nothing(memory, short):
+    outcome = interrupted_calls(9, memory)
+    assert outcome.runs > 60
+    assert outcome.wrong == 0, show(outcome)
+
+
+@pytest.mark.slow
+def test_a_close_that_ctrl_c_interrupts_is_found(memory, short, monkeypatch):
+    monkeypatch.setattr("warpwell.kv.records.uninterrupted", contextlib.nullcontext)
+    with pytest.raises(errors.SharingError, match="already open"):  # it keeps the lock
+        interrupted_calls(9, memory)
 
 
 def test_flipped_bits_are_noticed(memory):

@@ -43,7 +43,7 @@ def test_a_store_that_another_host_left_open_is_refused(tmp_path, monkeypatch):
     w.close()
     ww.kv.open(copy, "r+").close()  # of this boot: the lock is free, so its process has ended
     shutil.copyfile(path / "LOCK", copy / "LOCK")
-    opened = (path / "LOCK").read_bytes().replace(b"closed", b"open").ljust(128)
+    opened = lock._line(lock.OPEN)
     (copy / "LOCK").write_bytes(opened)
     monkeypatch.setattr(lock, "_boots", ["0" * 32])
     ww.kv.open(copy, "r+").close()  # of this host, before it started again
@@ -57,6 +57,21 @@ def test_a_store_that_another_host_left_open_is_refused(tmp_path, monkeypatch):
     (copy / "LOCK").unlink()
     with ww.kv.open(copy, "r+") as w:
         assert len(w) == 30
+
+
+def test_a_power_cut_during_a_write_of_the_lock_file_needs_no_repair(tmp_path, monkeypatch):
+    path = fill(tmp_path / "a.kv")
+    closed, opened = (path / "LOCK").read_bytes(), lock._line(lock.OPEN)
+    number = 10 * os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    before = lock._line(lock.OPEN)  # of a process whose number is longer
+    monkeypatch.undo()
+    monkeypatch.setattr(lock, "_boots", ["0" * 32])
+    for old in (closed, before, bytes(128), b""):
+        for length in range(0, 128, 9):
+            for torn in (opened[:length] + old[length:], old[:length] + opened[length:]):
+                (path / "LOCK").write_bytes(torn)
+                ww.kv.open(path, "r+").close()
 
 
 def test_an_opening_that_fails_leaves_the_lock_as_it_was(tmp_path):

@@ -12,16 +12,17 @@ import time
 import numpy as np
 import pytest
 
-from lab.campaigns.crash.kv_load import Run, contents, index_of, padded, unpadded, write_script
+from lab.campaigns.crash.kv_load import Run, contents, padded, unpadded, write_script
 from warpwell import errors
+from warpwell.kv import as_keys
 from warpwell.kv.log.checksum import crc32c, crc32c_many
-from warpwell.kv.log.compaction import compact
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import journal_path
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.verify import verify
+from warpwell.kv.records import Records
 from warpwell.targets.checksum import crc32c_of
 
 SMALL = 1 << 16
@@ -252,8 +253,7 @@ def test_readers_follow_a_busy_writer_from_state_to_state(tmp_path):
 
 
 def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
-    with Log.create(path, segment_bytes=SMALL) as log:
-        run = Run(write_script(12, steps=1), path, Files(), lambda done, durable: None, log=log)
+    with contextlib.closing(Records(Log.create(path, segment_bytes=SMALL))) as records:
         stop = threading.Event()
         problems, opened = [], []
 
@@ -268,11 +268,9 @@ def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
         thread = threading.Thread(target=open_again)
         thread.start()
         for k in range(75):  # a reader that looks once fails within 60
-            values = {b"%d" % j: bytes([k]) * 3000 for j in range(12)}
-            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
-            log.commit()
-            compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate)
-            log.release(log.retired())
+            records.put(as_keys([b"%d" % j for j in range(12)]), [bytes([k]) * 3000] * 12)
+            records.commit()
+            records.compact()
         stop.set()
         thread.join(60)
     assert not thread.is_alive()
@@ -282,65 +280,54 @@ def test_a_reader_that_opens_while_segments_are_replaced_finds_a_store(path):
 # -- snapshots and compaction ---------------------------------------------------------------------------------
 
 
-def test_compaction_gives_space_back_and_keeps_every_value(path):
-    script = write_script(5, steps=1)
-    with Log.create(path, segment_bytes=SMALL) as log:
-        run = Run(script, path, Files(), lambda done, durable: None, log=log)
+def test_compaction_gives_space_back_and_keeps_every_value(path, monkeypatch):
+    log = Log.create(path, segment_bytes=SMALL)
+    with contextlib.closing(Records(log)) as records:
         state = {}
         for k in range(40):
             values = {b"%d" % j: bytes([k]) * 900 for j in range(k % 7, 30)}
             state.update(values)
-            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
+            records.put(as_keys(list(values)), list(values.values()))
         before = set(log.segments.ids())
-        overwritten = []
+        lookup = records.index.lookup
 
-        def lookup(keys, lens):
-            if not overwritten:  # a put in the middle of a compaction
-                overwritten.append(append_one(log, b"3", b"newest"))
-                run.locations[b"3"] = overwritten[0]
-            return run._lookup(keys, lens)
+        def put_and_look_up(keys):  # a put in the middle of a compaction
+            monkeypatch.undo()
+            records.put(as_keys([b"3"]), [b"newest"])
+            return lookup(keys)
 
+        monkeypatch.setattr(records.index, "lookup", put_and_look_up)
         progress = []
-        report = compact(
-            log,
-            live=run._index,
-            lookup=lookup,
-            relocate=run._relocate,
-            progress=lambda done, total: progress.append((done, total)),
-        )
+        report = records.compact(progress=lambda done, total: progress.append((done, total)))
         assert report.moved > 0 and report.freed_bytes > 0 and set(report.segments) <= before
-        assert set(log.segments.ids()) >= before  # until what was put meanwhile is committed, by its caller
+        assert set(log.segments.ids()) >= before  # until their caller commits the concurrent puts
         assert set(report.segments) <= set(log.segments.ids())
-        run._committing("commit", log)
+        records.commit()
         assert not set(report.segments) & set(log.segments.ids())
         assert not any(os.path.exists(log.segments.path(s)) for s in report.segments)
         assert progress[-1] == (report.moved_bytes, report.moved_bytes)
     state[b"3"] = b"newest"
     assert read(path) == state
     assert verify(path).sound
-    with Log.open(path, writable=True) as log:  # nothing is left to do
-        run = Run(script, path, Files(), lambda done, durable: None, log=log)
-        run.locations = index_of(log)
-        compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate)
-        log.release(log.retired())
-        again = compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate)
-        assert again.segments == ()
+    log = Log.open(path, writable=True)
+    with contextlib.closing(Records(log)) as records:  # nothing is left to do
+        records.compact()
+        assert records.compact().segments == ()
         new = append_one(log, b"next", b"v")[0]
         assert segment_of(new) > max(report.segments)  # an id is never given twice
 
 
 def test_compaction_refuses_a_damaged_value(path):
-    with Log.create(path, segment_bytes=SMALL) as log:
-        run = Run(write_script(5, steps=1), path, Files(), lambda done, durable: None, log=log)
+    log = Log.create(path, segment_bytes=SMALL)
+    with contextlib.closing(Records(log)) as records:
         for k in range(3):
-            values = {b"%d" % j: bytes([k]) * 900 for j in range(k, 30)}
-            run.locations.update(zip(values, map(tuple, put(log, values).tolist()), strict=True))
-        log.commit()
-        loc = run.locations[b"0"]
+            records.put(as_keys([b"%d" % j for j in range(k, 30)]), [bytes([k]) * 900] * (30 - k))
+        records.commit()
+        loc = records.index.lookup(as_keys([b"0"]))[0].tolist()
         edit(log.segments.path(segment_of(loc[0])), offset_of(loc[0]) + 5, b"\xff")
         files = sorted(os.listdir(path))
         with pytest.raises(errors.CorruptionError, match="damaged"):
-            compact(log, live=run._index, lookup=run._lookup, relocate=run._relocate, threshold=0.2)
+            records.compact(threshold=0.2)
         assert set(files) <= set(os.listdir(path))
     problems = verify(path).problems
     assert [problem.key for problem in problems] == [b"0"]

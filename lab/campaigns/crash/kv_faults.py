@@ -1,4 +1,4 @@
-"""System calls that kill the process, or fail, at a chosen call; and the judge of what a store holds afterwards."""
+"""System calls that kill, interrupt or fail at a chosen call, and the judge of the store afterwards."""
 
 from __future__ import annotations
 
@@ -131,6 +131,27 @@ class FailingFiles(InterceptedFiles):
         raise OSError(self.code, os.strerror(self.code))
 
 
+class InterruptingFiles(InterceptedFiles):
+    """Sends SIGINT to the process before or after call `number`."""
+
+    def __init__(self, inner: RecordingFiles, number: int, moment: str) -> None:
+        super().__init__(inner)
+        self.number, self.moment = number, moment
+        self.failed = ""
+
+    def around(self, name: str, args: tuple[Any, ...]) -> Any:
+        """See `InterceptedFiles`."""
+        if self.count != self.number:
+            return super().around(name, args)
+        self.failed = name
+        if self.moment == "before":
+            signal.raise_signal(signal.SIGINT)
+        made = super().around(name, args)
+        if self.moment == "after":
+            signal.raise_signal(signal.SIGINT)
+        return made
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What is wrong with a store after a crash: `kind` is "lost", "hole", "wrong bytes" or "refused"."""
@@ -139,16 +160,16 @@ class Verdict:
     detail: str
 
 
-def judge(folder: str, script: Script, least: int, most: int, *, write: bool = True) -> Verdict | State | None:
-    """Compare a store with what it may hold: one of ``script.states[least : most + 1]``, all of it.
+def judge(folder: str, script: Script, first: int, last: int, *, write: bool = True) -> Verdict | State | None:
+    """Compare a store with the contents that are allowed: one of ``script.states[first : last + 1]``.
 
     Parameters
     ----------
     folder : str
     script : Script
-    least : int
+    first : int
         Committing steps that were acknowledged; -1: not even the creation was.
-    most : int
+    last : int
         One more where a step was under way.
     write : bool, default True
         Also open it for writing, put a record, and look again.
@@ -158,9 +179,9 @@ def judge(folder: str, script: Script, least: int, most: int, *, write: bool = T
     Verdict
         Something is wrong.
     dict or None
-        What it holds; None where there is no store, and need not be one.
+        Its contents; None if no store exists and none must.
     """
-    if least < 0 and not os.path.exists(os.path.join(folder, MANIFEST_NAME)):
+    if first < 0 and not os.path.exists(os.path.join(folder, MANIFEST_NAME)):
         return _judge_absent(folder)
     try:
         with Log.open(folder, writable=False) as log:
@@ -169,9 +190,9 @@ def judge(folder: str, script: Script, least: int, most: int, *, write: bool = T
         return Verdict("wrong bytes", str(error))
     except (errors.FormatError, errors.MissingFileError) as error:
         return Verdict("refused", str(error))
-    allowed = script.states[max(least, 0) : most + 1]
+    allowed = script.states[max(first, 0) : last + 1]
     if held not in allowed:
-        return _classify(held, script, least, most)
+        return _classify(held, script, first, last)
     if not write:
         return held
     try:
@@ -183,7 +204,7 @@ def judge(folder: str, script: Script, least: int, most: int, *, write: bool = T
             return Verdict("hole", "a writer recovers other records than a reader")
         with Log.open(folder, writable=False) as log:
             if contents(log) != {**held, b"after": b"the crash"}:
-                return Verdict("lost", "what was put after the recovery is not there")
+                return Verdict("lost", "a record that was put after the recovery is absent")
     except WrongBytes as error:
         return Verdict("wrong bytes", f"after recovery: {error}")
     except errors.WarpwellError as error:
@@ -205,13 +226,13 @@ def _judge_absent(folder: str) -> Verdict | None:
     return Verdict("hole", "a store without a manifest opens")
 
 
-def _classify(held: State, script: Script, least: int, most: int) -> Verdict:
+def _classify(held: State, script: Script, first: int, last: int) -> Verdict:
     if held in script.states:
         at = script.states.index(held)
-        return Verdict("lost" if at < least else "hole", f"state {at}, and {least} to {most} are right")
+        return Verdict("lost" if at < first else "hole", f"state {at}, and {first} to {last} are right")
     unknown = set(held.items()) - script.versions()
     if unknown:
         return Verdict("wrong bytes", f"{len(unknown)} values that were never put, {next(iter(unknown))[0]!r} for one")
-    wanted = script.states[max(least, 0)]
-    missing = [key for key in wanted if key not in held]
+    expected = script.states[max(first, 0)]
+    missing = [key for key in expected if key not in held]
     return Verdict("hole", f"no state of the trace: {len(held)} records; missing {missing[:3]}")

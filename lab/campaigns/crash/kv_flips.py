@@ -19,7 +19,7 @@ from warpwell.kv.log.lock import LOCK_NAME
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.verify import verify
 
-from .kv_load import Run, State, WrongBytes, append_one, contents, write_script
+from .kv_load import Run, State, WrongBytes, contents, write_script
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Flips:
     unnoticed : int
         Flips that nothing found.
     served : int
-        Flips with which the store held anything else than what was put.
+        Flips with which the store held other records than were put.
     changed : int
         Refused stores in which a file was changed by opening them.
     """
@@ -86,12 +86,13 @@ def _make(folder: str, seed: int, ending: str) -> State:
     run.begin()
     for _ in script.steps:
         run.next()
-    assert run.log is not None
+    records = run.records
+    assert records is not None
     if ending == "snapshot":
-        run.log.snapshot(*run._index())
-        append_one(run.log, b"behind", b"the snapshot")
-        run.log.commit()
-    if ending == "killed":  # what its files are while it is open
+        records._snapshot()
+        records.put_one(b"behind", b"the snapshot", False)
+        records.commit()
+    if ending == "killed":  # its files while it is open
         shutil.copytree(live, folder)
     run.close()
     with Log.open(folder, writable=False) as log:
@@ -109,8 +110,8 @@ def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: 
             used = _value_bytes(folder, int(name.split(".")[0]))
             values = rng.sample(used, max(1, int(value_share * len(used)))) if used else []
         else:
-            places = [*range(64), *range(4096, 4160)] if name == COMMITTED_NAME else range(size)
-            headers, values = list(places)[rng.randrange(stride) :: stride], []
+            offsets = [*range(64), *range(4096, 4160)] if name == COMMITTED_NAME else range(size)
+            headers, values = list(offsets)[rng.randrange(stride) :: stride], []
         for at in headers:
             out.header_bytes += at < size
             if at < size:
@@ -121,7 +122,7 @@ def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: 
 
 
 def _value_bytes(folder: str, segment: int) -> list[int]:
-    """Return the places of all bytes of live values in a segment."""
+    """Return the offsets of all bytes of live values in a segment."""
     with Log.open(folder, writable=False) as log:
         assert log.recovered is not None
         locs = log.recovered.locs
@@ -162,7 +163,7 @@ def _notice(folder: str, held: State) -> str:
 
 
 def _writer_refuses(folder: str) -> bool:
-    """Tell whether opening for writing is refused too, and changes nothing."""
+    """Return whether opening for writing is refused too, and changes nothing."""
     before = _stamps(folder)
     try:
         Log.open(folder, writable=True).close()

@@ -1,21 +1,21 @@
-"""A scripted load on a `warpwell.kv` log, and what its store may hold after each step."""
+"""A scripted load on the records of a store, and the contents that are allowed after each step."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.kv import crc32c
-from warpwell.kv.log.compaction import compact
+from warpwell.kv import as_keys, crc32c
 from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import crc_of, offset_of, segment_of, size_of
 from warpwell.kv.log.log import Log
+from warpwell.kv.records import Records
 
 from .power import SHARD
 
@@ -25,7 +25,7 @@ SEGMENT_BYTES = 1 << 16
 
 @dataclass
 class Script:
-    """Steps and what they lead to.
+    """Steps, and the contents of the store after each of them.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Script:
     shards: int = 0
 
     def commits(self, step: tuple[Any, ...]) -> bool:
-        """Tell whether a step commits."""
+        """Return whether a step commits."""
         return self.durability == "always" or step[0] not in ("put", "one", "delete", "compact")
 
     def versions(self) -> set[tuple[bytes, bytes]]:
@@ -78,9 +78,9 @@ def write_script(seed: int, steps: int = 60, durability: str = "commit", keys: i
             out.steps.append(step)
             state[step[1]] = step[2]
         elif draw < 0.60:
-            gone = rng.sample(names, rng.randint(1, 6))
-            out.steps.append(("delete", gone))
-            for key in gone:
+            deleted = rng.sample(names, rng.randint(1, 6))
+            out.steps.append(("delete", deleted))
+            for key in deleted:
                 state.pop(key, None)
         else:
             kind = "commit" if draw < 0.85 else rng.choice(("snapshot", "compact", "reopen"))
@@ -99,7 +99,7 @@ def _value(rng: random.Random) -> bytes:
 
 @dataclass
 class Run:
-    """A run of a script on a store.
+    """A run of a script on the records of a store.
 
     Attributes
     ----------
@@ -109,14 +109,15 @@ class Run:
     acknowledge : callable
         Called with the number of committing steps that are done (0: the store is created), and with the number of
         those that are durable even if the power fails.
+    records : Records or None
+        None before the creation, and if opening the store failed.
     """
 
     script: Script
     folder: str
     files: Files
     acknowledge: Callable[[int, int], object]
-    log: Log | None = None
-    locations: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    records: Records | None = None
     created: bool = False
     done: int = 0
     committed: int = 0
@@ -133,7 +134,7 @@ class Run:
         """Create the store."""
         if not self.created:
             parent = os.path.dirname(self.folder)
-            self.log = Log.create(
+            log = Log.create(
                 self.folder,
                 durability=self.script.durability,
                 segment_bytes=SEGMENT_BYTES,
@@ -141,79 +142,46 @@ class Run:
                 files=self.files,
             )
             self.created = True
+            self.records = Records(log)
             self.acknowledge(0, 0)
 
     def next(self) -> None:
         """Do one step; one that raised can be done again."""
-        step = self.script.steps[self.done]
-        if self.log is None:  # closed, and opening it failed
-            self._reopen()
-        log = self.log
-        assert log is not None
-        if step[0] == "put":
-            keys, lens = padded(list(step[1]))
-            shards = np.array([self._shard(key) for key in step[1]], np.uint8)
-            locs = log.append(keys, lens, list(step[1].values()), shards=shards)
-            self.locations.update(zip(step[1], map(tuple, locs.tolist()), strict=True))
-        elif step[0] == "one":
-            self.locations[step[1]] = append_one(log, step[1], step[2], self._shard(step[1]))
-        elif step[0] == "delete":
-            log.append_deletes(*padded(step[1]))
-            for key in step[1]:
-                self.locations.pop(key, None)
-        elif step[0] == "compact":
-            compact(log, live=self._index, lookup=self._lookup, relocate=self._relocate, threshold=0.3)
-            log.release(log.retired())
+        kind, *arguments = step = self.script.steps[self.done]
+        records = self._open() if self.records is None else self.records  # an empty store is false
+        if kind == "put":
+            records.put(as_keys(list(arguments[0])), list(arguments[0].values()))
+        elif kind == "one":
+            records.put_one(arguments[0], arguments[1], False)
+        elif kind == "delete":
+            records.delete(as_keys(arguments[0]))
+        elif kind == "compact":
+            records.compact(threshold=0.3)
         else:
-            self._committing(step[0], log)
+            records.commit()
+        if kind == "snapshot":
+            records._snapshot()
+        elif kind == "reopen":
+            self.close()
+            self._open()
         self.done += 1
         if self.script.commits(step):
             self.committed += 1
-            if self.script.durability != "none" or step[0] in ("snapshot", "reopen"):
+            if self.script.durability != "none" or kind in ("snapshot", "reopen"):
                 self.durable = self.committed
             self.acknowledge(self.committed, self.durable)
 
     def close(self) -> None:
         """Close the store."""
-        if self.log is not None:
-            self.log.close()
-            self.acknowledge(self.committed, self.committed)
+        records, self.records = self.records, None
+        if records is not None:
+            records.close()
+            if self.done == len(self.script.steps):
+                self.acknowledge(self.committed, self.committed)
 
-    def _committing(self, kind: str, log: Log) -> None:
-        if kind == "commit":
-            log.commit()
-            if log.snapshot_due:
-                log.snapshot(*self._index())
-                log.release(log.retired())
-        elif kind == "snapshot":
-            log.snapshot(*self._index())
-        else:
-            log.commit()
-            self.log = None
-            log.close()
-            self._reopen()
-
-    def _reopen(self) -> None:
-        self.log = Log.open(self.folder, writable=True, files=self.files)
-        self.locations = index_of(self.log)
-
-    def _shard(self, key: bytes) -> int:
-        return key[0] % max(self.script.shards, 1)
-
-    def _index(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
-        keys, lens = padded(list(self.locations))
-        return keys, lens, np.array(list(self.locations.values()), np.int64).reshape(-1, 2)
-
-    def _lookup(self, keys: NDArray[np.uint8], lens: NDArray[np.uint8]) -> NDArray[np.int64]:
-        found = [self.locations.get(key, (0, 0)) for key in unpadded(keys, lens)]
-        return np.array(found, np.int64).reshape(-1, 2)
-
-    def _relocate(
-        self, keys: NDArray[np.uint8], lens: NDArray[np.uint8], old: NDArray[np.int64], new: NDArray[np.int64]
-    ) -> None:
-        for key, was, now in zip(unpadded(keys, lens), old.tolist(), new.tolist(), strict=True):
-            if self.locations.get(key) == tuple(was):
-                self.locations[key] = (now[0], now[1])
+    def _open(self) -> Records:
+        self.records = Records(Log.open(self.folder, writable=True, files=self.files))
+        return self.records
 
 
 def append_one(log: Log, key: bytes, value: bytes, shard: int = 0) -> tuple[int, int]:

@@ -73,6 +73,8 @@ class Records:
         self.staged: Staged = {}
         self.staged_bytes = 0  # approximate if several threads put
         self.max_staged_bytes = STAGED_BYTES if log.writable and log.durability != "always" else 0
+        if log.writable:
+            log.guard.on_failure = self._stop_staging
         self._flushing: Staged = {}
         self._staged_reads = self._staged_read_bytes = 0
         self._lost = 0
@@ -216,8 +218,6 @@ class Records:
                 yield
             finally:
                 self._changing = False
-                if self.log.failed:
-                    self.max_staged_bytes = 0
 
     def put(self, keys: Keys, values: Any) -> None:
         """Append values and index them; the last of equal keys wins."""
@@ -262,6 +262,9 @@ class Records:
         if self.staged or self._flushing:
             with self._change():
                 self._flush()
+
+    def _stop_staging(self) -> None:
+        self.max_staged_bytes = 0
 
     def _flush(self) -> None:
         """Append and index the staged records; see `flush`.
@@ -355,7 +358,7 @@ class Records:
     def close(self, *, commit: bool = True) -> None:
         """Commit and close. After a failed write nothing more is committed."""
         with self._compacting, self.lock, uninterrupted():
-            self.max_staged_bytes = 0
+            self._stop_staging()
             try:
                 if not commit:
                     self.log._pending = Pending()  # or the log would commit it when it is closed
@@ -370,6 +373,7 @@ class Records:
             finally:
                 self.reader.close()
                 self.log.close()
+                self.log.guard.on_failure = _do_nothing
 
     def _snapshot(self) -> None:
         keys, locations = self.index.entries()
@@ -462,7 +466,7 @@ class Records:
         From now on no records are staged: kernels find records in the index only.
         """
         with self._change():
-            self.max_staged_bytes = 0
+            self._stop_staging()
             self._flush()
         return [NativeMedium(kv_start.address, 0, self.state.address)] * self.shard_count
 
@@ -505,6 +509,10 @@ def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
             value = b"".join((value, suffix_of(key)))
         out.append(value)
     return out
+
+
+def _do_nothing() -> None:
+    """Replace the reference to `Records` in its log: memory is then freed without the garbage collector."""
 
 
 def folder_bytes(path: str) -> int:

@@ -189,10 +189,16 @@ class Guard:
     ----------
     path : str
         For messages.
+
+    Attributes
+    ----------
+    on_failure : callable
+        Called when the log accepts no more writes.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.on_failure: Callable[[], object] = lambda: None
         self._failure: tuple[str, int | None] | None = None
 
     @property
@@ -222,6 +228,7 @@ class Guard:
     def fail(self, why: str, code: int | None = None) -> None:
         """Accept no more writes, for a reason and with the error number of a system call, if one failed."""
         self._failure = (why, code)
+        self.on_failure()
 
     def sync(self, call: Callable[[], object]) -> None:
         """Call a function that syncs; after any error the log accepts no more writes."""

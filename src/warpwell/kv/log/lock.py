@@ -15,6 +15,7 @@ import socket
 import weakref
 
 from ... import errors
+from .checksum import crc32c
 from .files import Files, read_at
 
 LOCK_NAME = "LOCK"
@@ -125,7 +126,8 @@ class WriterLock:
 
 def _line(state: str) -> bytes:
     """Return the contents of the lock file."""
-    return f"{os.getpid()} {_host()}\n{state} {_boot()}\n".encode("ascii", "replace").ljust(LOCK_BYTES)
+    lines = f"{os.getpid()} {_host()}\n{state} {_boot()}\n".encode("ascii", "replace")
+    return (lines + b"%08x\n" % crc32c(lines)).ljust(LOCK_BYTES)
 
 
 def _host() -> str:
@@ -141,11 +143,14 @@ def _holder(data: bytes) -> str:
 
 def _parse(data: bytes) -> tuple[str, str, str]:
     """Return the state that the last writer recorded, the boot id of its system, and its host."""
-    lines = data.decode("ascii", "replace").split("\n")
-    fields = lines[1].split() if len(lines) > 2 else []
+    lines = data.split(b"\n")
+    checksum = lines[2].strip() if len(lines) > 2 else b"cut"
+    # Earlier releases write no checksum. If it is wrong, the power failed while the file was written.
+    is_whole = checksum in (b"", b"%08x" % crc32c(b"%b\n%b\n" % (*lines, b"")[:2]))
+    fields = lines[1].decode("ascii", "replace").split() if is_whole else []
     # Format 2 has a third state, and a token behind the boot id.
     state, boot = fields[:2] if len(fields) >= 2 else (CLOSED, "")
-    return state if state == CLOSED else OPEN, boot, lines[0].partition(" ")[2].strip()
+    return state if state == CLOSED else OPEN, boot, lines[0].decode("ascii", "replace").partition(" ")[2].strip()
 
 
 def _boot() -> str:

@@ -60,6 +60,7 @@ class Log:
         compaction, in another thread, sees both or neither.
     segments : Segments
         The files of values, and their descriptors.
+    guard : Guard
     recovered : Recovered
         The live records at opening; set it to None when the index is built.
     """
@@ -74,7 +75,7 @@ class Log:
         self._manifest_writer: ManifestWriter | None = None
         self._floor: Floor | None = None
         self._writer: WriterLock | None = None
-        self._guard = Guard(folder)
+        self.guard = Guard(folder)
         self._pending = Pending()
         self._spilled = 0
         self._unsynced = False  # the journal has records that may not be durable
@@ -156,7 +157,7 @@ class Log:
     def _writer_of(cls, path: str, files: Files, opened: OpenedLog) -> Log:
         log = cls(path, files, opened.manifest, opened.segments, opened.journal)
         log.writable = True
-        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log._guard)
+        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log.guard)
         log._floor, log._writer = opened.floor, opened.writer
         log._set_recovered(opened.loaded)
         found = log.recovered
@@ -210,7 +211,7 @@ class Log:
         with self.lock:
             self._check_writable()
             groups = _by_shard(values, key_lens, shards)
-            with self._guard.writing():
+            with self.guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
                 largest = max((int(buffers.sizes.max(initial=0)) for _, _, buffers in groups), default=0)
@@ -231,7 +232,7 @@ class Log:
             self._check_writable()
             if not len(key_lens):
                 return
-            with self._guard.writing():
+            with self.guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
                 self._pending.add(new_records(DELETE, keys, key_lens))
@@ -255,14 +256,14 @@ class Log:
             journal = self._journal
             if self._pending.count:
                 records = self._pending.take()
-                with self._guard.writing():
+                with self.guard.writing():
                     self._write_records(records, last=True)
                     self._pending.clear()
                     self._spilled = 0
                     if self.durability != "none":
                         self._sync()
             elif self._unsynced and self.durability != "none":  # an earlier call was interrupted
-                with self._guard.writing():
+                with self.guard.writing():
                     self._sync()
             return journal.position.seq
 
@@ -302,9 +303,9 @@ class Log:
                     f"records are in segments {sorted(wrong)}, which will be removed: move the records first",
                     name="locs",
                 )
-            with self._guard.writing():
+            with self.guard.writing():
                 self._sync()
-            with self._guard.writing(), self._guard.replacing_manifest():
+            with self.guard.writing(), self.guard.replacing_manifest():
                 assert self._manifest_writer is not None
                 journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
                 self._manifest = self._manifest_writer.manifest
@@ -335,9 +336,9 @@ class Log:
             going = [s for s in segments if s in self._retired]
             self.segments.close(going)
             self._retired.difference_update(going)
-            if self.writable and not self._guard.failed:
+            if self.writable and not self.guard.failed:
                 check_process(self._pid, self.path)
-                with self._guard.writing():
+                with self.guard.writing():
                     for segment in going:
                         with contextlib.suppress(FileNotFoundError):
                             self._files.unlink(self.segments.path(segment))
@@ -377,13 +378,13 @@ class Log:
     @property
     def failed(self) -> bool:
         """Whether a write failed, after which no more are accepted."""
-        return self._guard.failed
+        return self.guard.failed
 
     def roll(self, shard: int = 0) -> None:
         """Begin a new segment of a shard."""
         with self.lock:
             self._check_writable()
-            with self._guard.writing():
+            with self.guard.writing():
                 self._roll(shard)
 
     # -- closing ----------------------------------------------------------------------------------------------
@@ -395,12 +396,12 @@ class Log:
                 return
             clean = False
             try:
-                if self.writable and not self._guard.failed and os.getpid() == self._pid:
+                if self.writable and not self.guard.failed and os.getpid() == self._pid:
                     self.commit()
-                    with self._guard.writing():
+                    with self.guard.writing():
                         self._sync()
                         if self._floor is not None:
-                            self._guard.sync(self._floor.sync)
+                            self.guard.sync(self._floor.sync)
                     self.release(sorted(self._retired))
                     clean = True
             finally:
@@ -432,7 +433,7 @@ class Log:
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')
         check_process(self._pid, self.path)
-        self._guard.check()
+        self.guard.check()
 
     def _write_records(self, records: NDArray[Any], *, last: bool) -> None:
         if self.durability != "none" and self._unsynced:
@@ -448,7 +449,7 @@ class Log:
             if self._unsynced:
                 fds.append(journal.fd)
             if fds:
-                self._guard.sync(lambda: self._files.sync_all(fds))
+                self.guard.sync(lambda: self._files.sync_all(fds))
         except BaseException:
             self.segments.mark_unsynced(segments)
             raise
@@ -479,14 +480,14 @@ class Log:
         is_new = low_size(nbytes) != nbytes or key_len == LONG
         if is_new and self._manifest.version < FORMAT_VERSION:
             assert self._manifest_writer is not None
-            with self._guard.replacing_manifest():
+            with self.guard.replacing_manifest():
                 self._manifest_writer.upgrade()
                 self._manifest = self._manifest_writer.manifest
 
     def _roll(self, shard: int) -> None:
         assert self._manifest_writer is not None
         unsure = self._unsynced
-        with self._guard.replacing_manifest():
+        with self.guard.replacing_manifest():
             self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
             self._manifest = self._manifest_writer.manifest
 
