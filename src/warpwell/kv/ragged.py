@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -271,7 +272,7 @@ def _copy_items(addresses, sizes, target, positions, count):  # type: ignore[no-
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+    return math.prod(shape)
 
 
 def _refuse_nulls(array: Any) -> None:

@@ -127,6 +127,7 @@ class Schema:
             )
         self.fields = tuple(listed)
         self.ragged = tuple(f for f in listed if f.is_ragged)
+        self._row_bytes = np.array([field.nbytes for field in self.ragged], np.int64)
         self.nbytes = offset
         fixed = [f for f in listed if not f.is_ragged]
         self.record: np.dtype[Any] = np.dtype(
@@ -266,9 +267,8 @@ class Schema:
         """
         count = len(values.starts)
         rows = np.empty((count, self.nbytes), np.uint8)
-        row_bytes = np.array([field.nbytes for field in self.ragged], np.int64)
         positions = np.empty((2, len(self.ragged), count), np.int64)
-        arrays = (*values, rows, row_bytes, positions)
+        arrays = (*values, rows, self._row_bytes, positions)
         wrong = compiled(_lay_out)(
             *(array.ctypes.data for array in arrays), count, len(self.ragged), self.nbytes, self.ragged[0].offset
         )

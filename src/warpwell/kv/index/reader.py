@@ -500,6 +500,17 @@ def read_ends(state: int, stripe: int, locations: int, count: int, ends: int, fo
     return wrong
 
 
+def place_values(locations: int, count: int, starts: int, sizes: int) -> int:
+    """Write where values begin in one buffer, at multiples of 8 bytes, and their sizes; return that of the buffer."""
+    end = 0
+    for k in range(count):
+        size = size_of(load_weak_as(locations + 16 * k, INT64), load_weak_as(locations + 16 * k + 8, INT64))
+        store_weak_as(starts + 8 * k, end, INT64)
+        store_weak_as(sizes + 8 * k, size, INT64)
+        end += (size + 7) & -8
+    return end
+
+
 @device
 def clear(address: int, nbytes: int) -> None:
     """Zero a row (no other thread reads it)."""
@@ -658,11 +669,9 @@ class Reader:
 
     def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
         """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
-        sizes = size_of(locations[:, 0], locations[:, 1])
-        padded = -(-sizes // 8) * 8
-        ends = np.cumsum(padded)
-        starts = ends - padded
-        buffer = np.empty(int(ends[-1]) // 8 if len(ends) else 0, np.int64).view(np.uint8)
+        starts, sizes = np.empty((2, keys.size), np.int64)
+        nbytes = compiled(place_values)(locations.ctypes.data, keys.size, starts.ctypes.data, sizes.ctypes.data)
+        buffer = np.empty(nbytes // 8, np.int64).view(np.uint8)
         found = np.empty(keys.size, np.bool_)
         stale = self._read_at(keys, locations, buffer.ctypes.data, starts, found.view(np.uint8))
         if keys.full is not None and not stale.size:
