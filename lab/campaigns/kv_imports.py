@@ -265,18 +265,20 @@ def _run(
     started = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         child = subprocess.Popen(command, stdout=out, stderr=err)
-        while kill_at is not None and child.poll() is None:
-            if _blocks(store) > kill_at:
+        memory = 0
+        while child.poll() is None:
+            if kill_at is not None and _blocks(store) > kill_at:
                 child.kill()
-                break
+            # the peak since exec: the usage that wait4 returns includes the fork of this process
+            status = Path(f"/proc/{child.pid}/status").read_text()
+            memory = max(
+                memory, *(int(line.split()[1]) << 10 for line in status.splitlines() if line[:5] == "VmHWM"), 0
+            )
             time.sleep(0.005)
-        _, status, usage = os.wait4(child.pid, 0) if child.returncode is None else (0, None, None)
-        if status is not None:
-            child.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
         err.seek(0)
         result = subprocess.CompletedProcess(command, child.returncode, out.read(), err.read())
-    return result, time.monotonic() - started, 0 if usage is None else usage.ru_maxrss << 10
+    return result, time.monotonic() - started, memory
 
 
 def _records(store: Path) -> int:

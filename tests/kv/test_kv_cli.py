@@ -180,9 +180,11 @@ def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
         for k in range(6000):
             transaction.put(b"key%d" % k, b"v" * (k % 500))
-    assert answer(capsys, "load", tmp_path / "db", tmp_path / "s.kv")["records"] == 6000
+        transaction.put(b"\xff" * 511, b"longest")
+    assert answer(capsys, "load", tmp_path / "db", tmp_path / "s.kv")["records"] == 6001
     with kv.open(tmp_path / "s.kv") as store:
-        assert store[b"key499"] == b"v" * 499
+        assert (store[b"key499"], store[b"\xff" * 511]) == (b"v" * 499, b"longest")
+    assert answer(capsys, "load", tmp_path / "db", tmp_path / "s.kv", "--append")["records_read"] == 0
 
 
 def test_schemas_that_differ(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +266,7 @@ def test_a_bad_source_leaves_what_was_committed(tmp_path: Path, capsys: pytest.C
         store.put_many(batch.keys, batch.values)
     assert "truncated" in failing(capsys, "load", tmp_path / "a.tar", tmp_path / "s.kv", "--append")
     with kv.open(tmp_path / "s.kv") as store:
-        assert len(store) == len(batch.keys)
+        assert len(batch.keys) <= len(store) < 20
     (tmp_path / "a.tar").write_bytes(archive_bytes)
     assert answer(capsys, "load", tmp_path / "a.tar", tmp_path / "s.kv", "--append")["records"] == 40
     with kv.open(tmp_path / "s.kv") as store:
