@@ -246,8 +246,8 @@ def as_keys(keys: Any) -> Keys:
 
 def _from_list(keys: list[Any]) -> Keys:
     kinds = set(map(type, keys))
-    if kinds == {bytes} and max(map(len, keys)) <= LONGEST_KEY and all(keys):
-        return from_bytes(keys)
+    if kinds == {bytes} and (longest := max(map(len, keys))) <= LONGEST_KEY and all(keys):
+        return from_bytes(keys, longest)
     out = from_bytes([as_key(k) for k in keys])
     if kinds <= {bytes, str}:
         return out
@@ -255,18 +255,19 @@ def _from_list(keys: list[Any]) -> Keys:
     return out._replace(integers=integers) if integers.any() else out
 
 
-def from_bytes(keys: list[bytes]) -> Keys:
-    """Convert checked keys that are not integers to arrays."""
-    lengths = np.fromiter(map(len, keys), np.int64, len(keys)).clip(max=LONG).astype(np.uint8)
+def from_bytes(keys: list[bytes], longest: int = LONGEST_KEY) -> Keys:
+    """Convert checked keys that are not integers, of at most `longest` bytes, to arrays."""
     full = None
-    if lengths.max(initial=0) == LONG:
+    lengths: NDArray[Any] = np.fromiter(map(len, keys), np.uint8 if longest <= MAX_KEY else np.uint16, len(keys))
+    if longest > MAX_KEY and (lengths > MAX_KEY).any():
+        lengths = np.minimum(lengths, LONG)
         full = np.array([k if len(k) > MAX_KEY else None for k in keys], np.object_)
         keys = [hash_of_long(k) if len(k) > MAX_KEY else k for k in keys]
     raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
     words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
     if len(keys) and (lengths == INT_KEY).all():
         return Keys(np.ascontiguousarray(words[:, 0]), None, False)
-    return Keys(words, lengths, None, full)
+    return Keys(words, lengths.astype(np.uint8, copy=False), None, full)
 
 
 def _from_array(keys: NDArray[Any]) -> Keys:
