@@ -195,7 +195,7 @@ class Import:
         Time of an import without kills.
     megabytes_per_second : float
     memory_bytes : int
-        Peak of the resident memory of that import.
+        Peak of the private memory of that import, sampled.
     """
 
     source: str
@@ -269,10 +269,10 @@ def _run(
         while child.poll() is None:
             if kill_at is not None and _blocks(store) > kill_at:
                 child.kill()
-            # the peak since exec: the usage that wait4 returns includes the fork of this process
+            # memory of its own: mapped files of a source are not counted
             status = Path(f"/proc/{child.pid}/status").read_text()
             memory = max(
-                memory, *(int(line.split()[1]) << 10 for line in status.splitlines() if line[:5] == "VmHWM"), 0
+                memory, *(int(line.split()[1]) << 10 for line in status.splitlines() if line[:7] == "RssAnon"), 0
             )
             time.sleep(0.005)
         out.seek(0)
