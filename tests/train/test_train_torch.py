@@ -305,3 +305,25 @@ def test_the_default_collate_of_pytorch_uses_columns(tmp_path: Path) -> None:
             assert list(batch) == ["image", "x", "label"] and torch.equal(batch["x"], torch.from_numpy(X[:20]))
             assert batch["label"].tolist() == list(range(20))
             assert [image.tolist() for image in batch["image"]] == [image.tolist() for image in images]
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS[:2])
+def test_a_damaged_record_is_skipped_in_workers(tmp_path: Path, workers: int, method: str | None) -> None:
+    with ww.kv.create(tmp_path / "s.kv", schema={"raw": "bytes", "label": "int64"}) as store:
+        store.put_many(np.arange(50), {"raw": [bytes([k]) * 1000 for k in range(50)], "label": np.arange(50)})
+    segment = next((tmp_path / "s.kv").glob("*.val"))
+    contents = bytearray(segment.read_bytes())
+    contents[contents.index(bytes([17]) * 1000) + 5] ^= 1
+    segment.write_bytes(contents)
+    with ww.kv.open(tmp_path / "s.kv") as store:
+        data = ww.train.Dataset(store, on_error="skip")
+        sampler = ww.train.Sampler(data, 8, seed=1)
+        options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": method}
+        loader = torch.utils.data.DataLoader(data, batch_sampler=sampler, collate_fn=data.collate, **options)
+        labels = []
+        for batch in loader:
+            sampler.record_skipped(batch["skipped"])
+            assert all(raw == bytes([k]) * 1000 for raw, k in zip(batch["raw"], batch["label"].tolist(), strict=True))
+            labels += batch["label"].tolist()
+        assert sorted(labels) == [k for k in range(50) if k != 17]
+        assert sampler.skipped == sampler.state_dict()["skipped"] == [17]
