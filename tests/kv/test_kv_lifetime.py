@@ -181,6 +181,12 @@ def test_a_batch_keeps_the_store_that_it_comes_from(path: Path) -> None:
     assert future.wait(20)[1].all()
 
 
+def test_a_read_that_does_not_end_does_not_keep_the_program() -> None:
+    code = "import time; from warpwell.kv import HostFuture; HostFuture(lambda: time.sleep(1000)); print('ends')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "ends\n" and not done.stderr
+
+
 def test_a_store_that_could_not_be_opened_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ww.kv.open(path, device="cpu").close()
     files, space, threads = descriptors(), address_space(), threading.active_count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import queue
 import struct
 import threading
 from collections.abc import Callable, ItemsView, Iterator, MutableMapping, Sequence, ValuesView
@@ -31,9 +32,30 @@ from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
 _INT_END = 1 << 63
 _pack = struct.Struct("<q").pack
 
-_pools: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
-"""One, of this process."""
-os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
+_MAX_READERS = 4
+"""Threads of a process that make asynchronous reads."""
+_Read = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
+_reads: queue.SimpleQueue[_Read] = queue.SimpleQueue()
+_readers: list[threading.Thread] = []
+
+
+def _serve(reads: queue.SimpleQueue[_Read]) -> None:
+    while True:
+        future, read = reads.get()
+        try:
+            future.set_result(read())
+        except BaseException as error:  # `wait` raises it
+            future.set_exception(error)
+        del future, read  # a store that only a read refers to is dropped
+
+
+def _after_fork() -> None:
+    global _reads
+    _reads = queue.SimpleQueue()  # its threads are the parent's
+    _readers.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class HostFuture:
@@ -47,10 +69,13 @@ class HostFuture:
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._pid = os.getpid()
-        pool = _pools.get(0)
-        if pool is None:  # of threads that come here at once, one makes the pool that all use; none starts a thread yet
-            pool = _pools.setdefault(0, concurrent.futures.ThreadPoolExecutor(4, "warpwell-kv"))
-        self._future = pool.submit(read)
+        self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        if len(_readers) < _MAX_READERS:
+            # The threads are daemons: a read that does not end does not keep the program from ending.
+            thread = threading.Thread(target=_serve, args=(_reads,), name="warpwell-kv", daemon=True)
+            thread.start()
+            _readers.append(thread)
+        _reads.put((self._future, read))
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the result and return it (may be called again).
