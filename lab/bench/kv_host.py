@@ -116,9 +116,50 @@ def gets(setting: Setting, nbytes: int, record: Record) -> None:
     record_rates(f"get/{nbytes}B/batch{GROUP}", rates, record)
 
 
-@benchmark("kv-host", figures=["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f", "get"])
+def writes(setting: Setting, name: str, sizes: tuple[int, int], group: int, count: int, record: Record) -> None:
+    """Put values of random sizes, of log-uniform distribution, one by one and commit after each group.
+
+    The rate is that of the puts alone if `name` is "put", else that of puts and commits.
+    """
+    random = np.random.default_rng(9)
+    nbytes = np.exp(random.uniform(*np.log(sizes), count)).round().astype(int).tolist()
+    values = [random.bytes(size) for size in nbytes]
+    with systems(setting.options.get("folder")) as opened:
+        written = dict.fromkeys(opened, 0)
+
+        def once(system) -> float:
+            numbers = np.arange(written[system], written[system] + count)
+            keys, seconds = system.keys_of(record_keys(numbers)), 0.0
+            written[system] += count
+            for at in range(0, count, group):
+                system.begin(True)
+                put, records = system.put, zip(keys[at : at + group], values[at : at + group], strict=True)
+                begun = time.perf_counter()
+                for key, value in records:
+                    put(key, value)
+                seconds += time.perf_counter() - begun if name == "put" else 0.0
+                system.commit()
+                seconds += time.perf_counter() - begun if name != "put" else 0.0
+            return count / seconds
+
+        rates = rounds(opened, setting.option("rounds", 3), once)
+    record_rates(f"{name}/{sizes[1]}B/group{group}", rates, record)
+
+
+@benchmark("kv-host", figures=["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f", "get", "put", "write"])
 def run(setting: Setting, record: Record) -> None:
-    """Run YCSB in batches and one by one, and batched reads of values of 128 B, 1 KiB and 8 KiB."""
+    """Run YCSB in batches and one by one, batched reads of 128 B, 1 KiB and 8 KiB, and single puts with commits."""
+    for nbytes in setting.option("write_sizes", [128, 1024]):
+        for name, group, count in (
+            ("put", 10_000, 50_000),
+            ("write", 10_000, 50_000),
+            ("write", 64, 6_400),
+            ("write", 1, 300),
+        ):
+            writes(setting, name, (nbytes, nbytes), group, count // 10 if setting.quick else count, record)
+    images = setting.option("images", 500 if setting.quick else 10_000)
+    if images:
+        writes(setting, "write", (2_000, 200_000), 500, images, record)
     for batch in (GROUP, 1):
         for name in setting.option("workloads", list(NAMES)):
             ycsb(setting, name, batch, record)

@@ -279,9 +279,14 @@ def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
     from lab.bench import kv_host
 
     options = {"records": "300", "operations": "512", "rounds": "1", "workloads": "ycsb-a", "sizes": "128"}
+    options |= {"write_sizes": "128", "images": "0"}
     record = runner.Record("kv-host")
     kv_host.run.run(runner.Setting("cpu", True, options), record)
     assert [f["id"] for f in record.figures] == [
+        "kv-host/put/128B/group10000",
+        "kv-host/write/128B/group10000",
+        "kv-host/write/128B/group64",
+        "kv-host/write/128B/group1",
         "kv-host/ycsb-a/batch256",
         "kv-host/ycsb-a/batch1",
         "kv-host/get/128B/batch256",
