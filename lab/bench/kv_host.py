@@ -119,7 +119,7 @@ def gets(setting: Setting, nbytes: int, record: Record) -> None:
 def writes(setting: Setting, name: str, sizes: tuple[int, int], group: int, count: int, record: Record) -> None:
     """Put values of random sizes, of log-uniform distribution, one by one and commit after each group.
 
-    The rate is that of the puts alone if `name` is "put", else that of puts and commits.
+    The rate counts the time of puts if `name` is "put", else the time of puts and commits.
     """
     random = np.random.default_rng(9)
     nbytes = np.exp(random.uniform(*np.log(sizes), count)).round().astype(int).tolist()
@@ -134,12 +134,12 @@ def writes(setting: Setting, name: str, sizes: tuple[int, int], group: int, coun
             for at in range(0, count, group):
                 system.begin(True)
                 put, records = system.put, zip(keys[at : at + group], values[at : at + group], strict=True)
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 for key, value in records:
                     put(key, value)
-                seconds += time.perf_counter() - begun if name == "put" else 0.0
+                seconds += time.perf_counter() - started if name == "put" else 0.0
                 system.commit()
-                seconds += time.perf_counter() - begun if name != "put" else 0.0
+                seconds += time.perf_counter() - started if name != "put" else 0.0
             return count / seconds
 
         rates = rounds(opened, setting.option("rounds", 3), once)
