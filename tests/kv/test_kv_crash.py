@@ -127,7 +127,7 @@ class Forgetful(RecordingFiles):
 
 
 @pytest.mark.quick(".jnl")
-@pytest.mark.parametrize("forgets", [".val", ".jnl", ".snap", "MANIFEST.new", "/"])
+@pytest.mark.parametrize("forgets", [".val", ".jnl", ".idx", "MANIFEST.new", "/"])
 def test_a_forgotten_sync_is_found(memory, forgets):
     assert power_cuts(60, 6, memory, lambda folder: Forgetful(folder, forgets)).wrong > 0
 

@@ -57,13 +57,6 @@ def test_the_last_record_of_a_key_is_live():
     assert offset_of(locs_found[:, 0]).tolist() == [4160, 4096 + 192, 4096 + 320]
 
 
-def test_live_takes_the_first_as_given_where_keys_differ():
-    slots = np.array([[1, 0, 5, 8 << 25], [2, 0, 6, 8 << 25]], np.int64)
-    assert live(slots, 2).tolist() == slots.tolist()
-    again = np.concatenate([slots, [[1, 0, layout.TOMBSTONE, 8 << 25]]])
-    assert live(again, 2).tolist() == slots[1:].tolist()
-
-
 def test_deletes_name_no_place():
     records = new_records(layout.DELETE, np.zeros((2, 16), np.uint8), np.array([3, 16], np.uint8))
     assert records["loc"][:, 0].tolist() == [-1, -1]

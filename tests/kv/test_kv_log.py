@@ -21,6 +21,7 @@ from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_o
 from warpwell.kv.log.journal import journal_path
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
+from warpwell.kv.log.recovery import split
 from warpwell.kv.log.verify import verify
 from warpwell.kv.records import Records
 from warpwell.targets.checksum import crc32c_of
@@ -152,13 +153,11 @@ class Reader:
 
     def __init__(self, path):
         self.log = Log.open(path, writable=False)
-        found = self.log.recovered
         self.locations = {}
-        self.apply(found.keys, found.key_lens, found.locs, True)
+        self.apply(self.log.recovered.live())
 
-    def apply(self, keys, lens, locs, reset):
-        if reset:
-            self.locations = {}
+    def apply(self, slots):
+        keys, lens, locs = split(slots)
         for key, loc in zip(unpadded(keys, lens), locs.tolist(), strict=True):
             if loc[0] == -1:
                 self.locations.pop(key, None)
@@ -167,7 +166,10 @@ class Reader:
 
     def refresh(self):
         changes = self.log.refresh()
-        self.apply(*changes)
+        if changes.records is not None:
+            self.locations = {}
+            self.apply(changes.records.live())
+        self.apply(changes.slots)
         self.log.release(self.log.retired())
         return changes
 
@@ -183,15 +185,15 @@ class Reader:
 def test_readers_follow_commits(path):
     with Log.create(path, segment_bytes=SMALL) as log:
         reader = Reader(path)
-        assert reader.refresh().reset is False
+        assert reader.refresh().records is None
         put(log, {b"a": b"1", b"b": b"2"})
-        assert len(reader.refresh().keys) == 0
+        assert reader.refresh().changed == 0
         log.commit()
-        assert len(reader.refresh().keys) == 2
+        assert reader.refresh().changed == 2
         put(log, {b"%d" % k: bytes(1000) for k in range(200)})  # new segments
         log.append_deletes(*padded([b"a"]))
         log.commit()
-        assert reader.refresh().locs[-1, 0] == -1
+        assert reader.refresh().slots[-1, 2] == -1
         assert reader.contents() == {b"b": b"2", **{b"%d" % k: bytes(1000) for k in range(200)}}
         with pytest.raises(errors.ReadOnlyError):
             append_one(reader.log, b"k", b"v")
@@ -207,11 +209,11 @@ def test_a_reader_goes_over_to_the_next_journal_or_starts_anew(path):
             put(log, {b"%d" % k: b"x", b"same": b"%d" % k})
             log.commit()
             with Log.open(path, writable=False) as now:
-                found = now.recovered
-                log.snapshot(found.keys, found.key_lens, found.locs)
-            assert reader.refresh().reset is False
+                log.snapshot(*split(now.recovered.live()))
+            changes = reader.refresh()
+            assert changes.records is not None and changes.changed == 2
             assert reader.contents() == read(path)
-        assert late.refresh().reset is True
+        assert late.refresh().changed == 6
         assert late.contents() == read(path)
         reader.log.close()
         late.log.close()
@@ -666,8 +668,8 @@ def test_segments_are_announced(path):
 def take_snapshot(log):
     log.commit()
     with Log.open(log.path, writable=False) as found:
-        live = found.recovered
-    log.snapshot(live.keys, live.key_lens, live.locs)
+        live = found.recovered.live()
+    log.snapshot(*split(live))
 
 
 class Interrupting(Files):

@@ -446,7 +446,7 @@ def test_a_location_whose_segment_is_not_open_is_an_error(path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("step", ["replace", "put"])
+@pytest.mark.parametrize("step", ["_swap", "put"])
 def test_an_interrupted_refresh_loses_no_changes(tmp_path, monkeypatch, step):
     with ww.kv.create(tmp_path / "store") as writer:
         writer[0] = b"old"

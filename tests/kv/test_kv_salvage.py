@@ -96,7 +96,7 @@ def test_one_flipped_bit_anywhere(damaged):
 def test_whole_files_that_are_missing(damaged):
     path, versions, last = damaged
     names = sorted(p.name for p in path.iterdir())
-    snapshots = [n for n in names if n.endswith(".snap")]
+    snapshots = [n for n in names if n.endswith(".idx")]
     journals = [n for n in names if n.endswith(".jnl")]
     assert len(snapshots) == len(journals) == 2
     for gone, complete in [
@@ -178,7 +178,7 @@ def test_stores_that_are_no_stores_or_in_use(tmp_path, damaged):
 
 def test_verify_reads_what_salvage_needs(damaged):
     path, _, last = damaged
-    spares = [path / "IDENTITY", min(path.glob("*.snap")), min(path.glob("*.jnl"))]
+    spares = [path / "IDENTITY", min(path.glob("*.idx")), min(path.glob("*.jnl"))]
     for spare in spares:
         good = spare.read_bytes()
         for at in (3, len(good) // 2, len(good) - 10):

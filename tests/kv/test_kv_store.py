@@ -861,7 +861,7 @@ def test_a_commit_stands_where_its_snapshot_fails(tmp_path, monkeypatch):
     create = Files.create
 
     def full(self, path):
-        if path.endswith(".snap"):
+        if path.endswith(".idx"):
             raise OSError(errno.ENOSPC, "No space left on device")
         return create(self, path)
 
@@ -878,11 +878,11 @@ def test_a_commit_stands_where_its_snapshot_fails(tmp_path, monkeypatch):
         assert r[2] == b"after" and len(r) == 70_000
     w.put_many(np.arange(5000), [b"more"] * 5000)
     w.commit()
-    assert not list(path.glob("*.snap"))
+    assert not list(path.glob("*.idx"))
     monkeypatch.setattr(Files, "create", create)
     w.put_many(np.arange(5000), [b"last"] * 5000)
     w.commit()
-    assert len(list(path.glob("*.snap"))) == 1
+    assert len(list(path.glob("*.idx"))) == 1
     w.close()
     with ww.kv.open(path) as r:
         assert r[2] == b"last" and len(r) == 70_000 and r.verify().sound

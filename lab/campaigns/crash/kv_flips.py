@@ -35,7 +35,7 @@ class Flips:
     refused : int
         Flips with which the store did not open.
     found_reading : int
-        Flips that reading the value found.
+        Flips that reading the values found.
     found_by_verify : int
         Flips that only `verify` found; the store opened and held what it should.
     unnoticed : int
@@ -125,7 +125,7 @@ def _value_bytes(folder: str, segment: int) -> list[int]:
     """Return the offsets of all bytes of live values in a segment."""
     with Log.open(folder, writable=False) as log:
         assert log.recovered is not None
-        locs = log.recovered.locs
+        locs = log.recovered.live()[:, 2:]
     locs = locs[segment_of(locs[:, 0]) == segment]
     spans = [np.arange(o, o + n) for o, n in zip(offset_of(locs[:, 0]), size_of(*locs.T), strict=True)]
     return [int(at) for span in spans for at in span]
@@ -151,12 +151,14 @@ def _flip(folder: str, name: str, at: int, held: State, rng: random.Random, out:
 
 def _notice(folder: str, held: State) -> str:
     try:
-        with Log.open(folder, writable=False) as log:
-            found = contents(log)
-    except WrongBytes:
-        return "found_reading" if not verify(folder).sound else "unnoticed"
+        log = Log.open(folder, writable=False)
     except errors.FormatError:
         return "refused" if _writer_refuses(folder) else "changed"
+    try:
+        with log:
+            found = contents(log)
+    except (WrongBytes, errors.CorruptionError):  # a value, or a block of the index
+        return "found_reading" if not verify(folder).sound else "unnoticed"
     if found != held:
         return "served"
     return "unnoticed" if verify(folder).sound else "found_by_verify"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from warpwell.kv import as_keys, crc32c
 from warpwell.kv.log.files import Files, read_at
-from warpwell.kv.log.format import crc_of, offset_of, segment_of, size_of
+from warpwell.kv.log.format import crc_of, key_len_of, offset_of, segment_of, size_of
 from warpwell.kv.log.log import Log
 from warpwell.kv.records import Records
 
@@ -205,7 +205,9 @@ def index_of(log: Log) -> dict[bytes, tuple[int, int]]:
     """Return the locations that recovery found."""
     found = log.recovered
     assert found is not None
-    return dict(zip(unpadded(found.keys, found.key_lens), map(tuple, found.locs.tolist()), strict=True))
+    slots = found.live()
+    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8)
+    return dict(zip(unpadded(keys, key_len_of(slots[:, 3])), map(tuple, slots[:, 2:].tolist()), strict=True))
 
 
 class WrongBytes(Exception):

@@ -24,6 +24,7 @@ from .log.compaction import CompactionReport, compact
 from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
 from .log.journal import Pending
 from .log.log import Log
+from .log.recovery import split
 from .log.segments import too_large
 from .log.verify import VerifyReport, verify
 from .shards import shards_of
@@ -69,6 +70,7 @@ class Records:
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self._changing = False
         self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
+        self._seq = log.seq  # of the last refresh that ended
         self._forks: list[None] = []  # one for each thread that waits in `hold`
         self.staged: Staged = {}
         self.staged_bytes = 0  # approximate if several threads put
@@ -81,16 +83,19 @@ class Records:
         self.state = StoreState()
         recovered, log.recovered = log.recovered, None
         assert recovered is not None
-        self.index = Index(self.state, len(recovered))
+        self.index = Index(self.state, recovered.base, recovered.slots)
+        log.on_snapshot = self.index.replace
         self.reader = Reader(self.state, self.path)
         self.get: Callable[[int | bytes], bytes | None] = self._get if self.max_staged_bytes else self.reader.get
         """Return one value, None for an absent key; see `Reader.get`."""
         log.segments.on_segment(self.reader.on_segment)
-        self.index.put(_keys(recovered.keys, recovered.key_lens), recovered.locs)
 
     def __len__(self) -> int:
         self.flush()
-        return len(self.index)
+        if self.index.is_counted:
+            return len(self.index)
+        with self.lock:
+            return len(self.index)
 
     # -- reads ----------------------------------------------------------------------------------------------
 
@@ -335,14 +340,15 @@ class Records:
             try:
                 reads_all, self._unfinished = self._unfinished, True
                 changes = self.log.refresh(reads_all=reads_all)
-                keys = _keys(changes.keys, changes.key_lens)
-                if changes.reset:
-                    self.index.replace(keys, changes.locs)
-                elif keys.size:
-                    self.index.put(keys, changes.locs)
+                if changes.records is not None:
+                    self.index.replace(changes.records.base, changes.records.slots)
+                elif changes.changed:
+                    keys, lengths, locations = split(changes.slots)
+                    self.index.put(_keys(keys, lengths), locations)
                 self._unfinished = False
+                changed, self._seq = max(self.log.seq - self._seq, changes.changed), self.log.seq
                 self._release()
-                return keys.size
+                return changed
             finally:
                 self._changing = False
 
@@ -371,6 +377,7 @@ class Records:
                     self.log.commit()
                     self._snapshot_if_due()
             finally:
+                self.index.close()
                 self.reader.close()
                 self.log.close()
                 self.log.guard.on_failure = _do_nothing
@@ -385,7 +392,7 @@ class Records:
             return
         try:
             self._snapshot()
-        except (errors.StorageFullError, errors.StoreFailedError) as error:
+        except (errors.StorageFullError, errors.StoreFailedError, errors.CorruptionError) as error:
             if self.log.failed and self.log.durability == "none":
                 raise  # a sync of what was committed may be what failed
             first, self._retry_at = self._retry_at == 0, self.log.seq + _RETRY
@@ -475,11 +482,11 @@ class Records:
     def figures(self) -> dict[str, Any]:
         """Return values for `StoreStatistics`."""
         with self.lock:
-            _, locations = self.entries()
+            self.flush()
             counters = self.state.counters()
             return {
                 "records": len(self.index),
-                "live_bytes": int(size_of(locations[:, 0], locations[:, 1]).sum()),
+                "live_bytes": self.index.value_bytes,
                 "disk_bytes": sum(map(folder_bytes, dict.fromkeys([self.path, *self.log.segments.paths]))),
                 "segments": len(self.log.segments.ids()),
                 "index_bytes": self.index.nbytes,

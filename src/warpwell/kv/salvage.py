@@ -19,12 +19,14 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import batches_of
+from .index.sealed import BLOCK, block_counts, read_damaged
 from .keys import Keys, suffix_of
 from .log.checksum import check_file, crc32c, crc32c_many
 from .log.files import read_at
 from .log.format import (
     COMMIT,
     DELETE,
+    INDEX_FILE,
     INTEGER,
     JOURNAL_FILE,
     LONG,
@@ -51,6 +53,7 @@ from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
 from .log.segments import StoredValue, segment_path
 from .log.shards import locate_segments
+from .log.snapshot import snapshot_path
 from .log.verify import Problem, stored_key
 from .opening import create
 
@@ -175,7 +178,7 @@ def _described(folder: str, report: SalvageReport) -> Manifest:
         identity = read_identity(folder)
         if identity is None:
             names = os.listdir(folder) if os.path.isdir(folder) else []
-            if not any(name.endswith((".jnl", ".snap")) for name in names):
+            if not any(name.endswith((".jnl", ".snap", ".idx")) for name in names):
                 raise
         if identity is not None:
             return identity
@@ -228,7 +231,7 @@ def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
         report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
     records, last = _behind(journals, seq)
     report.missing_records += max(0, last - seq - len(records))
-    return live(np.concatenate([base, records]), len(base))
+    return live(np.concatenate([base, records]))
 
 
 def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64], int]:
@@ -302,15 +305,15 @@ class DamagedFolder:
         try:
             manifest = read_manifest(folder)
             self.uuid = manifest.uuid_bytes
-            self._ids = {
-                JOURNAL_FILE: sorted(manifest.journals()),
-                SNAPSHOT_FILE: sorted(manifest.snapshots()),
-            }
+            self._ids = {JOURNAL_FILE: sorted(manifest.journals()), SNAPSHOT_FILE: [], INDEX_FILE: []}
+            for id in sorted(manifest.snapshots()):
+                is_old = snapshot_path(folder, id).endswith(SUFFIXES[SNAPSHOT_FILE])
+                self._ids[SNAPSHOT_FILE if is_old else INDEX_FILE].append(id)
         except (errors.MissingFileError, errors.FormatError) as error:
             self.note(str(error.path), getattr(error, "offset", None), str(error))
             identity = read_identity(folder)
             self.uuid = bytes(16) if identity is None else identity.uuid_bytes
-            self._ids = {kind: self._there(SUFFIXES[kind]) for kind in (JOURNAL_FILE, SNAPSHOT_FILE)}
+            self._ids = {kind: self._there(SUFFIXES[kind]) for kind in (JOURNAL_FILE, SNAPSHOT_FILE, INDEX_FILE)}
 
     def _there(self, suffix: str) -> list[int]:
         try:
@@ -405,22 +408,43 @@ def read_journals(found: DamagedFolder) -> list[JournalRecords]:
 def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
     """Return the readable slots of all snapshots, in the order of their ids."""
     out = []
-    for id, path, data in found.files(SNAPSHOT_FILE):
-        block = found.superblock(data, SNAPSHOT_FILE, id, path)
-        body = (
-            np.frombuffer(data, np.uint8, max(0, len(data) - SUPERBLOCK) // SLOT_BYTES * SLOT_BYTES, SUPERBLOCK)
-            if (len(data) > SUPERBLOCK)
-            else np.empty(0, np.uint8)
-        )
-        slots = body.view(np.int64).reshape(-1, SLOT_BYTES // 8)
-        sound = block is not None and len(slots) == block.count and crc32c(body) == block.body_crc
-        if not sound and block is not None:
-            found.note(path, SUPERBLOCK, "the records of the snapshot do not match their checksum")
-        if not sound:
-            lens = key_len_of(slots[:, 3])
-            slots = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= LONG)]
-        out.append(SnapshotSlots(slots, 0 if block is None else block.seq, sound))
+    for kind in (SNAPSHOT_FILE, INDEX_FILE):  # of earlier formats first
+        for id, path, data in found.files(kind):
+            block = found.superblock(data, kind, id, path)
+            out.append((_old_slots if kind == SNAPSHOT_FILE else _index_slots)(found, path, block, data[SUPERBLOCK:]))
     return out
+
+
+def _index_slots(found: DamagedFolder, path: str, block: Superblock | None, body: bytes) -> SnapshotSlots:
+    """Return the readable slots of an index."""
+    if block is None:
+        return SnapshotSlots(_plausible(read_damaged(body, None, None)[0]), 0, False)
+    slots, damaged = read_damaged(body, block.salt, block.block_type)
+    for number in damaged:
+        found.note(path, SUPERBLOCK + BLOCK * number, "a block of the index does not match its checksum")
+    expected = BLOCK * sum(block_counts(block.block_type, block.positions, block.segments))
+    if len(body) != expected:
+        found.note(path, SUPERBLOCK, f"the index has {len(body)} bytes in place of {expected}")
+    sound = not damaged and len(body) == expected
+    return SnapshotSlots(slots if sound else _plausible(slots), block.seq, sound)
+
+
+def _old_slots(found: DamagedFolder, path: str, block: Superblock | None, body: bytes) -> SnapshotSlots:
+    """Return the readable slots of a snapshot of formats 1 to 3."""
+    slots = np.frombuffer(body, np.int64, len(body) // SLOT_BYTES * 4).reshape(-1, 4)
+    if block is None:
+        return SnapshotSlots(_plausible(slots), 0, False)
+    sound = len(slots) == block.count and crc32c(slots) == block.body_crc
+    if not sound:
+        found.note(path, SUPERBLOCK, "the records of the snapshot do not match their checksum")
+    return SnapshotSlots(slots if sound else _plausible(slots), block.seq, sound)
+
+
+def _plausible(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the slots that may be those of records."""
+    lens = key_len_of(slots[:, 3])
+    kept: NDArray[np.int64] = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= LONG)]
+    return kept
 
 
 def _sound(records: NDArray[np.void]) -> NDArray[np.bool_]:

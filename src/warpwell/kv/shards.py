@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from ..targets import device
 from ..targets.primitives import i64, store_weak_as
-from .index.index import UINT8, hash_of, key_at
+from .index.index import key_at
+from .index.sealed import UINT8, hash_of
 from .keys import Keys
 from .native import compiled
 

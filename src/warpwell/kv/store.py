@@ -622,7 +622,7 @@ class StoreStatistics:
     segments : int
         Files that hold values.
     index_bytes : int
-        Memory of the index.
+        Bytes of the index, the mapped file included.
     gets, hits : int
         Keys looked up, and values found, since the store was opened.
     read_bytes : int

@@ -29,7 +29,7 @@ from warpwell.targets.primitives import (
     warp_size,
 )
 
-from ..index.index import UINT8, hash_of
+from ..index.sealed import UINT8, hash_of
 from .copying import copy_each
 from .device_cache import look_up
 from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, execute, queue_at, serve, start

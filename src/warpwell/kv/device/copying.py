@@ -16,7 +16,7 @@ from warpwell.targets.primitives import (
     store_relaxed_as,
 )
 
-from ..index.index import UINT8
+from ..index.sealed import UINT8
 
 
 @device

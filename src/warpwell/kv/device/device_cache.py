@@ -9,7 +9,7 @@ of a value of several pieces stays odd until the last one has arrived.
 
 from __future__ import annotations
 
-from warpwell.kv.index.index import hash_of
+from warpwell.kv.index.sealed import hash_of
 from warpwell.queues import field
 from warpwell.targets import device
 from warpwell.targets.primitives import (

@@ -45,7 +45,7 @@ from warpwell.targets.primitives import (
     syncwarp,
 )
 
-from ..index.index import hash_of
+from ..index.sealed import hash_of
 from ..schema import LENGTH_BYTES, UINT32, Schema
 from .copying import copy_each
 from .device_cache import look_up

@@ -6,6 +6,9 @@ pointer, follows it, and leaves. Replaced memory is freed once every reader that
 The table uses open addressing over 32-byte slots. The key of a used slot never changes, and a deleted key keeps its
 slot (a tombstone) until the table is replaced. Locations are never reused, so a reader that reads the same loc0 before
 and after loc1 has a consistent pair.
+
+The records of a snapshot are in its file (`sealed`), and the table has the later ones: a slot hides the record of the
+same key in the file. The table holds the file's address, so one pointer replaces both.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from ...targets.primitives import (
     SYSTEM,
     backoff,
     fetch_add,
-    i64,
     load_acquire,
     load_relaxed,
     load_weak_as,
@@ -36,8 +38,22 @@ from ...targets.primitives import (
     store_weak_as,
 )
 from ..keys import Keys
-from ..log.format import INTEGER, KEY_LEN_SHIFT, TOMBSTONE
+from ..log.format import DAMAGED, INTEGER, KEY_LEN_SHIFT, TOMBSTONE, key_len_of, size_of
 from ..native import compiled
+from .sealed import (
+    INT64,
+    SLOT,
+    SLOT_KEY0,
+    SLOT_KEY1,
+    SLOT_LOC0,
+    SLOT_LOC1,
+    UINT8,
+    SealedIndex,
+    has_key,
+    hash_of,
+    look_up_sealed,
+    prefetch_sealed,
+)
 
 # -- state block, in 64-bit words ------------------------------------------------------------------------------
 S_TABLE = 0
@@ -67,30 +83,24 @@ T_MASK = 0
 T_USED = 1
 """Slots that were ever used, tombstones included."""
 T_LIVE = 2
+"""Records, those of the file included, if `T_EXACT` is 1."""
+T_BYTES = 3
+"""Bytes of their values."""
+T_EXACT = 4
+T_SEALED = 5
+"""Address of the descriptor of the snapshot's file, or 0."""
 TABLE_HEADER = 64
-SLOT = 32
-"""Bytes of a slot: key0, key1, loc0, loc1."""
-SLOT_KEY0 = 0
-SLOT_KEY1 = 8
-SLOT_LOC0 = 16
-SLOT_LOC1 = 24
 
 # -- scratch buffers: a line with a lock each, then the buffers ------------------------------------------------
 SCRATCHES = 16
 SCRATCH_BYTES = 65536
-
-INT64 = np.dtype(np.int64)
-UINT8 = np.dtype(np.uint8)
-
-_MIX1 = -0x00AE502812AA7333  # 0xFF51AFD7ED558CCD as a signed word
-_MIX2 = -0x3B314601E57A13AD  # 0xC4CEB9FE1A85EC53
-_LOW = 0x7FFFFFFF
 
 SLOTS_AHEAD = 8
 """Keys of a batch whose slots are prefetched while one is looked up."""
 MIN_SLOTS = 1024
 MAX_LOAD = 0.7
 """Share of used slots at which the table is replaced."""
+_NO_SLOTS = np.empty((0, 4), np.int64)
 
 
 # -- epochs ----------------------------------------------------------------------------------------------------
@@ -147,44 +157,33 @@ def publish(state: int, index: int, address: int) -> None:
 
 
 @device
-def hash_of(key0: int, key1: int, length: int) -> int:
-    """Return the hash of a key; its low bits are the first slot to probe."""
-    h = i64(key0 ^ i64(i64(key1 + length) * _MIX2))
-    h = i64((h ^ ((h >> 33) & _LOW)) * _MIX1)
-    h = i64((h ^ ((h >> 33) & _LOW)) * _MIX2)
-    return h ^ ((h >> 33) & _LOW)
-
-
-@device
-def has_key(slot: int, loc1: int, key0: int, key1: int, length: int) -> bool:
-    """Return whether a used slot has a key; `loc1` is the slot's second location word."""
-    same = load_relaxed(slot + SLOT_KEY0, SYSTEM) == key0 and load_relaxed(slot + SLOT_KEY1, SYSTEM) == key1
-    return same and (loc1 >> KEY_LEN_SHIFT) & 31 == length
-
-
-@device
 def lookup(table: int, key0: int, key1: int, length: int) -> tuple[int, int]:
-    """Return the location of a key, as two words; (0, 0) if it is absent."""
-    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
-    position = hash_of(key0, key1, length) & mask
-    for _ in range(mask + 1):
-        slot = table + TABLE_HEADER + SLOT * position
-        loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
-        loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
-        if loc1 == 0:
-            return 0, 0
-        if has_key(slot, loc1, key0, key1, length):
-            attempt = 0
-            while loc0 == 0 or load_relaxed(slot + SLOT_LOC0, SYSTEM) != loc0:
-                backoff(attempt)
-                attempt += 1
-                loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
-                loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
-            if loc0 == TOMBSTONE:
-                return 0, 0
-            return loc0, loc1
-        position = (position + 1) & mask
-    return 0, 0
+    """Return the location of a key, as two words; (0, 0) if it is absent, (`DAMAGED`, 0) if that is not known."""
+    hashed = hash_of(key0, key1, length)
+    if load_relaxed(table + 8 * T_USED, SYSTEM) != 0:
+        mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+        position = hashed & mask
+        for _ in range(mask + 1):
+            slot = table + TABLE_HEADER + SLOT * position
+            loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
+            loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
+            if loc1 == 0:
+                break
+            if has_key(slot, loc1, key0, key1, length):
+                attempt = 0
+                while loc0 == 0 or load_relaxed(slot + SLOT_LOC0, SYSTEM) != loc0:
+                    backoff(attempt)
+                    attempt += 1
+                    loc0 = load_acquire(slot + SLOT_LOC0, SYSTEM)
+                    loc1 = load_acquire(slot + SLOT_LOC1, SYSTEM)
+                if loc0 == TOMBSTONE:
+                    return 0, 0
+                return loc0, loc1
+            position = (position + 1) & mask
+    sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
+    if sealed == 0:
+        return 0, 0
+    return look_up_sealed(sealed, key0, key1, length, hashed)
 
 
 @device
@@ -201,28 +200,40 @@ def slot_of(table: int, key0: int, key1: int, length: int) -> int:
 
 
 @device
-def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> bool:
-    """Give a key a location, `TOMBSTONE` to delete it; return whether the key was there (the writer)."""
+def put(table: int, key0: int, key1: int, length: int, loc0: int, loc1: int) -> None:
+    """Give a key a location, or `TOMBSTONE` to delete it (the writer)."""
     slot = slot_of(table, key0, key1, length)
-    is_new_slot = load_relaxed(slot + SLOT_LOC1, SYSTEM) == 0
-    was_there = not is_new_slot and load_relaxed(slot + SLOT_LOC0, SYSTEM) != TOMBSTONE
-    live = load_relaxed(table + 8 * T_LIVE, SYSTEM)
-    if loc0 == TOMBSTONE:
-        if was_there:
-            store_relaxed(table + 8 * T_LIVE, live - 1, SYSTEM)
-            store_release(slot + SLOT_LOC0, TOMBSTONE, SYSTEM)
-        return was_there
+    sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
+    before0 = load_relaxed(slot + SLOT_LOC0, SYSTEM)
+    before1 = load_relaxed(slot + SLOT_LOC1, SYSTEM)
+    is_new_slot = before1 == 0
     if is_new_slot:
+        if loc0 == TOMBSTONE:
+            if sealed == 0:
+                return
+            loc1 = length << KEY_LEN_SHIFT
         store_relaxed(slot + SLOT_KEY0, key0, SYSTEM)
         store_relaxed(slot + SLOT_KEY1, key1, SYSTEM)
         store_relaxed(table + 8 * T_USED, load_relaxed(table + 8 * T_USED, SYSTEM) + 1, SYSTEM)
-    else:
-        store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
-    if not was_there:
-        store_relaxed(table + 8 * T_LIVE, live + 1, SYSTEM)
-    store_release(slot + SLOT_LOC1, loc1, SYSTEM)
+        if sealed != 0 and load_relaxed(table + 8 * T_EXACT, SYSTEM) != 0:
+            before0, before1 = look_up_sealed(sealed, key0, key1, length, hash_of(key0, key1, length))
+            if before0 == DAMAGED:
+                store_relaxed(table + 8 * T_EXACT, 0, SYSTEM)
+    live = load_relaxed(table + 8 * T_LIVE, SYSTEM)
+    nbytes = load_relaxed(table + 8 * T_BYTES, SYSTEM)
+    if before0 > 0:
+        live -= 1
+        nbytes -= size_of(before0, before1)
+    if loc0 > 0:
+        live += 1
+        nbytes += size_of(loc0, loc1)
+    store_relaxed(table + 8 * T_LIVE, live, SYSTEM)
+    store_relaxed(table + 8 * T_BYTES, nbytes, SYSTEM)
+    if is_new_slot or loc0 != TOMBSTONE:
+        if not is_new_slot:
+            store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
+        store_release(slot + SLOT_LOC1, loc1, SYSTEM)
     store_release(slot + SLOT_LOC0, loc0, SYSTEM)
-    return was_there
 
 
 @device
@@ -239,12 +250,18 @@ def key_at(keys: int, lengths: int, k: int) -> tuple[int, int, int]:
 
 @device
 def look_up_all(table: int, keys: int, lengths: int, count: int, locations: int) -> None:
-    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+    """Write the locations of keys, two words each; see `lookup`."""
     mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
+    is_used = load_relaxed(table + 8 * T_USED, SYSTEM) != 0
     for k in range(count):
         if k + SLOTS_AHEAD < count:
             key0, key1, length = key_at(keys, lengths, k + SLOTS_AHEAD)
-            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
+            hashed = hash_of(key0, key1, length)
+            if is_used:
+                prefetch(table + TABLE_HEADER + SLOT * (hashed & mask))
+            if sealed != 0:
+                prefetch_sealed(sealed, key0, hashed)
         key0, key1, length = key_at(keys, lengths, k)
         loc0, loc1 = lookup(table, key0, key1, length)
         store_weak_as(locations + 16 * k, loc0, INT64)
@@ -253,7 +270,7 @@ def look_up_all(table: int, keys: int, lengths: int, count: int, locations: int)
 
 @device
 def find_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> None:
-    """Write the locations of keys, two words each, (0, 0) for absent ones; count nothing."""
+    """Write the locations of keys, two words each, see `lookup`; count nothing."""
     epoch = enter(state, stripe)
     look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     leave(state, stripe, epoch)
@@ -266,14 +283,23 @@ def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, lo
     return 0
 
 
-def put_many(table: int, keys: int, lengths: int, count: int, locations: int, existed: int) -> int:
-    """Put keys at locations in order; unless `existed` is 0, write there which keys had one (the writer)."""
+def put_many(table: int, keys: int, lengths: int, count: int, locations: int) -> int:
+    """Put keys at locations in order (the writer)."""
     for k in range(count):
         key0, key1, length = key_at(keys, lengths, k)
         loc0 = load_weak_as(locations + 16 * k, INT64)
-        was_there = put(table, key0, key1, length, loc0, load_weak_as(locations + 16 * k + 8, INT64))
-        if existed != 0:
-            store_weak_as(existed + k, 1 if was_there else 0, UINT8)
+        put(table, key0, key1, length, loc0, load_weak_as(locations + 16 * k + 8, INT64))
+    return 0
+
+
+def delete_many(table: int, keys: int, lengths: int, count: int, existed: int) -> int:
+    """Delete keys in order; store a byte for each, 1 if it existed (the writer)."""
+    for k in range(count):
+        key0, key1, length = key_at(keys, lengths, k)
+        loc0, _ = lookup(table, key0, key1, length)
+        if loc0 != 0:
+            put(table, key0, key1, length, TOMBSTONE, 0)
+        store_weak_as(existed + k, 1 if loc0 != 0 else 0, UINT8)
     return 0
 
 
@@ -281,14 +307,48 @@ def move_many(table: int, keys: int, lengths: int, count: int, before: int, afte
     """Move keys from one location to another; only those whose location is still the old one (the writer)."""
     for k in range(count):
         key0, key1, length = key_at(keys, lengths, k)
-        slot = slot_of(table, key0, key1, length)
-        same = load_relaxed(slot + SLOT_LOC0, SYSTEM) == load_weak_as(before + 16 * k, INT64)
-        same = same and load_relaxed(slot + SLOT_LOC1, SYSTEM) != 0
+        loc0, _ = lookup(table, key0, key1, length)
+        same = loc0 > 0 and loc0 == load_weak_as(before + 16 * k, INT64)
         if same:
-            store_relaxed(slot + SLOT_LOC0, 0, SYSTEM)
-            store_release(slot + SLOT_LOC1, load_weak_as(after + 16 * k + 8, INT64), SYSTEM)
-            store_release(slot + SLOT_LOC0, load_weak_as(after + 16 * k, INT64), SYSTEM)
+            target = after + 16 * k
+            put(table, key0, key1, length, load_weak_as(target, INT64), load_weak_as(target + 8, INT64))
         store_weak_as(moved + k, 1 if same else 0, UINT8)
+    return 0
+
+
+def count_records(table: int, count: int, nbytes: int) -> int:
+    """Count records and bytes from those of the file, `count` and `nbytes`; return 0 if a block is damaged."""
+    sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
+    for position in range(load_relaxed(table + 8 * T_MASK, SYSTEM) + 1):
+        slot = table + TABLE_HEADER + SLOT * position
+        loc0 = load_relaxed(slot + SLOT_LOC0, SYSTEM)
+        loc1 = load_relaxed(slot + SLOT_LOC1, SYSTEM)
+        if loc1 != 0:
+            key0 = load_relaxed(slot + SLOT_KEY0, SYSTEM)
+            key1 = load_relaxed(slot + SLOT_KEY1, SYSTEM)
+            length = (loc1 >> KEY_LEN_SHIFT) & 31
+            hidden0, hidden1 = look_up_sealed(sealed, key0, key1, length, hash_of(key0, key1, length))
+            if hidden0 == DAMAGED:
+                return 0
+            if hidden0 > 0:
+                count -= 1
+                nbytes -= size_of(hidden0, hidden1)
+            if loc0 > 0:
+                count += 1
+                nbytes += size_of(loc0, loc1)
+    store_relaxed(table + 8 * T_LIVE, count, SYSTEM)
+    store_relaxed(table + 8 * T_BYTES, nbytes, SYSTEM)
+    store_relaxed(table + 8 * T_EXACT, 1, SYSTEM)
+    return 1
+
+
+def mark_hidden(table: int, slots: int, count: int, hidden: int) -> int:
+    """Store a byte for each slot of a file, 1 if the table has its key (the writer)."""
+    for k in range(count):
+        slot = slots + SLOT * k
+        length = (load_weak_as(slot + SLOT_LOC1, INT64) >> KEY_LEN_SHIFT) & 31
+        own = slot_of(table, load_weak_as(slot, INT64), load_weak_as(slot + SLOT_KEY1, INT64), length)
+        store_weak_as(hidden + k, 1 if load_relaxed(own + SLOT_LOC1, SYSTEM) != 0 else 0, UINT8)
     return 0
 
 
@@ -368,7 +428,7 @@ class StoreState:
 
 
 class Index:
-    """Hash table from keys to locations.
+    """Hash table from keys to locations, in front of the file of a snapshot.
 
     One thread at a time may change it; native readers need no lock and see each key's old or new location.
 
@@ -376,47 +436,75 @@ class Index:
     ----------
     state : StoreState
         The state block through which readers find the table.
-    capacity : int
-        Number of keys that fit without growing.
+    sealed : SealedIndex, optional
+        The file; owned by the index from now on.
+    slots : int64 [N, 4], optional
+        Later records in order; the first location word is `TOMBSTONE` for a delete.
     """
 
-    def __init__(self, state: StoreState, capacity: int = 0) -> None:
+    def __init__(
+        self, state: StoreState, sealed: SealedIndex | None = None, slots: NDArray[np.int64] = _NO_SLOTS
+    ) -> None:
         self._state = state
-        self._table = _Table(capacity)
+        self._sealed, self._table = sealed, _Table(len(slots), sealed)
+        self._table.put_slots(slots)
         self._publish()
 
     def __len__(self) -> int:
-        return int(self._table.header[T_LIVE])
+        return self._counted(T_LIVE)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of all values."""
+        return self._counted(T_BYTES)
+
+    def _counted(self, word: int) -> int:
+        header, sealed = self._table.header, self._sealed
+        if not header[T_EXACT] and sealed is not None:
+            if not compiled(count_records)(self._table.address, sealed.count, sealed.value_bytes):
+                raise sealed.damage()
+        return int(header[word])
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `len` and `value_bytes` are known; otherwise they change the table."""
+        return bool(self._table.header[T_EXACT])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table."""
-        return self._table.nbytes
+        """Bytes of the table and of the file."""
+        return self._table.nbytes + (0 if self._sealed is None else self._sealed.nbytes)
 
     def lookup(self, keys: Keys) -> NDArray[np.int64]:
-        """Return locations, int64 [N, 2], zeros for absent keys (any thread)."""
+        """Return locations, int64 [N, 2], zeros for absent keys (any thread).
+
+        Raises
+        ------
+        CorruptionError
+        """
         locations = np.empty((keys.size, 2), np.int64)
         at = locations.ctypes.data
         compiled(lookup_many)(self._state.address, at >> 12, *addresses(keys), keys.size, at)
+        sealed = self._sealed
+        if sealed is not None and (locations[:, 0] < 0).any():
+            raise sealed.damage()
         return locations
 
     def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
-        """Put keys at locations (int64 [N, 2]), in order."""
-        if self._table.header[T_USED] + keys.size > self._table.capacity:
-            # Tombstones are left behind, so the new table need not be larger than the old one.
-            self.replace(*self.entries(), capacity=2 * len(self) + keys.size)
+        """Put keys at locations (int64 [N, 2]; `TOMBSTONE` deletes a key), in order."""
+        self._reserve(keys.size)
         self._table.put(keys, locations)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed, bool [N]."""
-        locations = np.zeros((keys.size, 2), np.int64)
-        locations[:, 0] = TOMBSTONE
+        self._reserve(keys.size)
         existed = np.empty(keys.size, np.bool_)
-        self._table.put(keys, locations, existed.ctypes.data)  # takes no slot: absent keys are left out
+        compiled(delete_many)(self._table.address, *addresses(keys), keys.size, existed.ctypes.data)
         return existed
 
     def move(self, keys: Keys, before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Move keys whose location is still `before` to `after` (int64 [N, 2]); return which keys were moved."""
+        self._reserve(keys.size)
         moved = np.empty(keys.size, np.bool_)
         before, after = np.ascontiguousarray(before, np.int64), np.ascontiguousarray(after, np.int64)
         arrays = (array.ctypes.data for array in (before, after, moved))
@@ -424,18 +512,55 @@ class Index:
         return moved
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and their locations, in no order."""
+        """Return all keys and their locations, in no order.
+
+        Raises
+        ------
+        CorruptionError
+        """
         slots = self._table.slots
         live = slots[slots[:, 2] > 0]
+        if self._sealed is not None:
+            found = self._sealed.slots()
+            if self._table.header[T_USED]:
+                hidden = np.empty(len(found), np.bool_)
+                compiled(mark_hidden)(self._table.address, found.ctypes.data, len(found), hidden.ctypes.data)
+                found = np.concatenate([found[~hidden], live])
+            live = found
         marked = live[:, 3] >> KEY_LEN_SHIFT
         keys = Keys(np.ascontiguousarray(live[:, :2]), (marked & 31).astype(np.uint8), marked & INTEGER != 0)
         return keys, np.ascontiguousarray(live[:, 2:])
 
-    def replace(self, keys: Keys, locations: NDArray[np.int64], capacity: int = 0) -> None:
-        """Replace all keys; readers see either all of the old keys or all of the new ones."""
-        table = _Table(max(capacity, keys.size))
-        table.put(keys, locations)
-        old, self._table = self._table, table
+    def replace(self, sealed: SealedIndex | None, slots: NDArray[np.int64] = _NO_SLOTS) -> None:
+        """Replace all contents; readers see either all of the old ones or all of the new ones."""
+        old, table = self._sealed, _Table(len(slots), sealed)
+        table.put_slots(slots)
+        self._swap(table, sealed)
+        if old is not None:
+            self._state.retire(old.close)
+
+    def close(self) -> None:
+        """Let every look-up fail, and release the file once no reader is inside."""
+        if self._sealed is not None:
+            self._sealed.disable()
+            self._state.retire(self._sealed.close)
+
+    def _reserve(self, count: int) -> None:
+        """Replace the table if it has no room for `count` more keys."""
+        table = self._table
+        if table.header[T_USED] + count <= table.capacity:
+            return
+        # Tombstones that hide no record of a file are left behind.
+        slots = table.slots[table.slots[:, 2] > 0 if self._sealed is None else table.slots[:, 2] != 0]
+        larger = _Table(2 * len(slots) + count, self._sealed)
+        larger.header[T_EXACT] = 0
+        larger.put_slots(slots)
+        for word in (T_LIVE, T_BYTES, T_EXACT):
+            larger.header[word] = table.header[word]
+        self._swap(larger, self._sealed)
+
+    def _swap(self, table: _Table, sealed: SealedIndex | None) -> None:
+        old, self._table, self._sealed = self._table, table, sealed
         self._publish()
         self._state.retire(old.free)
 
@@ -446,7 +571,7 @@ class Index:
 class _Table:
     """The memory of one table; in huge pages if the system has them, because lookups are random."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, sealed: SealedIndex | None) -> None:
         slots = MIN_SLOTS
         while MAX_LOAD * slots < capacity:
             slots *= 2
@@ -460,12 +585,22 @@ class _Table:
         contents = np.frombuffer(self._raw, np.int64, self.nbytes // 8)
         self.header = contents[: TABLE_HEADER // 8]
         self.slots = contents[TABLE_HEADER // 8 :].reshape(slots, SLOT // 8)
-        self.header[T_MASK] = slots - 1
+        self.header[T_MASK], self.header[T_EXACT] = slots - 1, 1
+        if sealed is not None:
+            self.header[[T_SEALED, T_LIVE, T_BYTES]] = sealed.address, sealed.count, sealed.value_bytes
 
-    def put(self, keys: Keys, locations: NDArray[np.int64], existed: int = 0) -> None:
+    def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
         """Put keys at locations; see `put_many`."""
         locations = np.ascontiguousarray(locations, np.int64)
-        compiled(put_many)(self.address, *addresses(keys), keys.size, locations.ctypes.data, existed)
+        compiled(put_many)(self.address, *addresses(keys), keys.size, locations.ctypes.data)
+
+    def put_slots(self, slots: NDArray[np.int64]) -> None:
+        """Put slots, int64 [N, 4], without a look at the file: records are counted when a caller asks for a number."""
+        if len(slots):
+            if self.header[T_SEALED]:
+                self.header[T_EXACT] = 0
+            keys = Keys(np.ascontiguousarray(slots[:, :2]), key_len_of(slots[:, 3]).astype(np.uint8))
+            self.put(keys, slots[:, 2:])
 
     def free(self) -> None:
         """Release the memory (it is freed when no array views it any more)."""

@@ -48,20 +48,18 @@ from ...targets.primitives import (
 )
 from ..keys import SUFFIX_BYTES, Keys, as_key, long_key_in, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
-from ..log.format import LONG, crc_of, offset_of, segment_of, size_of
+from ..log.format import DAMAGED, LONG, crc_of, offset_of, segment_of, size_of
 from ..native import CONTENTS, SIZE, TYPE, compiled, has_known_layout, method, python_function, with_objects
 from .index import (
     C_BYTES,
     C_ERRORS,
     C_GETS,
     C_HITS,
-    INT64,
     S_SCRATCH,
     S_SEGMENTS,
     S_TABLE,
     SCRATCH_BYTES,
     SCRATCHES,
-    UINT8,
     StoreState,
     addresses,
     enter,
@@ -72,6 +70,7 @@ from .index import (
     publish,
     stripe_of,
 )
+from .sealed import INT64, UINT8
 
 # -- results of a read, in addition to those of `log.checksum`; the low byte of `found` arrays --------------------
 ABSENT = 0
@@ -81,6 +80,8 @@ OTHER_SIZE = 5
 """The value is not as large as a row."""
 BAD_RECORD = 6
 """The lengths of the record's ragged fields differ from its size."""
+NO_LOCATION = 7
+"""A block of the index file is damaged."""
 
 # -- segment table: the number of entries, padded to 8 words, then entries of 4 --------------------------------
 SEGMENT_HEADER = 64
@@ -148,7 +149,7 @@ WILL_NEED = os.POSIX_FADV_WILLNEED
 _MIN_RESIDENT = 0.9
 """Share of a file that must be in the page cache before it is mapped."""
 _SAMPLES = 64
-"""Pages of a file that are sampled if mincore() does not tell."""
+"""Pages of a file that are sampled."""
 _MIN_MAPPED_BYTES = 1 << 28
 """Bytes of address space of each file, because a file may grow."""
 
@@ -160,7 +161,7 @@ _MIN_MAPPED_BYTES = 1 << 28
 def segment_entry(state: int, segment: int) -> int:
     """Return the address of a segment's entry, 0 if the segment is not open."""
     table = load_acquire(state + 8 * S_SEGMENTS, SYSTEM)
-    if table == 0 or segment >= load_relaxed(table, SYSTEM):
+    if table == 0 or segment < 0 or segment >= load_relaxed(table, SYSTEM):
         return 0
     entry = table + SEGMENT_HEADER + SEGMENT_ENTRY * segment
     if load_acquire(entry + 8 * G_FD, SYSTEM) == 0:
@@ -180,6 +181,8 @@ def mapped_address(entry: int, loc0: int, size: int) -> int:
 @device
 def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     """Read a whole value and check its CRC (inside of an epoch); return FOUND or an error."""
+    if loc0 == DAMAGED:
+        return NO_LOCATION
     entry = segment_entry(state, segment_of(loc0))
     if entry == 0:
         return STALE
@@ -302,7 +305,7 @@ def get_one(block: int, key0: int, key1: int, length: int) -> int:
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size: int = size_of(loc0, loc1)
     status = ABSENT
-    if loc0 != 0 and size > limit:
+    if loc0 > 0 and size > limit:
         leave(state, stripe, epoch)
         return -1 - size
     if loc0 != 0:
@@ -365,7 +368,9 @@ def get_object(data: int, key: int) -> int:
         value: int = load_weak_as(fields + 8 * P_NONE, INT64)
         call_python(fields, P_TAKE, value, 0)
     else:
-        value = call_python(fields, P_NEW_BYTES, 0, size)
+        value = 0
+        if loc0 > 0:
+            value = call_python(fields, P_NEW_BYTES, 0, size)
         status = STALE
         thread = 0
         if value != 0:
@@ -407,11 +412,11 @@ def new_values(values: int, locations: int, count: int, starts: int, new: int, c
 
 
 def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
-    """Return 1 if a key exists, else 0."""
+    """Return a positive number if a key exists, 0 if not, a negative one if that is not known."""
     epoch = enter(state, stripe)
     loc0, _ = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     leave(state, stripe, epoch)
-    return 1 if loc0 != 0 else 0
+    return loc0
 
 
 @device
@@ -448,7 +453,7 @@ def read_many(
     for k in range(count):
         if k + VALUES_AHEAD < count:
             ahead = locations + 16 * (k + VALUES_AHEAD)
-            if load_weak_as(ahead, INT64) != 0:
+            if load_weak_as(ahead, INT64) > 0:
                 prefetch_value(state, load_weak_as(ahead, INT64), load_weak_as(ahead + 8, INT64))
         loc0 = load_weak_as(locations + 16 * k, INT64)
         loc1 = load_weak_as(locations + 16 * k + 8, INT64)
@@ -456,7 +461,7 @@ def read_many(
         if starts != 0:
             target = out + load_weak_as(starts + 8 * k, INT64)
         status = ABSENT
-        if loc0 != 0 and starts == 0 and size_of(loc0, loc1) != row_bytes:
+        if loc0 > 0 and starts == 0 and size_of(loc0, loc1) != row_bytes:
             status = OTHER_SIZE
         elif loc0 != 0:
             status = read_value(state, loc0, loc1, target)
@@ -630,7 +635,10 @@ class Reader:
     def contains(self, key: bytes | int) -> bool:
         """Return whether a key of at most 16 bytes exists."""
         key_and_length = (key, 0, 8) if isinstance(key, int) else words_of(key)
-        return bool(compiled(has_one)(self._address, threading.get_ident() >> 12, *key_and_length))
+        found = compiled(has_one)(self._address, threading.get_ident() >> 12, *key_and_length)
+        if found < 0:
+            raise read_error(self._path, key, NO_LOCATION)
+        return bool(found)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -748,7 +756,8 @@ class Reader:
         k = int(np.flatnonzero(found > FOUND)[0])
         if found[k] == OTHER_SIZE:
             raise other_size(self._path, keys.row(k), int(size_of(locations[k, 0], locations[k, 1])), row_bytes)
-        raise read_error(self._path, keys.row(k), int(found[k]), int(segment_of(locations[k, 0])))
+        segment = None if found[k] == NO_LOCATION else int(segment_of(locations[k, 0]))
+        raise read_error(self._path, keys.row(k), int(found[k]), segment)
 
 
 def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
@@ -820,6 +829,12 @@ def read_error(path: str, key: int | bytes, status: int, segment: int | None = N
     if status == SHORT:
         return errors.CorruptionError(
             f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
+            path=path,
+        )
+    if status == NO_LOCATION:
+        return errors.CorruptionError(
+            f"{path}: the block of the index that may hold key {key!r} is damaged (its CRC-32C is wrong): copy the"
+            " records into a new store with `warpwell kv salvage`, or restore a copy of the store",
             path=path,
         )
     if status == STALE:
@@ -908,13 +923,15 @@ def _may_ask(fd: int) -> bool:
 
 
 def _resident(address: int, size: int) -> bool:
+    """Return whether a sample of a mapped file's pages is in the page cache."""
     pages = -(-size // mmap.PAGESIZE)
-    if pages == 0:
-        return True
-    flags = np.zeros(pages, np.uint8)
-    if _libc.mincore(address, size, flags.ctypes.data) != 0:
-        return False
-    return bool((flags & 1).mean() >= _MIN_RESIDENT)
+    count = min(_SAMPLES, pages)
+    flags = np.zeros(count, np.uint8)
+    for k in range(count):
+        page = address + k * pages // count * mmap.PAGESIZE
+        if _libc.mincore(page, mmap.PAGESIZE, flags.ctypes.data + k) != 0:
+            return False
+    return not count or bool((flags & 1).mean() >= _MIN_RESIDENT)
 
 
 def _sampled(fd: int, size: int) -> bool:

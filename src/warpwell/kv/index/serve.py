@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpwell.kv.index.index import S_TABLE, enter, leave, lookup
-from warpwell.kv.index.reader import ABSENT, FOUND, count_reads, read_part, read_value
+from warpwell.kv.index.reader import ABSENT, FOUND, NO_LOCATION, count_reads, read_part, read_value
 from warpwell.kv.log.format import size_of
 from warpwell.nvme import KV_RETRIEVE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.nvme.status import (
@@ -57,7 +57,9 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
     size = size_of(loc0, loc1)
     status = ABSENT
     if loc0 != 0:
-        if nbytes == 0:
+        if loc0 < 0:
+            status = NO_LOCATION
+        elif nbytes == 0:
             status = FOUND  # only the size is asked for
         elif size <= nbytes and first == 0:
             status = read_value(state, loc0, loc1, buffer)

@@ -8,7 +8,7 @@ In the order in which a record meets them:
     segments.py    files of values, and the offset of the next value
     shards.py      the folders of segments: find the shards of a store that was moved or copied
     journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last one known to be durable
-    snapshot.py    all live records in one file
+    snapshot.py    all live records in one file, the index that processes map
     manifest.py    MANIFEST: which files a store consists of
     files.py       every system call that changes a file, and the handling of its errors
     lock.py        LOCK: one writer at a time, also where file locks do nothing

@@ -20,7 +20,7 @@ MAX_VALUE = (1 << 31) - 1
 """Bytes: the size of a value has 32 bits, and is signed in NVMe completions and on some file systems."""
 
 SUPERBLOCK = 4096
-"""Bytes at the start of every segment, journal and snapshot."""
+"""Bytes at the start of every segment, journal, snapshot and index."""
 UNIT = 64
 """Bytes; values start at multiples of it."""
 MAX_SEGMENT_BYTES = 1 << 39
@@ -51,6 +51,8 @@ LONG = 17
 """Length of a key whose 16 bytes are a hash. The key itself is stored after the value (`keys.suffix_of`)."""
 MAX_SEGMENT = (1 << 23) - 1
 TOMBSTONE = -1
+DAMAGED = -2
+"""In memory: the location cannot be read because a block of the index file is damaged."""
 
 # -- journal record -------------------------------------------------------------------------------------------
 MAGIC = 0x314B5757
@@ -85,14 +87,16 @@ RECORD = layout_of(
 )
 
 SLOT_BYTES = 32
-"""A live record in a snapshot: key0, key1, loc0, loc1, as in the index."""
+"""A live record in a snapshot of formats 1 to 3, or in an index: key0, key1, loc0, loc1."""
 
 # -- superblock -----------------------------------------------------------------------------------------------
 SEGMENT_FILE = 1
 JOURNAL_FILE = 2
 SNAPSHOT_FILE = 3
-KINDS = {SEGMENT_FILE: "segment", JOURNAL_FILE: "journal", SNAPSHOT_FILE: "snapshot"}
-SUFFIXES = {SEGMENT_FILE: ".val", JOURNAL_FILE: ".jnl", SNAPSHOT_FILE: ".snap"}
+"""Of formats 1 to 3."""
+INDEX_FILE = 4
+KINDS = {SEGMENT_FILE: "segment", JOURNAL_FILE: "journal", SNAPSHOT_FILE: "snapshot", INDEX_FILE: "index"}
+SUFFIXES = {SEGMENT_FILE: ".val", JOURNAL_FILE: ".jnl", SNAPSHOT_FILE: ".snap", INDEX_FILE: ".idx"}
 
 SUPER = layout_of(
     SUPERBLOCK,
@@ -102,17 +106,33 @@ SUPER = layout_of(
         ("kind", "<u4", 12),
         ("uuid", "V16", 16),
         ("id", "<i8", 32),
-        ("seq", "<i8", 40),  # journal and snapshot: last sequence number before, or in, it
-        ("count", "<i8", 48),  # snapshot: slots
+        ("seq", "<i8", 40),  # journal, snapshot and index: last sequence number before, or in, it
+        ("count", "<i8", 48),  # snapshot and index: records
         ("chain", "<u4", 56),  # `crc` of the record `seq`
         ("salt", "<u4", 60),
         ("body_crc", "<u4", 64),  # snapshot: CRC-32C of all slots
         ("alignment", "<u4", 68),
-        ("reserved", "V4020", 72),
+        ("positions", "<i8", 72),  # index: slots of its hash table, or locations of its array
+        ("value_bytes", "<i8", 80),  # index: bytes of all values
+        ("segments", "<i8", 88),  # index: segments that hold values
+        ("block_type", "<u4", 96),  # index: see `index.sealed`
+        ("reserved", "V3992", 100),
         ("crc", "<u4", 4092),  # CRC-32C of the 4092 bytes before it
     ],
 )
 SUPER_MAGIC = b"warpwkv1"
+_NUMBERS = (
+    "id",
+    "seq",
+    "chain",
+    "salt",
+    "count",
+    "body_crc",
+    "positions",
+    "value_bytes",
+    "segments",
+    "block_type",
+)
 
 
 @dataclass(frozen=True)
@@ -127,15 +147,19 @@ class Superblock:
     salt: int = 0
     count: int = 0
     body_crc: int = 0
+    positions: int = 0
+    value_bytes: int = 0
+    segments: int = 0
+    block_type: int = 0
 
     def pack(self) -> bytes:
         """Return the 4096 bytes."""
         block = np.zeros(1, SUPER)
         block["magic"], block["version"], block["kind"] = SUPER_MAGIC, FORMAT_VERSION, self.kind
         block["uuid"] = np.void(self.uuid)
-        block["id"], block["seq"], block["count"] = self.id, self.seq, self.count
-        block["chain"], block["salt"], block["body_crc"] = self.chain, self.salt, self.body_crc
         block["alignment"] = UNIT
+        for name in _NUMBERS:
+            block[name] = getattr(self, name)
         block["crc"] = crc32c(block.view(np.uint8)[: SUPERBLOCK - 4])
         return block.tobytes()
 
@@ -171,16 +195,7 @@ class Superblock:
                 path=path,
                 offset=0,
             )
-        return cls(
-            kind,
-            uuid,
-            id,
-            int(block["seq"]),
-            int(block["chain"]),
-            int(block["salt"]),
-            int(block["count"]),
-            int(block["body_crc"]),
-        )
+        return cls(kind, uuid, **{name: int(block[name]) for name in _NUMBERS})
 
 
 def newer(path: str, version: int) -> errors.StoreVersionError:

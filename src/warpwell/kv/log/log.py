@@ -19,13 +19,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..index.sealed import SealedIndex
 from ..ragged import Ragged
 from .files import Files, Guard
 from .format import DELETE, FORMAT_VERSION, INTEGER, LONG, MOVED, PUT, low_size, segment_of
@@ -33,8 +34,9 @@ from .journal import Floor, Journal, Pending, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
-from .recovery import Changes, LoadedLog, Recovered, follow, join, live, load_for_reading, split
+from .recovery import Changes, LoadedLog, Recovered, follow, join, load_for_reading, split
 from .segments import Segments, ValueBuffers
+from .snapshot import open_index
 
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
@@ -62,7 +64,9 @@ class Log:
         The files of values, and their descriptors.
     guard : Guard
     recovered : Recovered
-        The live records at opening; set it to None when the index is built.
+        The records at opening; set it to None when the index is built.
+    on_snapshot : callable or None
+        Called with the index that `snapshot` has written, with `lock` held.
     """
 
     def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
@@ -71,6 +75,7 @@ class Log:
         self.uuid, self.schema_json, self.kinds = manifest.uuid, manifest.schema, manifest.kinds
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
+        self.on_snapshot: Callable[[SealedIndex], object] | None = None
         self._files, self.segments, self._journal, self._manifest = files, segments, journal, manifest
         self._manifest_writer: ManifestWriter | None = None
         self._floor: Floor | None = None
@@ -163,15 +168,16 @@ class Log:
         found = log.recovered
         if opened.manifest.separate_logs and found is not None:
             try:
-                log.snapshot(found.keys, found.key_lens, found.locs)  # it replaces the logs of the shards
+                log.snapshot(*split(found.live()))  # it replaces the logs of the shards
             except BaseException:
                 log._give_back(clean=False)
                 raise
         return log
 
     def _set_recovered(self, loaded: LoadedLog) -> None:
-        self.recovered = Recovered(*split(live(loaded.slots, loaded.distinct)))
-        self._live, self._start_seq = len(self.recovered), loaded.start.seq
+        self.recovered = Recovered(loaded.base, loaded.slots)
+        self._live = len(loaded.slots) if loaded.base is None else loaded.base.count
+        self._start_seq = loaded.start.seq
 
     # -- appending --------------------------------------------------------------------------------------------
 
@@ -313,6 +319,9 @@ class Log:
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
                 self._retired |= self._emptied
                 self._emptied = set()
+            if self.on_snapshot is not None:
+                with contextlib.suppress(OSError):  # the caller's index has the same records
+                    self.on_snapshot(open_index(self.path, self._manifest.uuid_bytes, self._manifest.snapshot or 0)[0])
 
     # -- segments without records ------------------------------------------------------------------
 
@@ -357,7 +366,7 @@ class Log:
         with self.lock:
             self._check_open()
             if self.writable:
-                return Changes.none()
+                return Changes(0, None, np.empty((0, 4), np.int64))
             state, self._manifest, retired, changes = follow(
                 self._files, self.path, self._manifest, self.segments, self._journal, reads_all=reads_all
             )
@@ -409,6 +418,8 @@ class Log:
 
     def _give_back(self, *, clean: bool) -> None:
         self._closed = True
+        if self.recovered is not None and self.recovered.base is not None:
+            self.recovered.base.close()
         self.segments.close()
         self._journal.close()
         if self._floor is not None:

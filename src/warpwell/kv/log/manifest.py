@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ... import errors
 from .checksum import crc32c
 from .files import Files, Guard, write_new
-from .format import FORMAT_VERSION, JOURNAL_FILE, SNAPSHOT_FILE, SUFFIXES, SUPERBLOCK, file_name, newer
+from .format import FORMAT_VERSION, JOURNAL_FILE, SUFFIXES, SUPERBLOCK, file_name, newer
 from .journal import Journal, Position, journal_path, new_journal
 from .segments import Segments
 from .snapshot import snapshot_path, write_snapshot
@@ -317,7 +317,7 @@ def remove_strays(files: Files, folder: str, manifest: Manifest, segments: Segme
     """Delete files that a crash left and the manifest does not name."""
     named = {segments.path(segment) for segment in manifest.segments}
     named |= {os.path.join(folder, file_name(JOURNAL_FILE, id)) for id in manifest.journals()}
-    named |= {os.path.join(folder, file_name(SNAPSHOT_FILE, id)) for id in manifest.snapshots()}
+    named |= {snapshot_path(folder, id) for id in manifest.snapshots()}
     for parent in dict.fromkeys([folder, *segments.paths]):
         for name in os.listdir(parent):
             stem, suffix = os.path.splitext(name)

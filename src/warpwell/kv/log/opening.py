@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import errors
-from .files import Files, closing_on_error, full, storage_full, write_new
+from .files import Files, full, storage_full, write_new
 from .format import MAX_SEGMENT_BYTES, SUPERBLOCK
 from .journal import COMMITTED_NAME, Floor, Journal, Position, new_journal
 from .lock import LOCK_NAME, WriterLock
@@ -139,7 +139,8 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
                 f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
                 path=error.filename,
             ) from None
-        with closing_on_error(files, loaded.fd):
+        with contextlib.ExitStack() as undo:
+            undo.callback(loaded.close, files)
             repair(files, path, loaded, manifest, segments)
             for segment in manifest.segments:
                 # Behind the file's end, not behind the last record: a location is never used twice.
@@ -148,6 +149,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
             floor = Floor(files, path, manifest.uuid_bytes)
             if not manifest.separate_logs:
                 floor.raise_to(loaded.position, loaded.salt)
+            undo.pop_all()
     except BaseException:
         segments.close()
         raise

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..index.sealed import SealedIndex
 from .checksum import check_file
 from .files import Files, closing_on_error, read_at
 from .format import (
@@ -22,6 +23,8 @@ from .format import (
     RECORD_BYTES,
     SEGMENT_SHIFT,
     SLOT_BYTES,
+    SNAPSHOT_FILE,
+    SUFFIXES,
     SUPERBLOCK,
     extents_of,
     key_len_of,
@@ -33,38 +36,41 @@ from .journal import Journal, Position, Scanned, highest, journal_path, read_mar
 from .manifest import Manifest, read_manifest, remove_strays
 from .segments import SegmentFolder, Segments
 from .shards import segment_folders
-from .snapshot import read_snapshot, snapshot_path
+from .snapshot import open_index, read_old_snapshot, snapshot_path
 
 
 @dataclass
 class Recovered:
-    """The live records of a log, in the order in which they were written.
+    """The records of a log.
 
     Attributes
     ----------
-    keys : uint8 [N, 16]
-    key_lens : uint8 [N]
-    locs : int64 [N, 2]
+    base : SealedIndex or None
+        The snapshot; owned by the caller.
+    slots : int64 [N, 4]
+        Later records in the order in which they were written: key0, key1, loc0 and loc1; loc0 is -1 for a delete.
     """
 
-    keys: NDArray[np.uint8]
-    key_lens: NDArray[np.uint8]
-    locs: NDArray[np.int64]
+    base: SealedIndex | None
+    slots: NDArray[np.int64]
+
+    def live(self, damaged: list[errors.CorruptionError] | None = None) -> NDArray[np.int64]:
+        """Return the live records, int64 [N, 4]; see `SealedIndex.slots`."""
+        if self.base is None:
+            return live(self.slots)
+        found = self.base.slots(damaged)
+        return live(np.concatenate([found, self.slots])) if len(self.slots) else found
 
     def __len__(self) -> int:
-        return len(self.key_lens)
+        return len(self.live())
 
 
 @dataclass
-class LoadedLog:
-    """The state of a log that recovery found.
+class LoadedLog(Recovered):
+    """The state of a log that recovery found: its records, and where to continue.
 
     Attributes
     ----------
-    slots : int64 [N, 4]
-        The snapshot's slots, then the journal's records.
-    distinct : int
-        The first `distinct` slots have different keys.
     fd, salt : int
         The journal's descriptor (owned by the caller from now on) and salt.
     position : Position
@@ -77,14 +83,18 @@ class LoadedLog:
         The last record that was known to be durable.
     """
 
-    slots: NDArray[np.int64]
-    distinct: int
     fd: int
     salt: int
     position: Position
     start: Position
     size: int
     floor: tuple[int, int]
+
+    def close(self, files: Files) -> None:
+        """Release the journal and the snapshot."""
+        files.close(self.fd)
+        if self.base is not None:
+            self.base.close()
 
 
 def load(
@@ -110,14 +120,15 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
     for segment in manifest.segments:
         if segments.shard_of(segment) not in segments.missing:
             segments.open(segment)
-    base = np.empty((0, 4), np.int64)
-    seq = chain = 0
-    if manifest.snapshot is not None:
-        base, seq, chain = read_snapshot(folder, uuid, manifest.snapshot)
-        check_places(base, segments, None)
-    path = journal_path(folder, manifest.journal)
-    fd = files.open(path, writable)
-    with closing_on_error(files, fd):
+    with contextlib.ExitStack() as undo:
+        base, before, seq, chain = read_snapshot(folder, uuid, manifest.snapshot)
+        if base is not None:
+            undo.callback(base.close)
+            _check_ends(base, segments)
+        check_places(before, segments, None)
+        path = journal_path(folder, manifest.journal)
+        fd = files.open(path, writable)
+        undo.callback(files.close, fd)
         block = read_superblock(fd, uuid, manifest.journal, path)
         if (block.seq, block.chain) != (seq, chain):
             raise errors.CorruptionError(
@@ -131,7 +142,32 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         scanned = scan(fd, block.salt, start, floor)
         refuse_damage(scanned, path)
         slots, position = settle(scanned, start, floor[0], segments, fd, path)
-    return LoadedLog(np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor)
+        undo.pop_all()
+    slots = np.concatenate([before, slots]) if len(before) else slots
+    return LoadedLog(base, slots, fd, block.salt, position, start, scanned.size, floor)
+
+
+def read_snapshot(folder: str, uuid: bytes, id: int | None) -> tuple[SealedIndex | None, NDArray[np.int64], int, int]:
+    """Return a snapshot's index, or the slots of an old one; its last sequence number and that record's checksum."""
+    nothing = np.empty((0, SLOT_BYTES // 8), np.int64)
+    if id is None:
+        return None, nothing, 0, 0
+    if snapshot_path(folder, id).endswith(SUFFIXES[SNAPSHOT_FILE]):
+        return None, *read_old_snapshot(folder, uuid, id)
+    base, block = open_index(folder, uuid, id)
+    return base, nothing, block.seq, block.chain
+
+
+def _check_ends(base: SealedIndex, segments: Segments) -> None:
+    """Raise CorruptionError if a segment is missing, or ends before its last value."""
+    for segment, end in base.ends().tolist():
+        if segments.shard_of(segment) in segments.missing:
+            continue
+        if segment not in segments.ids() or segments.size(segment) < end:
+            path = segments.path(segment)
+            raise errors.CorruptionError(
+                f"{path} is missing or cut: its values end at byte {end}; restore it from a copy", path=path, offset=end
+            )
 
 
 def _load_separate_logs(
@@ -149,8 +185,8 @@ def _load_separate_logs(
             loaded = _load_log(files, path, part, own, writable=False)
         finally:
             own.close()
-        files.close(loaded.fd)
-        found = live(loaded.slots, loaded.distinct)
+        loaded.close(files)
+        found = live(loaded.slots)
         moved = segments.id_of(shard, segment_of(found[:, 2])) - segment_of(found[:, 2])
         found[:, 2] += moved << SEGMENT_SHIFT
         slots.append(found)
@@ -167,7 +203,7 @@ def _load_separate_logs(
     with closing_on_error(files, fd):
         salt = read_superblock(fd, manifest.uuid_bytes, manifest.journal, path).salt
     records, end = np.concatenate(slots), Position(SUPERBLOCK, last, 0)
-    return manifest, LoadedLog(records, len(records), fd, salt, end, end, SUPERBLOCK, (0, 0))
+    return manifest, LoadedLog(None, records, fd, salt, end, end, SUPERBLOCK, (0, 0))
 
 
 def check_previous(folder: str, manifest: Manifest) -> None:
@@ -179,20 +215,31 @@ def check_previous(folder: str, manifest: Manifest) -> None:
     FileNotFoundError
     """
     uuid, (before, id) = manifest.uuid_bytes, manifest.previous or (None, 0)
-    seq = chain = 0
-    if before is not None:
-        _, seq, chain = read_snapshot(folder, uuid, before)
+    seq, chain = _check_snapshot(folder, uuid, before, all_blocks=True)
     path = journal_path(folder, id)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         block = read_superblock(fd, uuid, id, path)
-        _, last, crc = read_snapshot(folder, uuid, manifest.snapshot or 0)
+        last, crc = _check_snapshot(folder, uuid, manifest.snapshot, all_blocks=False)
         scanned = scan(fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain), (last, crc))
         refuse_damage(scanned, path)
         if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
             raise errors.CorruptionError(f"{path} does not lead from one snapshot to the next", path=path, offset=0)
     finally:
         os.close(fd)
+
+
+def _check_snapshot(folder: str, uuid: bytes, id: int | None, *, all_blocks: bool) -> tuple[int, int]:
+    """Check a snapshot; return its last sequence number and that record's checksum."""
+    base, _, seq, chain = read_snapshot(folder, uuid, id)
+    if base is not None:
+        try:
+            if all_blocks:
+                base.slots()
+                base.ends()
+        finally:
+            base.close()
+    return seq, chain
 
 
 def refuse_damage(scanned: Scanned, path: str) -> None:
@@ -236,6 +283,8 @@ def settle(
 
 def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[np.bool_] | None) -> int | None:
     """Raise CorruptionError for a location outside of its segment, or return its index if it is not `durable`."""
+    if not len(slots):
+        return None
     loc0, loc1 = slots[:, 2], slots[:, 3]
     sizes = size_of(loc0, loc1)
     used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
@@ -276,19 +325,18 @@ def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
     return bad if bad < len(slots) else None
 
 
-def live(slots: NDArray[np.int64], distinct: int = 0) -> NDArray[np.int64]:
-    """Return the last slot of every key, without deletes, in order; the first `distinct` keys differ."""
-    if distinct < len(slots):
-        lens = key_len_of(slots[:, 3])
-        order = np.arange(len(slots))
-        if (lens == 8).all():
-            ranked = np.lexsort((order, slots[:, 0]))
-        else:
-            ranked = np.lexsort((order, lens, slots[:, 1], slots[:, 0]))
-        k0, k1, n = slots[ranked, 0], slots[ranked, 1], lens[ranked]
-        last = np.ones(len(slots), np.bool_)
-        last[:-1] = (k0[1:] != k0[:-1]) | (k1[1:] != k1[:-1]) | (n[1:] != n[:-1])
-        slots = slots[np.sort(ranked[last])]
+def live(slots: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the last slot of every key, without deletes, in order."""
+    lens = key_len_of(slots[:, 3])
+    order = np.arange(len(slots))
+    if (lens == 8).all():
+        ranked = np.lexsort((order, slots[:, 0]))
+    else:
+        ranked = np.lexsort((order, lens, slots[:, 1], slots[:, 0]))
+    k0, k1, n = slots[ranked, 0], slots[ranked, 1], lens[ranked]
+    last = np.ones(len(slots), np.bool_)
+    last[:-1] = (k0[1:] != k0[:-1]) | (k1[1:] != k1[:-1]) | (n[1:] != n[:-1])
+    slots = slots[np.sort(ranked[last])]
     return slots[slots[:, 2] > 0]
 
 
@@ -363,23 +411,17 @@ class Changes(NamedTuple):
 
     Attributes
     ----------
-    keys : uint8 [N, 16]
-    key_lens : uint8 [N]
-    locs : int64 [N, 2]
-        In the order of the log; the first word is -1 where a key was deleted.
-    reset : bool
-        True if these are all live records, which replace all earlier ones (the reader was too far behind).
+    changed : int
+        Number of them.
+    records : Recovered or None
+        All records, which replace all earlier ones, if the reader continues with another snapshot or journal.
+    slots : int64 [N, 4]
+        Otherwise these records, in the order of the log.
     """
 
-    keys: NDArray[np.uint8]
-    key_lens: NDArray[np.uint8]
-    locs: NDArray[np.int64]
-    reset: bool
-
-    @classmethod
-    def none(cls) -> Changes:
-        """No changes."""
-        return cls(np.empty((0, 16), np.uint8), np.empty(0, np.uint8), np.empty((0, 2), np.int64), False)
+    changed: int
+    records: Recovered | None
+    slots: NDArray[np.int64]
 
 
 def open_segments(files: Files, folder: str, manifest: Manifest, *, writable: bool) -> Segments:
@@ -423,10 +465,11 @@ def load_for_reading(
 def follow(
     files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal, *, reads_all: bool = False
 ) -> tuple[Journal, Manifest, set[int], Changes]:
-    """Read the records that were committed after `journal.position`, or all records if `reads_all`.
+    """Read the records that were committed after `journal.position`.
 
-    All are read, too, if the journal does not continue what was read: a commit that a writer could not finish counts
-    for readers that saw it, until the next one takes its place.
+    All records are read if the writer has begun another journal, if `reads_all`, and if the journal does not continue
+    what was read: a commit that a writer could not finish counts for readers that saw it, until the next one takes its
+    place.
 
     Returns
     -------
@@ -437,58 +480,43 @@ def follow(
         Segments that the manifest no longer names.
     Changes
     """
+    replaced = False
     for attempt in range(0 if reads_all else 3):
         try:
-            return _follow(files, folder, manifest, segments, journal)
+            return _follow(folder, manifest, segments, journal)
         except _Behind:
+            replaced = True
             break
         except errors.CorruptionError:
             time.sleep(0.002 * attempt)
     _check_same(folder, manifest, read_manifest(folder))
     manifest, segments, loaded = load_for_reading(files, folder, segments)
     journal.close()
-    changes = Changes(*split(live(loaded.slots, loaded.distinct)), True)
+    changed = max(loaded.position.seq - journal.position.seq, int(not replaced))
     retired = set(segments.ids()) - set(manifest.segments)
+    changes = Changes(changed, Recovered(loaded.base, loaded.slots), np.empty((0, 4), np.int64))
     return Journal(files, loaded.fd, loaded.salt, loaded.position), manifest, retired, changes
 
 
 class _Behind(Exception):
-    """Raised when files that the reader still had to read were deleted."""
+    """Raised when the reader must continue with other files."""
 
 
 def _follow(
-    files: Files, folder: str, manifest: Manifest, segments: Segments, journal: Journal
+    folder: str, manifest: Manifest, segments: Segments, journal: Journal
 ) -> tuple[Journal, Manifest, set[int], Changes]:
     # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
     # earlier one; and nothing is appended to a journal after a manifest without it.
-    uuid = manifest.uuid_bytes
-    floor = highest(read_marks(folder, uuid)[0], journal.salt)
+    floor = highest(read_marks(folder, manifest.uuid_bytes)[0], journal.salt)
     newest = read_manifest(folder)
     _check_same(folder, manifest, newest)
-    if newest.separate_logs:
+    if newest.separate_logs or newest.journal != manifest.journal:
         raise _Behind
-    same = newest.journal == manifest.journal
-    path = journal_path(folder, manifest.journal)
     for segment in newest.segments:
         _open(segments, segment)
-    slots, position = _read(journal, journal.position, floor if same else (0, 0), segments, path)
-    if same:
-        journal.position = position
-        return journal, newest, set(segments.ids()) - set(newest.segments), Changes(*split(slots), False)
-    path = journal_path(folder, newest.journal)
-    try:
-        fd = files.open(path, False)
-    except FileNotFoundError:
-        raise _Behind from None
-    with closing_on_error(files, fd):
-        block = read_superblock(fd, uuid, newest.journal, path)
-        if (block.seq, block.chain) != (position.seq, position.chain):
-            raise _Behind
-        following = Journal(files, fd, block.salt, Position(SUPERBLOCK, block.seq, block.chain))
-        more, following.position = _read(following, following.position, (0, 0), segments, path)
-    journal.close()
-    changes = Changes(*split(np.concatenate([slots, more])), False)
-    return following, newest, set(segments.ids()) - set(newest.segments), changes
+    path = journal_path(folder, manifest.journal)
+    slots, journal.position = _read(journal, journal.position, floor, segments, path)
+    return journal, newest, set(segments.ids()) - set(newest.segments), Changes(len(slots), None, slots)
 
 
 def _check_same(folder: str, manifest: Manifest, newest: Manifest) -> None:

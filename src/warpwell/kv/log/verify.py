@@ -18,7 +18,7 @@ from .files import Files, read_at
 from .format import INTEGER, LONG, extents_of, key_len_of, marked_len_of, offset_of, segment_of, size_of
 from .journal import COMMITTED_NAME, read_marks
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
-from .recovery import check_previous, live, load_for_reading
+from .recovery import check_previous, load_for_reading
 from .segments import Segments
 from .shards import locate_segments
 
@@ -103,10 +103,12 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             report.problems.append(_problem(error))
             _check_superblocks(manifest, segments, report)
             return report
-        os.close(loaded.fd)
         report.journal_records = loaded.position.seq - loaded.start.seq
         report.torn_bytes = max(0, loaded.size - loaded.position.offset)
-        slots = live(loaded.slots, loaded.distinct)
+        damaged: list[errors.CorruptionError] = []
+        slots = loaded.live(damaged)
+        loaded.close(Files())
+        report.problems += map(_problem, damaged)
         slots = slots[np.isin(segment_of(slots[:, 2]), segments.ids())]
         report.records, report.value_bytes = len(slots), int(size_of(slots[:, 2], slots[:, 3]).sum())
         _check_values(slots, segments, report, progress)
