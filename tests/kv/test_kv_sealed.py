@@ -1,6 +1,8 @@
 """The sealed index: a file that all processes map, and the table of later records in front of it."""
 
+import json
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.cli.main import main
 from warpwell.kv.index import sealed
 from warpwell.kv.index.index import T_MASK, T_SEALED, Index, StoreState, lookup, put
 from warpwell.kv.keys import as_keys
@@ -331,3 +334,60 @@ def test_a_file_system_that_cannot_map(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("warpwell.kv.log.snapshot.map_guarded", lambda fd, nbytes: None)
     with ww.kv.open(path) as store:
         assert dict(store.items()) == contents
+
+
+def test_seal(tmp_path, capsys) -> None:
+    path = tmp_path / "a.kv"
+    with ww.kv.create(path) as store:
+        store.put_many(NUMBERS, [b"%d" % k for k in NUMBERS])
+    ww.kv.seal(path)
+    with ww.kv.open(path) as store:
+        assert store._records.log.is_sealed and store._records.index._sealed.count == len(NUMBERS)
+        assert store.verify().journal_records == 0 and store[7] == b"7"
+    files = sorted(os.listdir(path))
+    ww.kv.seal(path)  # nothing to do
+    assert sorted(os.listdir(path)) == files
+    with ww.kv.open(path, "r+") as store:
+        store[7] = b"seven"
+        store.seal()
+        assert store.uncommitted() == 0 and store[7] == b"seven"
+        with pytest.raises(errors.SharingError):
+            ww.kv.seal(path)
+        store[8] = b"eight"
+    assert main(["kv", "seal", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == len(NUMBERS)
+    with ww.kv.open(path) as store:
+        assert store.verify().journal_records == 0 and (store[7], store[8]) == (b"seven", b"eight")
+    with pytest.raises(errors.MissingFileError):
+        ww.kv.seal(tmp_path / "none")
+
+
+def test_seal_upgrades_an_earlier_format(tmp_path) -> None:
+    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-1.zip") as file:
+        file.extractall(tmp_path)
+    path = tmp_path / "snap.kv"
+    with ww.kv.open(path) as store:
+        contents = dict(store.items())
+        assert store._records.index._sealed is None
+    ww.kv.seal(path)
+    assert (path / "MANIFEST").read_bytes().startswith(b"warpwell-kv 4 ")
+    with ww.kv.open(path) as store:
+        assert store._records.index._sealed is not None
+        assert dict(store.items()) == contents and store.verify().sound
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_reads_the_file_of_its_parent(tmp_path) -> None:
+    path = tmp_path / "a.kv"
+    contents = sealed_store(path, NAMES, {NAMES[3]: b"later"})
+    with ww.kv.open(path) as store:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                if [store[key] for key in NAMES] == list(contents.values()) and store.refresh() == 0:
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert store[NAMES[0]] == contents[NAMES[0]]

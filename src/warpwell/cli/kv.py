@@ -58,6 +58,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     _store_command(verbs, "verify", verify, "read and check all data (exit code 1: some is damaged)")
 
+    _store_command(verbs, "seal", seal, "write the index to a file, so that processes open the store at once")
+
     text = "copy the undamaged records of a damaged store into a new one (exit code 1: some are lost)"
     parser = _store_command(verbs, "salvage", salvage, text)
     parser.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
@@ -245,7 +247,9 @@ def _fill(source: Source, store: Store, progress: LoadProgress) -> tuple[LoadRep
     from ..kv.convert.importers import load
 
     with store:
-        return load(source, store, progress), store.stats.disk_bytes
+        done = load(source, store, progress)
+        store.seal()
+        return done, store.stats.disk_bytes
 
 
 def _fields(schema: Schema | None) -> dict[str, Any] | None:
@@ -488,6 +492,21 @@ def _report_problems(
         output.result(title, values)
         for each in problems.values():
             print_problems(output, each, lost)
+
+
+def seal(arguments: argparse.Namespace) -> int:
+    """Write the index of a store."""
+    import time
+
+    from .. import kv
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    kv.seal(arguments.store)
+    with kv.open(arguments.store) as store:
+        values = {"store": str(arguments.store), "records": len(store), "index_bytes": store.stats.index_bytes}
+    output.result(str(arguments.store), {**values, "seconds": time.perf_counter() - started})
+    return 0
 
 
 def compact(arguments: argparse.Namespace) -> int:

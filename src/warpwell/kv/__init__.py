@@ -30,7 +30,7 @@ from .device.device_store import DeviceStore
 from .keys import Keys, as_key, as_keys
 from .log.checksum import crc32c
 from .log.verify import Problem
-from .opening import create
+from .opening import create, seal
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .permutation import Permutation, permuted
 from .ragged import Ragged
@@ -51,4 +51,5 @@ __all__ = [
     "open",
     "permuted",
     "salvage",
+    "seal",
 ]

@@ -196,6 +196,27 @@ def open_store(
     return _open(path, mode == "r+", options, beside, drive)
 
 
+def seal(path: Path) -> None:
+    """Write the index of a store to a file that all processes share; see `Store.seal`.
+
+    Stores of earlier formats become format 4.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's folder; no process may have it open for writing.
+
+    Raises
+    ------
+    MissingFileError, FormatError, CorruptionError, SharingError
+        As for `open_store`.
+    StorageFullError
+        There is no space for the index; the store is unchanged.
+    """
+    with open_store(path, "r+") as store:
+        store.seal()
+
+
 def _device_options(
     device: str | None,
     beside: DeviceStore | None,

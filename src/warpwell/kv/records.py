@@ -331,6 +331,15 @@ class Records:
             self._snapshot_if_due()
             return sequence
 
+    def seal(self) -> None:
+        """Commit, and write the index of all records unless the snapshot is that."""
+        with self._change():
+            self._flush()
+            self.log.commit()
+            if not self.log.is_sealed:
+                self._snapshot()
+                self._release()
+
     def refresh(self) -> int:
         """Read the writer's commits since the last refresh; return how many records changed."""
         if self._forks:

@@ -53,7 +53,7 @@ from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
 from .log.recovery import live
 from .log.segments import StoredValue, segment_path
 from .log.shards import locate_segments
-from .log.snapshot import snapshot_path
+from .log.snapshot import is_index
 from .log.verify import Problem, stored_key
 from .opening import create
 
@@ -307,8 +307,7 @@ class DamagedFolder:
             self.uuid = manifest.uuid_bytes
             self._ids = {JOURNAL_FILE: sorted(manifest.journals()), SNAPSHOT_FILE: [], INDEX_FILE: []}
             for id in sorted(manifest.snapshots()):
-                is_old = snapshot_path(folder, id).endswith(SUFFIXES[SNAPSHOT_FILE])
-                self._ids[SNAPSHOT_FILE if is_old else INDEX_FILE].append(id)
+                self._ids[INDEX_FILE if is_index(folder, id) else SNAPSHOT_FILE].append(id)
         except (errors.MissingFileError, errors.FormatError) as error:
             self.note(str(error.path), getattr(error, "offset", None), str(error))
             identity = read_identity(folder)

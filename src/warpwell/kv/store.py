@@ -427,6 +427,20 @@ class Store(MutableMapping[Any, Any]):
         self._counts["commits"] += 1
         return self._records.commit()
 
+    def seal(self) -> None:
+        """Commit, and write the index of all records to a file: opening the store then reads no journal.
+
+        All processes that open the store share the file. Later changes are allowed; the store is sealed again when
+        `seal` is called, and by a `commit` after 65,536 changes and half as many changes as records.
+
+        Raises
+        ------
+        StorageFullError, StoreFailedError
+            As for `commit`. The records are committed if there is no space for the index alone.
+        """
+        self._check_writable()
+        self._records.seal()
+
     def refresh(self) -> int:
         """Read what another process committed since the last refresh; return the number of changes (0 for a writer)."""
         self.check_open()

@@ -36,7 +36,7 @@ from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
 from .recovery import Changes, LoadedLog, Recovered, follow, join, load_for_reading, split
 from .segments import Segments, ValueBuffers
-from .snapshot import open_index
+from .snapshot import is_index, open_index
 
 _SPILL = 1 << 18
 """Records of one group that are kept in memory."""
@@ -280,6 +280,12 @@ class Log:
         """Whether a snapshot would make opening notably faster or free space."""
         records = self._journal.position.seq - self._start_seq
         return records > max(65_536, self._live // 2) or bool(self._emptied and not self.group_open)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether an index has all committed records, and the journal none."""
+        has_index = self._manifest.snapshot is not None and is_index(self.path, self._manifest.snapshot)
+        return has_index and self._journal.position.seq == self._start_seq
 
     @property
     def group_open(self) -> bool:

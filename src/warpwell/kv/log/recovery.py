@@ -23,8 +23,6 @@ from .format import (
     RECORD_BYTES,
     SEGMENT_SHIFT,
     SLOT_BYTES,
-    SNAPSHOT_FILE,
-    SUFFIXES,
     SUPERBLOCK,
     extents_of,
     key_len_of,
@@ -36,7 +34,7 @@ from .journal import Journal, Position, Scanned, highest, journal_path, read_mar
 from .manifest import Manifest, read_manifest, remove_strays
 from .segments import SegmentFolder, Segments
 from .shards import segment_folders
-from .snapshot import open_index, read_old_snapshot, snapshot_path
+from .snapshot import is_index, open_index, read_old_snapshot, snapshot_path
 
 
 @dataclass
@@ -152,7 +150,7 @@ def read_snapshot(folder: str, uuid: bytes, id: int | None) -> tuple[SealedIndex
     nothing = np.empty((0, SLOT_BYTES // 8), np.int64)
     if id is None:
         return None, nothing, 0, 0
-    if snapshot_path(folder, id).endswith(SUFFIXES[SNAPSHOT_FILE]):
+    if not is_index(folder, id):
         return None, *read_old_snapshot(folder, uuid, id)
     base, block = open_index(folder, uuid, id)
     return base, nothing, block.seq, block.chain

@@ -17,7 +17,17 @@ from ...targets.bus_error import map_guarded, unmap
 from ..index.sealed import SealedIndex, block_counts, new_blocks
 from .checksum import crc32c
 from .files import Files, read_at, write_new
-from .format import INDEX_FILE, SLOT_BYTES, SNAPSHOT_FILE, SUPERBLOCK, Superblock, file_name, new_salt, size_of
+from .format import (
+    INDEX_FILE,
+    SLOT_BYTES,
+    SNAPSHOT_FILE,
+    SUFFIXES,
+    SUPERBLOCK,
+    Superblock,
+    file_name,
+    new_salt,
+    size_of,
+)
 
 _PART_BYTES = 64 << 20
 
@@ -26,6 +36,11 @@ def snapshot_path(folder: str, id: int) -> str:
     """Return a snapshot's file: an index, or a list of slots if a store of an earlier format has one."""
     old = os.path.join(folder, file_name(SNAPSHOT_FILE, id))
     return old if os.path.lexists(old) else os.path.join(folder, file_name(INDEX_FILE, id))
+
+
+def is_index(folder: str, id: int) -> bool:
+    """Return whether a snapshot has the present format."""
+    return snapshot_path(folder, id).endswith(SUFFIXES[INDEX_FILE])
 
 
 def write_snapshot(
