@@ -265,16 +265,17 @@ class Schema:
         RecordError
             The lengths in a record differ from its size.
         """
-        count = len(values.starts)
-        rows = np.empty((count, self.nbytes), np.uint8)
-        positions = np.empty((2, len(self.ragged), count), np.int64)
-        arrays = (*values, rows, self._row_bytes, positions)
-        wrong = compiled(_lay_out)(
-            *(array.ctypes.data for array in arrays), count, len(self.ragged), self.nbytes, self.ragged[0].offset
-        )
+        count, ragged = len(values.starts), len(self.ragged)
+        # The bytes of rows, the fixed parts of the records, and the positions and lengths of ragged fields.
+        work = np.empty(ragged + count * (self.nbytes // 8 + 2 * ragged), np.int64)
+        work[:ragged] = self._row_bytes
+        split, address = len(work) - 2 * ragged * count, work.ctypes.data
+        positions = work[split:].reshape(2, ragged, count)
+        addresses = (*values.addresses, address + 8 * ragged, address, address + 8 * split)
+        wrong = compiled(_lay_out)(*addresses, count, ragged, self.nbytes, self.ragged[0].offset)
         if wrong:
             raise RecordError(wrong - 1)
-        fields = self.unpack(rows, names)
+        fields = self.unpack(work[ragged:split], names)
         for field, begins, lengths in zip(self.ragged, *positions, strict=True):
             if names is None or field.name in names:
                 itemsize = field.dtype.itemsize

@@ -658,7 +658,7 @@ class Reader:
             out = np.empty((keys.size, row_bytes), np.uint8)
         found = np.empty(keys.size, np.bool_)
         locations = np.empty((keys.size, 2), np.int64)
-        if self._read(keys, addresses(keys), locations, out.ctypes.data, 0, row_bytes, found.view(np.uint8)):
+        if self._read(keys, addresses(keys), locations, out.ctypes.data, 0, row_bytes, found.ctypes.data):
             self._raise_first(keys, found.view(np.uint8), locations, row_bytes)
         return out, found
 
@@ -669,7 +669,7 @@ class Reader:
         starts = np.empty(keys.size, np.int64)
         found = np.empty(keys.size, np.uint8)
         _values_maker()(listed, locations.ctypes.data, keys.size, starts.ctypes.data)
-        stale = self._read_at(keys, locations, 0, starts, found)
+        stale = self._read_at(keys, locations, 0, starts.ctypes.data, found, found.ctypes.data)
         if keys.full is not None and not stale.size:
             for k in np.flatnonzero(found).tolist():
                 listed[k] = _without_suffix(listed[k], keys.full[k])
@@ -677,11 +677,14 @@ class Reader:
 
     def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
         """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
-        starts, sizes = np.empty((2, keys.size), np.int64)
-        nbytes = compiled(place_values)(locations.ctypes.data, keys.size, starts.ctypes.data, sizes.ctypes.data)
+        bounds, found = np.empty((2, keys.size), np.int64), np.empty(keys.size, np.bool_)
+        starts, sizes = bounds
+        first = bounds.ctypes.data  # each use of `ctypes` takes 1 us
+        second = first + starts.nbytes
+        nbytes = compiled(place_values)(locations.ctypes.data, keys.size, first, second)
         buffer = np.empty(nbytes // 8, np.int64).view(np.uint8)
-        found = np.empty(keys.size, np.bool_)
-        stale = self._read_at(keys, locations, buffer.ctypes.data, starts, found.view(np.uint8))
+        addresses = buffer.ctypes.data, first, second, found.ctypes.data
+        stale = self._read_at(keys, locations, *addresses[:2], found, addresses[3])
         if keys.full is not None and not stale.size:
             for k in np.flatnonzero(found).tolist():
                 if keys.full[k] is None:
@@ -689,7 +692,7 @@ class Reader:
                 suffix, end = suffix_of(keys.full[k]), int(starts[k] + sizes[k])
                 found[k] = buffer[end - len(suffix) : end].tobytes() == suffix
                 sizes[k] -= len(suffix) if found[k] else sizes[k]
-        return ValueBuffer(buffer, starts, sizes, found), stale
+        return ValueBuffer(buffer, starts, sizes, found, addresses), stale
 
     def long_keys(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
         """Return the long keys that are stored at locations; return also the rows to look up again.
@@ -714,12 +717,17 @@ class Reader:
         keys: Keys,
         locations: NDArray[np.int64],
         base: int,
-        starts: NDArray[np.int64],
-        found: NDArray[np.uint8],
+        starts: int,
+        found: NDArray[Any],
+        at: int,
     ) -> NDArray[np.intp]:
-        """Read values to ``base + starts``; return the rows whose segment is not open."""
-        if not self._read(keys, (0, 0), locations, base, starts.ctypes.data, 0, found):
+        """Read values to ``base + starts``; return the rows whose segment is not open.
+
+        `starts` and `at` are the addresses of the starts and of `found`.
+        """
+        if not self._read(keys, (0, 0), locations, base, starts, 0, at):
             return _NO_ROWS
+        found = found.view(np.uint8)
         stale = np.flatnonzero(found == STALE)
         if stale.size:
             return stale
@@ -733,13 +741,12 @@ class Reader:
         out: int,
         starts: int,
         row_bytes: int,
-        found: NDArray[np.uint8],
+        at: int,
     ) -> int:
-        """Call `read_many`; return the number of errors."""
+        """Call `read_many`, with `found` at an address; return the number of errors."""
         self._batches += 1
         if self._batches % _MAP_INTERVAL == 0:
             self.map_one_more()
-        at = found.ctypes.data
         if self._unmapped:
             if to_look_up[0]:
                 compiled(find_many)(self._address, at >> 12, *to_look_up, keys.size, locations.ctypes.data)
@@ -859,12 +866,15 @@ class ValueBuffer(NamedTuple):
     starts, sizes : int64 [N]
         Where the values are; starts are multiples of 8.
     found : bool [N]
+    addresses : tuple of int
+        Of these arrays.
     """
 
     buffer: NDArray[np.uint8]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     found: NDArray[np.bool_]
+    addresses: tuple[int, int, int, int]
 
 
 class _SegmentTable:
