@@ -129,9 +129,10 @@ class NpzSource(Source):
         """Go to a row, in arrays that were not read yet."""
         for name, member in self._arrays.items():
             member.skip(0 if name in self._ragged else count)
-        for name, (offsets, _) in self._ragged.items() if count else ():
+        for name, (offsets, _) in self._ragged.items():
             self._ends[name] = self._arrays[offsets].read(1)
-            self._arrays[name].skip(min(max(0, int(self._ends[name][0])), self._arrays[name].shape[0]))
+            if count:
+                self._arrays[name].skip(min(max(0, int(self._ends[name][0])), self._arrays[name].shape[0]))
 
     def _find_ragged(self, chosen: list[str], names: list[str]) -> dict[str, tuple[str, type]]:
         """Return the ragged fields of a dump: for each the name of its bounds, and the type of its items."""
@@ -147,10 +148,7 @@ class NpzSource(Source):
     def _bounds(self, name: str, count: int) -> NDArray[Any]:
         """Return the bounds of the next items of a ragged field, count + 1 offsets."""
         offsets = self._ragged[name][0]
-        ends = self._ends.get(name)
-        bounds = np.concatenate(
-            [self._arrays[offsets].read(1) if ends is None else ends, self._arrays[offsets].read(count)]
-        )
+        bounds = np.concatenate([self._ends[name], self._arrays[offsets].read(count)])
         if (np.diff(bounds) < 0).any() or bounds[0] < 0 or int(bounds[-1]) > self._arrays[name].shape[0]:
             raise FormatError(
                 f"{self.path}: {offsets} does not rise to the end of {name}: was the file edited?", path=self.path
