@@ -386,7 +386,8 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert capsys.readouterr().out == value
     assert "no key" in failing(capsys, "get", place, "6")
     assert "no key" in failing(capsys, "get", place, "abc")
-    assert "16" in failing(capsys, "get", place, "seventeen letters")
+    assert "no key" in failing(capsys, "get", place, "seventeen letters")
+    assert "511" in failing(capsys, "get", place, "k" * 512)
     assert "0 bytes" in failing(capsys, "get", place, "")
     assert "integer" in failing(capsys, "get", place, "abc", "--type", "int")
     assert "64-bit" in failing(capsys, "get", place, str(1 << 64), "--type", "int")
