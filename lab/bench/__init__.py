@@ -30,6 +30,7 @@ BENCHMARKS = {
     "taxi": ("taxi", "filters and means over a table of taxi trips, compared with other engines"),
     "kv-host": ("kv_host", "YCSB and batched reads of a store, compared with LMDB and RocksDB"),
     "kv-reads": ("kv_reads", "warm and cold reads of a store, compared with LMDB, Lance, ArrayRecord and WebDataset"),
+    "kv-open": ("kv_open", "time and private memory of opening a store, compared with LMDB, RocksDB and others"),
     "kv-device": ("kv_device", "records that kernels retrieve from a store, and overlap with computation"),
     "launches": ("launches", "launches per second: kernels, a pool device, scheduler tasks"),
     "pool-transfer": ("pool_transfer", "pipelined transfers to a pool device (MPI)"),

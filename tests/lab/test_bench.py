@@ -296,6 +296,15 @@ def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
 
 
 @pytest.mark.slow
+def test_opening_is_compared(tmp_path: Path) -> None:
+    from lab.bench import kv_open
+
+    record = runner.Record("kv-open")
+    kv_open.run.run(runner.Setting("cpu", True, {"records": "300", "folder": str(tmp_path)}), record)
+    assert {f["id"] for f in record.figures} == {f"kv-open/{n}" for n in ("first", "again", "private", "journal")}
+
+
+@pytest.mark.slow
 def test_warm_and_cold_reads_are_compared(tmp_path: Path) -> None:
     pytest.importorskip("lmdb")
     from lab.bench import kv_reads
