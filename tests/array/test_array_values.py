@@ -21,7 +21,6 @@ from warpwell.array.header import read_npy as read_open_npy
 from warpwell.cache import format_size
 from warpwell.drives.arena import DmaArena
 from warpwell.graph.build import _memory
-from warpwell.kv.opening import _device_options
 from warpwell.pool.devices import runtime_for
 from warpwell.scheduler.service.service import Service
 from warpwell.scheduler.task import Task
@@ -30,6 +29,15 @@ from warpwell.scheduler.tenants import Tenant
 UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": 2 ** (10 * k) for k, prefix in enumerate("KMGT", 1) for suffix in ("", "B", "iB", "i")
 }
+
+
+def _device_store(folder: Path, device: Any, **options: Any) -> ww.kv.DeviceStore:
+    path = folder / "s.kv"
+    if not path.exists():
+        ww.kv.create(path).close()
+    store = ww.kv.open(path, device=device, **options)
+    assert isinstance(store, ww.kv.DeviceStore)
+    return store
 
 
 def read_npy(path: Path) -> Header:
@@ -190,8 +198,8 @@ def _array(folder: Path, **options: Any) -> ww.Array:
         lambda size, _: Task("a", 1, memory=size).memory,
         lambda size, _: Tenant("a", memory=size).memory,
         lambda size, _: Service(max_message=size)._max_message,
-        lambda size, _: _device_options("cpu", None, None, cache=size, value_bytes=None).cache_bytes,
-        lambda size, _: _device_options("cpu", None, None, cache=None, value_bytes=size).value_bytes,
+        lambda size, folder: _device_store(folder, "cpu", cache=size).options.cache,
+        lambda size, folder: _device_store(folder, "cpu", value_bytes=size).options.value_bytes,
     ],
 )
 def test_every_option_reads_sizes_alike(read: Any, tmp_path: Path) -> None:
@@ -235,7 +243,7 @@ def nothing(x: Any) -> None:
         lambda name, folder: ww.Cache("64k", device=name),
         lambda name, folder: nothing[1](np.zeros(1), device=name),
         lambda name, folder: ww.scheduler.Scheduler(name).close(),
-        lambda name, folder: _device_options(name, None, None, cache=None, value_bytes=None),
+        lambda name, folder: _device_store(folder, name).close(),
         lambda name, folder: runtime_for(name),
     ],
     ids=["open", "create", "Cache", "kernel", "Scheduler", "kv", "pool"],

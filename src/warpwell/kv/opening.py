@@ -9,7 +9,8 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from .. import errors
@@ -178,12 +179,10 @@ def open_store(
     if mode not in ("r", "r+"):
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
     path = checked_path(path)
-    options = _device_options(
-        device,
-        beside,
-        drive,
-        cache=cache,
-        value_bytes=value_bytes,
+    options = DeviceOptions(
+        device="cpu" if device is None else _device(device),
+        cache=0 if cache is None else checked_nbytes(cache, "cache"),
+        value_bytes=4096 if value_bytes is None else checked_nbytes(value_bytes, "value_bytes"),
         queues=queues,
         depth=depth,
         threads=threads,
@@ -192,8 +191,30 @@ def open_store(
         weight=weight,
         returns=returns,
     )
+    _check_device_options(device, options, beside, drive)
     lifetime.settle()
-    return _open(path, mode == "r+", options, beside, drive)
+    log = Log.open(path, writable=mode == "r+")
+    return _store_of(log, options if device is not None else None, beside, drive)
+
+
+def _store_of(log: Log, options: DeviceOptions | None, beside: DeviceStore | None, drive: MakeMedium | None) -> Store:
+    """Return the store of an open log; close the log on an error."""
+    try:
+        described = (log.schema_json or {}).get("schema")
+        schema = None if described is None else Schema.from_json(described)
+        common: dict[str, Any] = {"schema": schema, "writable": log.writable, "durability": log.durability}
+        records = Records(log)
+        if options is None:
+            return Store(records, **common)
+        if log.writable:
+            options = replace(options, cache=0)
+        if schema is not None and not schema.ragged:
+            options = replace(options, value_bytes=schema.nbytes)
+        return DeviceStore(records, **common, options=options, beside=beside, drive=drive)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            log.close()
+        raise
 
 
 def seal(path: Path) -> None:
@@ -217,66 +238,6 @@ def seal(path: Path) -> None:
         store.seal()
 
 
-def _device_options(
-    device: str | None,
-    beside: DeviceStore | None,
-    drive: MakeMedium | None,
-    *,
-    cache: int | str | None,
-    value_bytes: int | str | None,
-    **others: Any,
-) -> DeviceOptions | None:
-    """Check the device options of `open_store`; return None if only the host reads."""
-    options = DeviceOptions(
-        device="cpu" if device is None else _device(device),
-        cache_bytes=0 if cache is None else checked_nbytes(cache, "cache"),
-        value_bytes=4096 if value_bytes is None else checked_nbytes(value_bytes, "value_bytes"),
-        **others,
-    )
-    checked_callable(drive, "drive")
-    if beside is not None and not isinstance(beside, DeviceStore):
-        raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
-    if device is not None:
-        return options
-    if options != DeviceOptions(device="cpu") or beside is not None or drive is not None:
-        raise errors.ArgumentError(
-            "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
-            " device: pass device=",
-            name="device",
-        )
-    return None
-
-
-def _open(
-    path: str, writable: bool, options: DeviceOptions | None, beside: DeviceStore | None, drive: MakeMedium | None
-) -> Store:
-    """Open a store; on an error close its log."""
-    log = Log.open(path, writable=writable)
-    try:
-        described = (log.schema_json or {}).get("schema")
-        schema = None if described is None else Schema.from_json(described)
-        records = Records(log)
-        if options is None:
-            return Store(records, schema=schema, writable=writable, durability=log.durability)
-        if writable:
-            options = replace(options, cache_bytes=0)
-        if schema is not None and not schema.ragged:
-            options = replace(options, value_bytes=schema.nbytes)
-        return DeviceStore(
-            records,
-            schema=schema,
-            writable=writable,
-            durability=log.durability,
-            options=options,
-            beside=beside,
-            drive=drive,
-        )
-    except BaseException:
-        with contextlib.suppress(Exception):
-            log.close()
-        raise
-
-
 # -- stores that are sent to another process: they are opened again there ------------------------------------------
 
 
@@ -295,7 +256,8 @@ def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
             "emulated drive: open it in the other process",
             path=store.path,
         )
-    return _reopen, (store.path, store.options)
+    given = {**asdict(store.options), "cache": store.options.cache or None}
+    return partial(open_store, **given), (store.path,)
 
 
 def _check_sendable(store: Store) -> None:
@@ -306,12 +268,6 @@ def _check_sendable(store: Store) -> None:
             " send its path",
             path=store.path,
         )
-
-
-def _reopen(path: Path, options: DeviceOptions) -> Store:
-    """Open a store for reading on a device, as another process had it."""
-    given = {field.name: getattr(options, field.name) for field in fields(options)}
-    return open_store(path, cache=given.pop("cache_bytes") or None, **given)
 
 
 copyreg.pickle(Store, _reduced)
@@ -326,6 +282,19 @@ def _device(device: Any) -> str:
     if name.startswith("cuda") and not has_cuda():
         raise errors.DeviceNotFoundError(f'device "{name}" needs an NVIDIA GPU and {extra("cuda")}: use "cpu"')
     return name
+
+
+def _check_device_options(device: str | None, options: DeviceOptions, beside: Any, drive: Any) -> None:
+    """Check `beside` and `drive`, and that options which need a device have one."""
+    checked_callable(drive, "drive")
+    if beside is not None and not isinstance(beside, DeviceStore):
+        raise errors.ArgumentError(f"beside is {beside!r}: give a store that was opened with device=", name="beside")
+    if device is None and (options != DeviceOptions(device="cpu") or beside is not None or drive is not None):
+        raise errors.ArgumentError(
+            "cache, queues, depth, threads, value_bytes, timeout, window, weight, returns, beside and drive need a"
+            " device: pass device=",
+            name="device",
+        )
 
 
 def _check_shards(path: str, folders: list[str] | None) -> None:

@@ -71,7 +71,7 @@ class DeviceStore(Store):
         self._gathers: bool = (
             self.device == "cuda"
             and schema is not None
-            and not (options.cache_bytes or self._drives)
+            and not (options.cache or self._drives)
             and (beside is None or beside._gathers)
         )
         # launches of a thread that are under way, with the failures that were known before

@@ -38,7 +38,7 @@ class DeviceOptions:
     """How a device reads a store; see `warpwell.kv.open`."""
 
     device: str
-    cache_bytes: int = 0
+    cache: int = 0
     queues: int = 4
     depth: int = 1024
     threads: int | None = None
@@ -59,7 +59,7 @@ class DeviceOptions:
             "queues": (1, MAX_PORTS),
             "depth": (4, 1 << 16),
             "threads": (1, None),
-            "cache_bytes": (0, None),
+            "cache": (0, None),
             "value_bytes": (1, MAX_VALUE),
             "window": (0, None),
             "weight": (1, MAX_WEIGHT),
@@ -126,7 +126,7 @@ class Engine:
                 self.shared_nbytes += slots.nbytes
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
-            self._cache: Block | None = self._make_cache(options.cache_bytes)
+            self._cache: Block | None = self._make_cache(options.cache)
             self._owned = beside is None
             if beside is None:
                 threads = options.threads or service_threads(self.target)
