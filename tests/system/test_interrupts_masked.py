@@ -1,13 +1,15 @@
 """Signals during blocks that defer them."""
 
+import _signal
 import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from warpwell._os import interruptible, uninterrupted
+from warpwell._os import interruptible, interrupts, uninterrupted
 
 
 def interrupt() -> None:
@@ -83,6 +85,45 @@ def test_all_handlers_are_called_at_the_end_also_after_one_that_raises() -> None
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def test_a_handler_that_is_called_while_others_are_installed_again_can_defer_signals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handled: list[str] = []
+
+    def handle_second(*_: object) -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGALRM)
+            handled.append("second")
+
+    def install(number: int, handler: object) -> None:
+        _signal.signal(number, handler)
+        if handler is handle_second and not handled:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = [signal.signal(signal.SIGALRM, lambda *_: handled.append("first"))]
+    before.append(signal.signal(signal.SIGUSR2, handle_second))
+    monkeypatch.setattr(interrupts, "_signal", SimpleNamespace(signal=install, getsignal=_signal.getsignal))
+    try:
+        with uninterrupted():
+            pass
+        assert handled == ["second", "first"]
+    finally:
+        for number, handler in zip((signal.SIGALRM, signal.SIGUSR2), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_handler_is_called_once_for_the_signals_of_a_block() -> None:
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    try:
+        with uninterrupted():
+            for _ in range(2000):  # a timer of 1 ms, while a kernel is compiled
+                os.kill(os.getpid(), signal.SIGUSR1)
+        assert handled == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

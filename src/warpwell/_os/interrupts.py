@@ -35,11 +35,13 @@ def _handling(handlers: dict[int, Any]) -> Iterator[None]:
             _signal.signal(number, handler)
         yield
     finally:
-        for number in added:
-            del _replaced[number]
-        for number, handler in reversed(handlers.items()):  # SIGINT after those that are rare
-            if _signal.getsignal(number) is handler:
-                _signal.signal(number, previous[number])
+        try:
+            for number, handler in reversed(handlers.items()):  # SIGINT after those that are rare
+                if _signal.getsignal(number) is handler:
+                    _signal.signal(number, previous[number])
+        finally:
+            for number in added:
+                del _replaced[number]
 
 
 def _after_fork() -> None:
@@ -68,20 +70,20 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     previous = {number: handler for number in _SIGNALS if callable(handler := _signal.getsignal(number))}
-    deferred: list[tuple[int, FrameType | None]] = []
+    deferred: dict[int, FrameType | None] = {}
     is_over = False
 
     def defer(number: int, frame: FrameType | None) -> None:
         if is_over:  # a handler that raised while others were installed again
             previous[number](number, frame)
         else:
-            deferred.append((number, frame))
+            deferred.setdefault(number, frame)  # once, as the system keeps a signal that a program blocks
 
     def deliver() -> None:
         """Call the handlers, the later ones too if one raises."""
         try:
-            number, frame = deferred.pop(0)
-            previous[number](number, frame)
+            number = next(iter(deferred))
+            previous[number](number, deferred.pop(number))
         finally:
             if deferred:
                 deliver()
@@ -89,9 +91,12 @@ def uninterrupted() -> Iterator[None]:
     try:
         with _handling(dict.fromkeys(previous, defer)):
             _is_deferring = True
-            yield
+            try:
+                yield
+            finally:
+                _is_deferring = False  # blocks of handlers that are installed again before the others defer signals
     finally:
-        _is_deferring, is_over = False, True
+        is_over = True
         if deferred:
             deliver()
 
