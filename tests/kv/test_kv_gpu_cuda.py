@@ -169,6 +169,34 @@ def _readable(store: Any, first: int) -> bool:
     return True
 
 
+def test_ragged_fields_of_a_batch(tmp_path: Path) -> None:
+    from numba import cuda
+
+    rng = np.random.default_rng(3)
+    images = [rng.integers(0, 256, n, np.uint8) for n in rng.integers(0, 3000, 400)]
+    boxes = [rng.random((n, 4), np.float32) for n in rng.integers(0, 5, 400)]
+    schema = {"image": ("uint8", (None,)), "box": ("float32", (None, 4)), "name": "str", "label": "int64"}
+    with kv.create(tmp_path / "a", schema=schema) as store:
+        names = [f"ü{k}" for k in range(400)]
+        store.put_many(np.arange(400), {"image": images, "box": boxes, "name": names, "label": np.arange(400)})
+    keys = rng.integers(0, 410, 1000)
+    with opened(tmp_path / "a") as store:
+        expected, expected_found = store.get_many(keys)
+        for batch_keys in (keys, cuda.to_device(keys)):
+            batch, found = store.get_async(batch_keys).wait()
+            assert (np.asarray(found) == expected_found).all()
+            assert (np.asarray(batch["label"]) == expected["label"]).all()
+            for name in ("image", "box", "name"):
+                assert (np.asarray(batch[name].offsets) == expected[name].offsets).all()
+                assert (np.asarray(batch[name].values) == expected[name].values).all()
+                assert batch[name].values.shape == expected[name].values.shape
+        batch, _ = store.get_async([1, 2], fields=["image"]).wait()
+        assert list(batch) == ["image"]
+        assert store.get_async(keys[:0]).wait()[0]["image"].offsets.shape == (1,)
+        with pytest.raises(errors.ArgumentError, match="int64"):
+            store.get_async(cuda.to_device(keys.astype(np.int32)))
+
+
 def test_keys_in_gpu_memory(numbers: Any) -> None:
     from numba import cuda
 

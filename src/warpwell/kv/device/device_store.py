@@ -11,14 +11,16 @@ from ... import errors
 from ...storage import NativeMedium
 from ...targets import LaunchFlag
 from .. import lifetime
+from ..keys import as_keys
 from ..records import Records
 from ..schema import Schema
-from ..store import Store
+from ..store import HostFuture, Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
 from .future import BatchSpaces, DeviceFuture
 from .gather import GatheredBatch
 from .kernel_view import KernelStore
+from .upload import copied_from_gpu, upload
 
 MakeMedium = Callable[[NativeMedium], Any]
 
@@ -83,15 +85,28 @@ class DeviceStore(Store):
         Arguments: as for `get_many`; keys may also be int64 [N] in the GPU's memory. Threads of the host read a batch
         for a GPU (`GatheredBatch`), unless the store has a device cache, an emulated drive, or no schema, or the keys
         are on the GPU: then kernels do (`DeviceFuture`), and equal keys are fetched once.
+
+        On a GPU a ragged field is a pair of arrays, `RaggedArrays`; on other devices it is a `Ragged`.
         """
         if self.schema is not None and self.schema.ragged:
-            return super().get_async(keys, fields=fields)
+            return self._start_ragged(keys, fields)
         self.check_open()
         names = None if fields is None else self._checked_fields(fields)
         if self._gathers and not hasattr(keys, "__cuda_array_interface__"):
             assert self.schema is not None
             return GatheredBatch(self._engine, self._spaces, self._records, keys, self.schema, names)
         return DeviceFuture(self._engine, self._spaces, keys, self.schema, names, keep=self)
+
+    def _start_ragged(self, keys: Any, fields: Sequence[str] | None) -> HostFuture:
+        """Start to read records with ragged fields in a thread, which copies the batch to a GPU."""
+        if self.device != "cuda":
+            return super().get_async(keys, fields=fields)
+        self.check_open()
+        if hasattr(keys, "__cuda_array_interface__"):
+            keys = copied_from_gpu(self._engine, keys)
+        checked = as_keys(keys).copied()
+        names = None if fields is None else self._checked_fields(fields)
+        return HostFuture(lambda: upload(self._engine, *self.get_many(checked, fields=names)))
 
     @property
     def device_stats(self) -> dict[str, int]:

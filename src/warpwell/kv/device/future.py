@@ -133,7 +133,7 @@ class DeviceFuture:
                 " longer keys",
                 name="keys",
             )
-        interface = _checked(keys) if on_gpu else None
+        interface = checked_gpu_keys(keys) if on_gpu else None
         self.count = int(interface["shape"][0]) if interface is not None else self._keys.size  # type: ignore[union-attr]
         self.room = engine.options.value_bytes
         self._lease: Any = Lease(spaces, spaces.take(engine, max(1, self.count), -(-self.room // 16) * 16))
@@ -326,7 +326,8 @@ def view_of(lease: Lease, offset: int, shape: tuple[int, ...], dtype: np.dtype[A
     return DeviceArray(lease.space.device._owner, shape, dtype, offset=offset, strides=steps, keep=lease)
 
 
-def _checked(keys: Any) -> dict[str, Any]:
+def checked_gpu_keys(keys: Any) -> dict[str, Any]:
+    """Return the interface of keys in GPU memory, or raise ArgumentError."""
     interface: dict[str, Any] = keys.__cuda_array_interface__
     is_contiguous = interface.get("strides") in (None, (8,))
     if len(interface["shape"]) != 1 or np.dtype(interface["typestr"]) != np.int64 or not is_contiguous:
