@@ -311,7 +311,7 @@ def test_a_closed_store_is_closed_and_not_empty(tmp_path) -> None:
     store.close()
     with pytest.raises(errors.ClosedError):
         store.get(NAMES[0])
-    for read in (lambda: records.values(ww.kv.as_keys(NAMES[:1])), lambda: records.has(NAMES[0])):
+    for read in (lambda: records.values(ww.kv.as_keys(NAMES[:1])), lambda: records.has_key(NAMES[0])):
         with pytest.raises(errors.CorruptionError):
             read()
 

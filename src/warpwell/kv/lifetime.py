@@ -2,8 +2,8 @@
 
 A store that is no longer referenced is closed as by `Store.close`, with a commit; so are stores that are open for
 writing when the process ends: no record is lost because a program forgot to close. If an exception ends the process,
-nothing is committed, as at the end of a ``with`` block: the exception may have interrupted a group of changes. A
-message on stderr says how many changes were lost.
+nothing is committed, as at the end of a ``with`` block: the exception may have interrupted a group of changes. The
+number of lost changes is printed on stderr.
 
 A dropped store that is open for writing has files to sync, and one on a device has threads and kernels that may still
 run. The closing thread (`warpwell.closing`) does both, because a finalizer may run at any point, with locks
@@ -15,7 +15,7 @@ Three cases need care.
 
 - A refresh in another thread would be left half done in the child. So a fork waits for it, at most `_SECONDS`; if it
   takes longer, the store cannot be used in the child and raises ForkError.
-- Locks held by other threads, and the marks of readers inside, belong to the parent: the child creates new ones.
+- Locks held by other threads, and the counts of active readers, belong to the parent: the child creates new ones.
 - A store that is open for writing has one writer, the parent.
 """
 
@@ -37,8 +37,9 @@ from .records import Records
 _logger = logging.getLogger(__name__)
 
 _SECONDS = 5.0
+"""Time that a fork waits for a refresh, and `settle` for dropped stores, in seconds."""
 _DEVICE_SECONDS = 60.0
-"""How long a dropped store on a device waits for kernels that it was given to."""
+"""Time that a dropped store on a device waits for the kernels that use it, in seconds."""
 
 
 class _OpenStore(Protocol):
@@ -69,8 +70,8 @@ class Estate:
     writable: bool
     pid: int = field(default_factory=os.getpid)
     engine: Engine | None = None
-    beside: _OpenStore | None = None
-    """Whose controller the engine uses: it is closed after this one, also where both are dropped at once."""
+    controller_store: _OpenStore | None = None
+    """The store whose controller the engine uses. It is closed after this store, even if both are dropped at once."""
 
     def drop(self) -> None:
         """Close after the store was dropped."""
@@ -82,27 +83,27 @@ class Estate:
             except errors.SharingError:  # kernels are under way
                 clock.sleep(0.01)
             except Exception:
-                break  # `give_back` meets the error again, and reports it
-        self.give_back()
+                break  # `close` meets the error again, and reports it
+        self.close()
 
-    def give_back(self) -> None:
-        """Close, and print how many changes are lost; in a forked child nothing is committed."""
-        ours, left, why = self.pid == os.getpid(), 0, ""
+    def close(self) -> None:
+        """Close, and print the number of lost changes; a forked child commits nothing."""
+        is_owner, left, why = self.pid == os.getpid(), 0, ""
         try:
             if self.engine is not None:
                 self.engine.close()
-            left = self.records.uncommitted() if ours else 0
-            self.records.close(commit=ours)
+            left = self.records.uncommitted() if is_owner else 0
+            self.records.close(commit=is_owner)
             if left and self.records.failed:
                 why = "a write failed before"
-        except BaseException as error:  # nobody is there to raise it to
+        except BaseException as error:  # in a finalizer or the closing thread, no caller would receive it
             why = str(error) or type(error).__name__
         if why and left:
-            _say(
+            _report(
                 f"{_changes(left)} of {self.records.path}, which was dropped without close(), {_are(left)} lost: {why}"
             )
         elif why:
-            _say(f"{self.records.path}, which was dropped without close(), could not be closed: {why}")
+            _report(f"{self.records.path}, which was dropped without close(), could not be closed: {why}")
 
     def finish(self) -> None:
         """Close at the end of the program."""
@@ -112,7 +113,7 @@ class Estate:
 
 
 def opened(store: _OpenStore, records: Records) -> tuple[Estate, weakref.finalize[..., _OpenStore]]:
-    """Note an open store; return its estate, and the finalizer that closes it when the store is dropped."""
+    """Register an open store; return its estate, and the finalizer that closes the store when it is dropped."""
     estate = Estate(weakref.ref(store), records, store.writable)
     if store.writable:
         closing.ready()
@@ -123,14 +124,14 @@ def opened(store: _OpenStore, records: Records) -> tuple[Estate, weakref.finaliz
     return estate, finalizer
 
 
-def on_device(estate: Estate, engine: Engine, beside: _OpenStore | None) -> None:
-    """Note that a store is on a device."""
+def on_device(estate: Estate, engine: Engine, controller_store: _OpenStore | None) -> None:
+    """Register the engine of a store that is on a device."""
     closing.ready()
-    estate.engine, estate.beside = engine, beside
+    estate.engine, estate.controller_store = engine, controller_store
 
 
 def closed(store: _OpenStore) -> None:
-    """Forget a store."""
+    """Unregister a closed store."""
     _open.pop(id(store), None)
     closing.forget(store._estate)
 
@@ -154,7 +155,7 @@ def _dropped(key: int, estate: Estate) -> None:
     if (estate.writable or estate.engine is not None) and estate.pid == os.getpid():
         closing.hand_over(estate.drop)
     else:
-        estate.give_back()
+        estate.close()
 
 
 def _changes(count: int) -> str:
@@ -165,8 +166,8 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _say(what: str) -> None:
-    _logger.error("warpwell: %s", what)
+def _report(problem: str) -> None:
+    _logger.error("warpwell: %s", problem)
 
 
 # -- the end of the process ---------------------------------------------------------------------------------------
@@ -182,29 +183,32 @@ def _close_at_exit(store: _OpenStore, failed: bool) -> None:
             if not failed:
                 store.commit()
         if failed and left:
-            _say(
+            _report(
                 f"{_changes(left)} of {store.path} since its last commit() {_are(left)} lost, as at the end of a `with`"
                 " block: an exception ended the program. Call commit() after each group of changes that belongs "
                 "together"
             )
     except BaseException as error:
         why = str(error) or type(error).__name__
-        _say(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {why}")
+        _report(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {why}")
 
 
 _errors_of_parent: tuple[BaseException | None, ...] = ()
-"""What the parent handled, or had shown last, when this process was forked from it."""
+"""The result of `_errors` in the parent when this process was forked."""
 
 
 def _errors() -> tuple[BaseException | None, ...]:
-    """Return what is handled now, and what Python has shown last: at a prompt, that ends no program."""
-    handled = sys.exc_info()[1]  # in a process of multiprocessing
+    """Return the exception that is being handled, and the last uncaught exception, unless Python runs interactively.
+
+    In a process of multiprocessing an exception that ends the process is still being handled at exit.
+    """
+    handled = sys.exc_info()[1]
     return handled, None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
 
 
 def _ended_by_exception() -> bool:
-    error = next((its for its in _errors() if its is not None and its not in _errors_of_parent), None)
-    return error is not None and not isinstance(error, SystemExit)
+    uncaught = next((error for error in _errors() if error is not None and error not in _errors_of_parent), None)
+    return uncaught is not None and not isinstance(uncaught, SystemExit)
 
 
 # -- forks --------------------------------------------------------------------------------------------------------
@@ -245,9 +249,9 @@ def _before_fork() -> None:
     if not opened:
         return
     end = clock.monotonic() + _SECONDS
-    with uninterrupted():  # Python prints an exception that is raised here and goes on, with locks held
+    with uninterrupted():  # Python only prints an exception of this hook, and forks with the locks held
         for records in sorted(opened, key=id):  # in one order: other threads may be forking, too
-            if records.hold(max(0.0, end - clock.monotonic())):
+            if records.block_refreshes(max(0.0, end - clock.monotonic())):
                 _holding.records.append(records)
             else:
                 _holding.busy.add(id(records))
@@ -255,7 +259,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for records in _holding.records:
-        records.let_go()
+        records.unblock_refreshes()
     _holding.records = []
 
 

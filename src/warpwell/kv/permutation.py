@@ -3,7 +3,7 @@
 A Feistel network is a bijection of the numbers of `bits` bits, for any round function. Sizes that are not a power of
 two use cycle walking: a result outside of [0, size) passes through the network again until it falls inside. The numbers
 inside keep their order within each cycle, so the result is a bijection of [0, size). The network has less than twice
-`size` numbers (at least 64), so a position passes it at most 2 times on average.
+`size` numbers (or 64 numbers), so a position passes through it at most 2 times on average.
 
 The order is part of the format: a training run that resumes with a later version continues in the same order.
 """
@@ -22,23 +22,23 @@ from ..targets import device
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
-LEAST_BITS = 6
-"""With fewer than 6 bits the halves are too small for that, whatever the number of rounds."""
+MIN_BITS = 6
+"""With fewer than 6 bits the two halves are too small for an unbiased order, with any number of rounds."""
 MAX_SIZE = 1 << 62
 
-# Words that device code takes
+# Indices into the array that device code receives
 SIZE, HIGH_BITS, LOW_BITS, KEYS = 0, 1, 2, 3
 N_WORDS = KEYS + ROUNDS
 
-# Odd multipliers below 2**31: a product with 32 bits fits in a signed word
+# Odd multipliers below 2**31: the product with a 32-bit number fits in a signed 64-bit integer
 MULTIPLY_1 = 0x7FEB352D
 MULTIPLY_2 = 0x6C8E9CF5
 HALF = 0xFFFFFFFF
 
 TABLE_BITS = 10
-"""Networks this small are computed once: that takes no longer than one pass of a few numbers."""
+"""Networks of at most 10 bits are computed once and stored, which takes as long as passing a few numbers."""
 BLOCK = 1 << 14
-"""Positions that are computed at once: small enough for the processor's caches."""
+"""Number of positions that NumPy computes at once, small enough for the processor's caches."""
 
 
 class Permutation:
@@ -65,7 +65,7 @@ class Permutation:
             raise errors.ArgumentError(f"size is {size}; an order has 1 to 2**62 positions", name="size")
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.epoch = checked_integer(epoch, "epoch", minimum=None)
-        bits = max(LEAST_BITS, (size - 1).bit_length())
+        bits = max(MIN_BITS, (size - 1).bit_length())
         self._high, self._low = bits // 2, bits - bits // 2
         digest = hashlib.shake_256(f"warpwell order {seed} {epoch}".encode()).digest(4 * ROUNDS)
         self._keys = np.frombuffer(digest, "<u4").astype(np.uint32)
@@ -97,15 +97,16 @@ class Permutation:
         ArgumentError
             A position is outside.
         """
-        given = np.asarray(positions)
-        if given.size and (given.min() < 0 or given.max() >= self.size):
+        requested = np.asarray(positions)
+        if requested.size and (requested.min() < 0 or requested.max() >= self.size):
             raise errors.ArgumentError(
-                f"positions from {given.min()} to {given.max()}; this order has 0 to {self.size - 1}", name="positions"
+                f"positions from {requested.min()} to {requested.max()}; this order has 0 to {self.size - 1}",
+                name="positions",
             )
-        flat = given.reshape(-1).astype(np.int64)
+        flat = requested.reshape(-1).astype(np.int64)
         for first in range(0, flat.size, BLOCK):
             self._permute(flat[first : first + BLOCK])
-        return flat.reshape(given.shape)
+        return flat.reshape(requested.shape)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the numbers at positions start to ``stop - 1``."""

@@ -31,12 +31,12 @@ from .shards import shards_of
 
 Progress = Callable[[int, int], object]
 _ATTEMPTS = 100
-"""Times that values are looked up again because segments go; each time took a whole refresh or compaction."""
+"""Maximum number of look-ups of a value whose segment was removed. Each removal takes a whole refresh or compaction."""
 
 STAGED_BYTES = 1 << 20
-"""Bytes of staged records; a larger value is not staged."""
+"""Maximum size of all staged records, in bytes; a larger value is not staged."""
 STAGED_RECORD_BYTES = 128
-"""Bytes of a staged record besides its value."""
+"""Memory that a staged record takes in addition to its value, in bytes."""
 Staged = dict[bytes, bytes | tuple[bytes]]
 """Records that are not in the log yet: the value of each key, in a tuple if the key was given as an integer."""
 
@@ -71,7 +71,7 @@ class Records:
         self._changing = False
         self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
         self._seq = log.seq  # of the last refresh that ended
-        self._forks: list[None] = []  # one for each thread that waits in `hold`
+        self._forks: list[None] = []  # one for each thread that waits in `block_refreshes`
         self.staged: Staged = {}
         self.staged_bytes = 0  # approximate if several threads put
         self.max_staged_bytes = STAGED_BYTES if log.writable and log.durability != "always" else 0
@@ -115,7 +115,7 @@ class Records:
             found = self._flushing.get(key)
         return found[0] if type(found) is tuple else found  # type: ignore[return-value]
 
-    def has(self, key: bytes) -> bool:
+    def has_key(self, key: bytes) -> bool:
         """Return whether a key exists."""
         if len(key) > MAX_KEY:  # such keys are not staged
             return bool(self.contains(from_bytes([key]))[0])
@@ -403,7 +403,7 @@ class Records:
             self._snapshot()
         except (errors.StorageFullError, errors.StoreFailedError, errors.CorruptionError) as error:
             if self.log.failed and self.log.durability == "none":
-                raise  # a sync of what was committed may be what failed
+                raise  # the failed sync may be the sync of committed records
             first, self._retry_at = self._retry_at == 0, self.log.seq + _RETRY
             if first or self.log.failed:
                 then = "accepts no more writes: close it and open it again" if self.log.failed else "tries again later"
@@ -449,21 +449,21 @@ class Records:
 
     # -- forks (see `lifetime`) -----------------------------------------------------------------------------
 
-    def hold(self, seconds: float) -> bool:
-        """Block refreshes until `let_go`; return False, without blocking, if one does not end in time."""
+    def block_refreshes(self, seconds: float) -> bool:
+        """Block refreshes until `unblock_refreshes`; return False, without blocking, if one does not end in time."""
         self._forks.append(None)
         try:
             if not self.lock.acquire(timeout=seconds):
                 return False
         finally:
             self._forks.pop()
-        if self._changing:  # by this thread: it forks in a signal handler that came in the middle of it
+        if self._changing:  # this thread forks in a signal handler that interrupted its own refresh
             self.lock.release()
             return False
         return True
 
-    def let_go(self) -> None:
-        """Undo `hold`."""
+    def unblock_refreshes(self) -> None:
+        """Undo `block_refreshes`."""
         self.lock.release()
 
     def forked(self) -> None:

@@ -85,7 +85,7 @@ class HostFuture:
         TimeoutError
             It took longer than `timeout` seconds.
         ForkError
-            This process was forked from the one that started the read.
+            This process was forked after another process had started the read.
         """
         timeout = checked_timeout(timeout)
         if self._pid != os.getpid():
@@ -115,7 +115,7 @@ class Store(MutableMapping[Any, Any]):
 
     As a context manager it commits and closes; after an exception it closes without a commit. A store that is dropped,
     or still open when the program ends, also commits and closes. If an exception ends the program, it does not commit,
-    and a message on stderr says how many changes were lost.
+    and prints the number of lost changes on stderr.
 
     Any number of threads may read. Changes take a lock. A forked process reads the records as of the fork until it
     refreshes. A store that is open for reading can be pickled: it is opened again in the process that unpickles it. A
@@ -196,7 +196,7 @@ class Store(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self.check_open()
-        return self._records.has(as_key(key))
+        return self._records.has_key(as_key(key))
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`.
@@ -340,9 +340,9 @@ class Store(MutableMapping[Any, Any]):
     def delete_many(self, keys: Any) -> int:
         """Delete many records; return how many existed."""
         self._check_writable()
-        there = int(np.count_nonzero(self._records.delete(as_keys(keys))))
-        self._counts["deletes"] += there
-        return there
+        count = int(np.count_nonzero(self._records.delete(as_keys(keys))))
+        self._counts["deletes"] += count
+        return count
 
     # -- all records ----------------------------------------------------------------------------------------
 
@@ -608,15 +608,15 @@ class StoreValues(ValuesView[Any]):
         return (value for _, value in _records(self._mapping))
 
     def __contains__(self, value: object) -> bool:
-        return any(other is value or other == value for other in self)  # the mixin would get one key after the other
+        return any(stored is value or stored == value for stored in self)  # the mixin would get one key after the other
 
 
 def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
     keys, locations = store._records.entries()
     for rows in batches_of(size_of(locations[:, 0], locations[:, 1]), _BATCH_BYTES, _BATCH):
-        some = keys.take(rows)
-        batch, found = store.get_many(some)
-        for k, key in enumerate(some.to_list()):
+        batch_keys = keys.take(rows)
+        batch, found = store.get_many(batch_keys)
+        for k, key in enumerate(batch_keys.to_list()):
             if found[k]:  # else it was deleted meanwhile
                 yield key, batch[k] if store.schema is None else {n: a[k] for n, a in batch.items()}
 
@@ -669,17 +669,17 @@ class StoreStatistics:
     def __str__(self) -> str:
         """Return the values that are not zero: "10 records, 640 B of values, 13.6 KiB on disk in 1 segment, 3 gets"."""
         disk = f"{format_size(self.disk_bytes)} on disk in {_count(self.segments, 'segment')}"
-        told = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
+        parts = [_count(self.records, "record"), f"{format_size(self.live_bytes)} of values", disk]
         if self.shards > 1:
-            told[-1] += f" of {self.shards} shards"
-        told += [
+            parts[-1] += f" of {self.shards} shards"
+        parts += [
             _count(getattr(self, name), name.removesuffix("s").replace("_", " "))
             for name in ("gets", "hits", "puts", "deletes", "commits", "read_errors")
             if getattr(self, name)
         ]
         if self.read_bytes:
-            told.append(f"{format_size(self.read_bytes)} read")
-        return ", ".join(told)
+            parts.append(f"{format_size(self.read_bytes)} read")
+        return ", ".join(parts)
 
     def __repr__(self) -> str:
         return f"<StoreStatistics: {self}>"

@@ -83,7 +83,7 @@ T_MASK = 0
 T_USED = 1
 """Slots that were ever used, tombstones included."""
 T_LIVE = 2
-"""Records, those of the file included, if `T_EXACT` is 1."""
+"""Number of records, including the records of the index file; valid if `T_EXACT` is 1."""
 T_BYTES = 3
 """Bytes of their values."""
 T_EXACT = 4
@@ -317,7 +317,10 @@ def move_many(table: int, keys: int, lengths: int, count: int, before: int, afte
 
 
 def count_records(table: int, count: int, nbytes: int) -> int:
-    """Count records and bytes from those of the file, `count` and `nbytes`; return 0 if a block is damaged."""
+    """Store the exact counts of records and value bytes; return 0 if a block is damaged.
+
+    `count` and `nbytes` are the counts of the index file; the table's slots add to them or hide records of the file.
+    """
     sealed = load_relaxed(table + 8 * T_SEALED, SYSTEM)
     for position in range(load_relaxed(table + 8 * T_MASK, SYSTEM) + 1):
         slot = table + TABLE_HEADER + SLOT * position

@@ -330,9 +330,9 @@ def bytes_word(address: int, nbytes: int) -> int:
 
 
 @device
-def call_python(fields: int, function: int, argument: int, other: int) -> int:
+def call_python(fields: int, function: int, first_argument: int, second_argument: int) -> int:
     """Call a function of Python's C API."""
-    return call_foreign(load_weak_as(fields + 8 * function, INT64), argument, other, 0, 0, 0, 0, 0)
+    return call_foreign(load_weak_as(fields + 8 * function, INT64), first_argument, second_argument, 0, 0, 0, 0, 0)
 
 
 @native
@@ -506,7 +506,7 @@ def read_ends(state: int, stripe: int, locations: int, count: int, ends: int, fo
 
 
 def place_values(locations: int, count: int, starts: int, sizes: int) -> int:
-    """Write where values begin in one buffer, at multiples of 8 bytes, and their sizes; return that of the buffer."""
+    """Store the offset (a multiple of 8) and the size of each value in one buffer; return the size of the buffer."""
     end = 0
     for k in range(count):
         size = size_of(load_weak_as(locations + 16 * k, INT64), load_weak_as(locations + 16 * k + 8, INT64))
@@ -518,7 +518,7 @@ def place_values(locations: int, count: int, starts: int, sizes: int) -> int:
 
 @device
 def clear(address: int, nbytes: int) -> None:
-    """Zero a row (no other thread reads it)."""
+    """Zero a row, which no other thread reads."""
     end = address + nbytes
     while address + 8 <= end:
         store_weak_as(address, 0, INT64)
@@ -702,13 +702,13 @@ class Reader:
         stored = np.full(keys.size, None, np.object_)
         rows = np.flatnonzero(False if keys.lengths is None else (keys.lengths == LONG) & (locations[:, 0] != 0))
         for first in range(0, rows.size, _KEYS_AT_ONCE):
-            some = rows[first : first + _KEYS_AT_ONCE]
-            ends, found = np.zeros((some.size, SUFFIX_BYTES), np.uint8), np.empty(some.size, np.uint8)
-            chosen, at = np.ascontiguousarray(locations[some]), found.ctypes.data
-            arguments = (chosen.ctypes.data, some.size, ends.ctypes.data, at)
+            batch = rows[first : first + _KEYS_AT_ONCE]
+            ends, found = np.zeros((batch.size, SUFFIX_BYTES), np.uint8), np.empty(batch.size, np.uint8)
+            chosen, at = np.ascontiguousarray(locations[batch]), found.ctypes.data
+            arguments = (chosen.ctypes.data, batch.size, ends.ctypes.data, at)
             if compiled(read_ends)(self._address, at >> 12, *arguments) and (found == STALE).any():
-                return stored, some[found == STALE]
-            for k, end in zip(some.tolist(), ends, strict=True):
+                return stored, batch[found == STALE]
+            for k, end in zip(batch.tolist(), ends, strict=True):
                 stored[k] = long_key_in(end.tobytes(), keys.words[k].tobytes())
         return stored, _NO_ROWS
 
@@ -788,14 +788,14 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
 
     def get_slowly(key: Any) -> bytes | None:
         """Read a value; raise its error."""
-        words = (key, 0, 8) if type(key) is int else words_of(as_key(key))
+        fields = (key, 0, 8) if type(key) is int else words_of(as_key(key))
         out = np.empty(0, np.uint8)
         while True:
             address = out.ctypes.data
             block = np.array([state.address, address >> 12, address, out.nbytes], np.int64)
-            size = int(compiled(get_one)(block.ctypes.data, *words))
+            size = int(compiled(get_one)(block.ctypes.data, *fields))
             if size >= 0:
-                return _without_suffix(out[:size].tobytes(), key if words[2] == LONG else None)
+                return _without_suffix(out[:size].tobytes(), key if fields[2] == LONG else None)
             if size == -_ERROR:
                 return None
             if size < -_ERROR:
@@ -805,8 +805,8 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
     if not has_known_layout():
         return get_slowly
     objects = [id(get_slowly), id(None), id(int), id(bytes)]
-    words = np.array([state.address, *objects, *map(python_function, _PYTHON_FUNCTIONS)], np.int64)
-    return method(get_object, "get", words.tobytes(), (state, get_slowly))
+    fields = np.array([state.address, *objects, *map(python_function, _PYTHON_FUNCTIONS)], np.int64)
+    return method(get_object, "get", fields.tobytes(), (state, get_slowly))
 
 
 def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> errors.ValueSizeError:
@@ -846,7 +846,7 @@ def read_error(path: str, key: int | bytes, status: int, segment: int | None = N
         )
     if status == STALE:
         return errors.CorruptionError(
-            f"{where}: the value of key {key!r} lies in a segment that is not open: open the store again",
+            f"{where}: the value of key {key!r} is stored in a segment that is not open: open the store again",
             path=path,
         )
     code = status - FAILED
@@ -858,7 +858,7 @@ def read_error(path: str, key: int | bytes, status: int, segment: int | None = N
 
 
 class ValueBuffer(NamedTuple):
-    """Values in one buffer, whose size and address are multiples of 8.
+    """Values in one buffer. Its size and its address are multiples of 8.
 
     Attributes
     ----------
@@ -882,14 +882,14 @@ class _SegmentTable:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._words: Any = np.zeros((SEGMENT_HEADER + SEGMENT_ENTRY * count) // 8, np.int64)
-        self._words[0] = count
-        self.entries = self._words[SEGMENT_HEADER // 8 :].reshape(count, SEGMENT_ENTRY // 8)
-        self.address = int(self._words.ctypes.data)
+        self._table: Any = np.zeros((SEGMENT_HEADER + SEGMENT_ENTRY * count) // 8, np.int64)
+        self._table[0] = count
+        self.entries = self._table[SEGMENT_HEADER // 8 :].reshape(count, SEGMENT_ENTRY // 8)
+        self.address = int(self._table.ctypes.data)
 
     def free(self) -> None:
         """Drop the memory."""
-        self._words = None
+        self._table = None
 
 
 class MappedFile:

@@ -7,13 +7,13 @@ In the order in which a record meets them:
     checksum.py    CRC-32C of values and records, in native code
     segments.py    files of values, and the offset of the next value
     shards.py      the folders of segments: find the shards of a store that was moved or copied
-    journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last one known to be durable
+    journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last record known to be durable
     snapshot.py    all live records in one file, the index that processes map
     manifest.py    MANIFEST: which files a store consists of
     files.py       every system call that changes a file, and the handling of its errors
-    lock.py        LOCK: one writer at a time, also where file locks do nothing
+    lock.py        LOCK: one writer at a time; refuse file systems whose locks do nothing
     opening.py     create a log; open one for writing
     recovery.py    recover live records from files; follow a writer as a reader; repair after a crash
-    compaction.py  give the space of dead values back
+    compaction.py  reclaim the space of dead values
     verify.py      check every committed byte
 """

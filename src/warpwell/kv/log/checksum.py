@@ -32,7 +32,7 @@ SCAN_COMMITTED_CHAIN = 5
 SCAN_FLOOR_SEQ = 6
 SCAN_FLOOR_CRC = 7
 SCAN_FLOOR_WRONG = 8
-"""1: the record `SCAN_FLOOR_SEQ` is not the one that was made durable."""
+"""1 if the record `SCAN_FLOOR_SEQ` differs from the durable record with that number."""
 SCAN_WORDS = 16
 
 # -- results of a read ----------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int
 
 
 def scan(state: int, records: int, count: int) -> int:
-    """Return how many records, from the first, continue the chain."""
+    """Return the number of leading records that continue the chain."""
     seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
     chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
     ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, I8)
@@ -96,11 +96,11 @@ def scan(state: int, records: int, count: int) -> int:
     while good < count:
         at = records + _RECORD * good
         first = load_weak_as(at, I8)
-        place = load_weak_as(at + 48, I8)
+        ordinal_and_salt = load_weak_as(at + 48, I8)
         link = load_weak_as(at + 56, I8)
         if first & 0xFFFFFFFF != _MAGIC or load_weak_as(at + 8, I8) != seq or link & 0xFFFFFFFF != chain:
             break
-        if place & 0xFFFFFFFF != ordinal or (place >> 32) & 0xFFFFFFFF != salt:
+        if ordinal_and_salt & 0xFFFFFFFF != ordinal or (ordinal_and_salt >> 32) & 0xFFFFFFFF != salt:
             break
         found = crc32c_at(at, 60, 0)
         if (link >> 32) & 0xFFFFFFFF != found:
@@ -123,18 +123,21 @@ def scan(state: int, records: int, count: int) -> int:
 
 
 def find_later(records: int, count: int, salt: int, seq: int) -> int:
-    """Return the index of a valid record whose group started after the record `seq` was durable, or -1."""
+    """Return the index of a valid record that proves that the record `seq` was durable, or -1.
+
+    The proof is a flag of the record's group, if the group starts after `seq`.
+    """
     for k in range(count):
         at = records + _RECORD * k
         first = load_weak_as(at, I8)
-        place = load_weak_as(at + 48, I8)
+        ordinal_and_salt = load_weak_as(at + 48, I8)
         if (
             first & 0xFFFFFFFF == _MAGIC
-            and (place >> 32) & 0xFFFFFFFF == salt
+            and (ordinal_and_salt >> 32) & 0xFFFFFFFF == salt
             and (first >> 48) & _ORDERED_OR_SYNCED != 0
         ):
-            begun = load_weak_as(at + 8, I8) - (place & 0xFFFFFFFF)
-            if begun > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
+            group_start = load_weak_as(at + 8, I8) - (ordinal_and_salt & 0xFFFFFFFF)
+            if group_start > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
                 return k
     return -1
 
@@ -218,7 +221,7 @@ def seal_records(records: NDArray[Any], chain: int, seq: int, ordinal: int, salt
 
 
 def scan_records(state: NDArray[np.int64], records: NDArray[Any]) -> int:
-    """Return how many records continue the chain in `state`, and update `state`."""
+    """Return the number of leading records that continue the chain in `state`, and update `state`."""
     return int(compiled(scan)(state.ctypes.data, records.ctypes.data, len(records)))
 
 

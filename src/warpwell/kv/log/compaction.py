@@ -37,7 +37,7 @@ class CompactionReport:
         Values that were copied.
     moved_bytes : int
     freed_bytes : int
-        Bytes of the retired files, less those of the copies.
+        Size of the retired files minus the size of the copies, in bytes.
     """
 
     segments: tuple[int, ...]
@@ -55,7 +55,7 @@ def compact(
     threshold: float = 0.5,
     progress: Callable[[int, int], object] | None = None,
 ) -> CompactionReport:
-    """Give the space of dead values back while readers and the writer continue.
+    """Reclaim the space of dead values while readers and the writer continue.
 
     Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
     appended records without committing them, the copies join that group, which the caller commits, and the segments are
@@ -91,11 +91,11 @@ def compact(
         return CompactionReport((), 0, 0, 0)
     sizes = size_of(slots[:, 2], slots[:, 3])
     total, done, moved = int(sizes.sum()), 0, 0
-    for some in batches_of(sizes, _BATCH_BYTES, _BATCH_RECORDS):
-        batch = slots[some]
+    for rows in batches_of(sizes, _BATCH_BYTES, _BATCH_RECORDS):
+        batch = slots[rows]
         values = _read(log, batch)
         moved += _move(log, batch, values, lookup, relocate)
-        done += int(sizes[some].sum())
+        done += int(sizes[rows].sum())
         if progress is not None:
             progress(done, total)
     with log.lock, uninterrupted():

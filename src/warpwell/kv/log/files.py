@@ -247,7 +247,7 @@ class Guard:
     def replacing_manifest(self) -> Iterator[None]:
         """Let Ctrl-C wait until the manifest on disk and the log agree; after other exceptions accept no more writes.
 
-        Otherwise the log would go on with files that the manifest on disk no longer names.
+        Otherwise the log would write to files that the manifest on disk no longer names.
         """
         with uninterrupted():
             try:
@@ -263,9 +263,9 @@ class Guard:
                 raise
 
     def _error(self) -> Exception:
-        what, code = self._failure or ("", None)
+        cause, code = self._failure or ("", None)
         return errors.StoreFailedError(
-            f"{self._path} accepts no more writes, because one failed ({what}): earlier commits are safe. Close "
+            f"{self._path} accepts no more writes, because one failed ({cause}): earlier commits are safe. Close "
             "it, check the disk, and open it again",
             path=self._path,
             code=code,

@@ -46,7 +46,7 @@ SIZE_SHIFT = 33
 CRC_SHIFT = 32
 KEY_LEN_SHIFT = 25
 INTEGER = 32
-"""Mark beside the length of a key: it was given as an integer, and is shown and ordered as one."""
+"""Flag in addition to the length of a key: the key was passed as an integer, and is shown and ordered as an integer."""
 LONG = 17
 """Length of a key whose 16 bytes are a hash. The key itself is stored after the value (`keys.suffix_of`)."""
 MAX_SEGMENT = (1 << 23) - 1
@@ -172,12 +172,12 @@ class Superblock:
         StoreVersionError
             Written by a newer release.
         CorruptionError
-            Truncated, damaged, or another store's or another kind's file.
+            The file is truncated or damaged, or it belongs to another store or has another type.
         """
-        what = KINDS[kind]
+        file_type = KINDS[kind]
         if len(data) < SUPERBLOCK:
             raise errors.CorruptionError(
-                f"{path} is truncated: {len(data)} bytes where a {what} starts with {SUPERBLOCK}; "
+                f"{path} is truncated: {len(data)} bytes where a {file_type} starts with {SUPERBLOCK}; "
                 "restore it from a copy",
                 path=path,
                 offset=len(data),
@@ -191,7 +191,8 @@ class Superblock:
             raise newer(path, int(block["version"]))
         if int(block["kind"]) != kind or block["uuid"].tobytes() != uuid or int(block["id"]) != id:
             raise errors.CorruptionError(
-                f"{path} is not the {what} {id} of this store but another file with its name; restore the right one",
+                f"{path} is not the {file_type} {id} of this store but another file with its name; restore the "
+                "right one",
                 path=path,
                 offset=0,
             )

@@ -230,7 +230,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     slots: list[NDArray[np.int64]] = []
     flags: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)]
     begins: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
-    kept = read = 0  # records of whole groups, and all good ones
+    committed_count = read_count = 0  # records of complete groups, and all valid records
     position, bad, offset = start, None, start.offset
     why = ""
     while bad is None and offset + RECORD_BYTES <= size:
@@ -247,17 +247,17 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         flags.append(records["flags"][:good])
         begins.append(records["ordinal"][:good] == 0)
         if state[SCAN_COMMITTED]:
-            kept = read + int(state[SCAN_COMMITTED])
+            committed_count = read_count + int(state[SCAN_COMMITTED])
             at = offset + RECORD_BYTES * int(state[SCAN_COMMITTED])
-            position = Position(at, start.seq + kept, int(state[SCAN_COMMITTED_CHAIN]))
-        read += good
+            position = Position(at, start.seq + committed_count, int(state[SCAN_COMMITTED_CHAIN]))
+        read_count += good
         if good < len(records):
             bad = offset + RECORD_BYTES * good
         offset += RECORD_BYTES * len(records)
     out = Scanned(
-        np.concatenate(slots)[:kept] if slots else np.empty((0, 4), np.int64),
-        _durable(np.concatenate(flags), np.concatenate(begins))[:kept],
-        np.concatenate(begins)[:kept],
+        np.concatenate(slots)[:committed_count] if slots else np.empty((0, 4), np.int64),
+        _durable(np.concatenate(flags), np.concatenate(begins))[:committed_count],
+        np.concatenate(begins)[:committed_count],
         position,
         size,
         bad,
@@ -265,7 +265,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         why,
     )
     if state[SCAN_FLOOR_WRONG]:
-        out.damaged, out.why = True, f"record {floor[0]} is not the one that was committed"
+        out.damaged, out.why = True, f"record {floor[0]} differs from the committed record with that number"
     elif not out.damaged and floor[0] > position.seq:
         out.damaged, out.why = True, f"records up to {floor[0]} had been committed and end at {position.seq}"
     elif not out.damaged and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):

@@ -95,10 +95,10 @@ class WriterLock:
                 path=self._folder,
             )
 
-    def _no_locks(self, what: str) -> errors.SharingError:
+    def _no_locks(self, locking: str) -> errors.SharingError:
         return errors.SharingError(
-            f"{self._folder}: the file system has {what}, which keep a second writer out: mount it with locks (NFS: its"
-            " lock service), or copy the store to a local disk; reading needs none",
+            f"{self._folder}: the file system has {locking}, but a store needs locks to keep a second writer out: mount"
+            " it with locks (NFS: its lock service), or copy the store to a local disk; reading needs no locks",
             path=self._folder,
         )
 
@@ -108,9 +108,9 @@ class WriterLock:
         Parameters
         ----------
         clean : bool
-            Nothing has to be repaired.
+            The next writer need not repair the store.
         opened : bool
-            False if the store was not opened after all: the file becomes what it was.
+            False if the store could not be opened: the lock file gets its previous contents.
         """
         fd, self._fd = self._fd, -1
         _held.discard(self)
@@ -126,8 +126,8 @@ class WriterLock:
 
 def _line(state: str) -> bytes:
     """Return the contents of the lock file."""
-    lines = f"{os.getpid()} {_host()}\n{state} {_boot()}\n".encode("ascii", "replace")
-    return (lines + b"%08x\n" % crc32c(lines)).ljust(LOCK_BYTES)
+    contents = f"{os.getpid()} {_host()}\n{state} {_boot()}\n".encode("ascii", "replace")
+    return (contents + b"%08x\n" % crc32c(contents)).ljust(LOCK_BYTES)
 
 
 def _host() -> str:
@@ -143,18 +143,18 @@ def _holder(data: bytes) -> str:
 
 def _parse(data: bytes) -> tuple[str, str, str]:
     """Return the state that the last writer recorded, the boot id of its system, and its host."""
-    lines = data.split(b"\n")
-    checksum = lines[2].strip() if len(lines) > 2 else b"cut"
+    rows = data.split(b"\n")
+    checksum = rows[2].strip() if len(rows) > 2 else b"cut"
     # Earlier releases write no checksum. If it is wrong, the power failed while the file was written.
-    is_whole = checksum in (b"", b"%08x" % crc32c(b"%b\n%b\n" % (*lines, b"")[:2]))
-    fields = lines[1].decode("ascii", "replace").split() if is_whole else []
-    # Format 2 has a third state, and a token behind the boot id.
+    is_whole = checksum in (b"", b"%08x" % crc32c(b"%b\n%b\n" % (*rows, b"")[:2]))
+    fields = rows[1].decode("ascii", "replace").split() if is_whole else []
+    # Format 2 has a third state, and a token after the boot id.
     state, boot = fields[:2] if len(fields) >= 2 else (CLOSED, "")
-    return state if state == CLOSED else OPEN, boot, lines[0].decode("ascii", "replace").partition(" ")[2].strip()
+    return state if state == CLOSED else OPEN, boot, rows[0].decode("ascii", "replace").partition(" ")[2].strip()
 
 
 def _boot() -> str:
-    """Return the boot id of this system; a random one if the system has none."""
+    """Return the boot id of this system, or a random id if the system has no boot id."""
     if not _boots:
         try:
             with open("/proc/sys/kernel/random/boot_id") as file:

@@ -143,7 +143,7 @@ class Log:
         Raises
         ------
         MissingFileError, FormatError, StoreVersionError
-            There is no store, or its format is newer.
+            The folder does not hold a store, or its format is newer.
         CorruptionError
             Committed data is damaged or missing. Nothing is changed.
         SharingError
@@ -170,7 +170,7 @@ class Log:
             try:
                 log.snapshot(*split(found.live()))  # it replaces the logs of the shards
             except BaseException:
-                log._give_back(clean=False)
+                log._release_files(clean=False)
                 raise
         return log
 
@@ -332,7 +332,7 @@ class Log:
     # -- segments without records ------------------------------------------------------------------
 
     def emptied(self, segments: Sequence[int]) -> None:
-        """Note segments without live values: the next snapshot removes them from the manifest."""
+        """Register segments without live values: the next snapshot removes them from the manifest."""
         with self.lock:
             self._emptied |= set(segments)
 
@@ -341,7 +341,7 @@ class Log:
         return self._emptied | self._retired
 
     def retired(self) -> list[int]:
-        """Return segments that no location refers to any more, and whose descriptors are still open."""
+        """Return segments whose descriptors are open although no location refers to them."""
         with self.lock:
             return sorted(self._retired)
 
@@ -420,9 +420,9 @@ class Log:
                     self.release(sorted(self._retired))
                     clean = True
             finally:
-                self._give_back(clean=clean)
+                self._release_files(clean=clean)
 
-    def _give_back(self, *, clean: bool) -> None:
+    def _release_files(self, *, clean: bool) -> None:
         self._closed = True
         if self.recovered is not None and self.recovered.base is not None:
             self.recovered.base.close()

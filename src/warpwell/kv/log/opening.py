@@ -25,7 +25,7 @@ MIN_SEGMENT_BYTES = 1 << 16
 
 @dataclass
 class OpenedLog:
-    """A log's files, open for writing, and what recovery found in them."""
+    """The files of a log that is open for writing, and the records that recovery found in them."""
 
     manifest: Manifest
     segments: Segments
@@ -44,7 +44,7 @@ def create_writable(
     segment_bytes: int,
     shards: Sequence[str] = (),
 ) -> OpenedLog:
-    """Create an empty log and open it; see `Log.create`. When it raises, it has left no new files."""
+    """Create an empty log and open it; see `Log.create`. If it raises, it leaves no new files."""
     if durability not in DURABILITIES:
         raise errors.ArgumentError(
             f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
@@ -55,7 +55,7 @@ def create_writable(
             name="segment_bytes",
         )
     manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema, kinds=True)
-    with contextlib.ExitStack() as undo, _told(path, "choose a folder that can be written"):
+    with contextlib.ExitStack() as undo, _translate_os_errors(path, "choose a folder that can be written"):
         writer = _new_folder(files, path, undo)
         folders = [SegmentFolder(path, manifest.uuid_bytes)]
         if shards:
@@ -74,7 +74,7 @@ def create_writable(
         files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
         files.sync_folder(os.path.dirname(path))
         files.sync_folder(path)
-        undo.callback(remove_made, path, False)  # what makes it a store is removed first
+        undo.callback(remove_made, path, False)  # `undo` runs this first: it removes the manifest before other files
         manifest.publish(files, path)
         files.sync_folder(path)
         opened = _open(files, path, writer)
@@ -90,9 +90,9 @@ def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLo
         undo.callback(writer.release, clean=False)
         clear(files, path)
     except BaseException as error:
-        # Another process creates a store here, and not: the file system has no locks.
-        other = isinstance(error, errors.SharingError) and error.__cause__ is None
-        if made and not other and not isinstance(error, errors.ArgumentError):
+        # The lock is held by a process that creates a store here. With a cause, the file system has no locks.
+        is_locked = isinstance(error, errors.SharingError) and error.__cause__ is None
+        if made and not is_locked and not isinstance(error, errors.ArgumentError):
             remove_made(path, made)
         raise
     undo.callback(remove_made, path, made)
@@ -106,7 +106,7 @@ def _create_shard(
     identity = uuids.uuid4()
     schema = {"shard": number, "store": written(main, path)}
     own = manifest.with_changes(uuid=identity.hex, schema=schema, journal=0, next_segment=0, next_file=0)
-    with _told(path, "choose a folder that can be written"):
+    with _translate_os_errors(path, "choose a folder that can be written"):
         writer = _new_folder(files, path, undo)
         own.publish(files, path)
         files.sync_folder(os.path.dirname(path))
@@ -117,8 +117,8 @@ def _create_shard(
 
 def open_writable(files: Files, path: str) -> OpenedLog:
     """Open a log for writing and repair it after a crash; see `Log.open`."""
-    read_manifest(path)  # before a lock file is made in a folder that is no store
-    with _told(path, 'open it with mode="r"'):
+    read_manifest(path)  # raises before a lock file is created in a folder that does not hold a store
+    with _translate_os_errors(path, 'open it with mode="r"'):
         writer = WriterLock(files, path)
         try:
             return _open(files, path, writer)
@@ -143,7 +143,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
             undo.callback(loaded.close, files)
             repair(files, path, loaded, manifest, segments)
             for segment in manifest.segments:
-                # Behind the file's end, not behind the last record: a location is never used twice.
+                # After the file's end, not after the last record: a location is never used twice.
                 segments.set_head(segment, segments.size(segment))
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
@@ -157,7 +157,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
 
 
 @contextlib.contextmanager
-def _told(path: str, instead: str) -> Iterator[None]:
+def _translate_os_errors(path: str, instead: str) -> Iterator[None]:
     """Turn errors of the system that users can correct into Warpwell's errors."""
     try:
         yield
@@ -224,7 +224,7 @@ def clear(files: Files, path: str) -> None:
 def remove_made(path: str, made: bool) -> None:
     """Remove the files of a creation that failed, and the folder if the creation made it."""
     with contextlib.suppress(OSError):
-        # First what makes it a store: a crash in here must leave one or none.
+        # The manifest first: a crash in this loop must leave either a whole store or a folder that is not a store.
         for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST_NAME):
             os.unlink(os.path.join(path, name))
         if made:

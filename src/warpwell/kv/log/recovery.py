@@ -65,7 +65,7 @@ class Recovered:
 
 @dataclass
 class LoadedLog(Recovered):
-    """The state of a log that recovery found: its records, and where to continue.
+    """The state of a log that recovery found: its records, and the position of the next record.
 
     Attributes
     ----------
@@ -259,7 +259,7 @@ def settle(
 
     A commit syncs values and records at the same time, so the last group may lack a value after a crash: then it does
     not count. A later group proves that the values before it were durable, so that a bad value is damage. With
-    durability "none" there is no such proof: records are valid up to the first group with a bad value.
+    durability "none" a later group proves nothing: records are valid up to the first group with a bad value.
     """
     slots, position = scanned.slots, scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
@@ -286,10 +286,10 @@ def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[
     loc0, loc1 = slots[:, 2], slots[:, 3]
     sizes = size_of(loc0, loc1)
     used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
-    known = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
+    file_sizes = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
     for segment in segments.ids():
-        known[segment] = segments.size(segment)
-    wrong = np.flatnonzero(used & (offset_of(loc0) + sizes > known[np.maximum(segment_of(loc0), 0)]))
+        file_sizes[segment] = segments.size(segment)
+    wrong = np.flatnonzero(used & (offset_of(loc0) + sizes > file_sizes[np.maximum(segment_of(loc0), 0)]))
     if not len(wrong):
         return None
     first = int(wrong[0])
@@ -360,8 +360,8 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
     Records after the floor and their values are written again. After a failed fsync the kernel marks lost pages as
     clean, so that another fsync alone would succeed without writing them.
     """
-    # Whoever renamed the manifest that we see may have ended before that was durable. What we commit, and which
-    # files we delete, must not depend on a name that a power cut takes back.
+    # The process that renamed the present manifest may have ended before the rename was durable. Commits and deleted
+    # files must not depend on a rename that a power cut can undo.
     files.sync_folder(folder)
     if manifest.separate_logs:  # they become one log when the writer writes its snapshot
         for stray in (snapshot_path(folder, manifest.next_file), journal_path(folder, manifest.next_file + 1)):
@@ -374,8 +374,8 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
     if loaded.size != position.offset:
         files.truncate(fd, position.offset)
         files.sync(fd)
-    seen = min(max(loaded.floor[0], loaded.start.seq), position.seq)
-    fresh = loaded.slots[len(loaded.slots) - (position.seq - seen) :]
+    durable_seq = min(max(loaded.floor[0], loaded.start.seq), position.seq)
+    fresh = loaded.slots[len(loaded.slots) - (position.seq - durable_seq) :]
     if len(fresh):
         _rewrite_values(files, fresh, segments)
         _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)

@@ -146,7 +146,7 @@ class Segments:
             self._adopt(segment, fd)
 
     def create(self, segment: int) -> None:
-        """Create a durable segment file, whose name is durable too; the manifest does not name it yet.
+        """Create a segment file. Its contents and its name are durable; the manifest does not name it yet.
 
         Raises
         ------
@@ -391,8 +391,8 @@ def _address(value: Any) -> int:
     return -1 - value.crc if type(value) is StoredValue else int(value.ctypes.data)
 
 
-def too_large(nbytes: int, what: str = "a value") -> errors.ValueSizeError:
+def too_large(nbytes: int, owner: str = "a value") -> errors.ValueSizeError:
     """Return the error for a value of `nbytes` bytes."""
     return errors.ValueSizeError(
-        f"{what} has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
+        f"{owner} has {nbytes} bytes, but a store accepts at most {MAX_VALUE}: split it", name="values", nbytes=nbytes
     )

@@ -1,10 +1,10 @@
-"""Folders of shards: where the segments of a store lie, also after users moved or copied folders.
+"""Folders of shards: find the segments of a store, even after users moved or copied folders.
 
 The manifest of a store lists its shards with their UUIDs, and the manifest of a shard names its store and the store's
-folder. A path is relative if one folder is beside or inside the other, so that both can be moved or copied together;
-otherwise it is absolute. A copy has the UUIDs of its original. So a store may write to a shard only if the shard names
-the store's own folder, or a folder that no longer exists or uses another shard: in these cases the store was moved, or
-copied with its shards.
+folder. A path is relative if both folders have the same parent or one is inside the other, so that both can be moved
+or copied together; otherwise it is absolute. A copy has the UUIDs of its original. So a store may write to a shard only
+in two cases: the shard names the store's own folder, or it names a folder that no longer exists or uses another shard.
+In the second case the store was moved, or copied with its shards.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ShardFolder:
 
     @property
     def home(self) -> str:
-        """The folder of its store, as its manifest says."""
+        """The folder of its store, from its manifest."""
         return home_of(self.path, self.manifest.schema or {})
 
     def check_writer(self, main: str, uuid: str) -> bool:
@@ -50,8 +50,8 @@ class ShardFolder:
         if _same(self.home, main):
             return False
         with contextlib.suppress(errors.MissingFileError, errors.FormatError):
-            other = read_manifest(self.home)
-            shards = find_shards(self.home, other) if other.uuid == uuid else []
+            original = read_manifest(self.home)
+            shards = find_shards(self.home, original) if original.uuid == uuid else []
             if any(_same(shard.path, self.path) for shard in shards):
                 raise errors.SharingError(
                     f"{main} is a copy of {self.home}, and {self.path} is a shard of that one: writing would change it."
@@ -73,7 +73,7 @@ def segment_folders(folder: str, manifest: Manifest) -> list[SegmentFolder]:
     Raises
     ------
     FormatError
-        The folder is a shard of another store, or a shard is not the right folder.
+        The folder is a shard of another store, or the folder at a shard's path is another shard or not a shard.
     MissingFileError
         A shard is not at its path.
     """
@@ -111,11 +111,11 @@ def take_shards(files: Files, folder: str, manifest: Manifest) -> None:
 
 
 def written(path: str, base: str) -> str:
-    """Return the path of another folder as the manifest in `base` stores it."""
+    """Return the path of another folder in the form that the manifest in `base` stores."""
     path, base = os.path.realpath(path), os.path.realpath(base)
-    near = os.path.dirname(base)
-    beside = near != os.sep and os.path.commonpath([near, path]) == near
-    return os.path.relpath(path, base) if beside else path
+    parent = os.path.dirname(base)
+    is_inside = parent != os.sep and os.path.commonpath([parent, path]) == parent
+    return os.path.relpath(path, base) if is_inside else path
 
 
 def resolved(path: str, base: str) -> str:
@@ -132,21 +132,25 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
         The shard is not at its path.
     """
     path = resolved(listed["path"], main)
-    found = _look(path, listed["uuid"])
+    found = _read_shard(path, listed["uuid"])
     if os.path.isabs(listed["path"]) and (found is None or not _same(found.home, main)):
-        # Format 1 has absolute paths only: after a move or a copy the shards may have come along.
-        beside = [] if found is None else [resolved(os.path.relpath(found.path, found.home), main)]
+        # Format 1 has absolute paths only. The user may have moved or copied the shards together with the store.
+        candidates = [] if found is None else [resolved(os.path.relpath(found.path, found.home), main)]
         name = os.path.basename(path)
-        for other in [*beside, os.path.join(os.path.dirname(os.path.realpath(main)), name), resolved(name, main)]:
-            moved = _look(other, listed["uuid"])
+        for candidate in [
+            *candidates,
+            os.path.join(os.path.dirname(os.path.realpath(main)), name),
+            resolved(name, main),
+        ]:
+            moved = _read_shard(candidate, listed["uuid"])
             if moved is not None:
                 return moved
     if found is not None:
         return found
     if not os.path.lexists(path):
         raise errors.MissingFileError(
-            f"shard {number} of {main} is not at {path}: put it back there (a store is moved and copied together"
-            " with the shards beside it)",
+            f"shard {number} of {main} is not at {path}: put it back there (move and copy a store together"
+            " with its shards in the same parent folder)",
             path=path,
         )
     try:
@@ -179,11 +183,11 @@ def own_shards(main: str) -> list[str]:
 
 
 def home_of(path: str, meta: dict[str, Any]) -> str:
-    """Return the folder of a shard's store, as its manifest says."""
+    """Return the folder of a shard's store, from the shard's manifest."""
     return resolved(str(meta.get("store", "")), path)
 
 
-def _look(path: str, uuid: str) -> ShardFolder | None:
+def _read_shard(path: str, uuid: str) -> ShardFolder | None:
     try:
         manifest = read_manifest(path)
     except errors.MissingFileError:
@@ -197,8 +201,8 @@ def _look(path: str, uuid: str) -> ShardFolder | None:
     return ShardFolder(path, manifest)
 
 
-def _same(one: str, other: str) -> bool:
+def _same(first: str, second: str) -> bool:
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(first, second)
     except OSError:
         return False

@@ -46,7 +46,7 @@ def is_index(folder: str, id: int) -> bool:
 def write_snapshot(
     files: Files, folder: str, uuid: bytes, id: int, slots: NDArray[np.int64], seq: int, chain: int
 ) -> None:
-    """Write a durable index, whose name is not durable yet.
+    """Write an index file. Its contents are durable, its name is not durable yet.
 
     Parameters
     ----------

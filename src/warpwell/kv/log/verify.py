@@ -37,7 +37,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """How much `verify` read, and the damage that it found.
+    """The number of records and bytes that `verify` read, and the damage that it found.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
     Raises
     ------
     MissingFileError, FormatError, StoreVersionError
-        There is no store of a known format, or the folder is a shard.
+        The folder does not hold a store of a known format, or it is a shard.
     """
     path = os.path.abspath(folder)
     report = VerifyReport(path)
@@ -133,7 +133,7 @@ def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None
 
 
 def _check_superblocks(manifest: Manifest, segments: Segments, report: VerifyReport) -> None:
-    known = {problem.path for problem in report.problems}
+    reported_paths = {problem.path for problem in report.problems}
     for segment in manifest.segments:
         try:
             if segments.shard_of(segment) not in segments.missing:
@@ -141,7 +141,7 @@ def _check_superblocks(manifest: Manifest, segments: Segments, report: VerifyRep
         except FileNotFoundError:
             report.problems.append(Problem(segments.path(segment), None, "the file is missing"))
         except errors.CorruptionError as error:
-            if str(error.path) not in known:
+            if str(error.path) not in reported_paths:
                 report.problems.append(_problem(error))
 
 
@@ -168,12 +168,12 @@ def _bad_value(slot: Any, status: int, path: str, fd: int) -> Problem:
     key: int | bytes = stored_key(slot, fd)
     if int(marked_len_of(slot[3])) & INTEGER:
         key = int(slot[0])
-    what = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
-    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[2], slot[3]))} bytes {what}", key)
+    damage = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
+    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[2], slot[3]))} bytes {damage}", key)
 
 
 def stored_key(slot: NDArray[np.int64], fd: int) -> bytes:
-    """Return the bytes of the key of a slot, whose value is in a file; its hash if a long key is damaged."""
+    """Return the bytes of a slot's key, or the hash of a long key that is damaged; `fd` is the file of the value."""
     key = np.ascontiguousarray(slot[:2]).tobytes()[: int(key_len_of(slot[3]))]
     if key_len_of(slot[3]) < LONG:
         return key
