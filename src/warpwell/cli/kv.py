@@ -6,7 +6,8 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ from ..errors import ArgumentError, MissingFileError
 from ._common import (
     DAMAGED,
     Commands,
-    Output,
     Report,
     Run,
     add_command,
@@ -441,98 +441,80 @@ def stats(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Read everything and check it; return 1 if something is damaged."""
-    import time
-
     from ..kv.log.verify import verify
 
-    output = output_of(arguments)
-    started = time.perf_counter()
-    with output.progress() as report:
-        found = verify(arguments.store, progress=lambda done, total: report("verify", done, total))
-    names = ("sound", "records", "value_bytes", "journal_records", "torn_bytes")
-    values = {"store": str(arguments.store), **{name: getattr(found, name) for name in names}}
-    values["seconds"] = time.perf_counter() - started
-    _report_problems(output, str(arguments.store), values, {"problems": found.problems})
+    with _measured(arguments) as (report, values, problems):
+        found = verify(arguments.store, progress=partial(report, "verify"))
+        for name in ("sound", "records", "value_bytes", "journal_records", "torn_bytes"):
+            values[name] = getattr(found, name)
+        problems["problems"] = found.problems
     return 0 if found.sound else DAMAGED
 
 
 def salvage(arguments: argparse.Namespace) -> int:
     """Copy the undamaged records of a store into a new one; return 1 if some are lost."""
-    import time
-
     from .. import kv
 
-    output = output_of(arguments)
-    started = time.perf_counter()
-    with output.progress() as report:
-        done = kv.salvage(
-            arguments.store, arguments.target, progress=lambda read, total: report("salvage", read, total)
-        )
-    values = {
-        "store": str(arguments.store),
-        "target": str(arguments.target),
-        "complete": done.complete,
-        "records": done.records,
-        "value_bytes": done.value_bytes,
-        "lost_records": len(done.lost),
-        "missing_records": done.missing_records,
-        "unproven": done.unproven,
-        "seconds": time.perf_counter() - started,
-    }
-    problems = {"problems": done.problems, "lost": done.lost}
-    _report_problems(output, str(arguments.target), values, problems, lost=" is lost")
+    with _measured(arguments, arguments.target, " is lost") as (report, values, problems):
+        done = kv.salvage(arguments.store, arguments.target, progress=partial(report, "salvage"))
+        values |= {
+            "target": str(arguments.target),
+            "complete": done.complete,
+            "records": done.records,
+            "value_bytes": done.value_bytes,
+            "lost_records": len(done.lost),
+            "missing_records": done.missing_records,
+            "unproven": done.unproven,
+        }
+        problems |= {"problems": done.problems, "lost": done.lost}
     return 0 if done.complete else DAMAGED
-
-
-def _report_problems(
-    output: Output, title: str, values: dict[str, Any], problems: dict[str, Any], lost: str = ""
-) -> None:
-    """Print values, and lists of problems by name."""
-    if not output.print_json({**values, **{name: list(map(problem_values, each)) for name, each in problems.items()}}):
-        output.result(title, values)
-        for each in problems.values():
-            print_problems(output, each, lost)
 
 
 def seal(arguments: argparse.Namespace) -> int:
     """Write the index of a store."""
-    import time
-
     from .. import kv
 
-    output = output_of(arguments)
-    started = time.perf_counter()
-    kv.seal(arguments.store)
-    with kv.open(arguments.store) as store:
-        values = {"store": str(arguments.store), "records": len(store), "index_bytes": store.stats.index_bytes}
-    output.result(str(arguments.store), {**values, "seconds": time.perf_counter() - started})
+    with _measured(arguments) as (_, values, _):
+        kv.seal(arguments.store)
+        with kv.open(arguments.store) as store:
+            values |= {"records": len(store), "index_bytes": store.stats.index_bytes}
     return 0
 
 
 def compact(arguments: argparse.Namespace) -> int:
     """Compact a store."""
-    import time
-
     from .. import kv
 
-    output = output_of(arguments)
     if not 0 <= arguments.threshold <= 1:
         raise ArgumentError(f"--threshold {arguments.threshold} must be a share from 0 to 1", name="threshold")
-    started = time.perf_counter()
-    with output.progress() as report, kv.open(arguments.store, mode="r+") as store:
+    with _measured(arguments) as (report, values, _), kv.open(arguments.store, mode="r+") as store:
         before = store.stats.disk_bytes
-        done = store.compact(
-            threshold=arguments.threshold, progress=lambda copied, total: report("compact", copied, total)
-        )
-        after = store.stats.disk_bytes
-    values = {
-        "store": str(arguments.store),
-        "segments_retired": len(done.segments),
-        "records_moved": done.moved,
-        "moved_bytes": done.moved_bytes,
-        "disk_bytes_before": before,
-        "disk_bytes": after,
-        "seconds": time.perf_counter() - started,
-    }
-    output.result(str(arguments.store), values)
+        done = store.compact(threshold=arguments.threshold, progress=partial(report, "compact"))
+        values |= {
+            "segments_retired": len(done.segments),
+            "records_moved": done.moved,
+            "moved_bytes": done.moved_bytes,
+            "disk_bytes_before": before,
+            "disk_bytes": store.stats.disk_bytes,
+        }
     return 0
+
+
+@contextlib.contextmanager
+def _measured(
+    arguments: argparse.Namespace, title: str = "", lost: str = ""
+) -> Iterator[tuple[Report, dict[str, Any], dict[str, Any]]]:
+    """Yield a function that shows progress, and dicts of values and of lists of problems; print them at the end."""
+    import time
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    values: dict[str, Any] = {"store": str(arguments.store)}
+    problems: dict[str, Any] = {}
+    with output.progress() as report:
+        yield report, values, problems
+    values["seconds"] = time.perf_counter() - started
+    if not output.print_json({**values, **{name: list(map(problem_values, each)) for name, each in problems.items()}}):
+        output.result(title or str(arguments.store), values)
+        for each in problems.values():
+            print_problems(output, each, lost)

@@ -7,6 +7,5 @@ import_tar.py     samples in tar archives
 import_arrow.py   Parquet and Arrow files, and data sets of Hugging Face
 import_lmdb.py    an LMDB environment
 import_npz.py     a ``.npz`` file
-npz_member.py     one array of a ``.npz`` file, read row by row
 exporters.py      a store as a ``.npz`` file or a folder
 """

@@ -17,11 +17,16 @@ from ...cache import batches_of
 from ...errors import ArgumentError
 from ...replacing import storage_full
 from ..keys import INT_KEY, LONGEST_KEY, Keys, with_prefix
+from ..ragged import Ragged
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, RAGGED, VALUES
 from .sources import BATCH_BYTES, BATCH_RECORDS
 
 Progress = Callable[[str, int, int], None]
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class Dumped:
     names: str
 
 
-def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | None = None) -> Dumped:
+def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress = _ignore) -> Dumped:
     """Write a ``.npz`` file, in bounded memory (not compressed).
 
     It has the array ``keys``: int64 [N] if every key is an integer; otherwise uint8 [N, width] with ``key_lengths``,
@@ -60,27 +65,21 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress | N
         No space is left; remove what is at `path`.
     """
     entries = _Entries(store, prefix)
-    keys, schema = entries.keys, store.schema
+    fields, count = _Fields(store, entries), entries.keys.size
     with storage_full(path), zipfile.ZipFile(path, "w") as archive:
-        for name, array in entries.key_arrays.items():
-            _write_array(archive, name, array)
-        if schema is None:
-            _write_bytes(archive, store, entries, progress)
-        else:
-            fields = _Fields(store, entries)
-            for name, array in fields.offsets.items():
-                _write_array(archive, name, array)
-            for n, field in enumerate(schema.fields):
-                with _member(archive, field.name, field.dtype, fields.shapes[field.name]) as file:
-                    for done, batch in fields.batches([field.name]):
-                        _write(file, batch[field.name])
-                        if progress is not None:
-                            progress("write", n * keys.size + done, len(schema.fields) * keys.size)
-    return Dumped(keys.size, entries.nbytes, entries.key_kind)
+        for name, array in fields.small_arrays.items():
+            with _member(archive, name, array.dtype, array.shape) as file:
+                _write(file, array)
+        for n, (name, (dtype, shape)) in enumerate(fields.arrays.items()):
+            with _member(archive, name, dtype, shape) as file:
+                for done, batch in fields.batches([name]):
+                    _write(file, batch[name])
+                    progress("write", n * count + done, len(fields.arrays) * count)
+    return Dumped(count, entries.nbytes, entries.key_kind)
 
 
 def to_folder(
-    store: Store, path: Path, *, prefix: str = "", names: str = "auto", progress: Progress | None = None
+    store: Store, path: Path, *, prefix: str = "", names: str = "auto", progress: Progress = _ignore
 ) -> Dumped:
     """Write a folder: a file for each value, named by its key; with a schema the arrays of `to_npz` as ``.npy`` files.
 
@@ -126,43 +125,54 @@ def to_folder(
                     made.add(target.parent)
                 target.write_bytes(value)
             start = done
-            if progress is not None:
-                progress("write", done, entries.keys.size)
+            progress("write", done, entries.keys.size)
     return Dumped(entries.keys.size, entries.nbytes, rule)
 
 
-def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, progress: Progress | None) -> Dumped:
-    assert store.schema is not None
+def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, progress: Progress) -> Dumped:
     if names != "auto":
         raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
     fields = _Fields(store, entries)
-    for name in fields.shapes:
+    for name in fields.arrays:
         if "/" in name or _as_text(name.encode()) is None:
             raise ArgumentError(f"the field {name!r} cannot be the name of a file: rename it", name="names")
-    for name, array in {**entries.key_arrays, **fields.offsets}.items():
+    for name, array in fields.small_arrays.items():
         np.save(path / f"{name}.npy", array)
     with contextlib.ExitStack() as opened:
         files: dict[str, IO[bytes]] = {}
-        for field in store.schema.fields:
-            files[field.name] = opened.enter_context((path / f"{field.name}.npy").open("wb"))
-            _header(files[field.name], field.dtype, fields.shapes[field.name])
+        for name, (dtype, shape) in fields.arrays.items():
+            files[name] = opened.enter_context((path / f"{name}.npy").open("wb"))
+            _header(files[name], dtype, shape)
         for done, batch in fields.batches(list(files)):
             for name, array in batch.items():
                 _write(files[name], array)
-            if progress is not None:
-                progress("write", done, entries.keys.size)
+            progress("write", done, entries.keys.size)
     return Dumped(entries.keys.size, entries.nbytes, entries.key_kind)
 
 
 class _Fields:
-    """The arrays of a store's fields: their shapes, the bounds of the items of ragged ones, and their contents."""
+    """The arrays of a dump.
+
+    Attributes
+    ----------
+    small_arrays : dict of str to array
+        The keys, and the bounds of the items of ragged fields.
+    arrays : dict of str to (dtype, shape)
+        The fields; `VALUES` if the store has no schema.
+    """
 
     def __init__(self, store: Store, entries: _Entries) -> None:
-        assert store.schema is not None
-        self._store, self._entries = store, entries
+        self._store, self._entries, self._schema = store, entries, store.schema
+        self.small_arrays = entries.key_arrays
+        if self._schema is None:
+            offsets = np.concatenate([[0], np.cumsum(entries.sizes)])
+            self._bounds = {VALUES: offsets}
+            self.small_arrays[OFFSETS] = offsets
+            self.arrays: dict[str, Any] = {VALUES: (np.dtype(np.uint8), (int(offsets[-1]),))}
+            return
         suffixes = {item_type: suffix for suffix, item_type in RAGGED.items()}
-        ragged = {f.name: f.name + suffixes[f.item_type] for f in store.schema.ragged}
-        names = [*(f.name for f in store.schema.fields), *ragged.values()]
+        ragged = {f.name: f.name + suffixes[f.item_type] for f in self._schema.ragged}
+        names = [*(f.name for f in self._schema.fields), *ragged.values()]
         reserved = {KEYS, LENGTHS, INTEGERS, *([OFFSETS] if VALUES in names else [])}
         wrong = next((n for n in names if n in reserved or names.count(n) > 1), None)
         if wrong is not None:
@@ -172,36 +182,25 @@ class _Fields:
             for name, column in _read(store, keys_of_batch, list(ragged)).items():
                 lengths[name].append(column.lengths)
         self._bounds = {name: np.cumsum(np.concatenate(items)) for name, items in lengths.items()}
-        self.offsets = {ragged[name]: bounds for name, bounds in self._bounds.items()}
-        self.shapes = {
-            f.name: (int(self._bounds[f.name][-1]), *f.shape[1:]) if f.is_ragged else (entries.keys.size, *f.shape)
-            for f in store.schema.fields
-        }
+        self.small_arrays |= {ragged[name]: bounds for name, bounds in self._bounds.items()}
+        self.arrays = {}
+        for f in self._schema.fields:
+            rows = int(self._bounds[f.name][-1]) if f.is_ragged else entries.keys.size
+            self.arrays[f.name] = f.dtype, (rows, *(f.shape[1:] if f.is_ragged else f.shape))
 
     def batches(self, names: list[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """Yield the number of keys so far, and arrays of the next records; of ragged fields, all items."""
         start = 0
         for done, keys_of_batch in self._entries.batches():
-            batch = _read(self._store, keys_of_batch, names)
+            batch = _read(self._store, keys_of_batch, None if self._schema is None else names)
+            if self._schema is None:
+                batch = {VALUES: Ragged(np.frombuffer(b"".join(batch), np.uint8), np.cumsum([0, *map(len, batch)]))}
             for name in self._bounds.keys() & batch:
                 if not np.array_equal(batch[name].lengths, np.diff(self._bounds[name][start : done + 1])):
                     raise _changed(self._store)
                 batch[name] = batch[name].values
             yield done, batch
             start = done
-
-
-def _write_bytes(archive: zipfile.ZipFile, store: Store, entries: _Entries, progress: Progress | None) -> None:
-    offsets = np.concatenate([[0], np.cumsum(entries.sizes)])
-    with _member(archive, VALUES, np.dtype(np.uint8), (int(offsets[-1]),)) as file:
-        for done, keys_of_batch in entries.batches():
-            values = _read(store, keys_of_batch)
-            if sum(map(len, values)) != offsets[done] - offsets[done - keys_of_batch.size]:
-                raise _changed(store)
-            file.write(b"".join(values))
-            if progress is not None:
-                progress("write", done, entries.keys.size)
-    _write_array(archive, OFFSETS, offsets)
 
 
 class _Entries:
@@ -260,11 +259,6 @@ def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tu
         yield file
 
 
-def _write_array(archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
-
-
 def _write(file: IO[bytes], array: NDArray[Any]) -> None:
     if array.size:  # memoryviews of empty arrays cannot be cast
         file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -304,15 +298,11 @@ def _as_text(key: bytes) -> str | None:
     return text if is_allowed and max(len(part.encode()) for part in parts) <= _MAX_NAME else None
 
 
-def _as_hex(key: bytes) -> str | None:
-    return key.hex() if 2 * len(key) <= _MAX_NAME else None
-
-
-def _as_int(key: bytes) -> str | None:
-    return str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None
-
-
 _MAX_NAME = 255
 """Bytes of the name of a file on Linux."""
 _NAMES_ONLY = "text or hex"
-_NAMES: dict[str, Callable[[bytes], str | None]] = {"text": _as_text, "int": _as_int, "hex": _as_hex}
+_NAMES: dict[str, Callable[[bytes], str | None]] = {
+    "text": _as_text,
+    "int": lambda key: str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None,
+    "hex": lambda key: key.hex() if 2 * len(key) <= _MAX_NAME else None,
+}

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...errors import ArgumentError, FormatError, MissingFileError
+from ..store import Store
 from .import_arrow import ArrowSource, data_set_files
 from .import_folder import FolderSource
 from .import_lmdb import LmdbSource
@@ -26,27 +27,6 @@ _COMMIT_RECORDS = 1 << 18
 
 _TAR = re.compile(r"\.(tar|tgz|tar\.(gz|bz2|xz))$", re.IGNORECASE)
 _SPLIT = re.compile(r"(train|training|test|testing|eval|evaluation|valid|validation|val|dev)(?![a-z])")
-
-
-class Target(Protocol):
-    """The methods of a store that `load` calls."""
-
-    path: str
-
-    def __len__(self) -> int:
-        """Return the number of records."""
-
-    def __contains__(self, key: object) -> bool:
-        """Return whether there is a key."""
-
-    def get(self, key: Any) -> Any:
-        """Return a value, or None."""
-
-    def put_many(self, keys: Any, values: Any) -> Any:
-        """Write records."""
-
-    def commit(self) -> Any:
-        """Make them durable."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +143,7 @@ def open_source(
     return FORMATS[kind].open(opened, keys, **{name: options[name] for name in FORMATS[kind].options})
 
 
-def load(source: Source, store: Target, progress: Progress | None = None) -> LoadReport:
+def load(source: Source, store: Store, progress: Progress | None = None) -> LoadReport:
     """Put all records of a source into a store, in bounded memory; commit from time to time and at the end.
 
     An interrupted load leaves a store with the records up to some batch. Records that the store has are skipped: they
@@ -198,7 +178,7 @@ def load(source: Source, store: Target, progress: Progress | None = None) -> Loa
     return report
 
 
-def _unloaded(source: Source, store: Target) -> Iterator[Batch]:
+def _unloaded(source: Source, store: Store) -> Iterator[Batch]:
     """Yield the records of a source that a store does not have, after a check that it has the ones before them."""
     count = len(store)
     if not count:
@@ -231,7 +211,7 @@ def _raw(item: Any, type: str) -> bytes:
     return np.asarray(item, type).tobytes()
 
 
-def _check_new(source: Source, store: Target, batch: Batch) -> None:
+def _check_new(source: Source, store: Store, batch: Batch) -> None:
     """Raise FormatError if a key of a batch occurs twice: the first one's record would be lost."""
     if source.rule.rule == "number":
         return
