@@ -1,7 +1,7 @@
-"""A CUDA program that knows nothing of Warpwell, for `pool_faults`: it works, waits, fails, forks, or ends in some way.
+"""A CUDA program that does not import Warpwell, for `pool_faults`: it works, waits, fails, forks, or exits.
 
-It is run as a file, ``cuda_client.py ACT [WORD ..]``, and imports nothing of ours. With ``CLIENT_NUMBA`` in its
-environment it computes by numba-cuda, else it copies and adds by the driver's interface, which a fake driver can, too.
+`pool_faults` runs it as a file, ``cuda_client.py ACT [ARGUMENT ..]``. With ``CLIENT_NUMBA`` in its environment it
+computes with numba-cuda. Otherwise it copies and adds through the driver API, which the stub driver implements, too.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Device:
     @classmethod
     def call(cls, name: str, *arguments: Any) -> None:
         """Call the driver; raise if it returns a code."""
-        given = (ctypes.c_uint64(a) if type(a) is int else a for a in arguments)
-        if code := getattr(cls.driver, name)(*given):
+        converted = (ctypes.c_uint64(a) if type(a) is int else a for a in arguments)
+        if code := getattr(cls.driver, name)(*converted):
             raise CudaError(name, code)
 
     @classmethod
     def out(cls, name: str, *arguments: Any) -> int:
-        """Return what a call stores behind its first argument."""
+        """Return the value that a call stores through its first argument."""
         value = ctypes.c_uint64()
         cls.call(name, ctypes.byref(value), *arguments)
         return value.value
 
     def use(self) -> None:
-        """Make it the current one."""
+        """Make its context current."""
         self.call("cuCtxSetCurrent", self.context)
 
     def launch(self, name: str, *arguments: int, stream: int = 0, threads: int = 1) -> None:
@@ -77,19 +77,22 @@ class Device:
         self.call("cuLaunchKernel", self.kernels[name], *sizes, stream, pointers, None)
 
     def round(self, number: int) -> bool:
-        """Copy, add, and say whether the result is right."""
+        """Copy and add; return True if the result is right."""
         self.use()
         n = 1 + number * 977 % 70_000
-        one, two = ctypes.create_string_buffer(os.urandom(4 * n), 4 * n), (ctypes.c_uint32 * n)(*([number] * n))
-        there, other = self.out("cuMemAlloc_v2", 4 * n), self.out("cuMemAlloc_v2", 4 * n)
-        self.call("cuMemcpyHtoD_v2", there, one, 4 * n)
-        self.call("cuMemcpyHtoD_v2", other, two, 4 * n)
-        self.launch("add", there, other, n, threads=256)
-        self.call("cuMemcpyDtoH_v2", two, there, 4 * n)
-        words = (ctypes.c_uint32 * n).from_buffer(one)
-        right = all((words[i] + number) & 0xFFFFFFFF == two[i] for i in range(0, n, 1 + n // 500))
-        self.call("cuMemFree_v2", there)
-        self.call("cuMemFree_v2", other)
+        random_bytes, values = (
+            ctypes.create_string_buffer(os.urandom(4 * n), 4 * n),
+            (ctypes.c_uint32 * n)(*([number] * n)),
+        )
+        first, second = self.out("cuMemAlloc_v2", 4 * n), self.out("cuMemAlloc_v2", 4 * n)
+        self.call("cuMemcpyHtoD_v2", first, random_bytes, 4 * n)
+        self.call("cuMemcpyHtoD_v2", second, values, 4 * n)
+        self.launch("add", first, second, n, threads=256)
+        self.call("cuMemcpyDtoH_v2", values, first, 4 * n)
+        terms = (ctypes.c_uint32 * n).from_buffer(random_bytes)
+        right = all((terms[i] + number) & 0xFFFFFFFF == values[i] for i in range(0, n, 1 + n // 500))
+        self.call("cuMemFree_v2", first)
+        self.call("cuMemFree_v2", second)
         return right
 
     def stick(self) -> int:
@@ -104,8 +107,8 @@ class Device:
             self.launch("nap", 0, stream=stream)
         return stream
 
-    def comes_back(self, seconds: float) -> bool:
-        """After a loss: reset it until it works or the time is over; say whether it works."""
+    def reset_lost(self, seconds: float) -> bool:
+        """Reset a lost device until it works or the time is over; return True if it works."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -132,14 +135,14 @@ def numba_rounds() -> Callable[[Device, int], bool]:
 
     def right(number: int) -> bool:
         data = np.arange(1 + number * 977 % 300_000, dtype=np.int64)
-        there = cuda.to_device(data)
+        copy = cuda.to_device(data)
         if computes:
-            add.forall(data.size)(there, number)
-        return bool(np.array_equal(there.copy_to_host(), data + (number if computes else 0)))
+            add.forall(data.size)(copy, number)
+        return bool(np.array_equal(copy.copy_to_host(), data + (number if computes else 0)))
 
     def act(device: Device, number: int) -> bool:
         with cuda.gpus[device.ordinal]:
-            return right(number)  # which frees its memory in here: after this block there may be no context to do so
+            return right(number)  # frees its memory inside this block: after it, the context may not be current
 
     return act
 
@@ -151,13 +154,13 @@ def name_of(ordinal: int) -> bytes:
     return name.value.lower()
 
 
-def say(*words: object) -> None:
+def report(*values: object) -> None:
     """Print a line at once."""
-    print(*words, flush=True)
+    print(*values, flush=True)
 
 
-def rounds(seconds: str = "1", patience: str = "") -> int:
-    """Work on all devices, for so many seconds; tell losses, and whether a device comes back within some seconds."""
+def rounds(seconds: str = "1", reset_seconds: str = "") -> int:
+    """Work on all devices for `seconds`; report losses, and whether a lost device works within `reset_seconds`."""
     devices = Device.all()
     act = numba_rounds() if "CLIENT_NUMBA" in os.environ else Device.round
     counts, lost = [0] * len(devices), set()
@@ -168,36 +171,36 @@ def rounds(seconds: str = "1", patience: str = "") -> int:
                 continue
             try:
                 if not act(device, counts[device.ordinal]):
-                    say("wrong", device.ordinal, counts[device.ordinal])
+                    report("wrong", device.ordinal, counts[device.ordinal])
                     return 1
                 counts[device.ordinal] += 1
-            except Exception as error:  # numba has its own
+            except Exception as error:  # numba raises its own types
                 lost.add(device.ordinal)
-                say("lost", device.ordinal, type(error).__name__, str(error).replace("\n", " ")[:150])
-                if patience:
-                    say("back", device.ordinal, device.comes_back(float(patience)))
+                report("lost", device.ordinal, type(error).__name__, str(error).replace("\n", " ")[:150])
+                if reset_seconds:
+                    report("back", device.ordinal, device.reset_lost(float(reset_seconds)))
                 end = time.monotonic() + 0.5
         if sum(counts) == len(devices):
-            say("ready", len(devices))
+            report("ready", len(devices))
         if time.monotonic() > end or len(lost) == len(devices):
-            say("rounds", *counts)
+            report("rounds", *counts)
             return 0
 
 
-def waits() -> int:
-    """Wait for a stream for ever, in the driver."""
+def block() -> int:
+    """Wait in the driver for a stream that never becomes ready."""
     device = Device.all()[0]
     stream = device.stick()
-    say("ready")
+    report("ready")
     device.call("cuStreamSynchronize", stream)
     return 1
 
 
 def ends(how: str) -> int:
-    """End with work under way."""
+    """Exit in the way `how` while the devices execute work."""
     for device in Device.all():
         device.stick()
-    say("ready")
+    report("ready")
     if how == "raise":
         raise ValueError("on purpose")
     if how == "abort":
@@ -213,19 +216,19 @@ def ends(how: str) -> int:
 
 
 def dies(kernel: str) -> int:
-    """Lose a device by a kernel, and say with which code."""
+    """Lose a device by a kernel, and report the code."""
     device = Device.all()[0]
     device.round(1)
-    say("ready")
+    report("ready")
     try:
         device.launch(kernel)
         device.call("cuCtxSynchronize")
     except CudaError as error:
-        say("code", error.code)
+        report("code", error.code)
     return 0
 
 
-def beside(kernel: str) -> int:
+def share(kernel: str) -> int:
     """Work while other clients lose the same device by a kernel."""
     devices = Device.all()
     act = numba_rounds() if "CLIENT_NUMBA" in os.environ else Device.round
@@ -239,16 +242,16 @@ def beside(kernel: str) -> int:
             number += 1
             for device in devices:
                 if not act(device, number):
-                    say("wrong", device.ordinal, number)
+                    report("wrong", device.ordinal, number)
                     return 1
         assert child.stdout is not None
-        say(" ".join(child.stdout.read().split()))
-    say("rounds", number)
+        report(" ".join(child.stdout.read().split()))
+    report("rounds", number)
     return 0
 
 
 def children(seconds: str) -> int:
-    """Have children that use the devices, one of them in a session of its own, and wait for them."""
+    """Start child processes that use the devices, one of them in its own session, and wait for them."""
     line = [sys.executable, __file__, "rounds", seconds]
     found = [subprocess.Popen(line, start_new_session=k == 1) for k in range(2)]
     for child in found:
@@ -258,14 +261,14 @@ def children(seconds: str) -> int:
 
 ACTS: dict[str, Callable[..., int]] = {
     "rounds": rounds,
-    "waits": waits,
+    "waits": block,
     "ends": ends,
     "dies": dies,
-    "beside": beside,
+    "share": share,
     "children": children,
 }
 
 
 if __name__ == "__main__":
-    signal.alarm(100)  # whatever happens, it does not stay
+    signal.alarm(100)  # the process must not outlive its job
     sys.exit(ACTS[sys.argv[1]](*sys.argv[2:]))

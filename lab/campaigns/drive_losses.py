@@ -1,10 +1,10 @@
-"""Kills of QEMU while kernels write to its drive: what a flush acknowledged stays, and launches end with an error.
+"""Kills of QEMU while kernels write to its drive: flushed items must survive, and launches must end with an error.
 
     python -m lab campaign drive_losses --runs 200
 
-The drive lies on a disk with a volatile cache (`lab.drives.nbd`), which outlives QEMU: each kill drops a random
-half of the sectors that were not flushed, and the next QEMU finds what is left. An item's value tells its index and the
-launch that stored it, so the content tells what was lost.
+The drive is stored on a disk with a volatile cache (`lab.drives.nbd`), which outlives QEMU. Each kill drops a random
+half of the unflushed sectors, and the next QEMU reads the remaining sectors. An item's value encodes its index and the
+launch that stored it, so the content shows the lost items.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from warpwell.nvme import controller as reg
 
 ITEMS = 1 << 15
 STORES = 150
-"""Items that a launch stores, all over the disk: in many more pages than the cache has."""
+"""Number of items that a launch stores, all over the disk, in many more pages than the cache has."""
 PATIENCE = 120.0
-"""Time-out of commands, in seconds: other programs may keep QEMU from its cores. A kill is noticed at once."""
+"""Timeout of commands, in seconds. It is long because QEMU shares its cores; a kill ends commands at once."""
 OPTIONS: dict[str, Any] = {
     "dtype": "int64",
     "device": "cpu",
@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {
     "timeout": PATIENCE,
 }
 LONGEST = 0.12
-"""Seconds from the first flush to the kill."""
+"""Longest time from the first flush to the kill, in seconds."""
 Opener = Callable[[Namespace], AbstractContextManager[Any]]
 
 
@@ -55,14 +55,14 @@ def write(a, index, values):
 
 @dataclass
 class Outcome:
-    """What a campaign has seen.
+    """The result of a campaign.
 
     Attributes
     ----------
     lost : list of str
-        Items that have another value than one stored since the last flush, in words.
+        Descriptions of items whose value is older than the last flush, or wrong.
     slowest : float
-        Seconds from a kill, or the begin of the launch after it, to the error.
+        Longest time from a kill, or from the start of a launch after it, to the error, in seconds.
     """
 
     runs: int = 0
@@ -72,12 +72,12 @@ class Outcome:
     slowest: float = 0.0
     lost: list[str] = field(default_factory=list)
     doubtful: int = 0
-    """Items that `Array.recover` named."""
+    """Number of items that `Array.recover` reported as possibly lost."""
 
 
 @contextlib.contextmanager
 def by_medium(space: Namespace) -> Iterator[Any]:
-    """Open a namespace as a medium behind our own controller."""
+    """Open a namespace as a medium of Warpwell's own controller."""
     medium = DriveMedium(space, queues=2)
     try:
         array = ww.open(medium, "r+", **OPTIONS)
@@ -87,13 +87,13 @@ def by_medium(space: Namespace) -> Iterator[Any]:
     try:
         yield array
     finally:
-        with contextlib.suppress(errors.DriveError):  # what it holds cannot be written
+        with contextlib.suppress(errors.DriveError):  # dirty pages cannot be written
             array.close()
 
 
 @contextlib.contextmanager
 def by_rings(space: Namespace) -> Iterator[Any]:
-    """Open the array on a namespace: the drive serves the cache's own rings."""
+    """Open the array on a namespace, so that the drive serves the cache's own rings."""
     options = {**OPTIONS, "dtype": None}
     array = ww.open(space, "r+", **options)
     try:
@@ -111,8 +111,8 @@ class Campaign:
         self._opened = opened
         self._random = random.Random(seed)
         self._launch = 0
-        self._least = np.zeros(ITEMS, np.int64)
-        """Number of the launch whose value an item has at least: it was flushed."""
+        self._flushed = np.zeros(ITEMS, np.int64)
+        """Number of the launch whose value of each item was flushed last."""
         self._last = np.zeros(ITEMS, np.int64)
         items = np.arange(ITEMS)
         head = np.frombuffer(head_of(items.shape, items.dtype), np.int64) if opened is by_rings else items[:0]
@@ -120,15 +120,15 @@ class Campaign:
         self._disk = NbdServer(np.concatenate((head, items)), seed=seed)
 
     def run(self, runs: int) -> Outcome:
-        """Do so many runs, and look at what they left."""
+        """Execute `runs` runs, and check the disk."""
         with self._disk:
             for _ in range(runs):
-                self._one()
+                self._run_once()
             self._check(self._disk.contents().view(np.int64)[self._first :])
         self.outcome.dropped = self._disk.dropped
         return self.outcome
 
-    def _one(self) -> None:
+    def _run_once(self) -> None:
         with (
             QemuDrive([QemuNamespace(backend=self._disk.backend)], seconds=PATIENCE) as qemu,
             qemu.open() as drive,
@@ -169,33 +169,33 @@ class Campaign:
 
     def _flush(self, array: Any) -> None:
         array.flush()
-        self._least[:] = self._last
+        self._flushed[:] = self._last
         self.outcome.flushes += 1
 
     def _check(self, found: np.ndarray) -> None:
         launch, index = np.divmod(found, ITEMS)
-        wrong = (index != np.arange(ITEMS)) | (launch < self._least) | (launch > self._last)
+        wrong = (index != np.arange(ITEMS)) | (launch < self._flushed) | (launch > self._last)
         for k in np.flatnonzero(wrong)[:3]:
             self.outcome.lost.append(
                 f"item {k} has the value of item {index[k]} of launch {launch[k]}: flushed was launch "
-                f"{self._least[k]}, stored last {self._last[k]}"
+                f"{self._flushed[k]}, stored last {self._last[k]}"
             )
-        # a power loss leaves what is durable, and tests go on from there
-        self._least[:] = self._last[:] = launch
+        # the surviving values are durable, and the next run starts with them
+        self._flushed[:] = self._last[:] = launch
 
 
 class Comeback(Campaign):
-    """Runs on one disk and one QEMU, whose controller fails or is reset in each; the array comes back every time.
+    """Runs on one disk and one QEMU: each run fails or resets the controller, cuts the power, and recovers the array.
 
-    Power is lost, too. An item that is not named by `Array.recover` has the value that was stored last, or, where the
-    launch that failed was to store it, the one before.
+    An item that `Array.recover` does not report must have its last stored value, or the previous value if the failed
+    launch stored the item.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed, by_rings)
 
     def run(self, runs: int) -> Outcome:
-        """Do so many losses, and look at what they left."""
+        """Execute `runs` losses, and check the disk."""
         with (
             self._disk,
             QemuDrive([QemuNamespace(backend=self._disk.backend)], seconds=PATIENCE) as qemu,
@@ -207,7 +207,7 @@ class Comeback(Campaign):
                 self.outcome.runs += 1
             array.flush()
             self._disk.lose_power()
-            self._least[:] = self._last
+            self._flushed[:] = self._last
             self._check(self._disk.contents().view(np.int64)[self._first :])
         self.outcome.dropped = self._disk.dropped
         return self.outcome
@@ -231,16 +231,16 @@ class Comeback(Campaign):
         self._disk.lose_power()
         doubtful = array.recover(accept_loss=True)
         self.outcome.doubtful += sum(map(len, doubtful))
-        flushed = self._least.copy()
-        self._least[:] = before
+        flushed = self._flushed.copy()
+        self._flushed[:] = before
         for rows in doubtful:
-            self._least[rows.start : rows.stop] = flushed[rows.start : rows.stop]
+            self._flushed[rows.start : rows.stop] = flushed[rows.start : rows.stop]
         self._check(np.array(array[:]))
-        self._least[:] = flushed  # what the array shows is not flushed
+        self._flushed[:] = flushed  # the values of the array are not flushed
 
 
 def main(arguments: list[str]) -> int:
-    """Run a campaign, print what it saw, and return 1 if something was lost."""
+    """Run a campaign, print its result, and return 1 if items were lost."""
     parser = argparse.ArgumentParser(
         prog="python -m lab campaign drive_losses",
         description=__doc__,
@@ -248,11 +248,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--rings", action="store_true", help="the drive serves the rings of kernels itself")
-    parser.add_argument("--comeback", action="store_true", help="the controller is lost, and started again in place")
-    given = parser.parse_args(arguments)
-    campaign = Comeback(given.seed) if given.comeback else Campaign(given.seed, by_rings if given.rings else by_medium)
-    outcome = campaign.run(given.runs)
+    parser.add_argument("--rings", action="store_true", help="let the drive serve the rings of kernels")
+    parser.add_argument("--comeback", action="store_true", help="lose the controller, and recover the array in place")
+    parsed = parser.parse_args(arguments)
+    campaign = (
+        Comeback(parsed.seed) if parsed.comeback else Campaign(parsed.seed, by_rings if parsed.rings else by_medium)
+    )
+    outcome = campaign.run(parsed.runs)
     print(
         f"{outcome.runs} kills, {outcome.launches} launches, {outcome.flushes} flushes, {outcome.dropped} sectors "
         f"dropped; slowest error {outcome.slowest:.3f} s after the kill; {outcome.doubtful} items named; "

@@ -69,7 +69,7 @@ _CHUNK = 50
 
 @dataclass(frozen=True)
 class Outcome:
-    """One interleaving: its scenario and seed, its steps, and what was violated (None: nothing)."""
+    """One interleaving: its scenario, seed and number of steps, and the violation, or None."""
 
     scenario: str
     seed: int
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Found:
-    """A planted fault and the first seed that found it (None: not within the runs)."""
+    """A planted fault and the first seed that found it, or None."""
 
     fault: str
     scenario: str
@@ -98,16 +98,16 @@ def interleave(scenario: str, seed: int, *, trace: int = 0, focus: Focus | None 
         One of `SCENARIOS`.
     seed : int
     trace : int
-        Last accesses to add to the text of a violation.
+        Number of last accesses to add to the text of a violation.
     focus : Focus, optional
-        What to narrow a scenario of the cache to.
+        Restriction of a scenario of the cache.
     """
     cached = _CACHE.get(scenario)
     model = cached(seed, trace, focus) if cached else _MODELS[scenario](seed, trace)
     try:
         return Outcome(scenario, seed, model.check(), None)
     except Exception as error:
-        # whatever it raises: with a fault, or a bug, device code may do anything
+        # any exception: device code with a fault or a bug can raise all types
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
         return Outcome(scenario, seed, model.run.steps, f"{type(error).__name__}: {error}{notes}")
 
@@ -130,7 +130,7 @@ def _explore_chunk(chunk: tuple[str, Sequence[int]]) -> list[Outcome]:
 
 
 def find(fault: Fault, first_seed: int = 0, runs: int = FAULT_RUNS) -> Found:
-    """Plant a fault and run its scenario until a seed finds it, `runs` at most."""
+    """Plant a fault and run its scenario until a seed finds it, with at most `runs` seeds."""
     start = time.monotonic()
     with planted(fault):
         for seed in range(first_seed, first_seed + runs):
@@ -150,8 +150,11 @@ def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
         result = find(fault, options.seed or fault.seed)
         found.append(result)
         if not options.json:
-            said = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
-            print(f"{result.fault:24s} {result.scenario:9s} {said}  ({result.seconds:.1f} s)  {fault.what}", flush=True)
+            match = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
+            print(
+                f"{result.fault:24s} {result.scenario:9s} {match}  ({result.seconds:.1f} s)  {fault.what}",
+                flush=True,
+            )
     if options.json:
         print(json.dumps([asdict(f) for f in found], indent=2))
     return int(any(f.seed is None for f in found))
@@ -199,16 +202,16 @@ def _run_replay(scenarios: Sequence[str], seed: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; return 1 where something was violated or a planted fault was not found."""
+    """Run the program; return 1 after a violation, or if a planted fault was not found."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign interleavings", description=__doc__)
-    whole: Callable[[str], int] = int
-    parser.add_argument("--runs", type=whole, default=1000, help="interleavings of each scenario (1000)")
-    parser.add_argument("--seed", type=whole, default=0, help="first seed (0; of faults: where they were found)")
+    integer: Callable[[str], int] = int
+    parser.add_argument("--runs", type=integer, default=1000, help="interleavings of each scenario (1000)")
+    parser.add_argument("--seed", type=integer, default=0, help="first seed (0; for faults: the recorded seed)")
     parser.add_argument("--scenario", choices=(*SCENARIOS, "all"), default="all")
-    parser.add_argument("--processes", type=whole, default=2, help="processes to use (2)")
+    parser.add_argument("--processes", type=integer, default=2, help="processes to use (2)")
     parser.add_argument("--faults", nargs="*", metavar="NAME", help="find planted faults instead: these, or all")
-    parser.add_argument("--replay", type=whole, metavar="SEED", help="run one seed and show its last accesses")
-    parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
+    parser.add_argument("--replay", type=integer, metavar="SEED", help="run one seed and show its last accesses")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     scenarios = SCENARIOS if options.scenario == "all" else (options.scenario,)
     unknown = set(options.faults or ()) - {fault.name for fault in (*FAULTS, *RARE)}

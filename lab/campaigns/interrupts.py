@@ -1,8 +1,9 @@
-"""Ctrl-C at random moments: programs that are interrupted must end within a second, and leave nothing.
+"""Ctrl-C at random moments: an interrupted program must end within a second, and leave no files or processes.
 
-Run as ``python -m lab campaign interrupts --what kernel --times 200 --seed 1``. A program of `PROGRAMS` runs in a
-process group of its own, in an empty folder. It prints READY before what may be interrupted. One that goes on prints
-OUT when it has caught the interrupt, and DONE when it has seen that everything can be used; another must end.
+Run as ``python -m lab campaign interrupts --what kernel --times 200 --seed 1``. A program of `PROGRAMS` runs in its own
+process group, in an empty folder. It prints READY before the part that may be interrupted. A program that continues
+prints OUT when it has caught the interrupt, and DONE when it has checked that its objects still work. Any other program
+must end.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from . import interrupts_pool
 CHECKOUT = Path(__file__).parents[2]
 
 LIMIT = 1.0
-"""Seconds from the signal until it must have been answered."""
+"""Maximum time from the signal to the reaction, in seconds."""
 
 PATIENCE = 150.0
-"""Seconds that a program may take for everything else."""
+"""Timeout of all other waits for a program, in seconds."""
 
 KERNEL = """
 import random, sys, tempfile
@@ -128,20 +129,20 @@ if Path("rows.kv").exists():  # else the interrupt came before it
 
 @dataclass(frozen=True)
 class Program:
-    """What is interrupted.
+    """A program to interrupt.
 
     Attributes
     ----------
     command : sequence of str
-        The program, after Python's own name; "{seed}" and "{times}" stand for numbers, "{source}" for `source`'s file.
+        Arguments of Python; "{seed}" and "{times}" stand for numbers, "{source}" for the file with `source`.
     together : int
-        Interrupts that one process answers; 1: it ends with the interrupt.
+        Number of interrupts for one process; with 1 it ends at the interrupt.
     delays : (float, float)
-        Seconds from READY to the interrupt, the range.
+        Shortest and longest time from READY to the interrupt, in seconds.
     ready : bool
-        Whether it prints READY; else the time counts from its start.
+        Whether it prints READY; otherwise the time counts from its start.
     check : str
-        A program that must find everything in order afterwards.
+        A program that checks the files afterwards.
     """
 
     command: Sequence[str]
@@ -160,28 +161,28 @@ PROGRAMS = {
     "simulate": Program(("-m", "lab", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False),
     "pool": Program(interrupts_pool.COMMAND, interrupts_pool.POOL, delays=(0.0, 0.5)),
 }
-"""By the name that ``--what`` takes."""
+"""The programs by the names that ``--what`` accepts."""
 
 
 @dataclass
 class Outcome:
-    """What was seen of a number of interrupts."""
+    """The result of a number of interrupts."""
 
     times: int = 0
     worst: float = 0.0
     faults: list[str] = field(default_factory=list)
 
 
-def run(what: str, times: int, seed: int) -> Outcome:
-    """Interrupt a program so many times; return what was seen."""
-    program, out = PROGRAMS[what], Outcome()
+def run(name: str, times: int, seed: int) -> Outcome:
+    """Interrupt a program `times` times; return the result."""
+    program, out = PROGRAMS[name], Outcome()
     chosen = random.Random(seed)
     while out.times < times and not out.faults:
         rounds = min(program.together, times - out.times)
         with tempfile.TemporaryDirectory(prefix="warpwell-interrupts-") as folder:
             _process(program, rounds, chosen, Path(folder), out)
             if program.check and (wrong := _wrong(program.check, Path(folder))):
-                out.faults.append(f"what is left cannot be used: {wrong}")
+                out.faults.append(f"the remaining files cannot be used: {wrong}")
             left = [p.name for p in Path(folder).rglob("*") if p.name.startswith((".", "tmp")) or p.suffix == ".part"]
             left += interrupts_pool.left(Path(folder))
         if left:
@@ -208,27 +209,27 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
         try:
             for _ in range(rounds):
                 if program.ready and not _line(process, "READY", PATIENCE):
-                    out.faults.append(_said(f"it was not ready after {PATIENCE:g} s", process, errors))
+                    out.faults.append(_with_errors(f"the program was not ready after {PATIENCE:g} s", process, errors))
                     return
                 time.sleep(chosen.uniform(*program.delays))
                 since = time.monotonic()
                 os.killpg(process.pid, signal.SIGINT)
                 answered = _ended(process) if program.together == 1 else _line(process, "OUT", PATIENCE)
-                taken = time.monotonic() - since
+                reaction_seconds = time.monotonic() - since
                 out.times += 1
-                out.worst = max(out.worst, taken)
-                if not answered or taken > LIMIT:
-                    out.faults.append(_said(f"Ctrl-C was answered after {taken:.2f} s", process, errors))
+                out.worst = max(out.worst, reaction_seconds)
+                if not answered or reaction_seconds > LIMIT:
+                    out.faults.append(_with_errors(f"Ctrl-C took {reaction_seconds:.2f} s", process, errors))
                     return
                 if program.together > 1 and not _line(process, "DONE", PATIENCE):
-                    out.faults.append(_said("what it used cannot be used", process, errors))
+                    out.faults.append(_with_errors("its objects no longer work", process, errors))
                     return
             if not _ended(process) or (program.together > 1 and process.returncode != 0):
-                out.faults.append(_said("it did not end as it should", process, errors))
+                out.faults.append(_with_errors("the program did not end with status 0", process, errors))
         finally:
-            if process.poll() is not None and not _soon(lambda: not _living(process.pid)):
-                out.faults.append("processes of it are left")
-            if process.poll() is not None and not _soon(lambda: not _shared_memory(process.pid)):
+            if process.poll() is not None and not _becomes_true(lambda: not _living(process.pid)):
+                out.faults.append("processes are left")
+            if process.poll() is not None and not _becomes_true(lambda: not _shared_memory(process.pid)):
                 out.faults.append(f"shared memory was left: {_shared_memory(process.pid)}")
             _kill(process)
             os.unlink(errors.name)
@@ -245,8 +246,8 @@ def _listen() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _line(process: subprocess.Popen[bytes], wanted: str, seconds: float) -> bool:
-    """Read lines until one is as wanted; return whether it came in time."""
+def _line(process: subprocess.Popen[bytes], expected: str, seconds: float) -> bool:
+    """Read lines until one equals `expected`; return whether it arrived in time."""
     assert process.stdout is not None
     end = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
@@ -258,7 +259,7 @@ def _line(process: subprocess.Popen[bytes], wanted: str, seconds: float) -> bool
                 return False
             line += byte
             if byte == b"\n":
-                if line.strip() == wanted.encode():
+                if line.strip() == expected.encode():
                     return True
                 line = b""
     return False
@@ -272,16 +273,16 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _said(what: str, process: subprocess.Popen[bytes], errors: object) -> str:
+def _with_errors(fault: str, process: subprocess.Popen[bytes], errors: object) -> str:
     errors.seek(0)  # type: ignore[attr-defined]
     text = errors.read().decode(errors="replace")[-2000:]  # type: ignore[attr-defined]
-    return f"{what} (status {process.poll()})\n{text}"
+    return f"{fault} (status {process.poll()})\n{text}"
 
 
-def _soon(true: Callable[[], bool]) -> bool:
-    """Wait until something is true, for `LIMIT`; return whether it is."""
+def _becomes_true(condition: Callable[[], bool]) -> bool:
+    """Wait until a condition is true, at most `LIMIT` seconds; return whether it is."""
     end = time.monotonic() + LIMIT
-    while not true():
+    while not condition():
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
@@ -289,7 +290,7 @@ def _soon(true: Callable[[], bool]) -> bool:
 
 
 def _living(group: int) -> bool:
-    """Tell whether a process of a group runs; one that has ended and that nobody waited for does not."""
+    """Return True if a process of a group runs; zombies do not count."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, _, its_group = stat.read_text().rpartition(")")[2].split()[:3]
@@ -299,7 +300,7 @@ def _living(group: int) -> bool:
 
 
 def _group(group: int) -> bool:
-    """Tell whether a process of a group is there."""
+    """Return True if a group has a process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -316,19 +317,19 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _shared_memory(pid: int) -> list[str]:
-    """Return names in shared memory that tell that a process made them."""
+    """Return the names in shared memory that contain the id of a process."""
     return [path.name for path in Path("/dev/shm").glob("warpwell*") if re.search(rf"-{pid}[0-9a-f]{{8}}$", path.name)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the campaign; return 1 where something was wrong."""
+    """Run the campaign; return 1 if it found a fault."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign interrupts", description=__doc__)
     parser.add_argument("--what", choices=sorted(PROGRAMS), default="kernel")
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     if options.times < 1:
-        parser.error("--times is at least 1")
+        parser.error("--times must be at least 1")
     since = time.monotonic()
     found = run(options.what, options.times, options.seed)
     print(

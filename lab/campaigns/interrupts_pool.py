@@ -1,7 +1,7 @@
-"""What `lab.campaigns.interrupts` runs for ``--what pool``: a program with two agents, and what is left of its job.
+"""A program with two agents for `lab.campaigns.interrupts --what pool`, and a check for remains of its job.
 
-The program presses Ctrl-C itself, in copies, calls, launches and waits, and looks each time whether all devices can be
-used; then it says READY, and works on until it is interrupted from outside, which ends it.
+The program interrupts itself in copies, calls, launches and waits, and checks each time that all devices work. Then it
+prints READY, and works until the campaign interrupts it, which ends it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ COMMAND = ("-m", "warpwell", "run", "--agents", "2", "--target", "cpu", "{source
 
 
 def left(folder: Path, seconds: float = 1.0) -> list[str]:
-    """Return the processes and files that are left, after some time, of what ran with a folder for temporary files."""
+    """Return the processes and files that a job with this temporary folder has not removed after `seconds`."""
     end = time.monotonic() + seconds
     while (found := [*_processes(folder), *_files(folder)]) and time.monotonic() < end:
         time.sleep(0.02)

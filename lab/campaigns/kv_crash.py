@@ -1,7 +1,7 @@
 """Crash campaigns on the log of key-value stores: ``python -m lab campaign kv_crash``.
 
-Kills at random moments, a kill at every system call, power cuts, failed calls, and flipped bits. The seed is
-printed, and the same seed gives the same scripts, cuts and flips (a random kill's moment is the machine's).
+Kills at random moments, a kill at every system call, power cuts, failed calls, and flipped bits. The seed is printed.
+The same seed repeats the scripts, cuts and flips, but not the exact moments of random kills.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class Counts:
     ----------
     runs : int
     lost, holes, wrong_bytes, refused : int
-        Runs after which an acknowledged put was gone, the store held no prefix of the trace, it held bytes that
-        were never put, or it did not open.
+        Runs after which an acknowledged put was missing, the contents were not a prefix of the trace, the store held
+        bytes that were never put, or it did not open.
     failed : int
-        Runs that ended in an error that should not be.
+        Runs that ended in an unexpected error.
     acknowledged : int
-        Committing steps that had been acknowledged, over all runs.
+        Committing steps that were acknowledged, in all runs.
     interrupted : int
-        Runs in which the crash came before the end.
+        Runs that crashed before the end of the script.
     seconds : float
     details : list of str
-        The first few that went wrong.
+        The first 10 faulty runs.
     """
 
     runs: int = 0
@@ -163,7 +163,7 @@ def _child(body: Callable[[], None], after: float | None) -> int:
 
 
 def _duration(script: Script, base: str) -> float:
-    with _folder(base) as folder:  # compiled code is then there in every child
+    with _folder(base) as folder:  # compiles the native code, so that children do not
         Run(script, folder, Files(), lambda done, durable: None).all()
     with _folder(base) as folder:
         start = time.monotonic()
@@ -185,10 +185,11 @@ def count_calls(script: Script, base: str) -> int:
 
 
 def power_cuts(count: int, seed: int, base: str, recorder: Callable[[str], RecordingFiles] = RecordingFiles) -> Counts:
-    """Let the power fail at random calls of loads, in part of the runs once more after the recovery.
+    """Cut the power at random calls of loads.
 
-    In another part the process is killed at the call, and the power fails after the recovery only.
-    `recorder` makes the system calls of the loads; one that forgets some shows that the campaign notices.
+    In some runs the power fails again after the recovery. In others the process is killed at the call, and the power
+    fails only after the recovery. `recorder` executes the system calls of the loads; a test passes a recorder that
+    omits syncs, to show that the campaign detects them.
     """
     rng, counts, start = random.Random(seed), Counts(), time.monotonic()
     while counts.runs < count:
@@ -232,7 +233,7 @@ def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Co
 
 
 def _cut_recovery(durability: str, held: State, files: RecordingFiles, second: str, rng: random.Random) -> object:
-    """Recover a store, put records, and cut the power somewhere behind the recovery."""
+    """Recover a store, put records, and cut the power at a call after the recovery."""
     after = {**held, b"second": rng.randbytes(rng.randint(0, 9000))}
     with Log.open(files.folder, writable=True, files=files) as log:
         before = len(files.events)
@@ -344,7 +345,7 @@ def _judge_crash(script: Script, events: list[Event], rng: random.Random | None,
 
 
 def _reopen_and_cut(durability: str, held: State, recording: RecordingFiles, rng: random.Random, base: str) -> object:
-    """Recover on the disk that has lost pages without saying so again, and cut the power once that is done."""
+    """Recover on a disk that has lost pages and reports no second error, and cut the power after the recovery."""
     with Log.open(recording.folder, writable=True, files=recording) as log:
         if contents(log) != held:
             return Verdict("hole", "a writer recovers other records than a reader")
@@ -354,7 +355,7 @@ def _reopen_and_cut(durability: str, held: State, recording: RecordingFiles, rng
 
 
 def _run_with_failure(run: Run, code: int) -> str | None:
-    """Do all steps, again after a full disk or an interrupt; return the problem, if there is one."""
+    """Execute all steps, and retry after a full disk or an interrupt; return the problem, or None."""
     for _ in range(4):
         try:
             run.all()
@@ -365,10 +366,10 @@ def _run_with_failure(run: Run, code: int) -> str | None:
             continue
         except errors.StorageFullError:
             if code != errno.ENOSPC:
-                return "EIO was taken for a full disk"
+                return "EIO was reported as a full disk"
         except errors.StoreFailedError:
             return _check_poisoned(run)
-        except OSError as error:  # creating or opening: nothing was made, and it may be tried again
+        except OSError as error:  # creating or opening failed: it left nothing behind, and can be retried
             if run.records is not None:
                 return f"a bare OSError: {error}"
         if not run.created and os.listdir(os.path.dirname(run.folder)):
@@ -387,17 +388,17 @@ def _check_poisoned(run: Run) -> str | None:
             continue
         except errors.ClosedError:
             return None
-        return "a store takes writes after one failed"
+        return "a store accepts writes after a failed write"
     records.close()
     return None
 
 
-# -- all of it ------------------------------------------------------------------------------------------------
+# -- command line ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _folder(base: str) -> Iterator[str]:
-    """Give the path of a folder that does not exist, and remove what is there afterwards."""
+    """Yield the path of a folder that does not exist, and remove the folder afterwards."""
     outer = tempfile.mkdtemp(dir=base)
     try:
         yield os.path.join(outer, "store.kv")
@@ -406,7 +407,7 @@ def _folder(base: str) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run campaigns and print their outcomes; 1 if anything went wrong."""
+    """Run campaigns and print their outcomes; return 1 if a run was faulty."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign kv_crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="kills at random moments")
     parser.add_argument("--every-call", action="store_true", help="a kill before, within and after every call")
@@ -416,7 +417,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--flips", action="store_true", help="flip every header byte and a sample of value bytes")
     parser.add_argument("--scripts", type=int, default=2, help="loads for --every-call, --faults and --interrupts")
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--folder", default=None, help="where stores are made (default: memory)")
+    parser.add_argument("--folder", default=None, help="folder of the stores (default: in memory)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     seed = options.seed if options.seed is not None else random.SystemRandom().getrandbits(32)
@@ -445,6 +446,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _line(outcome: Counts | Flips) -> str:
-    figures = {k: v for k, v in asdict(outcome).items() if k not in ("details", "seconds")}
-    text = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in figures.items())
+    results = {k: v for k, v in asdict(outcome).items() if k not in ("details", "seconds")}
+    text = ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in results.items())
     return "\n  ".join([f"{text} ({outcome.seconds:.1f} s)", *outcome.details])

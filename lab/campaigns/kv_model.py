@@ -1,8 +1,8 @@
 """Random operations on a store against a dict: ``python -m lab campaign kv_model --operations 1000000 --seed 1``.
 
-One operation is one call of the store; whatever it answers is compared. Now and then everything is compared, the
-store is closed and opened again, left by an exception (then only what was committed counts), compacted, and looked
-at by a reader that follows it.
+One operation is one call of the store, and its result is compared with the dict's. From time to time an operation
+compares all records, closes and reopens the store, leaves its ``with`` block by an exception (then only committed
+records remain), compacts it, or compares a reader that follows it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ DURABILITIES = ("commit", "commit", "commit", "none", "always")
 
 
 class KvModel:
-    """A store, the dict that it should equal, and the dict that was committed last.
+    """A store, the dict that it must equal, and the dict at the last commit.
 
     Parameters
     ----------
     folder : path-like
-        Emptied first, and used.
+        Folder of the store; existing files are deleted.
     seed : int
-        Decides everything.
+        Selects the keys, the values and the operations.
     durability : str, optional
     shards : int, optional
-        Left out, the seed selects them.
+        By default the seed selects durability and shards.
     """
 
     def __init__(self, folder: Path, seed: int, *, durability: str | None = None, shards: int | None = None) -> None:
@@ -64,7 +64,7 @@ class KvModel:
         Raises
         ------
         AssertionError
-            The store answered something else than the dict.
+            A result of the store differs from the dict.
         """
         at = 0
         while at < operations:
@@ -82,16 +82,16 @@ class KvModel:
             self.reader.close()
         self.store.close()
 
-    # -- what an operation draws ----------------------------------------------------------------------------
+    # -- random arguments of operations ----------------------------------------------------------------------------
 
-    def _one(self) -> Any:
-        """A key in one of its forms."""
+    def _random_key(self) -> Any:
+        """Return a key as bytes or, if possible, as an integer."""
         key = self.random.choice(self.pool)
         if len(key) == 8 and self.random.random() < 0.5:
             return int.from_bytes(key, "little", signed=True)
         return key
 
-    def _some(self) -> list[bytes]:
+    def _random_keys(self) -> list[bytes]:
         return self.random.choices(self.pool, k=self.random.randrange(60))
 
     def _value(self) -> bytes:
@@ -101,20 +101,20 @@ class KvModel:
     # -- operations -----------------------------------------------------------------------------------------
 
     def _put(self) -> None:
-        key, value = self._one(), self._value()
+        key, value = self._random_key(), self._value()
         self.store[key] = value
         self._put_in_model([key], [value])
 
     def _get(self) -> None:
-        key = self._one()
+        key = self._random_key()
         _same(self.store.get(key), self._held(key), key)
 
     def _contains(self) -> None:
-        key = self._one()
+        key = self._random_key()
         _same(key in self.store, _raw(key) in self.model, key)
 
     def _getitem(self) -> None:
-        key = self._one()
+        key = self._random_key()
         try:
             value = self.store[key]
         except KeyError:
@@ -122,12 +122,12 @@ class KvModel:
         _same(value, self._held(key), key)
 
     def _delete(self) -> None:
-        key = self._one()
+        key = self._random_key()
         _same(self.store.delete(key), self.model.pop(_raw(key), None) is not None, key)
         self._changed()
 
     def _put_many(self) -> None:
-        keys = self._some()
+        keys = self._random_keys()
         if self.random.random() < 0.5:
             values = [self._value() for _ in keys]
             self.store.put_many(keys, values)
@@ -138,28 +138,28 @@ class KvModel:
         self._put_in_model(keys, values)
 
     def _get_many(self) -> None:
-        keys = self._some()
+        keys = self._random_keys()
         values, found = self.store.get_many(keys)
         _same(values, [self._held(k) for k in keys], keys)
         _same(found.tolist(), [k in self.model for k in keys], keys)
 
     def _get_rows(self) -> None:
         size = self.random.choice((0, 8, 24, 64))
-        keys = [k for k in self._some() if len(self._held(k, bytes(size))) == size]
+        keys = [k for k in self._random_keys() if len(self._held(k, bytes(size))) == size]
         out = np.full((len(keys), size), 7, np.uint8)
         _, found = self.store.get_many(keys, out=out)
         _same(found.tolist(), [k in self.model for k in keys], keys)
         _same([row.tobytes() for row in out], [self._held(k, bytes(size)) for k in keys], keys)
 
     def _delete_many(self) -> None:
-        keys = self._some()[:15]
-        gone = {k for k in keys if self.model.pop(k, None) is not None}
-        _same(self.store.delete_many(keys), len(gone), keys)
+        keys = self._random_keys()[:15]
+        deleted = {k for k in keys if self.model.pop(k, None) is not None}
+        _same(self.store.delete_many(keys), len(deleted), keys)
         self._changed()
 
     def _list(self) -> None:
         prefix = self.random.choice(self.pool)[: self.random.randrange(3)]
-        start = self.random.choice((None, self._one()))
+        start = self.random.choice((None, self._random_key()))
         limit = self.random.choice((None, 0, 5))
         keys = [k for k, _ in self.model.values() if not prefix or (isinstance(k, bytes) and k.startswith(prefix))]
         expected = sorted((k for k in keys if start is None or _order(k) >= _order(start)), key=_order)
@@ -179,7 +179,7 @@ class KvModel:
         self._compare()
 
     def _leave(self) -> None:
-        """Leave by an exception: what was not committed is undone."""
+        """Leave a ``with`` block by an exception: uncommitted changes are undone."""
         try:
             with self.store:
                 raise _Left
@@ -194,7 +194,7 @@ class KvModel:
         self._compare()
 
     def _follow(self) -> None:
-        """A reader sees what was committed, and only that."""
+        """Compare the committed records with those that a reader sees."""
         if self.reader is None or self.random.random() < 0.1:
             if self.reader is not None:
                 self.reader.close()
@@ -252,7 +252,7 @@ class _Left(Exception):
 
 
 def _key(random_: random.Random, n: int) -> bytes:
-    """Keys of all lengths, many of them of 8 bytes, some only apart by a zero byte at their end."""
+    """Return a key. Keys have all lengths, many have 8 bytes, and some differ only in trailing zero bytes."""
     if n % 10 == 9:
         return random_.randbytes(2) * random_.randint(6, 255) + random_.randbytes(1)
     kind = n % 4
@@ -272,26 +272,26 @@ def _raw(key: Any) -> bytes:
     return key.to_bytes(8, "little", signed=True) if isinstance(key, int) else bytes(key)
 
 
-def _same(got: Any, expected: Any, what: Any) -> None:
+def _same(got: Any, expected: Any, operation: Any) -> None:
     if got != expected:
         shown = (repr(got)[:300], repr(expected)[:300])
-        raise AssertionError(f"{what!r}: the store has {shown[0]}, the dict {shown[1]}")
+        raise AssertionError(f"{operation!r}: the store has {shown[0]}, the dict {shown[1]}")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run from a command line; the exit code is 0 when all answers were right."""
+    """Run from a command line; return 0 if all results were right."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign kv_model", description=__doc__)
     parser.add_argument("--operations", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=None, help="left out: a new one")
+    parser.add_argument("--seed", type=int, default=None, help="default: random")
     parser.add_argument("--durability", choices=sorted(set(DURABILITIES)), default=None)
     parser.add_argument("--shards", type=int, default=None)
-    parser.add_argument("--folder", type=Path, default=None, help="where to work; left out: in memory, if possible")
+    parser.add_argument("--folder", type=Path, default=None, help="working folder (default: in memory, if possible)")
     options = parser.parse_args(arguments)
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
-    # An fsync in memory costs nothing; what a disk loses is not the question here.
+    # An fsync in memory costs nothing, and this campaign does not test power cuts.
     memory = Path("/dev/shm") if options.folder is None and Path("/dev/shm").is_dir() else options.folder
     folder = Path(tempfile.mkdtemp(prefix="warpwell-kv-model-", dir=memory))
-    begun = time.monotonic()
+    start_time = time.monotonic()
     try:
         model = KvModel(folder, seed, durability=options.durability, shards=options.shards)
         print(f"seed {seed}, durability {model.durability}, shards {len(model.shards or [])}", flush=True)
@@ -303,5 +303,6 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     counts = ", ".join(f"{name} {count}" for name, count in sorted(model.done.items()))
-    print(f"{options.operations} operations in {time.monotonic() - begun:.1f} s, all as a dict answers them: {counts}")
+    seconds = time.monotonic() - start_time
+    print(f"{options.operations} operations in {seconds:.1f} s, all with the results of the dict: {counts}")
     return 0

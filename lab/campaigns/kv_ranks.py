@@ -1,8 +1,8 @@
-"""Processes of a training run that is to be killed: a trainer, and a rank that loads for it.
+"""Processes of a training run that `lab.campaigns.kv_training` kills: a trainer, and the ranks that load for it.
 
-A trainer starts its ranks, joins their batches in the order of the ranks, learns from the whole, and writes a line
-for each step to a file. Now and then it saves weights and the loader's state. Started again after a kill, with any
-number of ranks, it goes on from there. `lab.campaigns.kv_training` starts trainers and kills them.
+A trainer starts its ranks, joins their batches in the order of the ranks, learns from the joined batch, and writes a
+line for each step to a file. At regular intervals it saves a checkpoint: the weights and the loader's state. A trainer
+that starts after a kill, with any number of ranks, resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ RANKS = "ranks.json"
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run is; its numbers hold for all processes.
+    """Options of a training run, for all of its processes.
 
     Attributes
     ----------
     store : str
         Folder of the store.
     folder : str
-        Where the trainer keeps its files.
+        Folder of the trainer's files.
     batch : int
         Rows of a global batch; a multiple of the number of ranks.
     epochs, seed : int
@@ -48,9 +48,9 @@ class Run:
     every : int
         Steps between checkpoints.
     pause : float
-        Seconds that a step takes longer than it must, so that kills fall into the run.
+        Sleep in each step in seconds, so that kills hit the run.
     state : dict, optional
-        Where the loaders begin.
+        State that the loaders resume from.
     """
 
     store: str
@@ -67,7 +67,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run: where it stood, its loss (as hexadecimal digits, exact) and the samples it learnt from."""
+    """One step of a run: its number and epoch, its exact loss (in hexadecimal digits), and the samples of its batch."""
 
     number: int
     epoch: int
@@ -78,20 +78,20 @@ class Step:
 def start(role: str, run: Run, **options: Any) -> subprocess.Popen[bytes]:
     """Start a process of a run: role "train" or "rank"."""
     command = [sys.executable, "-m", MODULE, role, json.dumps(asdict(run))]
-    # Products of matrices are to be summed in one order, and the machine may be small.
+    # One thread sums matrix products in a fixed order, and does not overload a small machine.
     return subprocess.Popen(command, env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}, **options)
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """Return the steps that trainers wrote, repeated ones as often as they were done; a torn last line is left out."""
+    """Return the steps that trainers wrote, with every repetition and without a torn last line."""
     path = folder / STEPS
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    fields = [line.split() for line in lines if line.endswith("\n")]
+    text = path.read_text() if path.exists() else ""
+    fields = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return [Step(int(n), int(e), loss, tuple(map(int, ids.split(",")))) for n, e, loss, ids in fields]
 
 
-def place_of(folder: Path) -> tuple[int, int]:
-    """Return the epoch and position of the last checkpoint; (0, 0) where there is none."""
+def checkpoint_position(folder: Path) -> tuple[int, int]:
+    """Return the epoch and position of the last checkpoint; (0, 0) without a checkpoint."""
     if not (folder / CHECKPOINT).exists():
         return 0, 0
     with np.load(folder / CHECKPOINT) as saved:
@@ -100,7 +100,7 @@ def place_of(folder: Path) -> tuple[int, int]:
 
 
 def train(run: Run) -> None:
-    """Train to the end of the last epoch, from the last checkpoint where there is one."""
+    """Train to the end of the last epoch, from the last checkpoint if one exists."""
     folder = Path(run.folder)
     model = Classifier(run.seed)
     number, state = 0, None
@@ -129,26 +129,32 @@ def train(run: Run) -> None:
 
 
 def _joined(ranks: list[subprocess.Popen[bytes]]) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-    """Give the epoch, the loaders' state and the global batch of each step."""
+    """Yield the epoch, the loaders' state and the global batch of each step."""
     while True:
         got = [_receive(process.stdout) for process in ranks]
         if all(message is None for message in got):
             return
         epochs, states, parts = zip(*got, strict=True)
-        if any(other != states[0] for other in states) or len(set(epochs)) != 1:
-            raise RuntimeError(f"ranks are at different places: {states}")
+        if any(state != states[0] for state in states) or len(set(epochs)) != 1:
+            raise RuntimeError(f"ranks are at different positions: {states}")
         yield epochs[0], states[0], {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        for process in ranks:  # as an all-reduce would: nobody begins the next step before all have done this one
-            _go_on(process.stdin)
+        for process in ranks:  # like an all-reduce: no rank begins the next step before all ranks have sent this one
+            _continue(process.stdin)
 
 
 def _receive(pipe: BinaryIO | Any) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Return what a rank sent; None at its end. A rank that was killed is an EOFError."""
+    """Return a message of a rank, or None at the end of its epochs.
+
+    Raises
+    ------
+    EOFError
+        The rank was killed.
+    """
     message: tuple[int, dict[str, Any], dict[str, Any]] | None = pickle.load(pipe)
     return message
 
 
-def _go_on(pipe: BinaryIO | Any) -> None:
+def _continue(pipe: BinaryIO | Any) -> None:
     pipe.write(b"\n")
     pipe.flush()
 
@@ -160,9 +166,9 @@ def _save(folder: Path, model: Classifier, number: int, state: dict[str, Any]) -
 
 
 def load(run: Run) -> None:
-    """Load the batches of one rank and send them through standard output, each with the loader's state after it.
+    """Load the batches of one rank and write them to standard output, each with the loader's state after it.
 
-    After each it waits for a line of standard input.
+    After each batch the rank waits for a line on standard input.
     """
     with kv.open(run.store) as store:
         loader = DataLoader(store, run.batch // run.world_size, seed=run.seed, rank=run.rank, world_size=run.world_size)

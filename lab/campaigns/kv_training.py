@@ -1,12 +1,12 @@
 """Training from a store against training from memory, through kills: ``python -m lab campaign kv_training``.
 
-A network learns scikit-learn's digits. The losses of all steps, exact to the last bit, and the samples that every step
-learnt from, in order, are compared with those of a run in one process that has all digits in memory:
+A network learns scikit-learn's digits. The reference run is one process with all digits in memory. Each other run must
+have the same losses, bit for bit, and the same samples in the same order:
 
-- one process that trains from the store;
-- ranks as processes, whose batches are joined in the order of the ranks;
-- ranks as processes, of which all or one are killed (SIGKILL) in mid-epoch, again and again. Each time another number
-  of ranks goes on from the last checkpoint. Steps that are done twice must come out the same twice.
+- one process trains from the store;
+- ranks train as processes, and the trainer joins their batches in the order of the ranks;
+- ranks train as processes, and all ranks or one rank are killed (SIGKILL) within an epoch, several times. After each
+  kill another number of ranks resumes from the last checkpoint. A repeated step must have the same result.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from warpwell.kv import Permutation
 from warpwell.train import DataLoader
 
 from .digits import SCHEMA, Classifier, digits
-from .kv_ranks import RANKS, Run, Step, place_of, start, steps_of
+from .kv_ranks import RANKS, Run, Step, checkpoint_position, start, steps_of
 
 LIMIT = 120.0
-"""Seconds that one trainer may take."""
+"""Timeout of a trainer, in seconds."""
 
 
 @dataclass
 class Result:
-    """What was compared.
+    """The comparison of a run with the reference run.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Result:
     different : str or None
         The first difference.
     kills, repeated : int
-        Kills, and steps that were done again.
+        Numbers of kills and of repeated steps.
     worlds : tuple of int
         Numbers of ranks, in turn.
     resumed_at : tuple of (int, int)
@@ -64,19 +64,19 @@ class Result:
     accuracy: float | None = None
 
     def line(self) -> str:
-        """Return it for a reader."""
-        said = self.different or "the same losses, bit for bit, and the same samples in the same order"
-        text = f"{self.run}: {self.steps} steps: {said}"
+        """Return the result as a line of text."""
+        comparison = self.different or "the same losses, bit for bit, and the same samples in the same order"
+        text = f"{self.run}: {self.steps} steps: {comparison}"
         if self.kills:
             worlds = " ".join(map(str, self.worlds))
-            places = " ".join(f"{epoch}:{position}" for epoch, position in self.resumed_at)
+            positions = " ".join(f"{epoch}:{position}" for epoch, position in self.resumed_at)
             text += f"; {self.kills} kills, {self.repeated} steps done again; ranks in turn {worlds}"
-            text += f"; resumed at epoch:position {places}"
+            text += f"; resumed at epoch:position {positions}"
         return text if self.accuracy is None else f"{text}; accuracy {self.accuracy:.3f}"
 
 
 def in_memory(data: dict[str, Any], run: Run) -> tuple[list[Step], float]:
-    """Train from arrays in memory; return the steps and the accuracy in the end."""
+    """Train from arrays in memory; return the steps and the final accuracy."""
     model, size = Classifier(run.seed), len(data["y"])
     steps: list[Step] = []
     for epoch in range(run.epochs):
@@ -102,15 +102,15 @@ def from_store(run: Run, data: dict[str, Any]) -> tuple[list[Step], float]:
 
 
 def with_ranks(run: Run) -> list[Step]:
-    """Train with ranks as processes, to the end."""
+    """Train all epochs with ranks as processes."""
     trainer = start("train", run)
     if trainer.wait(LIMIT) != 0:
         raise RuntimeError(f"a trainer with {run.world_size} ranks ended with {trainer.returncode}")
     return steps_of(Path(run.folder))
 
 
-def through_kills(run: Run, worlds: Sequence[int], kills: int, whole: int, chance: random.Random) -> Result:
-    """Train with ranks as processes, and kill them in mid-epoch `kills` times; the next number of `worlds` goes on.
+def through_kills(run: Run, worlds: Sequence[int], kills: int, step_count: int, chance: random.Random) -> Result:
+    """Train with ranks as processes, and kill them within an epoch `kills` times; resume with the next of `worlds`.
 
     Parameters
     ----------
@@ -118,19 +118,19 @@ def through_kills(run: Run, worlds: Sequence[int], kills: int, whole: int, chanc
     worlds : sequence of int
         Numbers of ranks, taken in turn.
     kills : int
-    whole : int
+    step_count : int
         Steps of the run.
     chance : random.Random
-        Decides when, and who is killed.
+        Selects the moments of the kills, and the killed processes.
 
     Returns
     -------
     Result
-        Not compared yet.
+        Without a comparison.
     """
     folder = Path(run.folder)
     used: list[int] = []
-    places: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     done = 0
     for kill in range(kills + 1):
         world = worlds[kill % len(worlds)]
@@ -138,14 +138,14 @@ def through_kills(run: Run, worlds: Sequence[int], kills: int, whole: int, chanc
         now = Run(**{**run.__dict__, "world_size": world})
         before = len(steps_of(folder))
         last = kill == kills
-        # a session of its own, so that one signal ends trainer and ranks
+        # A session of its own lets one signal end the trainer and its ranks.
         trainer = start("train", now, start_new_session=True, stderr=subprocess.DEVNULL if not last else None)
         if last:
             if trainer.wait(LIMIT) != 0:
-                raise RuntimeError(f"the trainer that was left alone ended with {trainer.returncode}")
+                raise RuntimeError(f"the last trainer, which was not killed, ended with {trainer.returncode}")
             break
-        # Leave each of the kills to come a part of the steps
-        target = before + chance.randint(1, max(1, (whole - done) // (kills - kill + 1)))
+        # Leave steps for each of the remaining kills.
+        target = before + chance.randint(1, max(1, (step_count - done) // (kills - kill + 1)))
         deadline = time.monotonic() + LIMIT
         while len(steps_of(folder)) < target and trainer.poll() is None:
             if time.monotonic() > deadline:
@@ -158,16 +158,16 @@ def through_kills(run: Run, worlds: Sequence[int], kills: int, whole: int, chanc
         else:
             os.kill(chance.choice(json.loads((folder / RANKS).read_text())), signal.SIGKILL)
         if trainer.wait(LIMIT) == 0:
-            raise RuntimeError("a trainer came to its end before it was killed: give more --epochs, or fewer --kills")
+            raise RuntimeError("a trainer finished before it was killed: use more --epochs or fewer --kills")
         done = max(step.number for step in steps_of(folder)) + 1
-        places.append(place_of(folder))
+        positions.append(checkpoint_position(folder))
     steps = steps_of(folder)
     repeated = len(steps) - len({step.number for step in steps})
-    return Result("killed and resumed", whole, None, kills, repeated, tuple(used), tuple(places))
+    return Result("killed and resumed", step_count, None, kills, repeated, tuple(used), tuple(positions))
 
 
 def difference(steps: Sequence[Step], expected: Sequence[Step]) -> str | None:
-    """Tell the first difference of a run, in which steps may be repeated, from the expected one."""
+    """Describe the first difference between a run, in which steps may be repeated, and the expected run."""
     for step in steps:
         if step.number >= len(expected):
             return f"step {step.number} of {len(expected)}"
@@ -180,14 +180,14 @@ def difference(steps: Sequence[Step], expected: Sequence[Step]) -> str | None:
     return f"step {min(absent)} is missing" if absent else None
 
 
-def compare(folder: Path, run: Run, worlds: Sequence[int], kills: int, say: Any = print) -> list[Result]:
-    """Make the store in `folder` and do all runs."""
+def compare(folder: Path, run: Run, worlds: Sequence[int], kills: int, report: Any = print) -> list[Result]:
+    """Create the store in `folder`, and execute all runs; `report` receives each line of text."""
     data = digits()
     with kv.create(folder / "digits.kv", schema=SCHEMA) as store:
         store.put_many(data["id"], data)
     expected, accuracy = in_memory(data, run)
     first, last = (float.fromhex(expected[k].loss) for k in (0, -1))
-    say(
+    report(
         f"{len(data['y'])} digits, {run.epochs} epochs in global batches of {run.batch}, seed {run.seed}; in memory: "
         f"{len(expected)} steps, loss {first:.4f} to {last:.4f}, accuracy {accuracy:.3f}"
     )
@@ -196,7 +196,7 @@ def compare(folder: Path, run: Run, worlds: Sequence[int], kills: int, say: Any 
     def add(result: Result, steps: Sequence[Step]) -> None:
         result.different = difference(steps, expected)
         results.append(result)
-        say(result.line())
+        report(result.line())
 
     steps, reached = from_store(run, data)
     add(Result("one process, from the store", len(steps), None, accuracy=reached), steps)
@@ -216,28 +216,30 @@ def _in(folder: Path, run: Run, **changes: Any) -> Run:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; return 1 where two runs differ."""
+    """Run the program; return 1 if two runs differ."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign kv_training", description=__doc__)
-    whole: Any = int
-    parser.add_argument("--ranks", type=whole, nargs="+", default=[1, 2, 4], help="numbers of ranks (1 2 4)")
-    parser.add_argument("--kills", type=whole, default=9, help="kills in mid-epoch (9)")
-    parser.add_argument("--epochs", type=whole, default=8, help="epochs (8)")
-    parser.add_argument("--batch", type=whole, default=64, help="rows of a global batch (64)")
-    parser.add_argument("--seed", type=whole, default=0, help="of weights, order and kills (0)")
-    parser.add_argument("--folder", type=Path, help="where to work (a temporary folder)")
-    parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
+    integer: Any = int
+    parser.add_argument("--ranks", type=integer, nargs="+", default=[1, 2, 4], help="numbers of ranks (1 2 4)")
+    parser.add_argument("--kills", type=integer, default=9, help="kills in mid-epoch (9)")
+    parser.add_argument("--epochs", type=integer, default=8, help="epochs (8)")
+    parser.add_argument("--batch", type=integer, default=64, help="rows of a global batch (64)")
+    parser.add_argument("--seed", type=integer, default=0, help="seed of weights, order and kills (0)")
+    parser.add_argument("--folder", type=Path, help="working folder (a temporary folder)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     if options.kills < 0 or options.epochs < 1 or options.batch < 1 or min(options.ranks) < 1:
         parser.error("--kills starts at 0; --epochs, --batch and --ranks start at 1")
     if any(options.batch % world for world in options.ranks):
-        parser.error(f"--batch {options.batch} is no multiple of every one of --ranks: {options.ranks}")
+        parser.error(f"--batch {options.batch} must be a multiple of each number of --ranks: {options.ranks}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run = Run(str(Path(folder) / "digits.kv"), folder, options.batch, options.epochs, options.seed)
-        results = compare(Path(folder), run, options.ranks, options.kills, (lambda _: None) if options.json else _say)
+        results = compare(
+            Path(folder), run, options.ranks, options.kills, (lambda _: None) if options.json else _print_now
+        )
     if options.json:
         print(json.dumps({"seed": options.seed, "results": [result.__dict__ for result in results]}, indent=2))
     return int(any(result.different for result in results))
 
 
-def _say(text: str) -> None:
+def _print_now(text: str) -> None:
     print(text, flush=True)

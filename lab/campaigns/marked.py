@@ -1,4 +1,4 @@
-"""`marked`: processes that were started, however indirectly, with a mark in their environment; what they hold."""
+"""Find the processes that inherited a mark in their environment, and their files in anonymous memory."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ MARK = "WARPWELL_TEST_RUN"
 
 
 def marked(mark: str, folder: str | Path | None = None) -> list[int]:
-    """Return the processes that have not ended and whose environment has this mark.
+    """Return the ids of the running processes with this mark in their environment.
 
     Parameters
     ----------
     mark : str
         Value of `MARK`.
     folder : path, optional
-        Value of ``TMPDIR`` that marks a process, too: workers get no variables of Warpwell's.
+        Value of ``TMPDIR`` that also marks a process, because workers do not get Warpwell's variables.
     """
     found = []
-    wanted = {f"{MARK}={mark}".encode(), *([] if folder is None else [f"TMPDIR={folder}".encode()])}
+    marks = {f"{MARK}={mark}".encode(), *([] if folder is None else [f"TMPDIR={folder}".encode()])}
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted & set((path / "environ").read_bytes().split(b"\0")):
+            if marks & set((path / "environ").read_bytes().split(b"\0")):
                 if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
                     found.append(int(path.name))
     return found
 
 
 def command_of(pid: int) -> str:
-    """Return the command of a process; nothing if it is gone."""
+    """Return the command of a process, or "" if it has exited."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -39,12 +39,12 @@ def command_of(pid: int) -> str:
 
 
 def seconds_until_none_is_left(mark: str, limit: float, folder: str | Path | None = None) -> float:
-    """Wait until no process has the mark; return how long that took.
+    """Wait until no process has the mark; return the seconds that this took.
 
     Raises
     ------
     AssertionError
-        Some were left after `limit` seconds.
+        Processes with the mark are still running after `limit` seconds.
     """
     began = time.monotonic()
     while (left := marked(mark, folder)) and time.monotonic() < began + limit:
@@ -56,7 +56,7 @@ def seconds_until_none_is_left(mark: str, limit: float, folder: str | Path | Non
 def memory_files(pids: list[int] | None = None) -> set[tuple[int, str]]:
     """Return inode and name of each file in anonymous memory that processes have open; by default all processes.
 
-    Descriptors count, mappings do not: who has the one and not the other has mapped it before, and ends with it.
+    Only descriptors count: a process with a mapping and without a descriptor keeps the file only until it exits.
     """
     found = set()
     for pid in [int(n) for n in os.listdir("/proc") if n.isdecimal()] if pids is None else pids:

@@ -1,11 +1,11 @@
 """Kills, ends, Ctrl-C, device faults and full disks in jobs of a pool: ``python -m lab campaign pool_faults``.
 
-Each job is one ``warpwell run``. Half of them are interrupted, the others lose a process, a device or the room for
-their files, or end in some way, at random moments that the seed decides. The programs are CUDA programs that know
-nothing of Warpwell (`cuda_client`), on the GPUs of this machine or on a fake driver, and with ``--programs devices``
-those that use ``ww.devices()``. It checks how each job ends and what it says; that a loss is told within 5 s while
-other devices and clients go on; that 5 s later no process, file, socket or shared memory of the job is left; and that
-in the end no memory of a GPU is.
+Each job is one ``warpwell run``. Half of the jobs are interrupted. The others lose a process, a device or the space for
+their files, or exit in a chosen way, at random moments that the seed selects. The programs are CUDA programs that do
+not import Warpwell (`cuda_client`), on the GPUs of this machine or on a stub driver. With ``--programs devices`` they
+are programs that use ``ww.devices()``. The campaign checks the exit status and the output of each job. A loss must be
+reported within 5 s, while other devices and clients continue. Within 5 s after the exit no process, file, socket or
+shared memory of the job may be left. After all jobs the memory of the GPUs must be free.
 """
 
 from __future__ import annotations
@@ -46,39 +46,39 @@ _PATH = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[
 CLIENT = str(Path(__file__).with_name("cuda_client.py"))
 _ELSEWHERE = Path(__file__).with_name("elsewhere.sh")
 _HOSTS = "localhost:1,elsewhere:3"
-"""As many ranks on each, the application and the communicator counted: Open MPI takes two such nodes for one else."""
+"""Nodes with equal numbers of ranks (with application and communicator); otherwise Open MPI takes both for one node."""
 _SLACK_MIB = 64
-"""Memory of a GPU that others may take during a campaign."""
+"""GPU memory that other programs may allocate during a campaign."""
 _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
-    "application": lambda words: words[1:3] == ["-m", "warpwell.pool.launch.application"],
-    "agent": lambda words: words[1:3] == ["-m", "warpwell.pool.agent.agent_main"],
-    "supervisor": lambda words: words[3].endswith("/supervise.py"),
-    "janitor": lambda words: words[3].endswith("/processes.py"),
-    "mpiexec": lambda words: words[0].endswith(("/mpiexec", "/prterun", "/mpiexec.hydra")),
-    "communicator": lambda words: words[1:3] == ["-m", "warpwell.pool.cuda.communicator_main"],
-    "worker": lambda words: words[0].endswith("/ww_worker"),
+    "application": lambda command: command[1:3] == ["-m", "warpwell.pool.launch.application"],
+    "agent": lambda command: command[1:3] == ["-m", "warpwell.pool.agent.agent_main"],
+    "supervisor": lambda command: command[3].endswith("/supervise.py"),
+    "janitor": lambda command: command[3].endswith("/processes.py"),
+    "mpiexec": lambda command: command[0].endswith(("/mpiexec", "/prterun", "/mpiexec.hydra")),
+    "communicator": lambda command: command[1:3] == ["-m", "warpwell.pool.cuda.communicator_main"],
+    "worker": lambda command: command[0].endswith("/ww_worker"),
 }
-"""What the commands of a job's processes begin with."""
+"""Predicates that recognize each process of a job by its command."""
 _RANDOM = "[0-9a-f]" * 8
-"""Of a job's name, after the process: a longer number of a process is another job's."""
+"""Pattern for the end of a job's name, which follows the process id. The fixed length excludes longer process ids."""
 _STACKS = 2.0
-"""Seconds in which an application that does not end writes where its threads are."""
-_under_way: dict[Path, Job] = {}
-"""By their folders."""
+"""Time for an application that hangs to write the stacks of its threads, in seconds."""
+_running_jobs: dict[Path, Job] = {}
+"""The running jobs by their folders."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where jobs run.
+class Setup:
+    """The environment in which jobs run.
 
     Parameters
     ----------
     environ : mapping
-        What their environment has besides.
+        Additional environment variables of the jobs.
     options : sequence of str
-        Of ``warpwell run``, for CUDA programs.
+        Options of ``warpwell run`` for CUDA programs.
     real : bool
-        The GPUs are real.
+        True for real GPUs, False for the stub driver.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -93,13 +93,13 @@ class Job:
     ----------
     arguments : list of str
     folder : str
-        For its temporary files; nothing else uses it.
+        Folder of its temporary files, not used by other programs.
     environ : mapping, optional
-        Additions to its environment.
+        Additional environment variables.
     before : sequence of str, optional
-        A command that runs it.
+        A command that runs the job.
     limits : sequence of (int, int), optional
-        Limits of its processes, for `resource.setrlimit`.
+        Resources and their limits, for `resource.setrlimit`.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Job:
         self.output: list[str] = []
         self.errors: list[str] = []
         self._memory: set[tuple[int, str]] = set()
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._line_queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def prepare() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have their background processes ignore it
-            for what, most in limits:
-                resource.setrlimit(what, (most, most))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells let background processes ignore it
+            for limited, maximum in limits:
+                resource.setrlimit(limited, (maximum, maximum))
 
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "warpwell", "run", *arguments],
@@ -134,7 +134,7 @@ class Job:
             env={**os.environ, **_PATH, **environ, MARK: self.mark, "TMPDIR": folder, "PYTHONFAULTHANDLER": "1"},
             preexec_fn=prepare,
         )
-        _under_way[self.folder] = self
+        _running_jobs[self.folder] = self
         self._readers = [
             threading.Thread(target=self._read, args=each, daemon=True)
             for each in ((self.process.stdout, self.output, True), (self.process.stderr, self.errors, False))
@@ -142,57 +142,57 @@ class Job:
         for reader in self._readers:
             reader.start()
 
-    def _read(self, stream: Any, kept: list[str], told: bool) -> None:
+    def _read(self, stream: Any, received: list[str], is_output: bool) -> None:
         with stream:
             for line in stream:
-                kept.append(line.rstrip("\n"))
-                if told:
-                    self._lines.put(kept[-1])
-        if told:
-            self._lines.put(None)
+                received.append(line.rstrip("\n"))
+                if is_output:
+                    self._line_queue.put(received[-1])
+        if is_output:
+            self._line_queue.put(None)
 
     def line(self, start: str, limit: float = START_LIMIT) -> list[str]:
-        """Wait for a line of output that begins with a word; return its words."""
+        """Wait for a line of output that begins with `start`; return its words."""
         until = time.monotonic() + limit
         while True:
             try:
-                line = self._lines.get(timeout=max(0.0, until - time.monotonic()))
+                line = self._line_queue.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no line {start!r} within {limit:g} s: {self.said()}") from None
-            assert line is not None, f"it ended without a line {start!r}: {self.said()}"
+                raise AssertionError(f"no line {start!r} within {limit:g} s: {self.recent_output()}") from None
+            assert line is not None, f"the job ended without a line {start!r}: {self.recent_output()}"
             if line.startswith(start):
                 self._memory |= memory_files(self.pids())
                 return line.split()
 
-    def said(self) -> str:
-        """Return what it has written so far."""
+    def recent_output(self) -> str:
+        """Return the last lines of its output and errors."""
         return " | ".join([*self.output[-20:], "errors:", *self.errors[-20:]])
 
     def pids(self) -> list[int]:
-        """Return its processes."""
+        """Return the ids of its processes."""
         return marked(self.mark, self.folder)
 
-    def find(self, who: str) -> list[int]:
-        """Return its processes of a kind, in the order of their start."""
-        return [pid for pid in sorted(self.pids()) if _PROCESSES[who]([*command_of(pid).split(" "), *[""] * 4])]
+    def find(self, role: str) -> list[int]:
+        """Return the ids of its processes of a role, in the order of their start."""
+        return [pid for pid in sorted(self.pids()) if _PROCESSES[role]([*command_of(pid).split(" "), *[""] * 4])]
 
     def interrupt(self, draw: random.Random, times: int = 1) -> None:
-        """Press Ctrl-C, as a terminal does for the processes in its foreground."""
+        """Press Ctrl-C: send SIGINT to the process group, as a terminal does."""
         for _ in range(times):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGINT)
             time.sleep(draw.uniform(0.05, 0.4) if times > 1 else 0.0)
 
     def end(self, timeout: float) -> tuple[int, str, str, float]:
-        """Wait; return status, output, errors, and the seconds until nothing was left."""
+        """Wait; return status, output, errors, and the seconds until all processes had exited."""
         try:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             left = [f"{pid} {command_of(pid)}" for pid in self.pids()]
-            said, stacks = self.said(), self._stacks()
+            shown, stacks = self.recent_output(), self._stacks()
             self.kill()
             raise AssertionError(
-                f"the job did not end within {timeout:g} s: {said}; the application is in: {stacks}; processes {left}"
+                f"the job did not end within {timeout:g} s: {shown}; the application is in: {stacks}; processes {left}"
             ) from None
         try:
             seconds = seconds_until_none_is_left(self.mark, LIMIT, self.folder)
@@ -201,11 +201,11 @@ class Job:
             self.kill()
         for reader in self._readers:
             reader.join(LIMIT)
-            assert not reader.is_alive(), "somebody still has its output open"
+            assert not reader.is_alive(), "a process still has the output open"
         return status, "\n".join(self.output), "\n".join(self.errors), seconds
 
     def _stacks(self) -> str:
-        """Have the application write where its threads are, which ends it; return that."""
+        """Abort the application, so that it writes the stacks of its threads; return them."""
         first = len(self.errors)
         for pid in (found := self.find("application")):
             with contextlib.suppress(ProcessLookupError):
@@ -213,11 +213,11 @@ class Job:
         until = time.monotonic() + _STACKS
         while set(found) & set(self.pids()) and time.monotonic() < until:
             time.sleep(0.05)
-        time.sleep(0.1)  # what it wrote last is read by a thread
+        time.sleep(0.1)  # a thread still reads the last lines
         return " | ".join(self.errors[first:][-60:])
 
     def _nothing_else_is_left(self) -> None:
-        """Look for files, sockets and memory; who ends last may still be removing some."""
+        """Check for files, sockets and memory, for some time: the last process may still be removing them."""
         until = time.monotonic() + LIMIT
         while (left := self._left()) and time.monotonic() < until:
             time.sleep(0.02)
@@ -238,7 +238,7 @@ class Job:
         return list(Path("/dev/shm").glob(f"warpwell-pool-{os.getuid()}-{self.process.pid}{_RANDOM}"))
 
     def kill(self) -> None:
-        """Kill all that is left of it, and remove its shared memory, for none is left who would."""
+        """Kill its remaining processes, and remove its shared memory, which no process would remove after that."""
         until = time.monotonic() + LIMIT
         while (left := self.pids()) and time.monotonic() < until:
             for pid in left:
@@ -251,8 +251,8 @@ class Job:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def lose_devices(place: Place, folder: str, draw: random.Random, moment: str) -> list[dict[str, Any]]:
-    """Run a program that loses all devices but one."""
+def lose_devices(setup: Setup, folder: str, draw: random.Random, moment: str) -> list[dict[str, Any]]:
+    """Run a program that loses all devices except one."""
     program = "lab.campaigns.pool_losing"
     job = Job(["--agents", str(AGENTS), "-m", program, moment, str(draw.randrange(10**6))], folder)
     status, output, errors, left = job.end(120)
@@ -262,21 +262,21 @@ def lose_devices(place: Place, folder: str, draw: random.Random, moment: str) ->
     return [{"what": f"{e['how']} in mid-{moment}", "seconds": e["seconds"], "left": left} for e in found]
 
 
-def kill_while_starting(place: Place, folder: str, draw: random.Random) -> list[dict[str, Any]]:
+def kill_while_starting(setup: Setup, folder: str, draw: random.Random) -> list[dict[str, Any]]:
     """Kill an agent at a random moment before it is ready."""
     job = Job(["--agents", "3", "-c", _WAITING], folder)
     agents: list[int] = []
     while not agents and time.monotonic() < job.began + START_LIMIT:
         agents = job.find("agent")
         time.sleep(0.005)
-        assert job.process.poll() is None, job.said()
+        assert job.process.poll() is None, job.recent_output()
     time.sleep(draw.uniform(0.0, 1.0))
     os.kill(draw.choice(agents), signal.SIGKILL)
     killed = time.monotonic()
     while job.process.poll() is None and time.monotonic() < killed + START_LIMIT:
         time.sleep(0.01)
         if time.monotonic() > killed + LIMIT and len(job.find("agent")) == 2:
-            break  # it was ready already, and the application goes on
+            break  # the agent was already ready, and the application continues
     if job.process.poll() is None:
         os.kill(job.find("application")[0], signal.SIGKILL)
         status, _, _, left = job.end(20)
@@ -298,8 +298,8 @@ _ENDINGS: dict[str, tuple[str, int]] = {
 }
 
 
-def end_application(place: Place, folder: str, draw: random.Random, how: str) -> list[dict[str, Any]]:
-    """End an application that uses ``ww.devices()`` in some way."""
+def end_application(setup: Setup, folder: str, draw: random.Random, how: str) -> list[dict[str, Any]]:
+    """End an application that uses ``ww.devices()``, in the way `how`."""
     program, expected = _ENDINGS[how]
     job = Job(["--agents", "2", "-c", program], folder)
     killed = None
@@ -314,24 +314,24 @@ def end_application(place: Place, folder: str, draw: random.Random, how: str) ->
     return [{"what": f"application: {how}", "seconds": seconds, "left": left}]
 
 
-# -- CUDA programs that know nothing of Warpwell -----------------------------------------------------------------------
+# -- CUDA programs that do not import Warpwell -----------------------------------------------------------------------
 
 
-def _client(place: Place, folder: str, draw: random.Random, *act: str, agents: int = 1, **more: Any) -> Job:
-    """Start a program with so many agents here; with 0, with some of `_HOSTS`."""
-    environ = {**place.environ, **({"CLIENT_NUMBA": "1"} if draw.random() < (0.3 if place.real else 0.1) else {})}
-    where = ["--agents", str(agents)] if agents else ["--tcp", "--hosts", _HOSTS]
+def _client(setup: Setup, folder: str, draw: random.Random, *act: str, agents: int = 1, **options: Any) -> Job:
+    """Start a program with agents on this host, or on `_HOSTS` if `agents` is 0."""
+    environ = {**setup.environ, **({"CLIENT_NUMBA": "1"} if draw.random() < (0.3 if setup.real else 0.1) else {})}
+    agent_options = ["--agents", str(agents)] if agents else ["--tcp", "--hosts", _HOSTS]
     if not agents:
         environ |= {"PRTE_MCA_plm_ssh_agent": f"/bin/sh {_ELSEWHERE}", "FAKE_DEVICES": "4"}
-    return Job([*where, *place.options, CLIENT, *act], folder, environ, **more)
+    return Job([*agent_options, *setup.options, CLIENT, *act], folder, environ, **options)
 
 
-def interrupt(place: Place, folder: str, draw: random.Random, when: str) -> list[dict[str, Any]]:
-    """Press Ctrl-C once or three times: during the start, in work, in a call of the driver, at the end, with hosts."""
+def interrupt(setup: Setup, folder: str, draw: random.Random, when: str) -> list[dict[str, Any]]:
+    """Press Ctrl-C once or three times at a moment: start, work, a driver call, the end, or with several hosts."""
     act = {"blocked": ("waits",), "end": ("rounds", "0.1"), "children": ("children", "30")}.get(when, ("rounds", "30"))
-    job = _client(place, folder, draw, *act, agents=0 if when == "hosts" else 1)
+    job = _client(setup, folder, draw, *act, agents=0 if when == "hosts" else 1)
     if when == "start":
-        time.sleep(draw.uniform(0.05, 5.0 if place.real else 2.5))
+        time.sleep(draw.uniform(0.05, 5.0 if setup.real else 2.5))
     else:
         job.line("rounds" if when == "end" else "ready")
         time.sleep(draw.uniform(0.0, 0.5))
@@ -340,58 +340,58 @@ def interrupt(place: Place, folder: str, draw: random.Random, when: str) -> list
     job.interrupt(draw, times)
     status, output, errors, left = job.end(20)
     seconds = time.monotonic() - pressed - left
-    # before the command has begun and after it has ended Python itself ends it: by the signal, which shells call 130
+    # Before and after the command itself, Python ends the process by the signal, which shells report as 130.
     ended = {130, -signal.SIGINT} if when in ("start", "end", "three", "blocked") else {130}
     allowed = ended | {0} if when == "end" else ended
     if status == 1 and when == "start" and errors.endswith("KeyboardInterrupt"):
-        allowed = {1}  # as Python itself had begun to load its modules
-    assert status in allowed and "wrong" not in output, f"status {status}: {job.said()}"
+        allowed = {1}  # Python was still importing its own modules
+    assert status in allowed and "wrong" not in output, f"status {status}: {job.recent_output()}"
     assert "no launcher" not in errors and seconds < LIMIT, f"{seconds:.1f} s: {errors}"
     return [{"what": f"Ctrl-C: {when}", "seconds": seconds, "left": left}]
 
 
-_PATIENCE = {"worker": "8", "agent": "2", "communicator": "1"}
-"""Seconds in which the program tries to have back a device that was lost with such a process; a worker comes back."""
+_RESET_SECONDS = {"worker": "8", "agent": "2", "communicator": "1"}
+"""Time for which the program tries to reset a device that was lost with this process, in seconds; "worker" succeeds."""
 
 
-def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[str, Any]]:
-    """Kill a process of a job at a random moment: its status is that, and a lost device is told."""
-    hosts = who == "communicator"
-    on_device = who in _PATIENCE
-    act = ("rounds", "6" if who == "janitor" else "20", *([_PATIENCE[who]] if on_device else []))
-    job = _client(place, folder, draw, *act, agents=0 if hosts else 2 if on_device else 1)
-    ready = on_device or who == "janitor" or draw.random() < 0.6
+def kill(setup: Setup, folder: str, draw: random.Random, role: str) -> list[dict[str, Any]]:
+    """Kill a process of a job at a random moment, and check the job's status and the report of a lost device."""
+    hosts = role == "communicator"
+    on_device = role in _RESET_SECONDS
+    act = ("rounds", "6" if role == "janitor" else "20", *([_RESET_SECONDS[role]] if on_device else []))
+    job = _client(setup, folder, draw, *act, agents=0 if hosts else 2 if on_device else 1)
+    ready = on_device or role == "janitor" or draw.random() < 0.6
     if ready:
         job.line("ready")
         time.sleep(draw.uniform(0.0, 0.4))
     else:
         time.sleep(draw.uniform(0.05, 1.5))
-    pids = [job.process.pid] if who == "launcher" else job.find(who)
+    pids = [job.process.pid] if role == "launcher" else job.find(role)
     until = time.monotonic() + START_LIMIT
     while not pids and job.process.poll() is None and time.monotonic() < until:
         time.sleep(0.005)
-        pids = job.find(who)
-    assert pids, f"there is no {who}: {job.said()}"
-    if who == "worker":
-        pids = pids[:2]  # those of the two devices; spare ones are started later
+        pids = job.find(role)
+    assert pids, f"the job has no {role}: {job.recent_output()}"
+    if role == "worker":
+        pids = pids[:2]  # the workers of the two devices; spare workers start later
     killed = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.kill(draw.choice(pids), signal.SIGKILL)
-    told = 0.0
+    reported = 0.0
     if on_device:
         lost = {int(job.line("lost", 2 * LIMIT)[1])}
-        told = time.monotonic() - killed
+        reported = time.monotonic() - killed
         back = [job.line("back", 4 * LIMIT)[2]]
         for _ in range(2 * hosts):
             lost.add(int(job.line("lost", 2 * LIMIT)[1]))
             back.append(job.line("back", 4 * LIMIT)[2])
         counts = job.line("rounds", 2 * LIMIT)
-        others = set(range(len(counts) - 1)) - lost
-        assert others and all(int(counts[1 + other]) > 1 for other in others), f"other devices: {job.said()}"
-        assert not hosts or lost == {1, 2, 3}, job.said()
-        assert set(back) == {str(who == "worker")}, f"after a reset: {job.said()}"
+        working = set(range(len(counts) - 1)) - lost
+        assert working and all(int(counts[1 + device]) > 1 for device in working), job.recent_output()
+        assert not hosts or lost == {1, 2, 3}, job.recent_output()
+        assert set(back) == {str(role == "worker")}, f"after a reset: {job.recent_output()}"
     status, output, errors, left = job.end(30)
-    seconds = told or max(0.0, time.monotonic() - killed - left)
+    seconds = reported or max(0.0, time.monotonic() - killed - left)
     expected = {
         "application": (137,),
         "worker": (0,),
@@ -400,72 +400,77 @@ def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[
         "janitor": (0,),
         "launcher": (-9,),
     }
-    assert "wrong" not in output and status in expected.get(who, range(1, 256)), f"status {status}: {job.said()}"
-    bound = 4 * LIMIT if who == "janitor" else LIMIT if ready else 3 * LIMIT
+    assert "wrong" not in output and status in expected.get(role, range(1, 256)), (
+        f"status {status}: {job.recent_output()}"
+    )
+    bound = 4 * LIMIT if role == "janitor" else LIMIT if ready else 3 * LIMIT
     assert seconds < bound, f"it took {seconds:.1f} s: {errors}"
-    return [{"what": f"kill the {who}", "seconds": seconds, "left": left}]
+    return [{"what": f"kill the {role}", "seconds": seconds, "left": left}]
 
 
 _CODES = {"fault": "700", "fail": "710"}
 
 
-def fail_beside(place: Place, folder: str, draw: random.Random, kernel: str) -> list[dict[str, Any]]:
-    """Let two clients fault on a device on which another one works."""
-    job = _client(place, folder, draw, "beside", kernel)
+def fail_while_shared(setup: Setup, folder: str, draw: random.Random, kernel: str) -> list[dict[str, Any]]:
+    """Let two clients fault on a device that another client uses."""
+    job = _client(setup, folder, draw, "share", kernel)
     status, output, _errors, left = job.end(60)
-    lines = [line for line in output.splitlines() if not line.startswith("Assert")]
-    assert status == 0 and lines[:2] == [f"ready code {_CODES[kernel]}"] * 2, f"status {status}: {job.said()}"
-    assert lines[2].startswith("rounds") and "wrong" not in output, job.said()
+    rows = [line for line in output.splitlines() if not line.startswith("Assert")]
+    assert status == 0 and rows[:2] == [f"ready code {_CODES[kernel]}"] * 2, f"status {status}: {job.recent_output()}"
+    assert rows[2].startswith("rounds") and "wrong" not in output, job.recent_output()
     return [{"what": f"a client's device code {_CODES[kernel]}", "seconds": 0.0, "left": left}]
 
 
-_WAYS = {"normal": 0, "raise": 1, "status 3": 3, "_exit 3": 3, "abort": 134, "thread": 3, "exec": 0}
+_EXIT_STATUS = {"normal": 0, "raise": 1, "status 3": 3, "_exit 3": 3, "abort": 134, "thread": 3, "exec": 0}
 
 
-def end_client(place: Place, folder: str, draw: random.Random, how: str) -> list[dict[str, Any]]:
-    """End a program that has work under way on its devices."""
-    job = _client(place, folder, draw, "ends", how, agents=2, limits=[(resource.RLIMIT_CORE, 0)])
+def end_client(setup: Setup, folder: str, draw: random.Random, how: str) -> list[dict[str, Any]]:
+    """End a program while its devices execute its work."""
+    job = _client(setup, folder, draw, "ends", how, agents=2, limits=[(resource.RLIMIT_CORE, 0)])
     status, output, _errors, left = job.end(60)
-    assert status == _WAYS[how] and "ready" in output and "wrong" not in output, f"status {status}: {job.said()}"
+    assert status == _EXIT_STATUS[how] and "ready" in output and "wrong" not in output, (
+        f"status {status}: {job.recent_output()}"
+    )
     return [{"what": f"ends: {how}", "seconds": 0.0, "left": left}]
 
 
-def orphans(place: Place, folder: str, draw: random.Random) -> list[dict[str, Any]]:
-    """Kill a program whose children work on its devices: they end with the job."""
-    job = _client(place, folder, draw, "children", "30")
+def orphans(setup: Setup, folder: str, draw: random.Random) -> list[dict[str, Any]]:
+    """Kill a program with child processes that use its devices: they must end with the job."""
+    job = _client(setup, folder, draw, "children", "30")
     job.line("ready")
     job.line("ready")
     time.sleep(draw.uniform(0.0, 0.3))
     os.kill(job.find("application")[0], signal.SIGKILL)
     killed = time.monotonic()
     status, output, _errors, left = job.end(20)
-    assert status == 137 and "wrong" not in output, f"status {status}: {job.said()}"
+    assert status == 137 and "wrong" not in output, f"status {status}: {job.recent_output()}"
     return [{"what": "kill a parent", "seconds": time.monotonic() - killed - left, "left": left}]
 
 
 _MOUNTED = 'mount -t tmpfs -o size="$1" tmpfs "$2" && shift 2 && exec "$@"'
 
 
-def without_room(place: Place, folder: str, draw: random.Random, what: str) -> list[dict[str, Any]]:
-    """Run a program where files find no room: it works, or says why not; nothing hangs."""
+def without_room(setup: Setup, folder: str, draw: random.Random, resource_name: str) -> list[dict[str, Any]]:
+    """Run a program with a limited space or number of files: it works or reports an error, and never hangs."""
     limits: list[tuple[int, int]] = []
     before: list[str] = []
-    if what == "files":
+    if resource_name == "files":
         limits = [(resource.RLIMIT_FSIZE, draw.choice((0, 100, 4096, 100_000, 2 << 20, 20 << 20)))]
-    elif what == "descriptors":
+    elif resource_name == "descriptors":
         limits = [(resource.RLIMIT_NOFILE, draw.randrange(8, 80))]
     else:
         size = draw.choice(("4k", "8k", "32k", "128k", "1m", "8m"))
-        before = ["unshare", "-m", "sh", "-c", _MOUNTED, "sh", size, folder if what == "TMPDIR" else "/dev/shm"]
-    job = _client(place, folder, draw, "rounds", "0.2", agents=2, before=before, limits=limits)
+        target = folder if resource_name == "TMPDIR" else "/dev/shm"
+        before = ["unshare", "-m", "sh", "-c", _MOUNTED, "sh", size, target]
+    job = _client(setup, folder, draw, "rounds", "0.2", agents=2, before=before, limits=limits)
     status, output, errors, left = job.end(60)
-    assert "wrong" not in output, job.said()
-    assert "rounds" in output if status == 0 else errors, f"status {status}: {job.said()}"
-    return [{"what": f"no room: {what}", "seconds": 0.0, "left": left}]
+    assert "wrong" not in output, job.recent_output()
+    assert "rounds" in output if status == 0 else errors, f"status {status}: {job.recent_output()}"
+    return [{"what": f"no room: {resource_name}", "seconds": 0.0, "left": left}]
 
 
 def _can_mount() -> bool:
-    """Whether a folder of a size can be had for a job alone."""
+    """Return True if a file system of limited size can be mounted for one job."""
     if shutil.which("unshare") is None:
         return False
     line = ["unshare", "-m", "sh", "-c", _MOUNTED, "sh", "4k", "/dev/shm", "true"]
@@ -476,7 +481,7 @@ _Kind = tuple[str, Callable[..., list[dict[str, Any]]], tuple[Any, ...]]
 
 
 def kinds(programs: str) -> list[_Kind]:
-    """Return the kinds of jobs, in the order in which they come: each second one is interrupted."""
+    """Return the types of jobs in the order of their execution; each second job is interrupted."""
     presses: list[_Kind] = [
         (f"interrupt {when}", interrupt, (when,))
         for when in ("start", "work", "blocked", "three", "start", "end", "work", "children", "hosts")
@@ -484,13 +489,13 @@ def kinds(programs: str) -> list[_Kind]:
     rooms = ["files", "descriptors", *(["TMPDIR", "shared memory"] if _can_mount() else [])]
     cuda: list[_Kind] = [
         *(
-            (f"kill {who}", kill, (who,))
-            for who in ("worker", "application", "agent", "launcher", "supervisor", "communicator")
+            (f"kill {role}", kill, (role,))
+            for role in ("worker", "application", "agent", "launcher", "supervisor", "communicator")
         ),
-        *((f"beside {kernel}", fail_beside, (kernel,)) for kernel in _CODES),
-        *((f"end {how}", end_client, (how,)) for how in _WAYS),
-        *((f"kill {who}", kill, (who,)) for who in ("worker", "mpiexec", "agent", "janitor", "application")),
-        *((f"room {what}", without_room, (what,)) for what in rooms),
+        *((f"share {kernel}", fail_while_shared, (kernel,)) for kernel in _CODES),
+        *((f"end {how}", end_client, (how,)) for how in _EXIT_STATUS),
+        *((f"kill {role}", kill, (role,)) for role in ("worker", "mpiexec", "agent", "janitor", "application")),
+        *((f"room {resource_name}", without_room, (resource_name,)) for resource_name in rooms),
         ("orphans", orphans, ()),
     ]
     devices: list[_Kind] = [
@@ -500,19 +505,19 @@ def kinds(programs: str) -> list[_Kind]:
     ]
     if programs == "devices":
         return devices
-    return [each for k, other in enumerate(cuda) for each in (presses[k % len(presses)], other)]
+    return [job for k, loss in enumerate(cuda) for job in (presses[k % len(presses)], loss)]
 
 
-def place_for(driver: str | None) -> Place:
-    """Return where the CUDA programs run: ``real``, ``fake``, or None for real where there is a GPU."""
+def setup_for(driver: str | None) -> Setup:
+    """Return the setup of CUDA programs: driver ``real`` or ``fake``; None selects ``real`` if a GPU exists."""
     real = driver == "real" or (driver is None and bool(list_gpus()))
     if real:
-        return Place({}, ["--share-gpu", "--cuda", "pool"], True)
-    return Place({DRIVER: str(build.build().fake)}, ["--target", "cpu"])
+        return Setup({}, ["--share-gpu", "--cuda", "pool"], True)
+    return Setup({DRIVER: str(build.build().fake)}, ["--target", "cpu"])
 
 
 def _gpu_memory() -> list[int]:
-    """Return the memory in use on each GPU in MiB; nothing if there is none to ask."""
+    """Return the memory in use on each GPU in MiB; an empty list without nvidia-smi."""
     line = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
@@ -522,7 +527,7 @@ def _gpu_memory() -> list[int]:
 
 
 def _grown(before: list[int]) -> str:
-    """Say what more memory of GPUs is in use than before, soon after the jobs; nothing if none is."""
+    """Describe GPU memory that is still in use some time after the jobs; return "" if it was freed."""
     until = time.monotonic() + LIMIT
     while True:
         after = _gpu_memory()
@@ -534,34 +539,34 @@ def _grown(before: list[int]) -> str:
 
 
 def _kill_until_done(jobs: Sequence[Future[Any]]) -> None:
-    """Kill what is under way, and what threads begin that did not know yet."""
+    """Kill the running jobs, and jobs that threads start in the meantime."""
     while not all(job.done() for job in jobs):
-        for each in list(_under_way.values()):
-            each.kill()
+        for running in list(_running_jobs.values()):
+            running.kill()
         time.sleep(0.05)
 
 
 class Campaign:
-    """Jobs with numbers: a seed and a number always make the same job.
+    """Numbered jobs: a seed and a number always give the same job.
 
     Parameters
     ----------
-    place : Place
+    setup : Setup
     seed : int
     kinds : list
-        See `kinds`.
+        The types of jobs; see `kinds`.
     """
 
-    def __init__(self, place: Place, seed: int, kinds: list[_Kind]) -> None:
-        self._place, self._seed, self._kinds = place, seed, kinds
+    def __init__(self, setup: Setup, seed: int, kinds: list[_Kind]) -> None:
+        self._setup, self._seed, self._kinds = setup, seed, kinds
         self.found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.failures: list[str] = []
         self._stopped = threading.Event()
 
     def run(self, numbers: Sequence[int], at_a_time: int = 1, seconds: float = float("inf")) -> int:
-        """Run jobs, so many at a time; begin none after so many seconds. Return how many ran.
+        """Run jobs, `at_a_time` in parallel; start no job after `seconds`. Return the number of jobs that ran.
 
-        Ctrl-C ends those that are under way, too: they are sessions of their own.
+        Ctrl-C also ends the running jobs, which do not receive the signal because they have their own sessions.
         """
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(at_a_time) as pool:
@@ -570,18 +575,18 @@ class Campaign:
                 return sum(job.result() for job in jobs)
             except BaseException:
                 self._stopped.set()
-                threading.Thread(target=_kill_until_done, args=(jobs,)).start()  # a second Ctrl-C does not stop it
+                threading.Thread(target=_kill_until_done, args=(jobs,)).start()  # not stopped by a second Ctrl-C
                 raise
 
     def _job(self, number: int) -> bool:
         if self._stopped.is_set():
             return False
-        name, act, words = self._kinds[number % len(self._kinds)]
+        name, act, parameters = self._kinds[number % len(self._kinds)]
         draw = random.Random(self._seed * 1_000_003 + number)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ww-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
-                for each in act(self._place, folder, draw, *words):
+                for each in act(self._setup, folder, draw, *parameters):
                     self.found[each["what"]].append({**each, "took": time.monotonic() - began})
             except Exception as error:
                 if self._stopped.is_set():
@@ -589,32 +594,32 @@ class Campaign:
                 self.failures.append(f"job {number} ({name}): {type(error).__name__}: {error}")
                 print(self.failures[-1], file=sys.stderr, flush=True)
             finally:
-                if job := _under_way.pop(Path(folder), None):
+                if job := _running_jobs.pop(Path(folder), None):
                     job.kill()
         return True
 
     def table(self) -> list[str]:
-        """Return a line for each kind."""
-        lines = []
-        for what, times_of in sorted(self.found.items()):
-            told, left, took = (sorted(e[key] for e in times_of) for key in ("seconds", "left", "took"))
-            lines.append(
-                f"{what:26} {len(told):4} times; told or ended after {told[len(told) // 2]:.2f} s (median),"
-                f" {told[-1]:.2f} s (most); nothing left {left[-1]:.2f} s later (most); a job took"
-                f" {took[len(took) // 2]:.1f} s"
+        """Return a line of results for each type of job."""
+        rows = []
+        for job_type, results in sorted(self.found.items()):
+            reported, left, took = (sorted(result[key] for result in results) for key in ("seconds", "left", "took"))
+            rows.append(
+                f"{job_type:26} {len(reported):4} times; reported or ended after {reported[len(reported) // 2]:.2f} s"
+                f" (median), {reported[-1]:.2f} s (maximum); nothing left {left[-1]:.2f} s later (maximum); a job took"
+                f" {took[len(took) // 2]:.1f} s (median)"
             )
-        return lines
+        return rows
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run; return 1 if anything was not as it should be."""
+    """Run the campaign; return 1 if a job failed."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign pool_faults", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, metavar="N", help="default 200")
     parser.add_argument("--seed", type=int, default=7, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first job (default 0)")
     parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="jobs that run together (default 1)")
     parser.add_argument(
-        "--within", type=float, default=float("inf"), metavar="SECONDS", help="begin no job after so many seconds"
+        "--within", type=float, default=float("inf"), metavar="SECONDS", help="start no job after SECONDS"
     )
     parser.add_argument(
         "--programs",
@@ -622,20 +627,20 @@ def main(argv: list[str] | None = None) -> int:
         default="cuda",
         help="unmodified CUDA programs (default), or programs that use ww.devices()",
     )
-    parser.add_argument("--driver", choices=("real", "fake"), help="default: real where there is a GPU")
-    parser.add_argument("--only", metavar="WORD", help="kinds of jobs whose name has this word")
+    parser.add_argument("--driver", choices=("real", "fake"), help="default: real if a GPU exists")
+    parser.add_argument("--only", metavar="WORD", help="only jobs with this word in their name")
     arguments = parser.parse_args(argv)
-    wanted = [each for each in kinds(arguments.programs) if (arguments.only or "") in each[0]]
-    if not wanted:
-        parser.error(f"--only {arguments.only}: the kinds are {', '.join(sorted({k[0] for k in kinds('cuda')}))}")
-    campaign = Campaign(place_for(arguments.driver), arguments.seed, wanted)
+    selected = [each for each in kinds(arguments.programs) if (arguments.only or "") in each[0]]
+    if not selected:
+        parser.error(f"--only {arguments.only}: choose from {', '.join(sorted({k[0] for k in kinds('cuda')}))}")
+    campaign = Campaign(setup_for(arguments.driver), arguments.seed, selected)
     before, began = _gpu_memory(), time.monotonic()
     jobs = campaign.run(range(arguments.first, arguments.first + arguments.jobs), arguments.at_a_time, arguments.within)
     print("\n".join(campaign.table()))
     if grown := _grown(before):
         campaign.failures.append(grown)
         print(grown, file=sys.stderr)
-    presses = sum(len(each) for what, each in campaign.found.items() if "Ctrl-C" in what)
+    presses = sum(len(results) for name, results in campaign.found.items() if "Ctrl-C" in name)
     print(
         f"{len(campaign.failures)} failures in {jobs} jobs, {presses} of them interrupted,"
         f" in {time.monotonic() - began:.0f} s{f'; memory of GPUs {before} MiB' if before else ''}"

@@ -1,6 +1,6 @@
-"""A program that loses all of its devices but one, each in the middle of a copy or a kernel, and goes on with the rest.
+"""A program that loses all devices except one, during copies or kernels, and continues with the remaining devices.
 
-``warpwell run --agents N -m lab.campaigns.pool_losing MOMENT SEED`` prints a JSON list of what happened.
+``warpwell run --agents N -m lab.campaigns.pool_losing MOMENT SEED`` prints a JSON list of the losses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warpwell.targets.primitives import grid
 HOWS = ("kill", "exit", "stop")
 MOMENTS = ("copy", "kernel")
 LIMIT = 5.0
-"""Seconds in which a loss must be told."""
+"""Time within which a loss must be reported, in seconds."""
 
 _LONG = 4_000_000_000
 _LARGE = 32 << 20
@@ -49,16 +49,16 @@ def _long(out: Any, n: Any) -> None:
 
 
 def exit_later(seconds: float) -> None:
-    """Have this process end soon, on its own."""
+    """Exit this process after some seconds."""
     threading.Timer(seconds, os._exit, (3,)).start()
 
 
 def nothing() -> None:
-    """Have an agent import this module."""
+    """Make an agent import this module."""
 
 
 class _Busy(threading.Thread):
-    """Uses a device all the time, and notices if a result is wrong or does not come."""
+    """Uses a device all the time, and records a wrong or missing result."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(daemon=True)
@@ -68,10 +68,10 @@ class _Busy(threading.Thread):
         self.ending = False
 
     def run(self) -> None:
-        """Work until told to end."""
+        """Work until `ending` is set."""
         data = np.arange(1000, dtype=np.int64)
         try:
-            stream = self.device.stream()  # a copy that fails in another one is told there
+            stream = self.device.stream()  # a failed copy of another stream is reported on that stream
             while not self.ending:
                 began = time.monotonic()
                 x = self.device.to_device(data, stream)
@@ -86,17 +86,17 @@ class _Busy(threading.Thread):
             self.failure = error
 
 
-def lose(device: Device, others: list[Device], how: str, moment: str, draw: random.Random) -> dict[str, Any]:
-    """Lose a device and return how long it took until that was told, and how the others fared."""
+def lose(device: Device, remaining: list[Device], how: str, moment: str, draw: random.Random) -> dict[str, Any]:
+    """Lose a device; return the time until the report of the loss, and the faults of the remaining devices."""
     pid = int(device.info["pid"])
-    busy = [_Busy(other) for other in others]
+    busy = [_Busy(survivor) for survivor in remaining]
     for each in busy:
         each.start()
     data = np.arange(_LARGE // 8, dtype=np.int64)
     delay = draw.uniform(0.0, 0.4)
-    act = _copying(device, others, data, draw) if moment == "copy" else _computing(device)
+    act = _copying(device, remaining, data, draw) if moment == "copy" else _computing(device)
     if how == "exit":
-        device.call(exit_later, delay)  # its result may not come any more
+        device.call(exit_later, delay)  # the result may not arrive before the exit
     at = time.monotonic() + delay
     if how != "exit":
         number = signal.SIGKILL if how == "kill" else signal.SIGSTOP
@@ -107,7 +107,7 @@ def lose(device: Device, others: list[Device], how: str, moment: str, draw: rand
             act()
     except BaseException as caught:
         error = caught
-    told = time.monotonic() - at
+    reported_seconds = time.monotonic() - at
     before = [each.rounds for each in busy]
     time.sleep(0.3)
     for each in busy:
@@ -116,49 +116,51 @@ def lose(device: Device, others: list[Device], how: str, moment: str, draw: rand
         each.join(2 * LIMIT)
     wrong = []
     if not isinstance(error, DeviceLostError):
-        wrong.append(f"the loss was told as {error!r}")
+        wrong.append(f"the loss was reported as {error!r}")
     elif error.device not in (device.index, None):
-        wrong.append(f"the loss was told of device {error.device}")
-    if not told < LIMIT:
-        wrong.append(f"it was told after {told:.2f} s")
+        wrong.append(f"the loss was reported for device {error.device}")
+    if not reported_seconds < LIMIT:
+        wrong.append(f"the loss was reported after {reported_seconds:.2f} s")
     if device.lost is None:
-        wrong.append("the device does not say that it is lost")
+        wrong.append("Device.lost is not set")
     for each, count in zip(busy, before, strict=True):
         if each.failure is not None or each.is_alive():
-            wrong.append(f"device {each.device.index} did not go on: {each.failure!r}")
+            wrong.append(f"device {each.device.index} did not continue: {each.failure!r}")
         elif each.rounds <= count:
-            wrong.append(f"device {each.device.index} stood still")
+            wrong.append(f"device {each.device.index} made no progress")
     with contextlib.suppress(OSError):
-        os.kill(pid, signal.SIGKILL)  # a stopped one
+        os.kill(pid, signal.SIGKILL)  # it may be stopped
     return {
         "how": how,
         "moment": moment,
         "device": device.index,
-        "seconds": told,
+        "seconds": reported_seconds,
         "wrong": wrong,
         "longest": max((each.longest for each in busy), default=0.0),
     }
 
 
-def _copying(device: Device, others: list[Device], data: NDArray[np.int64], draw: random.Random) -> Callable[[], None]:
+def _copying(
+    device: Device, remaining: list[Device], data: NDArray[np.int64], draw: random.Random
+) -> Callable[[], None]:
     near = device.to_device(data)
-    far = draw.choice(others).to_device(data)
+    far = draw.choice(remaining).to_device(data)
     device.synchronize()
     out = np.empty_like(data)
-    way = draw.choice(("in", "out", "from another", "to another"))
+    direction = draw.choice(("in", "out", "from another", "to another"))
 
     def act() -> None:
-        if way == "in":
+        if direction == "in":
             near.copy_from(data)
-        elif way == "out":
+        elif direction == "out":
             near.copy_to_host(out)
-        elif way == "from another":
+        elif direction == "from another":
             near.copy_from(far)
         else:
             far.copy_from(near)
             try:
                 far.device.synchronize(6 * LIMIT)
-            except RemoteError as error:  # a call of the other device failed, because this one is lost
+            except RemoteError as error:  # the call of the other device failed because `device` is lost
                 if not isinstance(error.__cause__, DeviceLostError):
                     raise
         device.synchronize(6 * LIMIT)
@@ -177,7 +179,7 @@ def _computing(device: Device) -> Callable[[], None]:
 
 
 def main(moment: str, seed: int) -> int:
-    """Lose devices; return 1 if something was wrong."""
+    """Lose devices; return 1 if a check failed."""
     draw = random.Random(seed)
     found = list(devices())
     for device in found:  # compile and import first
@@ -187,12 +189,12 @@ def main(moment: str, seed: int) -> int:
         device.call(nothing).get()
     order = draw.sample(found, len(found))
     hows = [how for _ in order for how in draw.sample(HOWS, len(HOWS))]
-    told = []
+    losses = []
     while len(order) > 1:
         device = order.pop()
-        told.append(lose(device, order, hows.pop(), moment, draw))
-    print(json.dumps(told), flush=True)
-    return int(any(each["wrong"] for each in told))
+        losses.append(lose(device, order, hows.pop(), moment, draw))
+    print(json.dumps(losses), flush=True)
+    return int(any(each["wrong"] for each in losses))
 
 
 if __name__ == "__main__":

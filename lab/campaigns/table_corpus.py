@@ -52,7 +52,7 @@ def reference(path: Path) -> Any:
 
 
 def has_type(schema: Any, number: int) -> bool:
-    """Return whether pyarrow has the arrays of a type: it has none of two kinds of intervals."""
+    """Return whether pyarrow has the arrays of a type: it has no arrays of two types of intervals."""
     return re.search(r"\b(month|day_time)_interval", str(schema.field(number).type)) is None
 
 

@@ -72,7 +72,7 @@ STAYS = "import threading; print('ready', flush=True); threading.Event().wait(60
 
 def test_a_job_that_does_not_end_tells_where_its_application_is(tmp_path: Path) -> None:
     job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", STAYS])
-    job.find = lambda who: [job.process.pid]  # type: ignore[method-assign]
+    job.find = lambda role: [job.process.pid]  # type: ignore[method-assign]
     job.line("ready")
     with pytest.raises(AssertionError, match=r"the application is in: .*threading.py.* in wait"):
         job.end(0.2)
@@ -82,7 +82,7 @@ def test_an_interrupted_campaign_kills_its_jobs() -> None:
     jobs: list[pool_faults.Job] = []
     numbers = itertools.count()
 
-    def stays(place: pool_faults.Place, folder: str, draw: random.Random) -> list[dict[str, Any]]:
+    def stays(setup: pool_faults.Setup, folder: str, draw: random.Random) -> list[dict[str, Any]]:
         number = next(numbers)
         jobs.append(job := pool_faults.Job([], folder, before=[sys.executable, "-c", STAYS]))
         job.line("ready")
@@ -91,7 +91,7 @@ def test_an_interrupted_campaign_kills_its_jobs() -> None:
         job.end(HANG_SECONDS)
         return []
 
-    campaign = pool_faults.Campaign(pool_faults.Place(), 5, [("stays", stays, ())])
+    campaign = pool_faults.Campaign(pool_faults.Setup(), 5, [("stays", stays, ())])
     with pytest.raises(KeyboardInterrupt):
         campaign.run(range(5), 2)
     assert len(jobs) <= 2 and not campaign.failures
@@ -102,9 +102,9 @@ def test_a_seed_and_a_number_are_always_the_same_job() -> None:
     seen: list[tuple[str, float]] = []
 
     def act(name: str) -> object:
-        return lambda place, folder, draw, *words: seen.append((name, draw.random())) or []
+        return lambda setup, folder, draw, *words: seen.append((name, draw.random())) or []
 
     kinds = [(name, act(name), ()) for name in "abc"]
-    pool_faults.Campaign(pool_faults.Place(), 5, kinds).run(range(6), 1)  # type: ignore[arg-type]
-    pool_faults.Campaign(pool_faults.Place(), 5, kinds).run([4], 3)  # type: ignore[arg-type]
+    pool_faults.Campaign(pool_faults.Setup(), 5, kinds).run(range(6), 1)  # type: ignore[arg-type]
+    pool_faults.Campaign(pool_faults.Setup(), 5, kinds).run([4], 3)  # type: ignore[arg-type]
     assert seen[6] == seen[4] == ("b", random.Random(5 * 1_000_003 + 4).random())

@@ -18,12 +18,12 @@ from .kv_load import Script, State, WrongBytes, append_one, contents
 from .power import RecordingFiles
 
 CALLS = ("mkdir", "create", "pwrite", "sync", "sync_folder", "rename", "unlink", "truncate")
-"""Those that change what is on disk."""
+"""The calls that change the disk."""
 MOMENTS = ("before", "within", "after")
 
 
 class InterceptedFiles(Files):
-    """System calls that are counted and handed to other `Files`.
+    """System calls that are counted and passed to another `Files`.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class InterceptedFiles(Files):
         self.count = 0
 
     def around(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Carry out a call; its number is `count`, from 1 on."""
+        """Execute a call. Its number is `count`, which starts at 1."""
         return getattr(self.inner, name)(*args)
 
     def _call(self, name: str, *args: Any) -> Any:
@@ -59,7 +59,7 @@ class InterceptedFiles(Files):
         self._call("sync", fd)
 
     def sync_all(self, fds: Sequence[int]) -> None:
-        """See `Files`; one after the other, so that a seed repeats a run."""
+        """See `Files`. One file after another, so that a seed repeats a run."""
         for fd in fds:
             self.sync(fd)
 
@@ -110,7 +110,7 @@ class KillingFiles(InterceptedFiles):
 
 
 class FailingFiles(InterceptedFiles):
-    """Fails call `number` with `code`: half of a write is done, and an fsync forgets what was not durable."""
+    """Fails call `number` with `code`: half of a write is done, and a failed fsync loses pending data."""
 
     def __init__(self, inner: RecordingFiles, number: int, code: int) -> None:
         super().__init__(inner)
@@ -146,15 +146,15 @@ class InterruptingFiles(InterceptedFiles):
         self.failed = name
         if self.moment == "before":
             signal.raise_signal(signal.SIGINT)
-        made = super().around(name, args)
+        result = super().around(name, args)
         if self.moment == "after":
             signal.raise_signal(signal.SIGINT)
-        return made
+        return result
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with a store after a crash: `kind` is "lost", "hole", "wrong bytes" or "refused"."""
+    """The fault of a store after a crash: `kind` is "lost", "hole", "wrong bytes" or "refused"."""
 
     kind: str
     detail: str
@@ -168,18 +168,18 @@ def judge(folder: str, script: Script, first: int, last: int, *, write: bool = T
     folder : str
     script : Script
     first : int
-        Committing steps that were acknowledged; -1: not even the creation was.
+        Number of acknowledged committing steps; -1 if the creation was not acknowledged.
     last : int
-        One more where a step was under way.
+        The same number, plus 1 if a step was in progress.
     write : bool, default True
-        Also open it for writing, put a record, and look again.
+        Also open it for writing, put a record, and read the store again.
 
     Returns
     -------
     Verdict
         Something is wrong.
     dict or None
-        Its contents; None if no store exists and none must.
+        Its contents; None if no store exists and the creation was not acknowledged.
     """
     if first < 0 and not os.path.exists(os.path.join(folder, MANIFEST_NAME)):
         return _judge_absent(folder)
@@ -213,7 +213,7 @@ def judge(folder: str, script: Script, first: int, last: int, *, write: bool = T
 
 
 def _judge_absent(folder: str) -> Verdict | None:
-    """A creation that was cut short: no store, and a new one may be created in its place."""
+    """Check that an interrupted creation left no store, and that a new store can be created at its path."""
     try:
         Log.open(folder, writable=False)
     except errors.MissingFileError:
@@ -222,7 +222,7 @@ def _judge_absent(folder: str) -> Verdict | None:
         with contextlib.suppress(errors.WarpwellError):
             Log.create(folder, segment_bytes=1 << 16).close()
             return None
-        return Verdict("refused", "no store can be created where a creation was cut short")
+        return Verdict("refused", "no store can be created after an interrupted creation")
     return Verdict("hole", "a store without a manifest opens")
 
 

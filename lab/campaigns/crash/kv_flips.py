@@ -1,4 +1,4 @@
-"""Flipped bits in the files of a key-value store: each must be noticed, and none served."""
+"""Flip bits in the files of a key-value store: every flip must be detected, and no flipped value returned."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .kv_load import Run, State, WrongBytes, contents, write_script
 
 @dataclass
 class Flips:
-    """Outcome: how many bytes were flipped, and how each flip was noticed.
+    """Outcome: the number of flipped bytes, and how each flip was detected.
 
     Attributes
     ----------
     header_bytes : int
         Bytes of superblocks, records, snapshots, the manifest and the floor that were flipped, one at a time.
     value_bytes : int
-        The same of values.
+        Bytes of values that were flipped, one at a time.
     refused : int
         Flips with which the store did not open.
     found_reading : int
-        Flips that reading the values found.
+        Flips that were detected by reading the values.
     found_by_verify : int
-        Flips that only `verify` found; the store opened and held what it should.
+        Flips that only `verify` detected; the store opened and held the right records.
     unnoticed : int
-        Flips that nothing found.
+        Flips that were not detected.
     served : int
-        Flips with which the store held other records than were put.
+        Flips after which the store returned records that were never put.
     changed : int
-        Refused stores in which a file was changed by opening them.
+        Stores that did not open, but in which the attempt changed a file.
     """
 
     header_bytes: int = 0
@@ -59,7 +59,7 @@ class Flips:
 
     @property
     def wrong(self) -> int:
-        """Flips that went wrong."""
+        """Flips with a wrong outcome."""
         return self.unnoticed + self.served + self.changed
 
 
@@ -92,7 +92,7 @@ def _make(folder: str, seed: int, ending: str) -> State:
         records._snapshot()
         records.put_one(b"behind", b"the snapshot", False)
         records.commit()
-    if ending == "killed":  # its files while it is open
+    if ending == "killed":  # the files of a store that is open
         shutil.copytree(live, folder)
     run.close()
     with Log.open(folder, writable=False) as log:
@@ -165,7 +165,7 @@ def _notice(folder: str, held: State) -> str:
 
 
 def _writer_refuses(folder: str) -> bool:
-    """Return whether opening for writing is refused too, and changes nothing."""
+    """Return whether opening for writing fails too, and changes no file."""
     before = _stamps(folder)
     try:
         Log.open(folder, writable=True).close()

@@ -30,14 +30,14 @@ class Script:
     Attributes
     ----------
     steps : list of tuple
-        ``("put", {key: value})``, ``("one", key, value)``, ``("delete", [keys])``, and those that commit:
-        ``("commit",)``, ``("snapshot",)``, ``("reopen",)``; and ``("compact",)``, which leaves what is not committed
-        so. With durability "always" all commit.
+        ``("put", {key: value})``, ``("one", key, value)``, ``("delete", [keys])``, and the
+        committing steps ``("commit",)``, ``("snapshot",)`` and ``("reopen",)``. ``("compact",)`` does not commit
+        pending changes. With durability "always" every step commits.
     states : list of dict
-        ``states[k]`` is what the store holds when `k` steps that commit are done.
+        ``states[k]`` is the contents of the store after `k` committing steps.
     durability : str
     shards : int
-        Number of folders with segments, next to the store's; 0 for its own.
+        Number of shard folders next to the store's folder; 0 keeps the segments in the store's folder.
     """
 
     steps: list[tuple[Any, ...]]
@@ -61,7 +61,7 @@ class Script:
 
 
 def write_script(seed: int, steps: int = 60, durability: str = "commit", keys: int = 40) -> Script:
-    """Return a load of about `steps` steps; the same seed gives the same."""
+    """Return a load of about `steps` steps; the same seed gives the same load."""
     rng = random.Random(seed)
     state: State = {}
     names = [rng.randbytes(rng.choice((1, 3, 8, 8, 8, 15, 16))) for _ in range(keys)]
@@ -107,8 +107,8 @@ class Run:
     folder : str
     files : Files
     acknowledge : callable
-        Called with the number of committing steps that are done (0: the store is created), and with the number of
-        those that are durable even if the power fails.
+        Called with the number of finished committing steps (0 after the creation), and with the number of them that
+        survive a power cut.
     records : Records or None
         None before the creation, and if opening the store failed.
     """
@@ -124,7 +124,7 @@ class Run:
     durable: int = 0
 
     def all(self) -> None:
-        """Create the store and do every step that is not done yet."""
+        """Create the store and execute all remaining steps."""
         self.begin()
         while self.done < len(self.script.steps):
             self.next()
@@ -146,9 +146,9 @@ class Run:
             self.acknowledge(0, 0)
 
     def next(self) -> None:
-        """Do one step; one that raised can be done again."""
+        """Execute one step; a step that raised can be retried."""
         kind, *arguments = step = self.script.steps[self.done]
-        records = self._open() if self.records is None else self.records  # an empty store is false
+        records = self._open() if self.records is None else self.records  # not `or`: empty records are false
         if kind == "put":
             records.put(as_keys(list(arguments[0])), list(arguments[0].values()))
         elif kind == "one":
@@ -211,11 +211,11 @@ def index_of(log: Log) -> dict[bytes, tuple[int, int]]:
 
 
 class WrongBytes(Exception):
-    """A value whose checksum does not fit: a store would refuse to serve it."""
+    """A stored value does not match its checksum; a store would raise instead of returning it."""
 
 
 def contents(log: Log) -> State:
-    """Return everything that a log holds, checked as a store checks it.
+    """Return all records of a log, with the checks that a store makes.
 
     Raises
     ------

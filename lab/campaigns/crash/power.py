@@ -1,12 +1,12 @@
-"""A disk whose power fails: what a file system may leave of writes and names that were not synced.
+"""Model of a disk that loses power: the states in which a file system may leave unsynced writes and names.
 
-`RecordingFiles` carries out every call and keeps it; `Disk` replays the calls up to any one of them and makes up
-what is left when the power goes there. What was synced stays. Of the rest, every sector of every write may have
-reached the disk or not, in any order, and one may be torn; a file's length may have grown without its bytes; and
-names that were created, renamed or deleted may be so or not yet, in order or in any order.
+`RecordingFiles` executes and records every call. `Disk` replays the recorded calls up to a chosen call, and draws a
+state that a power cut may leave at that moment. Synced data survives. Each sector of an unsynced write may have reached
+the disk or not, in any order, and a sector may be torn. A file's length may have grown without its bytes. Created,
+renamed and deleted names may be on disk or not, in order or in any order.
 
-One thing is taken for granted, as SQLite does ("power-safe overwrite"): writing some bytes of a sector harms no
-other bytes of it.
+The model assumes that writing some bytes of a sector damages no other bytes of that sector. SQLite assumes the same
+("power-safe overwrite").
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from warpwell.kv.log.files import Files
 
 SECTORS = (512, 4096)
 SHARD = "shard"
-"""Folders of shards are beside the store's, with names that begin so."""
+"""Prefix of the names of shard folders, which have the same parent as the store's folder."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One call: its kind, the inode that it changes, and what else it needs to be replayed."""
+    """One call: its kind, the inode that it changes, and the arguments that replaying it needs."""
 
     kind: str
     inode: int = 0
@@ -43,14 +43,14 @@ class _Inode:
 
 
 class RecordingFiles(Files):
-    """System calls that are carried out and kept in `events`.
+    """System calls that are executed, and recorded in `events`.
 
     Parameters
     ----------
     folder : str
-        The store's. What is there already counts as durable, but for what `events` say.
+        The store's folder. Existing files count as durable, unless `events` records them.
     events : list of Event, optional
-        What was done before, by a process that was killed; `Disk.keep` has made `folder` of them.
+        Calls of an earlier process that was killed; `Disk.keep` created `folder` from them.
     """
 
     def __init__(self, folder: str, events: list[Event] | None = None) -> None:
@@ -95,16 +95,16 @@ class RecordingFiles(Files):
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
         """See `Files`."""
-        kept = bytes(memoryview(data).cast("B"))
-        self.events.append(Event("write", self._open[fd], offset, kept))
-        super().pwrite(fd, kept, offset)
+        contents = bytes(memoryview(data).cast("B"))
+        self.events.append(Event("write", self._open[fd], offset, contents))
+        super().pwrite(fd, contents, offset)
 
     def sync(self, fd: int) -> None:
-        """See `Files`; a file system in memory has nothing to do here."""
+        """See `Files`. Only recorded: the stores of the campaigns are in a file system in memory."""
         self.events.append(Event("sync", self._open[fd]))
 
     def sync_all(self, fds: Sequence[int]) -> None:
-        """See `Files`; one after the other, so that a seed repeats a run."""
+        """See `Files`. One file after another, so that a seed repeats a run."""
         for fd in fds:
             self.sync(fd)
 
@@ -136,11 +136,11 @@ class RecordingFiles(Files):
         super().close(fd)
 
     def lose(self, fd: int) -> None:
-        """Let an fsync fail: what was not durable never will be unless it is written again."""
+        """Record a failed fsync: pending data never becomes durable unless it is written again."""
         self.events.append(Event("lose", self._open[fd]))
 
     def mark(self, name: str, number: int) -> None:
-        """Note something between two calls: what was acknowledged, say."""
+        """Record a mark between two calls, such as the number of acknowledged steps."""
         self.events.append(Event("mark", number, name=name))
 
     def _name(self, path: str) -> str:
@@ -154,7 +154,7 @@ class RecordingFiles(Files):
 
 
 class Disk:
-    """The disk when the calls of `events` have been made.
+    """The disk after the calls of `events`.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class Disk:
         self._inodes: dict[int, _Inode] = {}
         self._names: dict[str, int] = {}
         self._pending: list[Event] = []
-        self._folders: dict[str, bool] = {}  # those that exist, and whether they are durable
+        self._folders: dict[str, bool] = {}  # existing folders, and whether they are durable
         for event in events:
             self._apply(event)
 
@@ -195,7 +195,7 @@ class Disk:
             self._inodes[event.inode].pending = []
 
     def keep(self, folder: str) -> None:
-        """Make `folder`, which does not exist, what the calls have made, as a process sees it."""
+        """Create `folder` with the contents that a process sees after the calls."""
         names = dict(self._names)
         for change in self._pending:
             _rename(names, change)
@@ -209,30 +209,30 @@ class Disk:
                 file.write(content)
 
     def cut(self, folder: str, rng: random.Random) -> None:
-        """Make `folder`, which does not exist, what is left when the power fails now.
+        """Create `folder` with the contents that survive if the power fails now.
 
         Parameters
         ----------
         folder : str
         rng : random.Random
-            Decides what survives; the same state leaves the same.
+            Selects the surviving sectors and names; the same state selects the same.
         """
         survival = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-        kept = {name for name, durable in self._folders.items() if durable or rng.random() < survival}
-        if not kept:
+        survivors = {name for name, durable in self._folders.items() if durable or rng.random() < survival}
+        if not survivors:
             return
         names = dict(self._names)
-        if rng.random() < 0.5:  # a journal of names: all up to one of them
+        if rng.random() < 0.5:  # the file system has a journal of names: a prefix of the changes survives
             changes = self._pending[: rng.randint(0, len(self._pending))]
         else:
             changes = [change for change in self._pending if rng.random() < survival]
         for change in changes:
             _rename(names, change)
         sector = rng.choice(SECTORS)
-        for name in sorted(kept):
+        for name in sorted(survivors):
             os.mkdir(_path(folder, name))
         for name, inode in names.items():
-            if _folder_of(name) not in kept:
+            if _folder_of(name) not in survivors:
                 continue
             with open(_path(folder, name), "wb") as file:
                 file.write(_survivors(self._inodes[inode], sector, survival, rng))
@@ -252,7 +252,7 @@ def _survivors(inode: _Inode, sector: int, survival: float, rng: random.Random) 
             until = min(len(change.data), at + sector - (change.offset + at) % sector)
             if rng.random() < survival:
                 _write(content, change, at, until)
-            elif rng.random() < 0.05:  # torn: some of its 512-byte parts, or even of its bytes
+            elif rng.random() < 0.05:  # torn: a range of 512-byte parts or of bytes reached the disk
                 begin, end = sorted((rng.randint(at, until), rng.randint(at, until)))
                 if rng.random() < 0.7:
                     begin, end = begin - (change.offset + begin) % 512, end - (change.offset + end) % 512

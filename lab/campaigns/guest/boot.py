@@ -1,8 +1,8 @@
-"""`Guest`: a small Linux in QEMU, with an IOMMU and NVMe drives, that runs one Python program and ends.
+"""`Guest`: a small Linux in QEMU, with an IOMMU and NVMe drives, that runs one Python program and shuts down.
 
-Kernel and busybox come from Debian's packages, which `apt-get download` fetches into a folder (nothing is installed).
-The initramfs holds them, this Python with the modules that the program imports (asked by importing it here), and the
-libraries of those. The processor is emulated, so KVM is not needed: Python runs after 8 to 20 s.
+The kernel and busybox come from Debian's packages, which `apt-get download` fetches into a folder without installing
+them. The initramfs holds both, this Python, the modules that the program imports (found by importing it on the host),
+and their shared libraries. QEMU emulates the processor, so KVM is not needed: Python runs after 8 to 20 s.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ META = "linux-image-cloud-amd64"
 MODULES = ("vfio-pci", "vfio_iommu_type1", "dm-mod")
 KERNEL_OPTIONS = (
     "console=ttyS0 quiet panic=-1 intel_iommu=on tsc=reliable nokaslr mitigations=off "
-    "no_timer_check"  # on a busy machine the timer of the emulated one is late, and Linux would give up
+    "no_timer_check"  # on a busy host the emulated timer is late, and Linux would stop booting
 )
 SECONDS = 400
-"""Of one run, at most: it takes one minute with two cores to itself, and several beside other programs."""
+"""Timeout of a run in seconds. A run takes one minute on two idle cores, and several minutes on a busy host."""
 DOWNLOAD_SECONDS = 100
 
 
 class CannotRun(Exception):
-    """The guest cannot run here; the message says what to install."""
+    """The guest cannot run on this host; the message names the missing packages."""
 
 
 class Guest:
@@ -42,9 +42,9 @@ class Guest:
     Parameters
     ----------
     program : Path
-        A Python file; it is imported here to learn what it imports, and run as a script in the guest.
+        A Python file. It is imported on the host to find its modules, and executed as a script in the guest.
     folder : Path
-        Where packages are kept and the initramfs is made.
+        Folder of the packages and the initramfs.
     """
 
     def __init__(self, program: Path, folder: Path) -> None:
@@ -59,14 +59,14 @@ class Guest:
             archive(self._files(), file)
 
     def run(self, drives: dict[str, str], append: str = "") -> str:
-        """Boot; return what the serial line said.
+        """Boot; return the output of the serial line.
 
         Parameters
         ----------
         drives : dict
-            Serial numbers of NVMe drives of 64 MiB, and more options of QEMU's ``nvme`` for each.
+            Serial numbers of NVMe drives of 64 MiB, each with additional options of QEMU's ``nvme``.
         append : str
-            More of the kernel's command line.
+            Additions to the kernel's command line.
         """
         arguments = ["-device", "pcie-root-port,id=upstream,addr=9", "-device", "nvme-subsys,id=subsystem"]
         for serial, options in drives.items():
@@ -84,7 +84,7 @@ class Guest:
         command = [
             QEMU, "-accel", "tcg,thread=multi", "-smp", "2", "-machine", "q35", "-cpu", "Nehalem", "-m", "1G",
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
-            "-device", "intel-iommu,intremap=on,aw-bits=39",  # of client processors, which reach few pointers
+            "-device", "intel-iommu,intremap=on,aw-bits=39",  # client processors have this width
             "-kernel", str(self.kernel), "-initrd", str(self.initramfs),
             "-append", f"{KERNEL_OPTIONS} {append}",
             *arguments,
@@ -93,10 +93,10 @@ class Guest:
             done = subprocess.run(command, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"the guest took over {SECONDS} s:\n{(error.stdout or b'').decode()}") from error
-        said = done.stdout.decode(errors="replace").replace("\r\n", "\n")
+        output = done.stdout.decode(errors="replace").replace("\r\n", "\n")
         if done.returncode:
-            raise RuntimeError(f"QEMU ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}\n{said}")
-        return said
+            raise RuntimeError(f"QEMU ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}\n{output}")
+        return output
 
     def _files(self) -> Iterator[tuple[str, int, bytes, int]]:
         """Yield name, mode, content and time of the files of the initramfs."""
@@ -115,13 +115,13 @@ class Guest:
             mode = 0o755 if os.access(path, os.X_OK) else 0o644
             yield str(path).lstrip("/"), stat.S_IFREG | mode, path.read_bytes(), int(path.stat().st_mtime)
         for path in modules:
-            if path.suffix == ".py" and (kept := Path(importlib.util.cache_from_source(str(path)))).exists():
-                yield str(kept).lstrip("/"), stat.S_IFREG | 0o644, kept.read_bytes(), 0
+            if path.suffix == ".py" and (cached := Path(importlib.util.cache_from_source(str(path)))).exists():
+                yield str(cached).lstrip("/"), stat.S_IFREG | 0o644, cached.read_bytes(), 0
         text = INIT.format(insert="\n".join(insert), path=":".join(_paths()), python=executable, program=self.program)
         yield "init", stat.S_IFREG | 0o755, text.encode(), 0
 
     def _imported(self) -> Iterator[Path]:
-        """Yield the files of all modules that the program imports, as another Python finds them."""
+        """Yield the files of all modules that the program imports, found by a separate Python process."""
         probe = (
             "import runpy, sys\n"
             f"runpy.run_path({str(self.program)!r}, run_name='probe')\n"
@@ -167,17 +167,17 @@ def _packages(folder: Path) -> Path:
         return done
     missing = [tool for tool in ("apt-get", "apt-cache", "dpkg-deb") if shutil.which(tool) is None]
     if missing:
-        raise CannotRun(f"the guest needs Debian's packages {META} and busybox-static, and here is no {missing[0]}")
+        raise CannotRun(f"the guest needs Debian's packages {META} and busybox-static, but {missing[0]} is missing")
     folder.mkdir(parents=True, exist_ok=True)
-    asked = subprocess.run(["apt-cache", "depends", META], capture_output=True, text=True, timeout=60).stdout
-    kernel = re.search(r"Depends: (linux-image-\S+)", asked)
+    dependencies = subprocess.run(["apt-cache", "depends", META], capture_output=True, text=True, timeout=60).stdout
+    kernel = re.search(r"Depends: (linux-image-\S+)", dependencies)
     names = [kernel[1] if kernel else META, "busybox-static"]
     try:
         got = subprocess.run(
             ["apt-get", "download", *names], cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise CannotRun(f"the packages {', '.join(names)} did not come within {DOWNLOAD_SECONDS} s") from error
+        raise CannotRun(f"the packages {', '.join(names)} were not downloaded within {DOWNLOAD_SECONDS} s") from error
     if got.returncode or kernel is None:
         raise CannotRun(f"apt-get download {' '.join(names)} failed (apt-get update?): {got.stderr[-300:]}")
     parts = folder / f"unpacked.{os.getpid()}"
@@ -188,27 +188,27 @@ def _packages(folder: Path) -> Path:
     return done
 
 
-def _kernel_modules(root: Path, wanted: Iterable[str]) -> Iterator[Path]:
-    """Yield modules after those that they depend on, each once."""
+def _kernel_modules(root: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the files of modules, each once and after its dependencies."""
     found = {path.stem.replace("-", "_"): path for path in (root / "lib/modules").rglob("*.ko")}
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def visit(name: str) -> Iterator[Path]:
-        if name in found and name not in seen:  # what is not there is built in
-            seen.add(name)
+        if name in found and name not in visited:  # modules without a file are built into the kernel
+            visited.add(name)
             depends = re.search(rb"\0depends=([^\0]*)", found[name].read_bytes())
             for each in depends[1].decode().split(",") if depends else []:
                 yield from visit(each.replace("-", "_"))
             yield found[name]
 
-    for name in wanted:
+    for name in names:
         yield from visit(name.replace("-", "_"))
 
 
 def _libraries(files: Sequence[Path]) -> list[Path]:
-    """Return the shared libraries that programs need, under the names by which they are found."""
-    said = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, timeout=60).stdout
-    return [Path(name) for name in sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", said, re.MULTILINE)))]
+    """Return the paths of the shared libraries that programs load."""
+    output = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, timeout=60).stdout
+    return [Path(name) for name in sorted(set(re.findall(r"(?:=> |^\t)(/\S+) \(0x", output, re.MULTILINE)))]
 
 
 def archive(files: Iterable[tuple[str, int, bytes, int]], out: object) -> None:

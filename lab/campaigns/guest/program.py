@@ -1,6 +1,6 @@
-"""What runs in the guest: drives are bound, used through VFIO and unbound; each check prints one line of JSON.
+"""The program in the guest: it binds, uses and unbinds drives through VFIO; each check prints one line of JSON.
 
-The drives are told apart by their serials: `free`, `busy`, `root`, `pair0` and `pair1` in one IOMMU group, and
+The drives have the serials `free`, `busy`, `root`, `pair0` and `pair1` in one IOMMU group, and
 `virtual`, which has a virtual function.
 """
 
@@ -33,15 +33,15 @@ from warpwell.drives import Drive, Machine, VfioTransport, bind, open_namespace,
 from warpwell.nvme import controller, identify
 from warpwell.nvme.controller import CSTS
 
-# Commands import these when they run; modules that are imported here are packed.
+# Commands import these at run time. The initramfs contains the modules that are imported here.
 for module in ("binding", "drive", "formatting", "machine", "opened", "superblock", "vfio"):
     importlib.import_module(f"warpwell.drives.{module}")
 with Output(as_json=True).progress():
-    pass  # for what rich imports then
+    pass  # rich imports modules at its first use
 
 COMMANDS = 10_000
 SECONDS = 250
-"""Of one check, at most: ten thousand commands take 25 s, and minutes on a busy machine."""
+"""Timeout of a check in seconds: 10,000 commands take 25 s, and minutes on a busy host."""
 BLOCK = 4096
 
 CHECKS: list[Callable[[], str]] = []
@@ -50,13 +50,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(function: Callable[[], str]) -> Callable[[], str]:
-    """Run a function as a check, in the order of the file; what it returns is told."""
+    """Register a function as a check. Checks run in the order of the file, and their results are printed."""
     CHECKS.append(function)
     return function
 
 
 def address(serial: str) -> str:
-    """Return the address of a drive that the kernel's driver has."""
+    """Return the address of a drive that is bound to the kernel's driver."""
     return next(drive.address for drive in MACHINE.drives() if drive.serial == serial)
 
 
@@ -70,29 +70,29 @@ def shell(command: str) -> None:
     assert os.system(f"({command}) >/dev/null 2>&1") == 0, command
 
 
-def refused(serial: str, *words: str) -> str:
-    """Try to bind a drive that must be left alone; return what is said."""
+def refused(serial: str, *fragments: str) -> str:
+    """Try to bind a drive that is in use; return the error message."""
     where = address(serial)
     with open(node(serial), "rb") as file:
         before = file.read(BLOCK)
     try:
         bind(where)
     except errors.DriveError as error:
-        said = str(error)
-        assert all(word in said for word in words), (words, said)
+        message = str(error)
+        assert all(fragment in message for fragment in fragments), (fragments, message)
     else:
         raise AssertionError(f"{serial} was bound")
     assert MACHINE.driver(where) == "nvme"
     with open(node(serial), "rb") as file:
         assert file.read(BLOCK) == before
-    return said
+    return message
 
 
 def eventually(done: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < end, "it did not come to be"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.02)
 
 
@@ -110,22 +110,22 @@ def forked(function: Callable[[], object]) -> int:
 
 
 def faults() -> int:
-    """Return how many accesses the IOMMU has refused, as the kernel's log tells."""
+    """Return the number of accesses that the IOMMU has refused, from the kernel's log."""
     return kernel_log().count("[fault reason")
 
 
 def kernel_log() -> str:
     """Return the kernel's log."""
     descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    lines = []
+    records = []
     with contextlib.suppress(BlockingIOError):
         while True:
-            lines.append(os.read(descriptor, 8192).decode(errors="replace"))
+            records.append(os.read(descriptor, 8192).decode(errors="replace"))
     os.close(descriptor)
-    return "".join(lines)
+    return "".join(records)
 
 
-# -- what must be left alone ----------------------------------------------------------------------------------------
+# -- drives that must not be bound -------------------------------------------------------------------------------------
 
 
 @check
@@ -140,30 +140,30 @@ def mounted() -> str:
 
 @check
 def mounted_elsewhere() -> str:
-    """A file system that only another container sees: no file tells of it, the claim fails."""
-    ours, theirs = os.pipe()
+    """A file system that only another container sees: no file shows it, but claiming the device fails."""
+    read_end, write_end = os.pipe()
 
     def elsewhere() -> None:
         new_namespace = 0x00020000
         assert _libc.unshare(new_namespace) == 0
         shell(f"mount --make-rprivate / && mount -t ext4 {node('busy')} /mnt")
-        os.write(theirs, b"!")
+        os.write(write_end, b"!")
         signal.pause()
 
     child = forked(elsewhere)
-    os.read(ours, 1)
+    os.read(read_end, 1)
     try:
         return refused("busy", "is claimed")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(ours)
-        os.close(theirs)
+        os.close(read_end)
+        os.close(write_end)
         eventually(lambda: not claimed(node("busy")))
 
 
 def claimed(path: str) -> bool:
-    """Tell whether somebody has claimed a block device."""
+    """Return True if a block device is claimed."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_EXCL))
     except OSError:
@@ -183,7 +183,7 @@ def swap() -> str:
 
 @check
 def held() -> str:
-    """A volume of the device mapper (LVM's are such), built as LVM builds them."""
+    """A volume of the device mapper, created as LVM creates its volumes."""
     name = os.path.basename(node("busy"))
     number = [int(n) for n in Path(f"/sys/class/block/{name}/dev").read_text().split(":")]
     mapper(3, uuid="LVM-guest")  # create
@@ -197,7 +197,7 @@ def held() -> str:
 
 
 def mapper(command: int, table: bytes = b"", uuid: str = "") -> None:
-    """Ask the device mapper (include/uapi/linux/dm-ioctl.h)."""
+    """Send a command to the device mapper (include/uapi/linux/dm-ioctl.h)."""
     packed = bytearray(16384)
     struct.pack_into("=3IIIIiIIIQ", packed, 0, 4, 0, 0, len(packed), 312, int(bool(table)), 0, 0, 0, 0, 0)
     packed[48 : 48 + 7] = b"vg-data"
@@ -217,7 +217,7 @@ def open_in_a_program() -> str:
 
 @check
 def root_disk() -> str:
-    """The disk that the kernel's command line names; its link is udev's."""
+    """The disk that the kernel's command line names, by a link as udev creates it."""
     os.makedirs("/dev/disk/by-uuid")
     os.symlink(node("root"), "/dev/disk/by-uuid/cafe")
     return refused("root", "is the root disk")
@@ -242,13 +242,13 @@ def virtual_functions() -> str:
 
 @check
 def not_bound() -> str:
-    """A drive that the kernel has is not opened, let alone bound."""
+    """A drive of the kernel's driver is not opened, and stays bound to it."""
     try:
         VfioTransport(address("free"))
     except errors.DriveError as error:
         assert "warpwell drive bind" in str(error) and MACHINE.driver(address("free")) == "nvme"
         return str(error)
-    raise AssertionError("it was opened")
+    raise AssertionError("the drive was opened")
 
 
 # -- use ------------------------------------------------------------------------------------------------------------
@@ -257,25 +257,25 @@ FREE = ""
 
 
 def content(lba: int, times: int) -> np.ndarray:
-    """Return what a page has after it was written so many times."""
+    """Return the content of a page after it was written `times` times."""
     return np.full(BLOCK // 8, lba * 1_000_003 + times, np.int64)
 
 
 @check
 def bound_by_the_command() -> str:
-    """``warpwell drive bind``, and list before and after."""
+    """``warpwell drive bind``, with ``list`` before and after it."""
     global FREE
     FREE = address("free")
     with open(node("free"), "r+b") as file:
         file.write(b"kernel's" * (BLOCK // 8))
         os.fsync(file.fileno())
-    said = command("drive", "list")
-    assert "free to bind" in said
-    said += command("drive", "bind", FREE)
+    message = command("drive", "list")
+    assert "free to bind" in message
+    message += command("drive", "bind", FREE)
     assert MACHINE.driver(FREE) == "vfio-pci"
     own = json.loads(command("drive", "info", FREE, "--json"))["identity"]
     assert own["serial"] == "free" and f"no array of Warpwell's: nvme:{FREE}/1" in own["namespace 1"]
-    return said
+    return message
 
 
 def command(*arguments: str) -> str:
@@ -294,12 +294,12 @@ def opened() -> Iterator[Drive]:
 
 @check
 def reads_and_writes() -> str:
-    """Ten thousand commands on random pages, each read checked."""
+    """10,000 commands on random pages; every read is compared."""
     before = faults()
     with opened() as drive:
         transport = drive.transport
         assert any(low <= transport.arena.address < high for low, high in transport.ranges), transport.ranges
-        assert transport.arena.address >= 1 << 36  # not among the program's own
+        assert transport.arena.address >= 1 << 36  # outside the address space of the program
         namespace = drive.namespace(1)
         step = BLOCK // namespace.block
         assert namespace.read(0, step).tobytes() == b"kernel's" * (BLOCK // 8)
@@ -323,17 +323,17 @@ def reads_and_writes() -> str:
         namespace.flush()
         namespace.write(0, np.full(BLOCK, 7, np.uint8))
         namespace.flush()
-        said = (
+        message = (
             f"{drive!r}; {COMMANDS} commands in {seconds:.1f} s; IOVA ranges {transport.ranges}; arena at "
             f"{transport.arena.address:#x}"
         )
     assert faults() == before == 0
-    return said
+    return message
 
 
 @check
 def errors_of_the_drive() -> str:
-    """A command that fails names drive, namespace, command and status; the drive goes on."""
+    """The error of a failed command names drive, namespace, command and status; the drive still works."""
     with opened() as drive:
         namespace = drive.namespace(1)
         namespace.blocks += 8
@@ -343,26 +343,26 @@ def errors_of_the_drive() -> str:
             assert (error.drive, error.namespace, error.command) == (FREE, 1, "read") and error.status
             assert namespace.read(0, 8)[0] == 7
             return str(error)
-    raise AssertionError("it was read")
+    raise AssertionError("the read succeeded")
 
 
 @check
 def one_program_at_a_time() -> str:
-    """A second open, and unbind, are refused while a program has the drive."""
-    said = []
+    """A second open and an unbind are refused while a program has the drive open."""
+    messages = []
     with opened():
         for attempt in (lambda: VfioTransport(FREE), lambda: unbind(FREE)):
             try:
                 attempt()
             except errors.DriveError as error:
-                said.append(str(error))
-    assert len(said) == 2 and MACHINE.driver(FREE) == "vfio-pci"
-    return "\n".join(said)
+                messages.append(str(error))
+    assert len(messages) == 2 and MACHINE.driver(FREE) == "vfio-pci"
+    return "\n".join(messages)
 
 
 @check
 def children() -> str:
-    """A forked child cannot use the drive, and does not keep it busy when its parent has ended."""
+    """A forked child cannot use the drive, and does not block it after its parent has ended."""
     pids, says = os.pipe(), os.pipe()
 
     def use() -> None:
@@ -380,7 +380,7 @@ def children() -> str:
         signal.pause()
 
     parent = forked(use)
-    child, said = int(os.read(pids[0], 100)), os.read(says[0], 1000).decode()
+    child, message = int(os.read(pids[0], 100)), os.read(says[0], 1000).decode()
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     with opened() as drive:
@@ -388,12 +388,12 @@ def children() -> str:
     os.kill(child, signal.SIGKILL)
     for each in (*pids, *says):
         os.close(each)
-    return said
+    return message
 
 
 @check
 def killed() -> str:
-    """A program that is killed in the middle of writes leaves a drive that the next one can open."""
+    """After a program was killed during writes, the next program can open the drive."""
 
     def write() -> None:
         with opened() as drive:
@@ -414,27 +414,27 @@ def killed() -> str:
 
 @check
 def reset() -> str:
-    """A reset stops the controller, its memory is free again, and it can be opened anew."""
+    """A reset stops the controller and frees its memory, and the drive can be opened again."""
     transport = VfioTransport(FREE, 1 << 20)
     drive = Drive(transport)
     transport.reset()
     try:
         drive.namespace(1)
     except errors.DriveLostError as error:
-        said = str(error)
+        message = str(error)
     else:
-        raise AssertionError("it is not lost")
+        raise AssertionError("the drive is not lost")
     with transport.despite_failure():
         assert transport.read32(CSTS) & 1 == 0
     drive.close()
     with opened() as again:
         assert again.namespace(1).read(0, 8)[0] == 7
-    return said
+    return message
 
 
 @check
 def nothing_left() -> str:
-    """Opening fails or closes without leaving a descriptor or a mapping."""
+    """A failed open and a close leave no descriptor and no mapping."""
 
     def state() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("vfio")
@@ -446,7 +446,7 @@ def nothing_left() -> str:
         with opened():
             pass
         with contextlib.suppress(errors.ArgumentError):
-            VfioTransport(FREE, 3 << 20)  # no power of two: found when group and container are open
+            VfioTransport(FREE, 3 << 20)  # not a power of two, which is found after group and container were opened
     assert state() == before, (before, state())
     return str(before)
 
@@ -454,7 +454,7 @@ def nothing_left() -> str:
 @check
 def memory_limit() -> str:
     """The error for a user with a small limit names the limit."""
-    ours, theirs = os.pipe()
+    read_end, write_end = os.pipe()
 
     def open_with_little() -> None:
         os.chown(f"/dev/vfio/{MACHINE.drive(FREE).group}", 1000, -1)
@@ -464,20 +464,20 @@ def memory_limit() -> str:
         try:
             VfioTransport(FREE, 8 << 20)
         except errors.DriveError as error:
-            os.write(theirs, str(error).encode())
+            os.write(write_end, str(error).encode())
         with Drive(VfioTransport(FREE, 1 << 20)) as drive:
             drive.namespace(1).read(0, 8)
-        os.write(theirs, b" and a small one opens")
+        os.write(write_end, b" and a small one opens")
 
     assert os.waitpid(forked(open_with_little), 0)[1] == 0
-    said = os.read(ours, 4096).decode()
-    assert "ulimit -l" in said and "opens" in said, said
-    return said
+    message = os.read(read_end, 4096).decode()
+    assert "ulimit -l" in message and "opens" in message, message
+    return message
 
 
 @check
 def wrong_addresses() -> str:
-    """The IOMMU refuses what lies outside the arena, and the kernel's log tells: the only faults of this program."""
+    """The IOMMU refuses an access outside the arena, and the kernel logs it: the only faults of this program."""
     assert faults() == 0
     with opened() as drive:
         with contextlib.suppress(errors.DriveError):
@@ -488,8 +488,8 @@ def wrong_addresses() -> str:
 
 @check
 def given_back() -> str:
-    """``warpwell drive unbind``: the kernel's driver works, and sees what was written."""
-    said = command("drive", "unbind", FREE)
+    """``warpwell drive unbind``: the kernel's driver works, and reads the written pages."""
+    message = command("drive", "unbind", FREE)
     assert MACHINE.driver(FREE) == "nvme"
     assert (MACHINE.device(FREE) / "driver_override").read_text().strip() == "(null)"
     eventually(lambda: bool(MACHINE.drive(FREE).namespaces) and os.path.exists(node("free")))
@@ -499,12 +499,12 @@ def given_back() -> str:
         file.write(b"again" * 1000)
         os.fsync(file.fileno())
     shell(f"mke2fs {node('free')} && mount -t ext4 {node('free')} /mnt && umount /mnt")
-    return said
+    return message
 
 
 @check
 def formatted() -> str:
-    """``warpwell drive format-array`` leaves a file system alone, and makes an array that any program reads."""
+    """``warpwell drive format-array`` refuses a file system, and creates an array that any program can read."""
     np.save("/tmp/a.npy", array := np.arange(100_000).reshape(1000, 100))
     arguments = ["drive", "format-array", f"{FREE}/1", "--from", "/tmp/a.npy", "--yes-destroy-data", "free/1"]
     command("drive", "bind", FREE)
@@ -515,19 +515,19 @@ def formatted() -> str:
     eventually(lambda: bool(MACHINE.drive(FREE).namespaces) and os.path.exists(node("free")))
     shell(f"mount -t ext4 {node('free')} /mnt && umount /mnt && dd if=/dev/zero of={node('free')} bs=1M count=64")
     command("drive", "bind", FREE)
-    said = command(*arguments)
+    message = command(*arguments)
     namespace, give_up = open_namespace(f"nvme:{FREE}/1")
-    other, give_up_other = open_namespace(f"{FREE}/1")
-    assert namespace.drive is other.drive  # a process opens a drive once
+    same, give_up_other = open_namespace(f"{FREE}/1")
+    assert namespace.drive is same.drive  # a process opens a drive once
     give_up()
-    assert np.load(io.BytesIO(other.read(2040, 1800).tobytes())).sum() == array.sum()
+    assert np.load(io.BytesIO(same.read(2040, 1800).tobytes())).sum() == array.sum()
     give_up_other()
     command("drive", "unbind", FREE)
     eventually(lambda: bool(MACHINE.drive(FREE).namespaces) and os.path.exists(node("free")))
     with open(node("free"), "rb") as file:
         file.seek(255 * 4096)
         assert np.array_equal(np.load(file), array)
-    return said
+    return message
 
 
 def too_long(*_: object) -> None:
@@ -536,7 +536,7 @@ def too_long(*_: object) -> None:
 
 
 def main() -> None:
-    """Run all checks, or those that the kernel's command line names (checks=...)."""
+    """Run all checks, or the checks that the kernel's command line names (checks=...)."""
     signal.signal(signal.SIGALRM, too_long)
     print(f"up for {Path('/proc/uptime').read_text().split()[0]} s", flush=True)
     only = re.search(r"checks=(\S+)", Path("/proc/cmdline").read_text())
@@ -546,12 +546,12 @@ def main() -> None:
         began = time.monotonic()
         signal.alarm(SECONDS)
         try:
-            told = {"ok": True, "said": function()}
+            result = {"ok": True, "said": function()}
         except BaseException:
-            told = {"ok": False, "said": traceback.format_exc()}
+            result = {"ok": False, "said": traceback.format_exc()}
         signal.alarm(0)
-        told |= {"check": function.__name__, "seconds": round(time.monotonic() - began, 2)}
-        print(f"\n@@{json.dumps(told)}", flush=True)
+        result |= {"check": function.__name__, "seconds": round(time.monotonic() - began, 2)}
+        print(f"\n@@{json.dumps(result)}", flush=True)
     sys.exit(0)
 
 
