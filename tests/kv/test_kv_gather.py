@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from warpwell import errors, kv
-from warpwell.kv.device import gather, piece_readers
+from warpwell.kv.device import gather
 from warpwell.kv.device.future import BatchSpaces
 
 SCHEMA = {"x": ("uint8", (5,)), "y": "int64"}
@@ -95,7 +95,7 @@ def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pyte
         assert not failures
         for batch in list(store._engine.gathered):
             batch.settle()
-        assert sorted(piece_readers.piece_readers()._free) == list(range(piece_readers.SLOTS))
+        assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
 
 
 def test_dropped_batches_end_when_the_store_is_closed(path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_forked_child_has_threads_of_its_own(store: Any) -> None:
         try:
             with pytest.raises(errors.ForkError, match="start it again here"):
                 batch.settle()
-            readers = piece_readers.piece_readers()
-            fine = sorted(readers._free) == list(range(piece_readers.SLOTS)) and readers._threads == 0
+            readers = gather.piece_readers()
+            fine = sorted(readers._free) == list(range(gather.SLOTS)) and readers._threads == 0
             os._exit(0 if fine else 1)
         except BaseException:
             os._exit(2)

@@ -332,9 +332,7 @@ class Schema:
         chosen = [names] if isinstance(names, str) else list(names)
         for name in chosen:
             if name not in {f.name for f in self.fields}:
-                raise errors.SchemaError(
-                    f"field {name!r} is not in the schema, which has {[f.name for f in self.fields]}", field=str(name)
-                )
+                raise _field_error(name, f"is not in the schema, which has {[f.name for f in self.fields]}")
         return chosen
 
     def _check_names(self, values: Any) -> None:
@@ -345,16 +343,18 @@ class Schema:
             )
         names = {f.name for f in self.fields}
         for name in names - set(values):
-            raise errors.SchemaError(f"field {name!r} is missing: the schema has {sorted(names)}", field=name)
+            raise _field_error(name, f"is missing: the schema has {sorted(names)}")
         for name in set(values) - names:
-            raise errors.SchemaError(
-                f"field {name!r} is not in the schema, which has {sorted(names)}: leave it out", field=str(name)
-            )
+            raise _field_error(name, f"is not in the schema, which has {sorted(names)}: leave it out")
 
 
 def as_schema(schema: Schema | Mapping[str, Any] | None) -> Schema | None:
     """Return a caller's schema, passed as a `Schema` or as a mapping, as a `Schema`."""
     return schema if schema is None or isinstance(schema, Schema) else Schema(schema)
+
+
+def _field_error(name: Any, problem: str) -> errors.SchemaError:
+    return errors.SchemaError(f"field {name!r} {problem}", field=str(name))
 
 
 def _field(name: Any, spec: Any, offset: int) -> Field:
@@ -364,32 +364,29 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
         spec = (spec, ())
     if isinstance(spec, Sequence) and len(spec) == 2 and spec[0] in ("str", str, "bytes", bytes):
         if spec[1] not in ((), (None,), [], [None]):
-            raise errors.SchemaError(f"field {name!r} is {spec!r}: a string or bytes has no shape", field=name)
+            raise _field_error(name, f"is {spec!r}: a string or bytes has no shape")
         return Field(name, np.dtype(np.uint8), (None,), offset, str if spec[0] in ("str", str) else bytes)
     if not isinstance(spec, Sequence) or len(spec) != 2:
-        raise errors.SchemaError(f"field {name!r} is {spec!r}: give (dtype, shape)", field=name)
+        raise _field_error(name, f"is {spec!r}: give (dtype, shape)")
     try:
         dtype = np.dtype(spec[0])
     except TypeError:
-        raise errors.SchemaError(
-            f"field {name!r} has dtype {spec[0]!r}, which NumPy does not know: name one like 'float32', or 'uint16' for"
+        raise _field_error(
+            name,
+            f"has dtype {spec[0]!r}, which NumPy does not know: name one like 'float32', or 'uint16' for"
             " the bits of a bfloat16",
-            field=name,
         ) from None
     if dtype.kind not in _KINDS or not dtype.isnative or dtype.itemsize not in (1, 2, 4, 8):
-        raise errors.SchemaError(
-            f"field {name!r} has dtype {dtype}: fields are booleans or numbers of 1, 2, 4 or 8 bytes, native order,"
+        raise _field_error(
+            name,
+            f"has dtype {dtype}: fields are booleans or numbers of 1, 2, 4 or 8 bytes, native order,"
             " 'bytes' or 'str' ('uint16' holds the bits of a bfloat16)",
-            field=name,
         )
     raw = spec[1]
     shape = (raw,) if isinstance(raw, int) else raw
     extents = shape[1:] if isinstance(shape, Sequence) and shape[:1] in ((None,), [None]) else shape
     if not isinstance(shape, Sequence) or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in extents):
-        raise errors.SchemaError(
-            f"field {name!r} has shape {raw!r}: give positive integers, or (), or None first for a ragged field",
-            field=name,
-        )
+        raise _field_error(name, f"has shape {raw!r}: give positive integers, or (), or None first for a ragged field")
     return Field(name, dtype, tuple(shape), offset)
 
 
@@ -398,12 +395,12 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
-        raise errors.SchemaError(f"field {field.name!r} is not an array: {error}", field=field.name) from None
+        raise _field_error(field.name, f"is not an array: {error}") from None
     if typed and array.dtype != field.dtype:
-        raise errors.SchemaError(
-            f"field {field.name!r} has dtype {array.dtype} where the schema says {field.dtype}:"
+        raise _field_error(
+            field.name,
+            f"has dtype {array.dtype} where the schema says {field.dtype}:"
             f" convert it with astype({field.dtype.name!r})",
-            field=field.name,
         )
     expected = shape
     if shape[:1] == (None,):
@@ -411,24 +408,19 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
             return np.empty((0, *shape[1:]), field.dtype)
         shape = (len(array), *shape[1:]) if array.ndim else shape
     if array.shape != shape:
-        raise errors.SchemaError(
-            f"field {field.name!r} has shape {array.shape} where {expected} is expected: reshape it, or check the"
-            " number of keys",
-            field=field.name,
+        raise _field_error(
+            field.name, f"has shape {array.shape} where {expected} is expected: reshape it, or check the number of keys"
         )
     if array.dtype == field.dtype:
         return array
     # Lists: every item must mean the same number in the field's dtype.
     if array.dtype.kind not in _KINDS:
-        raise errors.SchemaError(f"field {field.name!r} holds {array.dtype}, not numbers: convert it", field=field.name)
+        raise _field_error(field.name, f"holds {array.dtype}, not numbers: convert it")
     with np.errstate(all="ignore"):
         converted = array.astype(field.dtype)
     exact = field.dtype.kind in "fc" or np.array_equal(converted, array)
     if not exact or (field.dtype.kind == "f" and array.dtype.kind == "c"):
-        raise errors.SchemaError(
-            f"field {field.name!r} holds a value that does not fit {field.dtype}: check it, or widen the schema",
-            field=field.name,
-        )
+        raise _field_error(field.name, f"holds a value that does not fit {field.dtype}: check it, or widen the schema")
     return converted
 
 
@@ -448,17 +440,12 @@ def _column(field: Field, value: Any, count: int) -> Ragged | _Pieces:
     """Return the items of a ragged field, checked."""
     column = _as_ragged(field, value)
     if len(column.lengths) != count:
-        raise errors.SchemaError(
-            f"field {field.name!r} has {len(column.lengths)} items for {count} keys: give one for each",
-            field=field.name,
-        )
+        raise _field_error(field.name, f"has {len(column.lengths)} items for {count} keys: give one for each")
     if isinstance(column, _Pieces):
         return column
     is_same_type = column.item_type is field.item_type or str not in (column.item_type, field.item_type)
     if not is_same_type or column.dtype != field.dtype or column.item_shape != field.shape[1:]:
-        raise errors.SchemaError(
-            f"field {field.name!r} is {column!r}, not {field.type_name} {field.shape}: convert it", field=field.name
-        )
+        raise _field_error(field.name, f"is {column!r}, not {field.type_name} {field.shape}: convert it")
     if field.item_type is str:
         _check_text(field, column)
     return column
@@ -468,10 +455,8 @@ def _as_ragged(field: Field, value: Any) -> Ragged | _Pieces:
     if isinstance(value, Ragged):
         return value
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
-        raise errors.SchemaError(
-            f"field {field.name!r} is a single {type(value).__name__}: pass a list of items, a Ragged or an Arrow"
-            " array",
-            field=field.name,
+        raise _field_error(
+            field.name, f"is a single {type(value).__name__}: pass a list of items, a Ragged or an Arrow array"
         )
     if hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__"):
         try:
@@ -485,21 +470,21 @@ def _item(field: Field, value: Any) -> tuple[Any, int]:
     """Return the contents of one item of a ragged field, and its length."""
     if field.item_type is str:
         if not isinstance(value, str):
-            raise errors.SchemaError(f"field {field.name!r} is {value!r:.60}: pass a string", field=field.name)
+            raise _field_error(field.name, f"is {value!r:.60}: pass a string")
         try:
             raw = value.encode()
         except UnicodeEncodeError as error:
-            raise errors.SchemaError(
-                f"field {field.name!r} is {value!r:.60}, which UTF-8 cannot encode ({error.reason}): remove the lone"
+            raise _field_error(
+                field.name,
+                f"is {value!r:.60}, which UTF-8 cannot encode ({error.reason}): remove the lone"
                 " surrogates, or use a field of bytes",
-                field=field.name,
             ) from None
         return raw, len(raw)
     if isinstance(value, (bytes, bytearray)) and field.nbytes == 1 and field.dtype.kind == "u":
         return value, len(value)
     if value is None or isinstance(value, str):
         wanted = "bytes" if field.nbytes == 1 else f"an array or a list of {field.dtype}"
-        raise errors.SchemaError(f"field {field.name!r} is {value!r:.60}: pass {wanted}", field=field.name)
+        raise _field_error(field.name, f"is {value!r:.60}: pass {wanted}")
     array = np.ascontiguousarray(_checked(field, value, field.shape))
     return array.reshape(-1).view(np.uint8), len(array)
 
@@ -513,9 +498,7 @@ def _check_text(field: Field, column: Ragged) -> None:
             raise ValueError("an item begins inside of a character")
         str(values.data, "utf-8")
     except ValueError as error:
-        raise errors.SchemaError(
-            f"field {field.name!r} is not UTF-8 ({error}): use a field of bytes", field=field.name
-        ) from None
+        raise _field_error(field.name, f"is not UTF-8 ({error}): use a field of bytes") from None
 
 
 def _length_of(rows: NDArray[np.uint8], field: Field) -> NDArray[np.uint32]:

@@ -7,10 +7,8 @@ In the order in which a request meets them:
     future.py         a batch in flight: its memory, its wait, its arrays
     batch.py          the kernels of a batch: equal keys are merged, values fetched and spread
     gather.py         a batch that host threads read into pinned memory, from which the GPU copies it
-    piece_readers.py  these threads
     upload.py         a batch with ragged fields, copied to the GPU
     kernel_view.py    methods that kernels call: submit, poll, length, take, retrieve, exists
     requests.py       a Get of a thread, from its command id to its value: pieces, retries, until the timeout
-    device_cache.py   values that are kept in device memory
-    copying.py        copies by all lanes of a group
+    device_cache.py   values that are kept in device memory; copies by all lanes of a group
 """

@@ -30,8 +30,7 @@ from warpwell.targets.primitives import (
 )
 
 from ..index.sealed import UINT8, hash_of
-from .copying import copy_each
-from .device_cache import look_up
+from .device_cache import copy_each, look_up
 from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, execute, queue_at, serve, start
 
 # -- record of a batch in device memory, in words --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Device cache: values in device memory, which threads read without a command.
+"""Device cache: values in device memory, which threads read without a command; copies of values by all lanes.
 
 Two entries a set; each entry has a version, the key, the size and the bytes of one value. A filler makes the
 version odd, writes, and makes it even again; a reader copies the bytes and then checks the version again. So no thread
@@ -9,23 +9,29 @@ of a value of several pieces stays odd until the last one has arrived.
 
 from __future__ import annotations
 
-from warpwell.kv.index.sealed import hash_of
 from warpwell.queues import field
 from warpwell.targets import device
 from warpwell.targets.primitives import (
     DEVICE,
+    SYSTEM,
     ballot,
+    bits_as,
     compare_exchange,
+    copy_wide,
     div,
     fence,
+    ffs,
     load_acquire,
     load_relaxed,
+    popc,
+    shfl,
     store_relaxed,
+    store_relaxed_as,
     store_release,
     syncwarp,
 )
 
-from .copying import copy_each
+from ..index.sealed import UINT8, hash_of
 
 # -- record, in words ------------------------------------------------------------------------------------------
 D_MASK = 0
@@ -136,3 +142,65 @@ def abandon(entry):
     """Free an entry whose value will not arrive for the next filler: no key has length 0 (thread)."""
     store_relaxed(entry + 8 * W_SIZE, 0, DEVICE)
     store_release(entry + 8 * W_VERSION, load_relaxed(entry + 8 * W_VERSION, DEVICE) + 1, DEVICE)
+
+
+# -- copies of values by all lanes of a group --------------------------------------------------------------------
+
+
+@device
+def copy_each(lanes, to, source, nbytes, mask, lane):
+    """Copy a value for each of `lanes`, all lanes of `mask` together; the caller synchronizes before and after."""
+    while lanes != 0:
+        owner = ffs(lanes) - 1
+        copy(shfl(mask, to, owner), shfl(mask, source, owner), shfl(mask, nbytes, owner), mask, lane)
+        lanes &= lanes - 1
+
+
+@device
+def copy(to, source, nbytes, mask, lane):
+    """Copy bytes with all lanes of `mask`, 16 at a time where both addresses allow it (nothing is ordered)."""
+    lanes = popc(mask)
+    rank = popc(mask & ((1 << lane) - 1))
+    done = 0
+    if (to | source) & 15 == 0:
+        wide_bytes = nbytes & ~15
+        stride = lanes << 4
+        at = rank << 4
+        while at < wide_bytes:
+            pieces = 0
+            reach = at
+            while pieces < 4 and reach < wide_bytes:
+                pieces += 1
+                reach += stride
+            copy_wide(to + at, source + at, stride, pieces)
+            at = reach
+        done = wide_bytes
+    # staging is read in aligned words past the L1 cache, which may hold what was there before
+    at = done + 8 * rank
+    while at < nbytes:
+        skew = (source + at) & 7
+        word = load_relaxed(source + at - skew, SYSTEM)
+        if skew != 0:
+            word = (word >> (8 * skew)) & ((1 << (64 - 8 * skew)) - 1)
+            if at + 8 - skew < nbytes:
+                word |= load_relaxed(source + at - skew + 8, SYSTEM) << (64 - 8 * skew)
+        if (to + at) & 7 == 0 and at + 8 <= nbytes:
+            store_relaxed(to + at, word, DEVICE)
+        else:
+            for k in range(min(8, nbytes - at)):
+                store_relaxed_as(to + at + k, bits_as((word >> (8 * k)) & 0xFF, UINT8), UINT8)
+        at += 8 * lanes
+
+
+@device
+def wipe(to, nbytes):
+    """Overwrite the bytes of an incomplete value with zeros (thread)."""
+    at = to
+    end = to + nbytes
+    while at < end:
+        if at & 7 == 0 and at + 8 <= end:
+            store_relaxed(at, 0, DEVICE)
+            at += 8
+        else:
+            store_relaxed_as(at, bits_as(0, UINT8), UINT8)
+            at += 1

@@ -47,8 +47,7 @@ from warpwell.targets.primitives import (
 
 from ..index.sealed import hash_of
 from ..schema import LENGTH_BYTES, UINT32, Schema
-from .copying import copy_each
-from .device_cache import look_up
+from .device_cache import copy_each, look_up
 from .requests import (
     BAD_BUFFER,
     BAD_TICKET,
@@ -329,35 +328,16 @@ def take_one(core, ticket, to, room):
 # -- methods -------------------------------------------------------------------------------------------------
 
 
-def _of_key(do: Callable[..., Any], words: bool, data: bool) -> Callable[..., Any]:
-    """Return a method whose key is an integer, or a tuple of the key's two words and its length."""
-    if words and data:
+@device
+def words_of_integer(key):
+    """Return the two words and the length of an integer's key (thread)."""
+    return i64(key), 0, 8
 
-        @device
-        def with_words_and_data(view, key, data):
-            return do(view, i64(key[0]), i64(key[1]), i64(key[2]), data)
 
-        return with_words_and_data
-    if words:
-
-        @device
-        def with_words(view, key):
-            return do(view, i64(key[0]), i64(key[1]), i64(key[2]))
-
-        return with_words
-    if data:
-
-        @device
-        def with_integer_and_data(view, key, data):
-            return do(view, i64(key), 0, 8, data)
-
-        return with_integer_and_data
-
-    @device
-    def with_integer(view, key):
-        return do(view, i64(key), 0, 8)
-
-    return with_integer
+@device
+def words_of_tuple(key):
+    """Return the two words and the length of a key that is passed as a tuple of them (thread)."""
+    return i64(key[0]), i64(key[1]), i64(key[2])
 
 
 @device
@@ -531,4 +511,9 @@ def _made(name: str, schema: Schema | None, key: int | str | None) -> Callable[.
     function, parameters = METHODS[name]
     if "name" in parameters:
         return _field_reader(schema, key) if isinstance(key, str) else None
-    return _of_key(function, key == 3, "data" in parameters) if key in (1, 3) else None
+    if key not in (1, 3):
+        return None
+    words_of = words_of_integer if key == 1 else words_of_tuple  # by the number of items in a key
+    if "data" in parameters:
+        return lambda view, key, data: function(view, *words_of(key), data)
+    return lambda view, key: function(view, *words_of(key))

@@ -46,8 +46,7 @@ from warpwell.targets.primitives import (
 )
 
 from ..index.serve import WITH_VERSION, version_at
-from .copying import copy_each, wipe
-from .device_cache import abandon, bytes_of, claim, publish
+from .device_cache import abandon, bytes_of, claim, copy_each, publish, wipe
 
 # -- record of a store in device memory, in words --------------------------------------------------------------
 K_QUEUES = 0
