@@ -2,7 +2,7 @@
 
 One operation is one call of the store, and its result is compared with the dict's. From time to time an operation
 compares all records, closes and reopens the store, leaves its ``with`` block by an exception (then only committed
-records remain), compacts it, or compares a reader that follows it.
+records remain), compacts or seals it, or compares a reader that follows it.
 """
 
 from __future__ import annotations
@@ -193,6 +193,11 @@ class KvModel:
         self.store.compact(threshold=self.random.choice((0.2, 0.5, 0.9)))
         self._compare()
 
+    def _seal(self) -> None:
+        self.store.seal()
+        self.committed = dict(self.model)
+        self._compare()
+
     def _follow(self) -> None:
         """Compare the committed records with those that a reader sees."""
         if self.reader is None or self.random.random() < 0.1:
@@ -242,6 +247,7 @@ _STEPS: list[tuple[Callable[[KvModel], None], float]] = [
     (KvModel._reopen, 0.3),
     (KvModel._leave, 0.3),
     (KvModel._compact, 0.3),
+    (KvModel._seal, 0.6),
     (KvModel._follow, 0.6),
     (KvModel._verify, 0.1),
 ]
