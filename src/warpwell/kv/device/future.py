@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -54,26 +54,24 @@ class BatchSpaces:
     """Free spaces of an engine."""
 
     def __init__(self) -> None:
-        self._free: dict[tuple[int, int], list[Any]] = {}
+        self._free: dict[tuple[Any, int, int], list[Any]] = {}
 
-    def take(
-        self, engine: Engine, count: int, stride: int, make: Callable[[Engine, int, int], Any] = BatchSpace
-    ) -> Any:
-        """Return a space for `count` rows, which `make` has made; allocate one if none is free."""
+    def take(self, engine: Engine, count: int, stride: int, make: type[Any] = BatchSpace) -> Any:
+        """Return a space of the class `make` for `count` rows; allocate one if none is free."""
         capacity = 1 << max(5, (count - 1).bit_length())
-        free = self._free.setdefault((capacity, stride), [])
+        free = self._free.setdefault((make, capacity, stride), [])
         with contextlib.suppress(IndexError):
             return free.pop()
         # batches of other sizes are gone, perhaps for good
         for size, others in list(self._free.items()):
-            if size != (capacity, stride):
+            if size != (make, capacity, stride):
                 del others[_MAX_SPARE:]
         with engine.stream.on_device():
             return make(engine, capacity, stride)
 
     def give_back(self, space: Any) -> None:
         """Keep a space for the next batch."""
-        self._free[space.capacity, space.stride].append(space)
+        self._free[type(space), space.capacity, space.stride].append(space)
 
 
 class Lease:
