@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warpwell import errors, kv
+from warpwell import closing, errors, kv
 from warpwell.kv.device import gather
-from warpwell.kv.device.future import BatchSpaces
+from warpwell.kv.device.future import BatchSpaces, DeviceFuture
 
 SCHEMA = {"x": ("uint8", (5,)), "y": "int64"}
 COUNT = 3000
@@ -121,6 +122,129 @@ def test_a_damaged_value(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(errors.CorruptionError, match="1234 is damaged"):
                 batch.wait()
+
+
+def test_another_store_has_all_places(path: Path) -> None:
+    with kv.open(path, device="cpu") as store, kv.open(path, device="cpu") as other:
+        before = [start(other, np.arange(600)) for _ in range(gather.SLOTS)]
+        batch = start(store, np.arange(COUNT))
+        assert batch.done()
+        for each in before:
+            check(each, np.arange(600))
+        check(batch, np.arange(COUNT))
+    assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
+
+
+def test_a_batch_is_read_if_no_thread_can_be_started(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    monkeypatch.setattr(gather, "_readers", [gather.PieceReaders()])
+    monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)
+    batch = start(store, np.arange(COUNT))
+    assert batch.done()  # else another wait in the stream would wait for the batch
+    check(batch, np.arange(COUNT))
+
+
+def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, slots = start(store, np.arange(COUNT)), []
+    address_of = batch._readers.address_of
+
+    class Slot(int):
+        """A place that another thread gives back after the comparison."""
+
+        def __ge__(self, other: int) -> bool:
+            store._engine.forget_gathered(batch)
+            return True
+
+    def note_slot(slot: int) -> int:
+        slots.append(slot)
+        return address_of(max(slot, 0))
+
+    monkeypatch.setattr(batch._readers, "address_of", note_slot)
+    batch._slot = Slot(batch._slot)
+    batch.settle()
+    assert slots and min(slots) >= 0
+
+
+@pytest.mark.parametrize("first", [gather.GatheredBatch, DeviceFuture])
+def test_batches_of_both_kinds_have_spaces_of_their_own(tmp_path: Path, first: Any) -> None:
+    schema = {"y": "int64", "z": ("uint8", (8,))}
+    with kv.create(tmp_path / "a", schema=schema) as store:
+        store.put_many(np.arange(100), {"y": np.arange(100), "z": np.zeros((100, 8), np.uint8)})
+    with kv.open(tmp_path / "a", device="cpu") as store:
+        for kind in (first, gather.GatheredBatch, DeviceFuture):
+            if kind is gather.GatheredBatch:
+                batch = start(store, np.arange(100), store._spaces)
+                batch.settle()
+                space = batch._lease.space
+                rows = space.device.view(np.dtype(np.int64))[space.rows_at // 8 :][:200].reshape(-1, 2)
+                assert (rows[:, 0] == np.arange(100)).all()
+                del batch, space
+            else:
+                values, found = DeviceFuture(store._engine, store._spaces, np.arange(100), store.schema).wait()
+                assert found.all() and (values["y"] == np.arange(100)).all()
+
+
+def test_the_end_of_the_program_reads_batches_in_flight(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = gather.PieceReaders()
+    monkeypatch.setattr(gather, "_readers", [readers])
+    monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)  # as on a GPU
+    readers._awake = gather.THREADS  # threads that have stopped
+    batch = start(store, np.arange(COUNT))
+    assert not batch.done()
+    estate, _ = closing._unfinished[id(store._estate)]
+    estate.finish()
+    assert batch.done() and not store.closed
+
+
+def test_a_batch_does_not_end_before_its_copy_is_in_the_stream(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, mark = store._engine.stream, store._engine.stream.mark
+    is_copied = False
+
+    def mark_after_reap() -> Any:
+        store._engine.reap()  # by another thread
+        assert len(gather.piece_readers()._free) == gather.SLOTS - 1
+        mark()
+        return lambda: is_copied
+
+    monkeypatch.setattr(stream, "mark", mark_after_reap)
+    batch = start(store, np.arange(COUNT))
+    assert not batch.done() and list(store._engine.gathered) == [batch]
+    is_copied = True
+    check(batch, np.arange(COUNT))
+
+
+def test_an_error_of_the_stream_leaves_no_batch(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise errors.KernelError("the driver failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._engine.stream, "wait_for_word", fail)
+        with pytest.raises(errors.KernelError):
+            start(store, np.arange(COUNT))
+    store._engine.gathered[0].settle()
+    check(start(store, np.arange(COUNT)), np.arange(COUNT))
+    assert not store._engine.gathered
+    assert len(gather.piece_readers()._free) == gather.SLOTS
+
+
+def test_ctrl_c_waits_until_a_batch_is_in_the_stream(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, steps = store._engine.stream, []
+    for name in ("wait_for_word", "copy", "mark"):
+        function = getattr(stream, name)
+
+        def step(*args: Any, name: str = name, function: Any = function) -> Any:
+            steps.append(name)
+            if name == "wait_for_word":
+                os.kill(os.getpid(), signal.SIGINT)
+            return function(*args)
+
+        monkeypatch.setattr(stream, name, step)
+    with pytest.raises(KeyboardInterrupt):
+        start(store, np.arange(COUNT))
+    assert steps == ["wait_for_word", "copy", "mark"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -106,9 +106,15 @@ class Estate:
             _report(f"{self.records.path}, which was dropped without close(), could not be closed: {why}")
 
     def finish(self) -> None:
-        """Close at the end of the program."""
+        """Close at the end of the program; a store that is open for reading only reads the batches in flight.
+
+        Their threads end with the program, and streams of a GPU would wait for them forever.
+        """
+        if self.engine is not None and self.pid == os.getpid():
+            for batch in list(self.engine.gathered):
+                batch.read()
         store = self.store()
-        if store is not None and not store.closed:
+        if store is not None and store.writable and not store.closed:
             _close_at_exit(store, _ended_by_exception())
 
 
@@ -127,6 +133,7 @@ def opened(store: _OpenStore, records: Records) -> tuple[Estate, weakref.finaliz
 def on_device(estate: Estate, engine: Engine, controller_store: _OpenStore | None) -> None:
     """Register the engine of a store that is on a device."""
     closing.ready()
+    closing.keep(estate, estate.records.path)
     estate.engine, estate.controller_store = engine, controller_store
 
 

@@ -440,8 +440,8 @@ class Engine:
             self._closed = True  # a forked child: all of this is its parent's
             return
         self.reap()
-        while self.gathered:  # ends soon: no kernel takes part
-            self.gathered[0].settle()
+        for batch in list(self.gathered):  # ends soon: no kernel takes part
+            batch.settle()
         with self._idle:
             if self._launches:
                 raise errors.SharingError(

@@ -111,18 +111,19 @@ class GatheredBatch:
         ]
         self._readers: PieceReaders = piece_readers()
         self._is_copied: Callable[[], bool] = lambda: True
-        with uninterrupted():  # `engine.gathered` keeps the memory that the threads use
+        # `engine.gathered` keeps the memory that the threads and the stream use, until the copy has ended. A batch that
+        # is there before its copy is in the stream could end too early, in another thread.
+        with uninterrupted():
             self._slot = self._readers.start(self._pieces, arguments)
-            while self._slot < 0:  # more batches are in flight than there are places
-                engine.gathered[0].settle()
-                self._slot = self._readers.start(self._pieces, arguments)
-            engine.gathered.append(self)
-        if space.used:
-            # a kernel may still be reading the arrays of the batch before
-            stream.after_default()
-        space.used = True
-        stream.wait_for_word(base, self._pieces)
-        self._copy()
+            try:
+                if space.used:
+                    # a kernel may still be reading the arrays of the batch before
+                    stream.after_default()
+                space.used = True
+                stream.wait_for_word(base, self._pieces)
+                self._copy()
+            finally:
+                engine.gathered.append(self)
 
     def _copy(self) -> None:
         space = self._lease.space
@@ -133,7 +134,7 @@ class GatheredBatch:
 
     def done(self) -> bool:
         """Return whether all values have arrived, so that `wait` returns at once."""
-        return self._slot < 0 or self._pid != os.getpid() or (self._all_read(0) and self._is_copied())
+        return self._pid != os.getpid() or (self._all_read(0) and self._is_copied())
 
     def _all_read(self, nanoseconds: int) -> bool:
         return bool(compiled(wait_for_pieces)(self._lease.space.host.address, self._pieces, nanoseconds))
@@ -169,6 +170,14 @@ class GatheredBatch:
             self._result = fields_of(self._lease, self._schema, self.count, self._names)
         return self._result  # type: ignore[no-any-return]
 
+    def read(self) -> None:
+        """Read the pieces that no thread has claimed, and wait until all are read."""
+        slot = self._slot  # another thread may give it back; helping the next batch there does no harm
+        if slot >= 0:
+            compiled(read_pieces)(self._readers.address_of(slot))
+        while not self._all_read(10**7):
+            pass
+
     def settle(self) -> None:
         """Wait until the batch has ended; `wait` raises its errors."""
         if self._pid != os.getpid():
@@ -176,10 +185,7 @@ class GatheredBatch:
                 f"this batch was started in process {self._pid}, which this one ({os.getpid()}) was forked from: start"
                 " it again here"
             )
-        if self._slot >= 0:
-            compiled(read_pieces)(self._readers.address_of(self._slot))
-        while not self._all_read(10**7):
-            pass
+        self.read()
         spins = 0
         while not self._is_copied():
             spins += 1
@@ -190,7 +196,8 @@ class GatheredBatch:
     def retire(self) -> None:
         """Give the place of the job back (once, by `Engine.forget_gathered`)."""
         slot, self._slot = self._slot, -1
-        self._readers.give_back(slot)
+        if slot >= 0:
+            self._readers.give_back(slot)
 
 
 # -- the threads ------------------------------------------------------------------------------------------------
@@ -308,35 +315,38 @@ class PieceReaders:
         self._threads = self._awake = 0
 
     def start(self, pieces: int, arguments: list[int]) -> int:
-        """Publish a job with `arguments` from word `J_COUNT` on; return its place, or -1 if no place is free."""
+        """Publish a job with `arguments` from word `J_COUNT` on; return its place.
+
+        If no place is free, or no thread can be started, this thread reads all pieces. Without a place it returns -1.
+        """
         with self._lock:
-            if not self._free:
-                return -1
-            slot = self._free.pop()
-            job = self._jobs[slot]
+            slot = self._free.pop() if self._free else -1
+            job = self._jobs[slot] if slot >= 0 else np.empty(JOB_BYTES // 8, np.int64)
             job[J_PIECES] = pieces
             job[J_COUNT : J_COUNT + len(arguments)] = arguments
-            compiled(publish)(self.address_of(slot), pieces)
-            while self._awake < min(THREADS, pieces):
+            compiled(publish)(job.ctypes.data, pieces)
+            while slot >= 0 and self._awake < min(THREADS, pieces):
                 if self._threads <= self._awake:
                     try:
                         threading.Thread(target=self._work, name="warpwell-kv-pieces", daemon=True).start()
-                    except RuntimeError:  # Python is shutting down: `GatheredBatch.settle` reads the batch
+                    except RuntimeError:  # the system allows no more threads, or Python is shutting down
                         break
                     self._threads += 1
                 else:
                     self._wake.release()
                 self._awake += 1
-            return slot
+            is_read_here = slot < 0 or not self._awake
+        if is_read_here:
+            compiled(read_pieces)(job.ctypes.data)
+        return slot
 
     def address_of(self, slot: int) -> int:
         """Return the address of a job."""
         return self._block.address + JOB_BYTES * slot
 
     def give_back(self, slot: int) -> None:
-        """Let others use the place of a job whose pieces were all read."""
-        with self._lock:
-            self._free.append(slot)
+        """Let others use the place of a job whose pieces were all read (without the lock: for signal handlers)."""
+        self._free.append(slot)
 
     def _work(self) -> None:
         while True:
