@@ -1,4 +1,4 @@
-"""Permutation: a shuffled order of any number of positions, computed without memory by NumPy or device code.
+"""Permutation: a shuffled order of any number of positions, computed without memory, on the host and in kernels.
 
 A Feistel network is a bijection of the numbers of `bits` bits, for any round function. Sizes that are not a power of
 two use cycle walking: a result outside of [0, size) passes through the network again until it falls inside. The numbers
@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer
 from ..targets import device
+from ..targets.primitives import items_at, load_weak_as, store_weak_as
+from .native import compiled
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
@@ -29,16 +31,12 @@ MAX_SIZE = 1 << 62
 # Indices into the array that device code receives
 SIZE, HIGH_BITS, LOW_BITS, KEYS = 0, 1, 2, 3
 N_WORDS = KEYS + ROUNDS
+INT64 = np.dtype(np.int64)
 
 # Odd multipliers below 2**31: the product with a 32-bit number fits in a signed 64-bit integer
 MULTIPLY_1 = 0x7FEB352D
 MULTIPLY_2 = 0x6C8E9CF5
 HALF = 0xFFFFFFFF
-
-TABLE_BITS = 10
-"""Networks of at most 10 bits are computed once and stored, which takes as long as passing a few numbers."""
-BLOCK = 1 << 14
-"""Number of positions that NumPy computes at once, small enough for the processor's caches."""
 
 
 class Permutation:
@@ -66,13 +64,8 @@ class Permutation:
         self.seed = checked_integer(seed, "seed", minimum=None)
         self.epoch = checked_integer(epoch, "epoch", minimum=None)
         bits = max(MIN_BITS, (size - 1).bit_length())
-        self._high, self._low = bits // 2, bits - bits // 2
         digest = hashlib.shake_256(f"warpwell order {seed} {epoch}".encode()).digest(4 * ROUNDS)
-        self._keys = np.frombuffer(digest, "<u4").astype(np.uint32)
-        self._table: NDArray[np.int64] | None = None
-        if bits <= TABLE_BITS:
-            self._table = self._network(np.arange(1 << bits))
-        self.words = np.array([size, self._high, self._low, *self._keys], np.int64)
+        self.words = np.array([size, bits // 2, bits - bits // 2, *np.frombuffer(digest, "<u4")], np.int64)
 
     def __len__(self) -> int:
         return self.size
@@ -104,50 +97,21 @@ class Permutation:
                 name="positions",
             )
         flat = requested.reshape(-1).astype(np.int64)
-        for first in range(0, flat.size, BLOCK):
-            self._permute(flat[first : first + BLOCK])
+        compiled(permute)(flat.ctypes.data, flat.size, self.words.ctypes.data)
         return flat.reshape(requested.shape)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the numbers at positions start to ``stop - 1``."""
         return self(np.arange(start, stop, dtype=np.int64))
 
-    def _permute(self, block: NDArray[np.int64]) -> None:
-        """Replace positions by the numbers at these positions, in place."""
-        network = self._network if self._table is None else self._table.take
-        once = network(block)
-        outside = np.flatnonzero(once >= self.size)
-        while outside.size:
-            again = network(once[outside])
-            once[outside] = again
-            outside = outside[again >= self.size]
-        block[:] = once
 
-    def _network(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pass numbers through the network once, as `network` does in device code."""
-        high = (numbers >> self._low).astype(np.uint32)
-        low = (numbers & ((1 << self._low) - 1)).astype(np.uint32)
-        high_mask, low_mask = np.uint32((1 << self._high) - 1), np.uint32((1 << self._low) - 1)
-        mixed, shifted = np.empty_like(low), np.empty_like(low)
-        for i in range(0, ROUNDS, 2):
-            self._mix(low, self._keys[i], mixed, shifted)
-            mixed &= high_mask
-            high ^= mixed
-            self._mix(high, self._keys[i + 1], mixed, shifted)
-            mixed &= low_mask
-            low ^= mixed
-        return high.astype(np.int64) << self._low | low
-
-    @staticmethod
-    def _mix(half: NDArray[np.uint32], key: np.uint32, mixed: NDArray[np.uint32], shifted: NDArray[np.uint32]) -> None:
-        """Put a mixture of `half` and `key` into `mixed`; products wrap at 32 bits."""
-        np.bitwise_xor(half, key, out=mixed)
-        mixed *= np.uint32(MULTIPLY_1)
-        np.right_shift(mixed, 15, out=shifted)
-        mixed ^= shifted
-        mixed *= np.uint32(MULTIPLY_2)
-        np.right_shift(mixed, 16, out=shifted)
-        mixed ^= shifted
+def permute(positions: int, count: int, words: int) -> int:
+    """Replace positions by the numbers at these positions, in place."""
+    order = items_at(words, N_WORDS, INT64)
+    for k in range(count):
+        address = positions + 8 * k
+        store_weak_as(address, permuted(load_weak_as(address, INT64), order), INT64)
+    return 0
 
 
 @device
