@@ -821,40 +821,26 @@ def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> erro
 def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:
     """Return the exception for an error code of a key."""
     where = path if segment is None else f"{path}, segment {segment}"
-    if status == BAD_CRC:
-        return errors.CorruptionError(
-            f"{where}: the value of key {key!r} is damaged (its CRC-32C is wrong): run `warpwell kv verify`, and"
-            " put the key again from its source",
-            path=path,
-        )
-    if status == BAD_RECORD:
-        return errors.CorruptionError(
-            f"{where}: the record of key {key!r} is damaged (the lengths of its fields differ from its size): put it"
-            " again from its source",
-            path=path,
-        )
-    if status == SHORT:
-        return errors.CorruptionError(
-            f"{where}: the file ends before the value of key {key!r}: it was cut, restore it from a copy",
-            path=path,
-        )
-    if status == NO_LOCATION:
-        return errors.CorruptionError(
-            f"{path}: the block of the index that may hold key {key!r} is damaged (its CRC-32C is wrong): copy the"
-            " records into a new store with `warpwell kv salvage`, or restore a copy of the store",
-            path=path,
-        )
-    if status == STALE:
-        return errors.CorruptionError(
-            f"{where}: the value of key {key!r} is stored in a segment that is not open: open the store again",
-            path=path,
-        )
+    if status in _PROBLEMS:
+        return errors.CorruptionError(f"{where}: {_PROBLEMS[status].format(key)}", path=path)
     code = status - FAILED
     with contextlib.suppress(ValueError):
         return errors.MediumError(
             f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
         )
     raise AssertionError(status)
+
+
+_PROBLEMS = {
+    BAD_CRC: "the value of key {!r} is damaged (its CRC-32C is wrong): run `warpwell kv verify`, and put the key again"
+    " from its source",
+    BAD_RECORD: "the record of key {!r} is damaged (the lengths of its fields differ from its size): put it again from"
+    " its source",
+    SHORT: "the file ends before the value of key {!r}: it was cut, restore it from a copy",
+    NO_LOCATION: "the block of the index that may hold key {!r} is damaged (its CRC-32C is wrong): copy the records"
+    " into a new store with `warpwell kv salvage`, or restore a copy of the store",
+    STALE: "the value of key {!r} is stored in a segment that is not open: open the store again",
+}
 
 
 class ValueBuffer(NamedTuple):
