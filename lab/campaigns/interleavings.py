@@ -152,7 +152,7 @@ def _run_faults(names: Sequence[str], options: argparse.Namespace) -> int:
         if not options.json:
             match = f"seed {result.seed}, run {result.runs}" if result.seed is not None else "NOT FOUND"
             print(
-                f"{result.fault:24s} {result.scenario:9s} {match}  ({result.seconds:.1f} s)  {fault.what}",
+                f"{result.fault:24s} {result.scenario:9s} {match}  ({result.seconds:.1f} s)  {fault.description}",
                 flush=True,
             )
     if options.json:

@@ -54,7 +54,7 @@ def test_a_seed_that_found_a_defect_finds_none(scenario: str, seed: int) -> None
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found(fault: Fault) -> None:
     found = find(fault, fault.seed)
-    assert found.seed is not None, f"{fault.what}: not found in {FAULT_RUNS} interleavings"
+    assert found.seed is not None, f"{fault.description}: not found in {FAULT_RUNS} interleavings"
 
 
 @pytest.mark.quick("head-before-key")

@@ -1,4 +1,4 @@
-"""Adversary: an interpreter whose threads also nap at any access, and which tells a model of stores."""
+"""Adversary: an interpreter that lets threads sleep at any access, and reports stores to a model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from warpwell.targets.interp.threads import Thread
 Watch = Callable[[int], None]
 
 LONG = (6000, 12000, 24000)
-"""Steps in which others turn the generations of a page."""
+"""Steps in which other threads advance a page through all generations."""
 MIDDLE = (500, 1500, 3000)
-"""Steps in which a page goes, and others write to the next one in its frame."""
+"""Steps in which a page is evicted, and other threads write to the next page in its frame."""
 SHORT = (10, 30, 90)
-"""Steps in which a page or two come and go."""
+"""Steps in which one or two pages are loaded and evicted."""
 
 
 @functools.cache
 def native_handle(function: Callable[..., int]) -> int:
-    """Return a number by which interpreted device code calls a Python function as a native one."""
+    """Return a handle for interpreted device code that calls a Python function as a native function."""
     handle = min([0, *native_functions]) - 1
     native_functions[handle] = function
     return handle
@@ -34,11 +34,11 @@ class Violation(AssertionError):
 
 
 class Adversary(Interpreter):
-    """An `Interpreter` made for finding violations.
+    """An `Interpreter` that provokes violations.
 
-    In half of the seeds a thread is put to sleep, at any access, for as long as others need for many
-    operations, in some of them preferably after it has read a watched word: what an operating system does to
-    a thread, and what random switches alone rarely do.
+    In half of the seeds a thread sleeps, after any access, while other threads execute many operations. In some seeds
+    it sleeps preferably after it has read a watched word. Operating systems do this to threads, but random switches
+    alone rarely do.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ class Adversary(Interpreter):
     trace : int
         As for `Interpreter`.
     nappers : int
-        So many of the first threads nap in every seed, and often after a watched word was read; the others never.
+        Number of leading threads that nap in every seed, often after they read a watched word; other threads never nap.
     naps : sequence of int
-        How many steps those naps last, about; one is chosen for each.
+        Approximate lengths of these naps in steps; each nap draws one.
 
     Attributes
     ----------
@@ -67,12 +67,12 @@ class Adversary(Interpreter):
         self._lengths: Sequence[int] = (50, 500, 3000)
         self._nappers = nappers
         if nappers:
-            # only they sleep: the others turn the generations meanwhile
+            # only these threads sleep: in the meantime the remaining threads advance the generations
             self._every, self._after_load, self._lengths = 0, 0.2, naps
         self._nap_at = self._next_nap() if self._every else 1 << 62
 
     def announce_blocks(self, *blocks: Block) -> None:
-        """Name the blocks, and the launch's flag, as the only memory there is."""
+        """Register the blocks, and the launch's flag, as the only valid memory."""
         self.announce(self.flag.address, 16)
         for block in blocks:
             self.announce(block.address, block.nbytes)
@@ -99,7 +99,7 @@ class Adversary(Interpreter):
 
     def _load(self, addr: int, scope: int, order: int) -> int:
         value = super()._load(addr, scope, order)
-        # what was read of a word that matters is old by the time it is used
+        # the value of a watched word is outdated when the thread uses it
         napper = self._every if self._nappers == 0 else self.thread.index < self._nappers
         if addr in self.watched and napper and self.random.random() < self._after_load:
             self._next_switch = self._nap_at = self.steps
@@ -116,13 +116,13 @@ class Adversary(Interpreter):
             self.watched[addr](int(value))
         return result
 
-    def _update_item(self, name: str, addr: int, value: Any, *rest: Any) -> Any:
-        old = super()._update_item(name, addr, value, *rest)
+    def _update_item(self, name: str, addr: int, value: Any, *arguments: Any) -> Any:
+        old = super()._update_item(name, addr, value, *arguments)
         if addr in self.watched:
             self.watched[addr](self.memory.locations[addr].messages[-1].value)
         return old
 
     def serve(self, *steps: Callable[[], Any]) -> None:
-        """Call each of `steps` again and again beside the threads of the next `run`."""
+        """Call each of `steps` repeatedly, concurrently with the threads of the next `run`."""
         for number, step in enumerate(steps):
             self.spawn(self._serve, step, name=f"service-{number}", daemon=True)

@@ -1,8 +1,7 @@
 """Cache scenario: kernels' reads, writes and additions on a few frames under one interleaving.
 
-Each item holds its page and number beside a version, so that bytes of another page, values that nobody wrote
-and versions that go backwards are noticed when they are read; the file in the end must hold every write and
-the sum of all additions.
+Each item holds its page, its number and a version. So a read detects bytes of another page, values that no thread
+wrote, and versions that decrease. At the end the file must hold every write and the sum of all additions.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ MAX_STEPS = 400_000
 PAGE = 512
 ITEMS = PAGE // 8
 OWNED = 16
-"""Item ``OWNED + t`` of each page is written by thread t alone; the first ones are never written."""
+"""Only thread t writes item ``OWNED + t`` of each page; no thread writes the items before `OWNED`."""
 COUNTERS = 40
-"""Items from here are added to by all."""
+"""All threads add to the items from this number on."""
 
 
 @dataclass(frozen=True)
 class Focus:
-    """What a run is narrowed to, for faults that need it; None leaves it to the seed."""
+    """Restriction of a run, for faults that need it; None lets the seed decide."""
 
     frames: int | None = None
     pages: int | None = None
     readers: bool | None = None
-    """Some threads only read one page while the others make the frames change hands."""
+    """Some threads only read one page while the remaining threads evict pages."""
     naps: Sequence[int] = ()
-    """How long the readers nap, see `Adversary`."""
+    """Lengths of the readers' naps; see `Adversary`."""
     resident: bool = False
     """The cache holds all pages."""
     writers: bool = False
-    """The others also write, to pages that those readers do not read; all read the places of the written items."""
+    """The remaining threads also write to pages that the readers do not read. All threads read only these items."""
 
 
 def base_value(page: int, item: int) -> int:
@@ -64,8 +63,8 @@ def base_value(page: int, item: int) -> int:
     return ((page + 1) << 40) | (item << 32)
 
 
-def given(item: int, value: int) -> int:
-    """Return what a span stores."""
+def stored_value(item: int, value: int) -> int:
+    """Return the value that a span stores."""
     return value
 
 
@@ -75,9 +74,9 @@ class CacheModel:
     Parameters
     ----------
     seed : int
-        Decides the scenario and the interleaving.
+        Selects the scenario and the interleaving.
     trace : int
-        Accesses to keep for the report.
+        Number of accesses to keep for the report.
     focus : Focus, optional
     """
 
@@ -119,7 +118,7 @@ class CacheModel:
         self.frames = self.cache.frames
         self.owners = self.cache._owners
         self.held: dict[int, int] = defaultdict(int)
-        self.begun: dict[tuple[int, int], int] = defaultdict(int)
+        self.started: dict[tuple[int, int], int] = defaultdict(int)
         self.returned: set[tuple[int, int, int]] = set()
         self.threads = random.randint(3, 6)
         self.rounds = 1
@@ -160,7 +159,7 @@ class CacheModel:
             raise Violation(f"a page word has {pins_of(value)} pins")
         if frame == before:
             return
-        if before >= 0 and self.held.get(word) and not self.resident:  # there who evicts may overtake who pins
+        if before >= 0 and self.held.get(word) and not self.resident:  # in that case an eviction may overtake a pin
             raise Violation(f"the page of frame {before} was evicted while it was pinned for long")
         self.where.pop(word, None)
         if frame < 0:
@@ -172,18 +171,18 @@ class CacheModel:
     def _worker(self, thread: int, seed: int) -> None:
         random = Random(seed)
         view = self.view
-        seen: dict[tuple[int, int], int] = defaultdict(int)
+        observed: dict[tuple[int, int], int] = defaultdict(int)
         if self.readers:
-            # one page is read again and again while reads of all pages make the frames change hands
+            # The readers read one page repeatedly, while reads of all pages evict it.
             reader = thread < self.readers
             pages = self.pages[:1] if reader else self.pages
             for _ in range(random.randint(20, 60)):
                 if self.writers and not reader and random.random() < 0.7:
-                    self._write(thread, random.choice(self.pages[1:]), seen)
+                    self._write(thread, random.choice(self.pages[1:]), observed)
                 page, item = random.choice(pages), random.randrange(OWNED)
                 if self.writers:
                     item = OWNED + self.readers + item % (self.threads - self.readers)
-                self._read(thread, page, item, seen)
+                self._read(thread, page, item, observed)
             return
         for _ in range(random.randint(4, 12)):
             page = random.choice(self.pages)
@@ -191,56 +190,56 @@ class CacheModel:
             if action < 0.45:
                 for _ in range(random.randint(1, 4)):
                     kinds = (random.randrange(OWNED), OWNED + random.randrange(self.threads), COUNTERS)
-                    self._read(thread, page, random.choice(kinds), seen)
+                    self._read(thread, page, random.choice(kinds), observed)
             elif action < 0.65:
-                self._write(thread, page, seen)
+                self._write(thread, page, observed)
             elif action < 0.8:
-                self._add(page, COUNTERS, seen)
+                self._add(page, COUNTERS, observed)
             elif action < 0.86:
                 view.prefetch(page * ITEMS)
             elif action < 0.92:
-                self._hold(thread, page, seen)
+                self._hold(thread, page, observed)
             else:
                 self._clean(page, action < 0.96)
 
-    def _read(self, thread: int, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
+    def _read(self, thread: int, page: int, item: int, observed: dict[tuple[int, int], int]) -> None:
         value = self.view[page * ITEMS + item]
         version = value - base_value(page, item)
-        least, most = seen[page, item], self.begun[page, item]
+        oldest, newest = observed[page, item], self.started[page, item]
         if item == OWNED + thread:
-            least = most
-        if not least <= version <= most:
+            oldest = newest
+        if not oldest <= version <= newest:
             raise Violation(
                 f"page {page}, item {item}: read {value:#x}, page {(value >> 40) - 1} item {(value >> 32) & 255} "
-                f"version {value & 0xFFFFFFFF}, not a version from {least} to {most}"
+                f"version {value & 0xFFFFFFFF}, not a version from {oldest} to {newest}"
             )
-        seen[page, item] = version
+        observed[page, item] = version
 
-    def _write(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
+    def _write(self, thread: int, page: int, observed: dict[tuple[int, int], int]) -> None:
         item = OWNED + thread
-        self.begun[page, item] += 1
-        seen[page, item] = self.begun[page, item]
-        at, value = page * ITEMS + item, base_value(page, item) + seen[page, item]
+        self.started[page, item] += 1
+        observed[page, item] = self.started[page, item]
+        at, value = page * ITEMS + item, base_value(page, item) + observed[page, item]
         if thread & 1:
-            fill(given, self.view, at, at + 1, value)
+            fill(stored_value, self.view, at, at + 1, value)
         else:
             self.view[at] = value
 
-    def _add(self, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
-        self.begun[page, item] += 1
+    def _add(self, page: int, item: int, observed: dict[tuple[int, int], int]) -> None:
+        self.started[page, item] += 1
         old = atomic_add(self.view, page * ITEMS + item, 1) - base_value(page, item)
-        if not seen[page, item] <= old < self.begun[page, item] or (page, item, old) in self.returned:
+        if not observed[page, item] <= old < self.started[page, item] or (page, item, old) in self.returned:
             raise Violation(f"page {page}, item {item}: an addition returned {old:#x} or returned it twice")
         self.returned.add((page, item, old))
-        seen[page, item] = old + 1
+        observed[page, item] = old + 1
 
-    def _hold(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
-        # device code holds all frames but one at most, else the others could not go on
+    def _hold(self, thread: int, page: int, observed: dict[tuple[int, int], int]) -> None:
+        # device code holds all frames except one, so that the remaining threads make progress
         word = word_address(self.cache._core_address, page)
         if self.view.pin(page * ITEMS):
             self.held[word] += 1
-            self._read(thread, page, OWNED + thread, seen)
-            self._read(thread, page, 0, seen)
+            self._read(thread, page, OWNED + thread, observed)
+            self._read(thread, page, 0, observed)
             self.held[word] -= 1
             self.view.unpin(page * ITEMS)
 
@@ -252,7 +251,7 @@ class CacheModel:
     # -- the whole ------------------------------------------------------------------------------------------
 
     def check(self) -> int:
-        """Run the interleaving, then settle and flush in a second one; return the steps of both.
+        """Run the interleaving, then settle and flush in a second interleaving; return the steps of both.
 
         Raises `Violation` or what device code raised or latched.
         """
@@ -271,16 +270,16 @@ class CacheModel:
                 steps += self.run.steps
             cache.begin(self.flag)
             self._check_words(settled=False)
-            rest = self._interpreter(self.seed + (1 << 40))
-            rest.spawn(self._settle, name="settle")
-            rest.run()
+            settling = self._interpreter(self.seed + (1 << 40))
+            settling.spawn(self._settle, name="settle")
+            settling.run()
             cache.end(self.flag)
             self._flush()
             self._check_words(settled=True)
             self._check_file()
         finally:
             self._discard()
-        return steps + rest.steps
+        return steps + settling.steps
 
     def _settle(self) -> None:
         core, attempt = self.cache._core_address, 0
@@ -294,7 +293,7 @@ class CacheModel:
     def _flush(self) -> None:
         cache = self.cache
         space = cache.space(self.array._nsid)
-        # once more where command ids were short
+        # retry pages for which no command id was free
         for attempt in range(4):
             run = self._interpreter(self.seed + ((attempt + 1) << 41))
             cache.begin(self.flag)
@@ -313,23 +312,23 @@ class CacheModel:
             cache.end(self.flag)
             if not left:
                 return
-        raise Violation(f"{left} pages could not be flushed when all was done")
+        raise Violation(f"{left} pages could not be flushed at the end")
 
     def _check_words(self, *, settled: bool) -> None:
-        words = self.cache.page_words(self.array._nsid)
+        page_words = self.cache.page_words(self.array._nsid)
         owners = np.array(self._owners())
-        for number, word in enumerate(int(w) for w in words):
+        for number, word in enumerate(int(w) for w in page_words):
             if word & PINS:
-                raise Violation(f"page word {number} has {pins_of(word)} pins when all was done")
+                raise Violation(f"page word {number} has {pins_of(word)} pins at the end")
             state = state_of(word)
             if settled and (state not in (INVALID, VALID) or (state == VALID and word & DIRTY)):
-                raise Violation(f"page word {number} is {word:#x} when all was done")
+                raise Violation(f"page word {number} is {word:#x} at the end")
             if state == VALID and owners[frame_of(word)] <= 0:
-                raise Violation(f"frame {frame_of(word)} of page word {number} is nobody's")
+                raise Violation(f"frame {frame_of(word)} of page word {number} has no owner")
         pool = self._read_core(self.cache._core_address + 8 * at.C_POOLS, 1)[0]
         if self.cache._count_pinned(self.array._nsid):
-            raise Violation(f"{self.cache._count_pinned(self.array._nsid)} pages are held for long when all was done")
-        valid = sum(state_of(int(w)) == VALID for w in words)
+            raise Violation(f"{self.cache._count_pinned(self.array._nsid)} pages are held for long at the end")
+        valid = sum(state_of(int(w)) == VALID for w in page_words)
         stashed = self._stashed(pool, owners)
         if self.resident:
             present = self._read_core(pool, at.POOL_WORDS)[at.F_PRESENT]
@@ -345,36 +344,36 @@ class CacheModel:
             )
 
     def _stashed(self, pool: int, owners: NDArray[np.int64]) -> list[int]:
-        """Return the frames in the stash: each is there once, and is nobody else's."""
+        """Return the frames of the free list. Each must be in it once, and have no other owner."""
         record = self._read_core(pool, at.POOL_WORDS)
         ring = self._read_core(record[at.F_RING], record[at.F_RING_MASK] + 1)
-        frames = [place - 1 for place in ring if place]
+        frames = [entry - 1 for entry in ring if entry]
         counted = record[at.F_STASHED], len(ring) - record[at.F_STASH_ROOM]
         if len(set(frames)) != len(frames) or any(owners[f] != at.HELD_FRAME for f in frames):
-            raise Violation(f"stash {frames}: a frame is there twice or elsewhere too, owners {owners.tolist()}")
+            raise Violation(f"stash {frames}: a frame is in it twice or has an owner, owners {owners.tolist()}")
         if counted != (len(frames), len(frames)):
-            raise Violation(f"stash {frames}: counted are {counted[0]} frames and {counted[1]} places")
+            raise Violation(f"stash {frames}: the counters are {counted[0]} frames and {counted[1]} entries")
         return frames
 
     def _owners(self) -> list[int]:
         return self._read_core(self.owners, self.frames)
 
-    def _read_core(self, address: int, words: int) -> list[int]:
+    def _read_core(self, address: int, count: int) -> list[int]:
         assert self.cache._core is not None
-        return [int(n) for n in self.cache._core.read(address - self.cache._core_address, 8 * words).view(np.int64)]
+        return [int(n) for n in self.cache._core.read(address - self.cache._core_address, 8 * count).view(np.int64)]
 
     def _check_file(self) -> None:
         for page in self.pages:
             items = np.frombuffer(bytes(self.medium.block_of(page)), np.int64)
             for item in range(ITEMS):
-                if int(items[item]) != base_value(page, item) + self.begun[page, item]:
+                if int(items[item]) != base_value(page, item) + self.started[page, item]:
                     raise Violation(
                         f"page {page}, item {item}: the file holds {int(items[item]):#x}, "
-                        f"not version {self.begun[page, item]}"
+                        f"not version {self.started[page, item]}"
                     )
 
     def _discard(self) -> None:
-        """Forget array and cache without the flush that closing would do."""
+        """Discard array and cache without the flush of a regular close."""
         self.array._finalizer.detach()
         self.array._part.closed = self.cache.closed = True
         closing.forget(self.array._part)

@@ -1,8 +1,8 @@
-"""Drive scenario: a drive's medium, whose native functions several threads call while its queues are served, or die.
+"""Drive scenario: several threads call the native functions of a drive's medium while its queues are served or lost.
 
-A controller in a thread fetches what the doorbells tell, carries commands out in any order, and interrupts some. In
-half of the seeds the drive is lost at some step; what it was told before still runs, late. Each command is answered
-once, with the data of its range; a lost drive touches no buffer of a command that was answered.
+A controller thread fetches commands after doorbell writes, executes them in any order, and interrupts some of them. In
+half of the seeds the drive is lost at some step; commands from before still execute, late. Each command must be
+completed once, with the data of its range. A lost drive must not access the buffer of a completed command.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from warpwell.testing.media import command_of
 from .adversary import Adversary, Violation
 
 BLOCK = 512
-"""Bytes of a block. The drive transfers the first word only; the medium copies all of them."""
+"""Size of a block in bytes. The drive transfers only the first word; the medium copies the whole block."""
 BLOCKS = 64
 DEPTH = 4
-"""Two commands of a queue in flight: most wait."""
+"""With this depth two commands of a queue are in flight, and most commands wait."""
 FILL = -77
 MAX_REQUESTS, MAX_THREADS = 14, 3
 COMMAND_BYTES, ANSWER_BYTES = 64, 24
@@ -38,7 +38,7 @@ COMMAND_BYTES, ANSWER_BYTES = 64, 24
 
 
 def _pairs_without_lists(memory: Any, **options: Any) -> QueuePairs:
-    """Return queues whose rings are smaller than a page, which queues with PRP lists cannot be."""
+    """Return queues with rings that are smaller than a page, which PRP lists do not allow."""
     return QueuePairs(memory, **options | {"lists": False})
 
 
@@ -79,7 +79,7 @@ class DriveModel:
                 require=lambda generation: None,
             ),
         )
-        space = Namespace.__new__(Namespace)  # no drive is asked what it has
+        space = Namespace.__new__(Namespace)  # without the queries of a real drive
         space.__dict__.update(
             drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1, generation=0
         )
@@ -91,7 +91,7 @@ class DriveModel:
         self.run.announce_blocks(*self._blocks, self.medium._state, self.medium._waiting, self.medium._doorbells)
         self._interruptions = random.choice((0, 0, 3))
         self._dies = random.choice((-1, -1, 0, 2, 5, 10))
-        """Commands that are carried out before the drive is lost; -1: it is not."""
+        """Number of commands that are executed before the drive is lost; -1 if it is not lost."""
         self._refuses = random.random() < 0.5
         self.dead = False
         self._make_requests(random)
@@ -101,7 +101,7 @@ class DriveModel:
         self.run.spawn(self._control, name="controller")
 
     def allocate(self, nbytes: int) -> Block:
-        """Return memory of the interpreter, which the run knows."""
+        """Return memory of the interpreter, and register it for the run."""
         block = memory_for("interp").allocate(nbytes)
         self._blocks.append(block)
         return block
@@ -125,7 +125,7 @@ class DriveModel:
             self.requests.append((opcode, first, count, at))
             first, at = first + count, at + count
         self.answers: dict[int, int] = {}
-        self._kept: dict[int, list[int]] = {}
+        self._contents: dict[int, list[int]] = {}
 
     def _buffer(self, at: int) -> int:
         return self._buffers.address + BLOCK * at
@@ -159,38 +159,38 @@ class DriveModel:
             number = self._random.randrange(len(going)) if going else 0
             if not going or not self._execute(*going[number], fetched, posted):
                 if self.dead and len(self.answers) == len(self.requests):
-                    return  # nobody takes completions any more
+                    return  # no thread reads completions any more
                 backoff(attempt)
                 attempt += 1
                 continue
             del going[number]
             done, attempt = done + 1, 0
 
-    def _execute(self, k: int, words: list[int], fetched: list[int], posted: list[int]) -> bool:
-        """Carry a command out and post its completion, if there is room."""
+    def _execute(self, k: int, command: list[int], fetched: list[int], posted: list[int]) -> bool:
+        """Execute a command and post its completion, if the queue has room."""
         head = load_acquire(self._bell(DOORBELLS + 8 * (k + 1) + 4), SYSTEM)
         if (posted[k] - head) & (DEPTH - 1) == DEPTH - 1:
             return False
         status = 0
-        first, opcode = words[5], word0_opc(words[0])
-        if words[6] or opcode not in (READ, WRITE) or not 0 <= first < BLOCKS:
-            raise Violation(f"the command {words}")
+        first, opcode = command[5], word0_opc(command[0])
+        if command[6] or opcode not in (READ, WRITE) or not 0 <= first < BLOCKS:
+            raise Violation(f"the command {command}")
         if self._interruptions and self._random.random() < 0.3:
             self._interruptions -= 1
             status = COMMAND_INTERRUPTED
         elif opcode == READ:
-            store_relaxed(words[3], self.disk[first], SYSTEM)
+            store_relaxed(command[3], self.disk[first], SYSTEM)
         else:
-            self.disk[first] = load_relaxed(words[3], SYSTEM)
+            self.disk[first] = load_relaxed(command[3], SYSTEM)
         entry = self._rings[k][1] + 16 * (posted[k] & (DEPTH - 1))
         phase = (posted[k] // DEPTH & 1) ^ 1
         store_release(
-            entry + 8, completion_word1(fetched[k] & (DEPTH - 1), k + 1, word0_cid(words[0]), phase, status), SYSTEM
+            entry + 8, completion_word1(fetched[k] & (DEPTH - 1), k + 1, word0_cid(command[0]), phase, status), SYSTEM
         )
         posted[k] += 1
         return True
 
-    # -- who calls the medium
+    # -- threads that call the medium
 
     def _serve(self, number: int, threads: int) -> None:
         for tag in range(number, len(self.requests), threads):
@@ -212,9 +212,9 @@ class DriveModel:
         opcode, first, count, at = self.requests[tag]
         if status not in ((0, ABORTED_BY_HOST) if self.dead else (0,)):
             raise Violation(f"command {tag} has status {status:#x}")
-        self._kept[tag] = [load_relaxed(self._buffer(at + k), SYSTEM) for k in range(count)]
-        if opcode == READ and status == 0 and self._kept[tag] != [1000 + first + k for k in range(count)]:
-            raise Violation(f"command {tag} read {self._kept[tag]} from block {first}")
+        self._contents[tag] = [load_relaxed(self._buffer(at + k), SYSTEM) for k in range(count)]
+        if opcode == READ and status == 0 and self._contents[tag] != [1000 + first + k for k in range(count)]:
+            raise Violation(f"command {tag} read {self._contents[tag]} from block {first}")
         self.answers[tag] = status
 
     def check(self) -> int:
@@ -223,12 +223,12 @@ class DriveModel:
             self.run.run()
         finally:
             native_functions.pop(self._bells.address, None)
-            self.medium.seconds = 0.0  # a thread that stopped with a lock gives it back no more
+            self.medium.seconds = 0.0  # a stopped thread does not release its lock
             self.medium.close()
         for tag, (opcode, first, count, at) in enumerate(self.requests):
-            if self._first_words[at : at + count].tolist() != self._kept[tag]:
+            if self._first_words[at : at + count].tolist() != self._contents[tag]:
                 raise Violation(f"the buffer of command {tag} changed after its answer")
-            wanted = [5000 + first + k for k in range(count)]
-            if opcode == WRITE and not self.answers[tag] and self.disk[first : first + count] != wanted:
+            expected = [5000 + first + k for k in range(count)]
+            if opcode == WRITE and not self.answers[tag] and self.disk[first : first + count] != expected:
                 raise Violation(f"command {tag} wrote {self.disk[first : first + count]}")
         return self.run.steps

@@ -1,8 +1,8 @@
-"""Frame scenario: one frame changes hands between two pages while readers look, and nothing else happens.
+"""Frame scenario: one frame alternates between two pages while readers access one of them.
 
-The mover runs the functions that evict, fill and publish one after the other, without commands between them. So a
-reader that sleeps wakes beside its page's next owner far more often than in the cache scenario, and many more
-interleavings of the few accesses that matter are run.
+The mover calls the functions that evict, fill and publish one after another, without commands between them. So a
+reader that sleeps wakes during its frame's next use far more often than in the cache scenario, and a run covers many
+more interleavings of the few relevant accesses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FrameModel(CacheModel):
         for _ in range(80):
             item = random.randrange(4)
             value = self.view[page * ITEMS + item]
-            if value not in (0, base_value(page, item)):  # 0: not there
+            if value not in (0, base_value(page, item)):  # 0: not cached
                 raise Violation(f"page {page}, item {item}: read {value:#x}, which is page {(value >> 40) - 1}'s")
 
     def _move(self, turns: int) -> None:
@@ -43,8 +43,8 @@ class FrameModel(CacheModel):
             if turn:
                 word = word_address(core, before)
                 old = load_relaxed(word, DEVICE)
-                while (seen := compare_exchange(word, old, evicted(old), DEVICE)) != old:
-                    old = seen
+                while (observed := compare_exchange(word, old, evicted(old), DEVICE)) != old:
+                    old = observed
                 store_relaxed(field(core, C_OWNERS), HELD_FRAME, DEVICE)
             word = word_address(core, page)
             old = load_relaxed(word, DEVICE)
@@ -59,7 +59,7 @@ class FrameModel(CacheModel):
             self.sources = [np.array([base_value(p, k) for k in range(ITEMS)], np.int64) for p in self.pages]
             for source in self.sources:
                 run.announce(source.ctypes.data, source.nbytes)
-            run.flag.interrupt()  # a miss is answered by 0, and brings nothing in
+            run.flag.interrupt()  # a miss returns 0 and loads no page
             for reader in range(self.readers):
                 run.spawn(self._look, self.random.getrandbits(32), name=f"reader-{reader}")
             run.spawn(self._move, 60, name="mover")

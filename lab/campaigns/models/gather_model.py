@@ -1,4 +1,4 @@
-"""Gather and units scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
+"""Gather and units scenarios: the frame scenario with readers that copy rows as the kernels of `ww.gather` do.
 
 On a GPU a thread copies two units of rows, by validated reads with one fence.
 """
@@ -29,7 +29,7 @@ class GatherModel(FrameModel):
     def _look(self, seed: int) -> None:
         random, page = Random(seed), self.pages[0]
         row = np.zeros(8, np.int64)
-        self.rows.append(row)  # its memory stays: another's would show what was stored here
+        self.rows.append(row)  # keeps the memory: a later row at its address would show these stores
         self.run.announce(row.ctypes.data, row.nbytes)
         before = [0] * 8
         for _ in range(60):
@@ -39,7 +39,7 @@ class GatherModel(FrameModel):
             got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(8)]
             if took:
                 before[:items] = [base_value(page, first + k) for k in range(items)]
-            if got != before:  # a row that is not there changes nothing
+            if got != before:  # a row that is not cached must not be copied
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
 
 
@@ -49,11 +49,11 @@ class UnitsModel(GatherModel):
     def _look(self, seed: int) -> None:
         random, core = Random(seed), self.cache._core_address
         for _ in range(60):
-            places = [(random.choice(self.pages), random.randrange(0, 8, 2)) for _ in range(2)]
-            offsets = [8 * (page * ITEMS + item) for page, item in places]
+            positions = [(random.choice(self.pages), random.randrange(0, 8, 2)) for _ in range(2)]
+            offsets = [8 * (page * ITEMS + item) for page, item in positions]
             unit = random.choice((8, 16))
             a, b, c, d, *valid = read_units(core, self.view.space, *offsets, unit, 0)
-            for (page, item), words, is_valid in zip(places, ((a, b), (c, d)), valid, strict=True):
+            for (page, item), values, is_valid in zip(positions, ((a, b), (c, d)), valid, strict=True):
                 for k in range(unit // 8):
-                    if is_valid and words[k] != base_value(page, item + k):
-                        raise Violation(f"page {page}, item {item + k}: a unit has {words[k]:#x}")
+                    if is_valid and values[k] != base_value(page, item + k):
+                        raise Violation(f"page {page}, item {item + k}: a unit has {values[k]:#x}")

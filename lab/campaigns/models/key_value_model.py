@@ -14,29 +14,29 @@ from warpwell.targets.interp.interpreter import current
 from warpwell.targets.primitives import DEVICE, SYSTEM, fetch_add, load_relaxed
 
 from .adversary import Violation, native_handle
-from .queue_model import WORDS, QueueModel, Request
+from .queue_model import DATA_WORDS, QueueModel, Request
 
 _models: dict[int, ScriptedStore] = {}
 _numbers = itertools.count(1)
 
 
 class ScriptedStore:
-    """What answers the commands of a `KeyValueModel`: at once, late, and out of order.
+    """Completes the commands of a `KeyValueModel` at once or late, and out of order.
 
     Parameters
     ----------
     model : KeyValueModel
     seed : int
-        Decides what is pending, and when it completes.
+        Selects the pending commands and the times of their completion.
     """
 
     def __init__(self, model: KeyValueModel, seed: int) -> None:
         self._model = model
         self._random = Random(seed)
-        self._late = self._random.choice((0.0, 0.5, 1.0, 1.0))
+        self._pending_share = self._random.choice((0.0, 0.5, 1.0, 1.0))
         self._lazy = self._random.choice((0.0, 0.5, 0.9))
         self._waiting: list[tuple[Request, int, int]] = []
-        # what a store's own queue does between threads: who takes a command knows what its starter knew
+        # Orders threads as a store's own queue does: the completing thread sees all stores of the starting thread.
         self.order = memory_for("interp").allocate(8)
         self._number = next(_numbers)
         _models[self._number] = self
@@ -46,10 +46,10 @@ class ScriptedStore:
         return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
 
     def start(self, command: int, tag: int) -> int:
-        """Start a command, as `NativeMedium` says."""
+        """Start a command; see `NativeMedium`."""
         buffer = word(command, 3)
         request = self._model.arrived(command, tag & 0xFFFF)
-        if self._random.random() >= self._late:
+        if self._random.random() >= self._pending_share:
             return self._finish(request, buffer)
         fetch_add(self.order.address, 1, SYSTEM)
         self._waiting.append((request, buffer, tag))
@@ -61,7 +61,7 @@ class ScriptedStore:
             for k in range(request.size // 8):
                 current().write_bytes(buffer + 8 * k, request.word(k).to_bytes(8, "little"))
         elif request.opcode == KV_STORE:
-            found = current().read_bytes(buffer, 8 * WORDS)
+            found = current().read_bytes(buffer, 8 * DATA_WORDS)
             if bytes(found) != self._model.data_of(request):
                 raise Violation(f"command {request.serial} stored other data than it was given")
         return request.status | request.size << 16
@@ -104,7 +104,7 @@ class KeyValueModel(QueueModel):
         request = super()._request(random, serial)
         request.opcode = random.choice((KV_RETRIEVE, KV_RETRIEVE, KV_STORE))
         # each value has a size that tells it from its neighbours'
-        request.size = 8 * (1 + serial % WORDS)
+        request.size = 8 * (1 + serial % DATA_WORDS)
         return request
 
     @staticmethod
@@ -117,7 +117,7 @@ class KeyValueModel(QueueModel):
 
     def _enter(self, request: Request, word0: int, staging: int) -> bool:
         low, high = self._key(request)
-        word5 = key_value_word5(8 * WORDS, 1 + request.serial % 16, request.serial & 3)
+        word5 = key_value_word5(8 * DATA_WORDS, 1 + request.serial % 16, request.serial & 3)
         return bool(submit_entry(self.queue, word0, low, staging, word5, 0, high))
 
     def arrived(self, command: int, cid: int) -> Request:
@@ -127,7 +127,7 @@ class KeyValueModel(QueueModel):
             raise Violation(f"command {request.serial} was fetched twice")
         request.started = True
         low, high = self._key(request)
-        word5 = key_value_word5(8 * WORDS, 1 + request.serial % 16, request.serial & 3)
+        word5 = key_value_word5(8 * DATA_WORDS, 1 + request.serial % 16, request.serial & 3)
         expected = (request.opcode, low, staging_of(self.queue, request.cid), word5, high)
         found = (word0_opc(word(command, 0)), *(word(command, k) for k in (1, 3, 5, 7)))
         if found != expected:
@@ -141,7 +141,7 @@ class KeyValueModel(QueueModel):
         if status != 0 or request.opcode != KV_RETRIEVE:
             return
         staging = staging_of(self.queue, request.cid)
-        for k in range(WORDS):
+        for k in range(DATA_WORDS):
             word = load_relaxed(staging + 8 * k, DEVICE)
             expected = request.word(k) if 8 * k < request.size else -1
             if word != expected:

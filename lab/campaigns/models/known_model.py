@@ -1,7 +1,7 @@
 """Known-pages scenario: the host reads pages in two slots and publishes them, while kernels read, write and evict them.
 
-One thread does what `warpwell.cache.prefetch` does in kernels and on the host: look, read, publish; a kernel's end is a
-fence there. The medium answers late and out of order, and sometimes fails.
+One thread executes the steps that `warpwell.cache.prefetch` makes in kernels and on the host: look, read, publish. A
+fence replaces the end of a kernel. The medium completes commands late and out of order, and sometimes fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .cache_model import OWNED, PAGE, CacheModel, Focus
 SLOTS, ROWS = 2, 3
 TRIES = 3000
 SLACK = 64
-"""Steps of the hand that a look at it may miss, because it is relaxed."""
+"""Number of steps of the clock hand that a relaxed load may miss."""
 
 
 class KnownModel(CacheModel):
@@ -56,18 +56,19 @@ class KnownModel(CacheModel):
         if thread == 0:
             self._pump(random)
             return
-        seen: dict[tuple[int, int], int] = defaultdict(int)
+        observed: dict[tuple[int, int], int] = defaultdict(int)
         for _ in range(random.randint(6, 20)):
             page = random.choice(self.pages)
             action = random.random()
             if action < 0.4:
-                self._read(thread, page, random.choice((random.randrange(OWNED), OWNED + random.randrange(6))), seen)
+                item = random.choice((random.randrange(OWNED), OWNED + random.randrange(6)))
+                self._read(thread, page, item, observed)
             elif action < 0.7:
-                self._write(thread, page, seen)
+                self._write(thread, page, observed)
             else:
                 self._clean(page, action < 0.95)
 
-    # -- what the host does -------------------------------------------------------------------------------------
+    # -- the host -------------------------------------------------------------------------------------
 
     def _pump(self, random: Random) -> None:
         waves = random.randint(3, 8)
@@ -76,16 +77,16 @@ class KnownModel(CacheModel):
             if wave < waves:
                 pages = sorted(random.sample(self.pages, min(len(self.pages), random.randint(1, ROWS))))
                 hand = load_relaxed(self.pool + 8 * at.F_HAND, DEVICE)
-                seen = [look(self.core, page) for page in pages]
+                observed = [look(self.core, page) for page in pages]
                 fence(SYSTEM)
                 self._start(wave % SLOTS, pages)
-                began.append((pages, seen, hand))
+                began.append((pages, observed, hand))
             if wave > 0:
-                pages, seen, _ = began[wave - 1]
+                pages, observed, _ = began[wave - 1]
                 first = began[max(wave - 2, 0)][2]
                 self._wait((wave - 1) % SLOTS)
                 fence(SYSTEM)
-                self._publish((wave - 1) % SLOTS, pages, seen, first + 2 * self.frames)
+                self._publish((wave - 1) % SLOTS, pages, observed, first + 2 * self.frames)
 
     def _slot(self, slot: int) -> int:
         assert self.reads is not None
@@ -116,24 +117,25 @@ class KnownModel(CacheModel):
             backoff(min(attempt, 8))
         raise Violation(f"the reads of slot {slot} do not end")
 
-    def _publish(self, slot: int, pages: list[int], seen: list[int], limit: int) -> None:
+    def _publish(self, slot: int, pages: list[int], observed: list[int], limit: int) -> None:
         first = load_relaxed(self._slot(slot) + 8 * reads.S_FIRST, DEVICE)
         self.limit = limit
-        for k, (page, word) in enumerate(zip(pages, seen, strict=True)):
+        for k, (page, word) in enumerate(zip(pages, observed, strict=True)):
             good = load_relaxed(first + 8 * (reads.ROW_WORDS * k + reads.W_STATUS), DEVICE) == 0
             if word != PRESENT and good:
                 source = self.staging.address + (slot * ROWS + k) * PAGE
-                self.came |= publish_known(self.core, self.record, page, word, source, limit, REF, 1, 0, 0) == LOADED
+                result = publish_known(self.core, self.record, page, word, source, limit, REF, 1, 0, 0)
+                self.was_loaded |= result == LOADED
         self.limit = 1 << 62
 
-    came = False
+    was_loaded = False
 
     def check(self) -> int:
-        """Run as `CacheModel.check`; and no read of the host is left."""
+        """Run as `CacheModel.check`; no read of the host may be left at the end."""
         steps = super().check()
         assert self.reads is not None
         for k in range(self.reads.pairs.count):
             offset = 8 * Q_IN_USE + self.reads.pairs.record(k) - self.reads.pairs._device.address
             if self.reads.pairs._device.read(offset, 8).any():
-                raise Violation("command ids of the host's reads are taken when all was done")
+                raise Violation("command ids of the host's reads are still in use at the end")
         return steps

@@ -27,7 +27,7 @@ from .adversary import Adversary, Violation, native_handle
 
 MAX_STEPS = 400_000
 ROOM = 1088
-"""Bytes that a thread has for a value."""
+"""Size of a thread's buffer for a value, in bytes."""
 LENGTH = 8
 
 _media: dict[int, StoreMedium] = {}
@@ -36,15 +36,15 @@ _numbers = itertools.count(1)
 
 @dataclass
 class Ticket:
-    """A ticket that several threads know: whose value it is, and how often that was taken."""
+    """A ticket that several threads share, its key, and the number of times that its value was taken."""
 
     number: int
     key: int
-    taken: int = 0
+    take_count: int = 0
 
 
 @dataclass(order=True)
-class _Late:
+class _PendingCommand:
     """A command that is pending."""
 
     tag: int
@@ -56,22 +56,22 @@ class _Late:
 
 
 class StoreMedium:
-    """What answers the commands of a `StoreModel`: late, and out of order.
+    """Completes the commands of a `StoreModel` late and out of order.
 
     Parameters
     ----------
     model : StoreModel
     random : random.Random
-        Decides what is pending, and when it completes.
+        Selects the pending commands and the times of their completion.
     """
 
     def __init__(self, model: StoreModel, random: Random) -> None:
         self._model, self._random = model, random
-        self._late = random.choice((0.0, 0.5, 1.0))
+        self._pending_share = random.choice((0.0, 0.5, 1.0))
         self._lazy = random.choice((0.0, 0.5, 0.95))
         self._lost = random.choice((0.0, 0.05)) if model.impatient else 0.0
-        self._waiting: list[_Late] = []
-        # what a store's own queue does between threads: who takes a command knows what its starter knew
+        self._waiting: list[_PendingCommand] = []
+        # Orders threads as a store's own queue does: the completing thread sees all stores of the starting thread.
         self.order = memory_for("interp").allocate(8)
         self._number = next(_numbers)
         _media[self._number] = self
@@ -81,13 +81,13 @@ class StoreMedium:
         return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
 
     def start(self, address: int, tag: int) -> int:
-        """Start the command at an address, as `NativeMedium` says."""
+        """Start the command at an address; see `NativeMedium`."""
         word5 = word(address, 5)
         first, versioned = word(address, C_FIRST) & 0xFFFFFFFF, word5_options(word5) & WITH_VERSION != 0
-        command = _Late(tag, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
+        command = _PendingCommand(tag, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
         if word5_key_size(word5) != LENGTH or word0_opc(word(address, 0)) != KV_RETRIEVE:
             raise Violation(f"opcode {word0_opc(word(address, 0))} arrived, with {word5_key_size(word5)} bytes of key")
-        if self._random.random() >= self._late:
+        if self._random.random() >= self._pending_share:
             return self._finish(command)
         if self._random.random() < self._lost:
             return PENDING
@@ -95,7 +95,7 @@ class StoreMedium:
         self._waiting.append(command)
         return PENDING
 
-    def _finish(self, command: _Late) -> int:
+    def _finish(self, command: _PendingCommand) -> int:
         version = self._model.version
         if self._model.changing and self._random.random() < 0.3:
             self._model.version += 1
@@ -106,12 +106,12 @@ class StoreMedium:
         for k in range(0, len(part), 8):
             current().write_bytes(command.buffer + k, part[k : k + 8])
         if command.versioned and command.nbytes and (command.first or len(value) > command.nbytes):
-            location = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
+            location = np.array([version >> 1, version & 1]).tobytes()  # a version changes one or both words
             current().write_bytes(version_at(command.buffer, command.nbytes), location)
         return len(value) << 16
 
     def complete(self, out: int) -> bool:
-        """Answer a finished command, as `NativeMedium` says."""
+        """Complete a finished command; see `NativeMedium`."""
         if not self._waiting or self._random.random() < self._lazy:
             return False
         fetch_add(self.order.address, 1, SYSTEM)
@@ -120,7 +120,7 @@ class StoreMedium:
         return write_answer(out, command.tag, answer & 0xFFFF, answer >> 16)
 
     def close(self) -> None:
-        """Forget the store."""
+        """Unregister the store."""
         _media.pop(self._number, None)
 
 
@@ -130,9 +130,9 @@ class StoreModel:
     Parameters
     ----------
     seed : int
-        Decides the scenario and the interleaving.
+        Selects the scenario and the interleaving.
     trace : int
-        Accesses to keep for the report.
+        Number of accesses to keep for the report.
     """
 
     def __init__(self, seed: int, trace: int = 0) -> None:
@@ -140,7 +140,7 @@ class StoreModel:
         self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
         memory = memory_for("interp")
         depth = random.choice((4, 4, 8))
-        places = random.choice((0, 0, 1, 2))
+        slots = random.choice((0, 0, 1, 2))
         self.large = random.random() < 0.3
         self.impatient = random.random() < 0.25
         self.only_gets = random.random() < 0.5
@@ -154,8 +154,8 @@ class StoreModel:
             staging_bytes=640,
             results=True,
         )
-        if places:
-            ReturnSlots(memory, self.pairs, places, 1024)
+        if slots:
+            ReturnSlots(memory, self.pairs, slots, 1024)
         self.controller = Controller(self.pairs, threads=1, interpreted=True)
         self.medium = StoreMedium(self, random)
         nsid = self.controller.attach_kv(self.medium.native(), self.medium)
@@ -165,26 +165,26 @@ class StoreModel:
         self.core = memory.allocate(8 * at.K_WORDS)
         self.cache = self._make_cache(1040 if self.large else 32)
         self._abort = memory.allocate_shared(64)
-        words = self.core.words
-        words[at.K_QUEUES], words[at.K_N_QUEUES] = self.queue, 1
-        words[at.K_NSID], words[at.K_SHARDS], words[at.K_CHUNK] = nsid, 1, 512
-        words[at.K_TIMEOUT] = 500_000 if self.impatient else 1 << 60
+        fields = self.core.words
+        fields[at.K_QUEUES], fields[at.K_N_QUEUES] = self.queue, 1
+        fields[at.K_NSID], fields[at.K_SHARDS], fields[at.K_CHUNK] = nsid, 1, 512
+        fields[at.K_TIMEOUT] = 500_000 if self.impatient else 1 << 60
         cached = not self.changing and (self.only_gets or random.random() < 0.7)
-        words[at.K_CACHE] = self.cache.address if cached else 0
-        words[at.K_ABORT], words[at.K_RETURNS] = self._abort.address, int(places > 0)
-        words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, places or self.pairs.ids) * 3 // 4
+        fields[at.K_CACHE] = self.cache.address if cached else 0
+        fields[at.K_ABORT], fields[at.K_RETURNS] = self._abort.address, int(slots > 0)
+        fields[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, slots or self.pairs.ids) * 3 // 4
         threads = random.randint(3 if careless else 2, 4)
         self._rows = [memory.allocate(ROOM) for _ in range(threads)]
         for k in range(threads):
             plan = [self._step(random) for _ in range(random.randint(3, 16 if self.only_gets else 8))]
             if careless and k < 2:
-                # both bring values to one place: what is there then is nobody's, and must not come to others
+                # Both threads read into one buffer. Its content is undefined, and must not reach other threads.
                 keys = [key for _, key, _ in plan]
                 self.run.spawn(self._overwrite, keys, self._rows[0].address, name=f"careless-{k}")
             else:
                 self.run.spawn(self._thread, plan, self._rows[k].address, name=f"thread-{k}")
         for entry in range(2):
-            # a thread that has read a version sleeps now and then: what it copies may have changed meanwhile
+            # A thread that has read a version sometimes sleeps, so that the entry changes before it copies.
             address = self.cache.address + 128 + 8 * (device_cache.W_WORDS * entry + device_cache.W_VERSION)
             self.run.watched[address] = lambda _value: None
         self.run.serve(*self.controller.services())
@@ -202,43 +202,43 @@ class StoreModel:
 
     def _make_cache(self, stride: int) -> Block:
         block = memory_for("interp").allocate(128 + 2 * 8 * device_cache.W_WORDS + 2 * stride)
-        words = block.words
-        words[device_cache.D_MASK], words[device_cache.D_STRIDE] = 0, stride
-        words[device_cache.D_ENTRIES] = block.address + 128
-        words[device_cache.D_DATA] = block.address + 128 + 2 * 8 * device_cache.W_WORDS
+        fields = block.words
+        fields[device_cache.D_MASK], fields[device_cache.D_STRIDE] = 0, stride
+        fields[device_cache.D_ENTRIES] = block.address + 128
+        fields[device_cache.D_DATA] = block.address + 128 + 2 * 8 * device_cache.W_WORDS
         return block
 
     def _step(self, random: Random) -> tuple[str, int, bool]:
-        what = "get" if self.only_gets else random.choice(("get", "get", "get", "exists", "ticket", "share"))
-        return what, random.randrange(self.keys + (random.random() < 0.1)), random.random() < 0.5
+        action = "get" if self.only_gets else random.choice(("get", "get", "get", "exists", "ticket", "share"))
+        return action, random.randrange(self.keys + (random.random() < 0.1)), random.random() < 0.5
 
     def value(self, key: int, version: int = 0) -> bytes | None:
-        """Return a version of the value of a key; the last one has none."""
+        """Return a version of the value of a key; None for the last key, which is absent."""
         if key >= self.keys:
             return None
         count = 1 + (key + version) % 4
         if self.large and (key + version // 3) % 2:
             count = 64 * (1 + (key + version) % 4 // 2) + 2
-        words = np.arange(count, dtype=np.int64) + (version << 40) + (key + 1 << 20)
-        return words.tobytes()
+        items = np.arange(count, dtype=np.int64) + (version << 40) + (key + 1 << 20)
+        return items.tobytes()
 
     # -- threads --------------------------------------------------------------------------------------------
 
     def _thread(self, plan: list[tuple[str, int, bool]], row: int) -> None:
-        for what, key, flag in plan:
+        for action, key, flag in plan:
             for k in range(0, ROOM, 8):
                 if k < 64 or self.large:
                     store_relaxed(row + k, -1, DEVICE)
-            if what == "get":
+            if action == "get":
                 self._get(key, row)
-            elif what == "exists":
+            elif action == "exists":
                 self._exists(key, row)
             else:
-                self._use_ticket(key, row, share=what == "share", hold=flag)
+                self._use_ticket(key, row, share=action == "share", hold=flag)
             for ticket in self.shared[: 1 + flag]:
                 self._take(ticket, row, patient=False)
         attempt = 0
-        # what others gave up comes back
+        # abandoned commands complete
         while load_relaxed(self.queue + 8 * at.Q_IN_USE, DEVICE) and attempt < 200:
             at.serve(self.queue, 1, 0, 0)
             backoff(attempt)
@@ -285,7 +285,7 @@ class StoreModel:
         if share:
             self.shared.append(ticket)
         if hold:
-            # ids, and places, must be left for this
+            # this needs a free id and a free return slot
             self._get((key + 1) % self.keys, row)
         self._take(ticket, row, patient=True)
 
@@ -302,32 +302,32 @@ class StoreModel:
             self._gave_up()
         if size == kernel_view.FAILED:
             return
-        ticket.taken += 1
-        if ticket.taken > 1:
+        ticket.take_count += 1
+        if ticket.take_count > 1:
             raise Violation(f"the ticket of key {ticket.key} was taken twice")
         value = self.value(ticket.key)
         if (value is None) != (size == kernel_view.ABSENT):
-            raise Violation(f"the ticket of key {ticket.key} brought {size}")
+            raise Violation(f"the ticket of key {ticket.key} returned {size}")
         if value is not None:
             self._check(ticket.key, row, size, 512)
 
     def _gave_up(self) -> None:
         if not self.impatient:
-            raise Violation("a wait ended that nobody had ended")
-        # as the host does after a launch
+            raise Violation("a wait was aborted, but no thread had aborted it")
+        # the host resets the word after a launch
         store_relaxed(self.core.address + 8 * at.K_STOPPED, 0, DEVICE)
 
-    def _check(self, key: int, row: int, size: int, most: int = ROOM) -> None:
+    def _check(self, key: int, row: int, size: int, limit: int = ROOM) -> None:
         value = self.value(key, load_relaxed(row, DEVICE) >> 40) or b""
         if size != len(value):
             raise Violation(f"key {key} has {len(value)} bytes, not {size}")
-        for k in range(0, min(size, most), 8):
+        for k in range(0, min(size, limit), 8):
             word = load_relaxed(row + k, DEVICE)
             if word != int.from_bytes(value[k : k + 8], "little"):
-                raise Violation(f"word {k // 8} of key {key} came as {word:#x}")
-        for k in range(size, ROOM if self.changing and most == ROOM else 0, 8):
+                raise Violation(f"word {k // 8} of key {key} is {word:#x}")
+        for k in range(size, ROOM if self.changing and limit == ROOM else 0, 8):
             if load_relaxed(row + k, DEVICE) not in (-1, 0):
-                raise Violation(f"word {k // 8} behind the value of key {key} is of another version")
+                raise Violation(f"word {k // 8} after the value of key {key} belongs to another version")
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -342,10 +342,10 @@ class StoreModel:
 
     def _check_end(self) -> None:
         if any(self.cache.words[128 // 8 :: device_cache.W_WORDS][:2] & 1):
-            raise Violation("an entry of the cache is left as if it were being filled")
+            raise Violation("an entry of the cache is still marked as being filled")
         if not self.impatient and self.pairs.in_use():
             raise Violation(f"{self.pairs.in_use()} ids are still taken")
-        if not self.impatient and any(ticket.taken != 1 for ticket in self.shared):
+        if not self.impatient and any(ticket.take_count != 1 for ticket in self.shared):
             raise Violation("a ticket was not taken")
 
 

@@ -1,11 +1,12 @@
-"""Lies and loss: queues whose controller posts what cannot be, or is gone in the middle.
+"""Lies and loss: queues with a controller that posts invalid completions, or stops.
 
-*Lies*: beside the true controller somebody posts completions with a wrong cid, queue or head, of an old phase, or for a
-command that has completed, whose id often carries another one by then. Every true command must end as if they had not
-come, and the loss must be latched.
+*Lies*: another thread posts completions with a wrong cid, queue or head, of an old phase, or for a command that has
+completed; the id often belongs to another command at that time. Every true command must complete as without the lies,
+and the loss must be latched.
 
-*Loss*: the controller stops at some step. Whoever waits gives up; the host aborts what is in flight, others settle it,
-and the queues are rewound. A second controller then serves them, under all checks of new queues.
+*Loss*: the controller stops at some step. Waiting threads give up, the host aborts the commands in flight, other
+threads settle them, and the queues are rewound. A second controller then serves the queues, with all checks of new
+queues.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class LiesModel(QueueModel):
         self._random = Random(seed * 3 + 2)
         self._left = self._random.randint(1, 6)
         self._kinds = self._random.sample(("cid", "sqid", "sqhd", "head", "twice", "stale"), self._random.randint(1, 3))
-        self._told: list[int] = []
+        self._lies: list[int] = []
         self._past: list[int] = []
         """Cids of commands that have completed."""
         super().__init__(seed, trace)
@@ -82,25 +83,25 @@ class LiesModel(QueueModel):
         self._past.append(request.cid)
 
     def _lie(self) -> None:
-        """Post one more lie, if there is room for it beside all true completions."""
+        """Post one more lie, if the queue has room for it in addition to all true completions."""
         if not self._left or self._random.random() < 0.7:
             return
         lock(self.port + 8 * P_POST_LOCK)
         tail = load_relaxed(self.port + 8 * P_CQ_TAIL, SYSTEM)
-        taken = (tail - load_acquire(field(self.port, P_CQ_DOORBELL), SYSTEM)) & (self.depth - 1)
-        made = self._make_lie(tail) if taken + self.pairs.ids + 1 < self.depth else None
+        used = (tail - load_acquire(field(self.port, P_CQ_DOORBELL), SYSTEM)) & (self.depth - 1)
+        made = self._make_lie(tail) if used + self.pairs.ids + 1 < self.depth else None
         if made is not None:
             word1, moves = made
             entry = field(self.port, P_CQ) + 16 * (tail & (self.depth - 1))
             store_release(entry + 8, word1, SYSTEM)
             if moves:
-                self._told.append(word1)
+                self._lies.append(word1)
                 store_release(self.port + 8 * P_CQ_TAIL, tail + 1, SYSTEM)
             self._left -= 1
         store_release(self.port + 8 * P_POST_LOCK, 0, SYSTEM)
 
     def _make_lie(self, tail: int) -> tuple[int, bool] | None:
-        """Return word 1 of a completion, and whether it is one: of an old phase it is none."""
+        """Return word 1 of an entry, and whether the entry counts as a completion: with an old phase it does not."""
         random, ids = self._random, self.pairs.ids
         kind = random.choice(self._kinds)
         head = load_acquire(self.port + 8 * P_SQ_HEAD, SYSTEM)
@@ -113,7 +114,7 @@ class LiesModel(QueueModel):
         elif kind == "sqhd":
             return completion_word1(random.choice((self.depth, 2 * self.depth + 1, 0xFFFF)), 1, cid, fresh, 0), True
         elif kind == "head":
-            # no entry may be believed, and the head of each is looked at all the same
+            # the entry is invalid, but its head must still be checked
             cid, sqhd = 0xFFFF, head + random.randrange(self.depth)
         elif kind == "twice":
             if not self._past:
@@ -127,16 +128,16 @@ class LiesModel(QueueModel):
         super()._check_end()
         found = self.pairs.loss()
         drained = int(self.pairs._device.words[Q_CQ_HEAD])
-        told = len(self._told) - (int(self.pairs.ports[0, P_CQ_TAIL]) - drained)
-        if (found is not None) != (told > 0):
-            raise Violation(f"{told} lies were drained, and the loss is {found}")
+        drained_lies = len(self._lies) - (int(self.pairs.ports[0, P_CQ_TAIL]) - drained)
+        if (found is not None) != (drained_lies > 0):
+            raise Violation(f"{drained_lies} lies were drained, and the loss is {found}")
         kind, entry = (int(self.pairs._loss[k]) for k in (LOSS_KIND, LOSS_ENTRY))
-        if found is not None and (kind != BAD_COMPLETION or entry not in self._told):
-            raise Violation(f"the loss is {found}, which nobody told")
+        if found is not None and (kind != BAD_COMPLETION or entry not in self._lies):
+            raise Violation(f"the loss is {found}, which no lie caused")
 
 
 class _Dying(QueueModel):
-    """A controller that stops; who waits gives up."""
+    """The queue scenario with a controller that stops; waiting threads give up."""
 
     def __init__(self, seed: int, trace: int = 0) -> None:
         self._random = Random(seed * 3 + 2)
@@ -158,9 +159,9 @@ class _Dying(QueueModel):
 
         return run
 
-    def _submitter(self, mine: list[Request], most: int) -> None:
+    def _submitter(self, own_requests: list[Request], max_held: int) -> None:
         held: list[Request] = []
-        for request in mine:
+        for request in own_requests:
             attempt = 0
             while not lost(self.queue) and not self._submit(request):
                 if held:
@@ -171,7 +172,7 @@ class _Dying(QueueModel):
                     attempt += 1
             if request.kind != "async" and request.cid >= 0:
                 held.append(request)
-            if len(held) >= most:
+            if len(held) >= max_held:
                 self._wait(held.pop(0))
         for request in held:
             self._wait(request)
@@ -181,7 +182,7 @@ class _Dying(QueueModel):
         while True:
             status = poll(self.queue, request.cid)
             if status < 0 and (lost(self.queue) or (request.kind == "orphan" and attempt >= request.looks)):
-                request.kind = "orphan"  # before it is found by others
+                request.kind = "orphan"  # set before other threads find it
                 status = orphan(self.queue, request.cid, ORPHAN)
                 if status < 0:
                     return
@@ -200,16 +201,16 @@ class _After(QueueModel):
     """The queue scenario on queues that were rewound."""
 
     def __init__(self, pairs: QueuePairs, seed: int, trace: int = 0) -> None:
-        self._given = pairs
+        self._rewound = pairs
         super().__init__(seed, trace)
 
     def _make_pairs(self, random: Random) -> QueuePairs:
-        return self._given
+        return self._rewound
 
     def _check_end(self) -> None:
         super()._check_end()
         if (found := self.pairs.loss()) is not None:
-            raise Violation(f"the next controller is called lost: {found}")
+            raise Violation(f"the next controller is reported as lost: {found}")
 
 
 class LossModel:
@@ -225,11 +226,11 @@ class LossModel:
     def check(self) -> int:
         """Run all parts; return their steps. Raises `Violation` or what device code raised."""
         steps = self._dying.check()
-        words = self.pairs._device.words
+        fields = self.pairs._device.words
         if self._random.random() < 0.3:
-            # a kernel was killed while it drained, and one between its mark and the tail
-            words[Q_CQ_LOCK] = 1
-            words[(int(words[Q_MARKS]) - self.queue) // 8] = 1
+            # one kernel was killed while it drained, another one between its mark and the tail
+            fields[Q_CQ_LOCK] = 1
+            fields[(int(fields[Q_MARKS]) - self.queue) // 8] = 1
         states = {cid: self._state(cid) for cid in self.bound}
         self.pairs.abort()
         self.run = Adversary(self.seed + 1, max_steps=MAX_STEPS, trace=self.trace)

@@ -1,4 +1,4 @@
-"""Resident scenario: each page has a frame of its own; pin scenario: long pins of more pages than there are credits."""
+"""Resident scenario: each page has its own frame. Pin scenario: long pins of more pages than credits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .cache_model import ITEMS, OWNED, CacheModel, Focus
 class ResidentModel(CacheModel):
     """One run of the resident scenario; `seed` and `trace` as for `CacheModel`.
 
-    Its second round begins where the host has looked whether all pages are there: then no word is looked at.
+    In the second round the host has found that all pages are cached, so that kernels do not check page words.
     """
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
@@ -24,17 +24,17 @@ class ResidentModel(CacheModel):
 
     def _worker(self, thread: int, seed: int) -> None:
         random = Random(seed)
-        seen: dict[tuple[int, int], int] = defaultdict(int)
+        observed: dict[tuple[int, int], int] = defaultdict(int)
         for _ in range(random.randint(2, 8)):
             page = random.choice(self.pages)
             action = random.random()
             if action < 0.4:
                 for _ in range(random.randint(1, 4)):
-                    self._read(thread, page, random.choice((random.randrange(OWNED), OWNED + thread)), seen)
+                    self._read(thread, page, random.choice((random.randrange(OWNED), OWNED + thread)), observed)
             elif action < 0.5:
-                self._write(thread, page, seen)
+                self._write(thread, page, observed)
             elif action < 0.75:
-                self._hold(thread, page, seen)
+                self._hold(thread, page, observed)
             else:
                 self._clean(page, True)
 
@@ -63,7 +63,7 @@ class PinModel(CacheModel):
 
     def _worker(self, thread: int, seed: int) -> None:
         random = Random(seed)
-        seen: dict[tuple[int, int], int] = defaultdict(int)
+        observed: dict[tuple[int, int], int] = defaultdict(int)
         for _ in range(random.randint(3, 8)):
             pages = random.sample(self.pages, min(len(self.pages), random.choice((1, 2, 2))))
             held = [page for page in pages if self.view.pin(page * ITEMS)]
@@ -71,8 +71,8 @@ class PinModel(CacheModel):
                 if page in held:
                     self.held[self._word(page)] += 1
                 if random.random() < 0.4:
-                    self._write(thread, page, seen)
-                self._read(thread, page, OWNED + thread, seen)
+                    self._write(thread, page, observed)
+                self._read(thread, page, OWNED + thread, observed)
             for page in held:
                 self.held[self._word(page)] -= 1
                 if not self.view.unpin(page * ITEMS):

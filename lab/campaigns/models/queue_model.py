@@ -1,7 +1,7 @@
 """Queue scenario: many submitters on a tiny ring under one interleaving, checked against a model.
 
-Every command has a block of its own with a pattern of its own, and often a status of its own, so that a
-command that is lost, doubled, mangled, or answered with another's completion or data is noticed at once.
+Every command has its own block with its own pattern, and often its own status. So the model detects a command that is
+lost, duplicated or corrupted, or that gets the completion or data of another command.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from .adversary import Adversary, Violation
 from .scripted_medium import BLOCK, ScriptedMedium
 
 MAX_STEPS = 200_000
-WORDS = 8
-"""Words of data that each command moves."""
+DATA_WORDS = 8
+"""Number of 8-byte words that each command transfers."""
 
 
 @dataclass
 class Request:
-    """A command of the scenario and what has happened to it."""
+    """A command of the scenario and its state."""
 
     serial: int
     opcode: int
     kind: str
-    """wait, async, or orphan (the submitter gives up after some looks)."""
+    """wait, async, or orphan (the submitter gives up after some polls)."""
     status: int
     looks: int
     cid: int = -1
@@ -82,9 +82,9 @@ class QueueModel:
     Parameters
     ----------
     seed : int
-        Decides the scenario and the interleaving.
+        Selects the scenario and the interleaving.
     trace : int
-        Accesses to keep for the report.
+        Number of accesses to keep for the report.
     """
 
     results = False
@@ -96,7 +96,7 @@ class QueueModel:
         self.run = Adversary(seed, max_steps=MAX_STEPS, trace=trace)
         self.pairs = self._make_pairs(random)
         self.depth = self.pairs.depth
-        # as many threads as pairs may have: here one pair has two
+        # the maximum number of threads; one pair uses two of them
         self.controller = Controller(self.pairs, threads=3, interpreted=True, window=self._window(random))
         self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
         self.bound: dict[int, Request] = {}
@@ -106,8 +106,8 @@ class QueueModel:
         self.requests = [self._request(random, n) for n in range(threads * each)]
         self.nsid = self._attach(seed)
         for k in range(threads):
-            mine = self.requests[k * each : (k + 1) * each]
-            self.run.spawn(self._submitter, mine, random.choice((1, 1, 2, 3)), name=f"submitter-{k}")
+            own_requests = self.requests[k * each : (k + 1) * each]
+            self.run.spawn(self._submitter, own_requests, random.choice((1, 1, 2, 3)), name=f"submitter-{k}")
         self._services(random)
         self._watch()
 
@@ -120,11 +120,11 @@ class QueueModel:
 
     def _attach(self, seed: int) -> int:
         medium = self.medium = ScriptedMedium(
-            BLOCK * len(self.requests), seed, moved=8 * WORDS, on_start=self._started, on_move=self._moved
+            BLOCK * len(self.requests), seed, moved=8 * DATA_WORDS, on_start=self._started, on_move=self._moved
         )
         for request in self.requests:
             if request.opcode == READ:
-                medium.block_of(request.serial)[: 8 * WORDS] = self._bytes(request)
+                medium.block_of(request.serial)[: 8 * DATA_WORDS] = self._bytes(request)
         return self.controller.attach(medium)
 
     def _request(self, random: Random, serial: int) -> Request:
@@ -134,7 +134,7 @@ class QueueModel:
 
     @staticmethod
     def _bytes(request: Request) -> bytes:
-        return b"".join(request.word(k).to_bytes(8, "little") for k in range(WORDS))
+        return b"".join(request.word(k).to_bytes(8, "little") for k in range(DATA_WORDS))
 
     def _services(self, random: Random) -> None:
         controller = self.controller
@@ -153,7 +153,7 @@ class QueueModel:
 
     def _watch(self) -> None:
         watched = self.run.watched
-        words = self.pairs._device.words
+        fields = self.pairs._device.words
         mask = self.depth - 1
         rung = [0]
         unread = [False] * self.depth
@@ -178,9 +178,9 @@ class QueueModel:
                 raise Violation(f"the controller's head went back from {read[0]} to {value}")
             read[0] = value
 
-        watched[int(words[Q_SQ_DOORBELL])] = doorbell
+        watched[int(fields[Q_SQ_DOORBELL])] = doorbell
         for position in range(self.depth):
-            watched[int(words[Q_SQ]) + 64 * position] = partial(entry, position)
+            watched[int(fields[Q_SQ]) + 64 * position] = partial(entry, position)
         watched[self.port + 8 * P_SQ_HEAD] = fetched
 
     # -- the medium's side ----------------------------------------------------------------------------------
@@ -202,18 +202,18 @@ class QueueModel:
         request.moved = True
         return 0
 
-    def _of(self, cid: int, what: str) -> Request:
+    def _of(self, cid: int, event: str) -> Request:
         if cid not in self.bound:
-            raise Violation(f"{what} for id {cid}, which is nobody's")
+            raise Violation(f"{event} for id {cid}, which is not in use")
         return self.bound[cid]
 
     # -- the submitters' side -------------------------------------------------------------------------------
 
-    def _submitter(self, mine: list[Request], most: int) -> None:
+    def _submitter(self, own_requests: list[Request], max_held: int) -> None:
         held: list[Request] = []
-        for request in mine:
+        for request in own_requests:
             attempt = 0
-            # nobody waits for an id while it holds one: that would be a deadlock of its own
+            # a thread that holds an id must not wait for another id: that would be a deadlock of the test
             while not self._submit(request):
                 if held:
                     self._wait(held.pop(0))
@@ -223,12 +223,12 @@ class QueueModel:
                     attempt += 1
             if request.kind != "async":
                 held.append(request)
-            if len(held) >= most:
+            if len(held) >= max_held:
                 self._wait(held.pop(0))
         for request in held:
             self._wait(request)
         attempt = 0
-        while not all(request.completed for request in mine):
+        while not all(request.completed for request in own_requests):
             self._serve()
             backoff(attempt)
             attempt += 1
@@ -238,13 +238,13 @@ class QueueModel:
         cid = take_id(queue, 1 if request.kind == "async" and self.depth > 4 else 0)
         if cid < 0:
             return False
-        if any((cid ^ taken) & (self.pairs.ids - 1) == 0 for taken in self.bound):
+        if any((cid ^ bound) & (self.pairs.ids - 1) == 0 for bound in self.bound):
             raise Violation(f"id {cid} was handed out twice")
         self.bound[cid] = request
         request.cid = cid
         staging = staging_of(queue, cid)
-        for k in range(WORDS):
-            # a read finds its buffer full of something that is not its data
+        for k in range(DATA_WORDS):
+            # the buffer of a read starts with other data
             store_relaxed(staging + 8 * k, request.word(k) if request.opcode == WRITE else -1, DEVICE)
         if request.kind == "async":
             store_release(id_record(queue, cid) + 8 * ID_STATE, state_word(queue, cid, ASYNC), DEVICE)
@@ -295,7 +295,7 @@ class QueueModel:
     def _check_data(self, request: Request, status: int) -> None:
         staging = staging_of(self.queue, request.cid)
         if status == 0 and request.opcode == READ:
-            for k in range(WORDS):
+            for k in range(DATA_WORDS):
                 word = load_relaxed(staging + 8 * k, DEVICE)
                 if word != request.word(k):
                     raise Violation(f"command {request.serial} read {word:#x}, not {request.word(k):#x}")
@@ -330,7 +330,7 @@ class QueueModel:
 
     def _check_stored(self) -> None:
         for request in self.requests:
-            data = bytes(self.medium.block_of(request.serial)[: 8 * WORDS])
-            kept = request.opcode == READ or request.status == 0
-            if data != (self._bytes(request) if kept else bytes(8 * WORDS)):
+            data = bytes(self.medium.block_of(request.serial)[: 8 * DATA_WORDS])
+            is_stored = request.opcode == READ or request.status == 0
+            if data != (self._bytes(request) if is_stored else bytes(8 * DATA_WORDS)):
                 raise Violation(f"block {request.serial} holds other data than command {request.serial} wrote")

@@ -1,8 +1,9 @@
-"""Recover scenario: a cache whose controller is lost while kernels write and somebody flushes, and what is left then.
+"""Recover scenario: a cache loses its controller while kernels write and a thread flushes.
 
-The medium has a volatile cache: a Flush makes durable what it holds when the Flush is sent, and the loss drops a random
-half of the rest. `Cache.recover` brings the cache to a second controller; then everything is flushed. Each item that
-was not named then has the version that was stored last; one that was named has at least the version that was flushed.
+The medium has a volatile cache. A Flush makes the content durable that the cache has when the Flush is sent. The loss
+drops a random half of the remaining content. `Cache.recover` moves the cache to a second controller, and the model
+flushes it. After that, an item that `recover` did not report must have its last version, and a reported item must have
+the flushed version or a later one.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class RecoverModel(CacheModel):
     """One run of the scenario; `seed` and `trace` as for `CacheModel`."""
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
-        self._told = memory_for("interp").allocate(8)
+        self._order = memory_for("interp").allocate(8)
         super().__init__(seed, trace, focus)
         self.sure: dict[tuple[int, int], int] = defaultdict(int)
-        """Version that an item has at least, from when its store has returned."""
+        """Oldest version that an item may have, set when its store has returned."""
         self.floor: dict[tuple[int, int], int] = defaultdict(int)
         """Version that a flush has acknowledged."""
         self.durable = self._snapshot()
@@ -48,7 +49,7 @@ class RecoverModel(CacheModel):
 
     def _interpreter(self, seed: int) -> Adversary:
         run = super()._interpreter(seed)
-        run.announce_blocks(self._told)
+        run.announce_blocks(self._order)
         return run
 
     # -- threads
@@ -57,11 +58,11 @@ class RecoverModel(CacheModel):
         random, item = Random(seed), OWNED + thread
         for _ in range(random.randint(6, 20)):
             page = random.choice(self.pages)
-            version = self.begun[page, item] = self.begun[page, item] + 1
+            version = self.started[page, item] = self.started[page, item] + 1
             self.view[page * ITEMS + item] = base_value(page, item) + version
             if self._failed():
-                return  # it was stored, or not
-            fetch_add(self._told.address, 1, SYSTEM)  # to whoever flushes after this
+                return  # the store may or may not have happened
+            fetch_add(self._order.address, 1, SYSTEM)  # orders the store before later flushes
             self.sure[page, item] = version
             if random.random() < 0.2:
                 self._clean(random.choice(self.pages), True)
@@ -75,7 +76,7 @@ class RecoverModel(CacheModel):
                 for attempt in range(self.random.randint(0, 10)):
                     backoff(attempt)
                 stored = dict(self.sure)
-                fetch_add(self._told.address, 1, SYSTEM)
+                fetch_add(self._order.address, 1, SYSTEM)
                 for page in self.pages:
                     self._write_back(page)
                 with written.flushing(self.array._nsid):
@@ -93,23 +94,23 @@ class RecoverModel(CacheModel):
     def _send_flush(self) -> None:
         held = self._snapshot()
         for attempt in range(self.random.randint(0, 8)):
-            backoff(attempt)  # others go on to write
+            backoff(attempt)  # other threads continue to write
         self._require_controller()
         self.durable = held
 
     def _failed(self) -> int:
-        """Return whether the launch has failed by now; who was told by R_KIND may not see that in a relaxed load."""
+        """Return whether the launch has failed. A relaxed load could miss a failure that R_KIND has already shown."""
         return fetch_add(field(self.view.space, S_LAUNCH) + 8 * R_FAILED, 0, DEVICE)
 
     def _require_controller(self) -> None:
         if lost(self.cache.pairs.records) or self._failed():
-            raise errors.DriveLostError("it was lost")
+            raise errors.DriveLostError("the controller was lost")
 
     def _kill(self) -> None:
         for attempt in range(self._wait):
             backoff(min(attempt, 4))
         if self._stands:
-            self.medium._late = self.medium._lazy = 1.0  # it completes nothing any more
+            self.medium._pending_share = self.medium._lazy = 1.0  # the medium completes no more commands
         store_relaxed(self.cache.pairs.loss_address, LOST, SYSTEM)
 
     # -- the whole
@@ -143,12 +144,12 @@ class RecoverModel(CacheModel):
             if self.random.random() < 0.5:
                 self.medium.block_of(page)[:] = content
         self.medium.waiting.clear()
-        self.medium._late = self.medium._lazy = 0.5
+        self.medium._pending_share = self.medium._lazy = 0.5
 
         def restart() -> None:
             cache.controller = HostThreads().start(cache.pairs, device="interp", timeout=1.0)
             if cache.controller.attach(self.medium, cache.page_size) != nsid:
-                raise Violation("the medium has another number")
+                raise Violation("the medium has another namespace id")
 
         old.silence, old.restart = lambda: None, restart  # type: ignore[method-assign]
         pages = cache.recover(nsid, accept_loss=True)
@@ -163,9 +164,9 @@ class RecoverModel(CacheModel):
             for item in range(ITEMS):
                 key = page, item
                 version = int(items[item]) - base_value(page, item)
-                least = (self.floor if page in doubts else self.sure)[key]
-                if not least <= version <= self.begun[key]:
+                oldest = (self.floor if page in doubts else self.sure)[key]
+                if not oldest <= version <= self.started[key]:
                     raise Violation(
-                        f"page {page}{' (named)' * (page in doubts)}, item {item}: version {version} is left, and not "
-                        f"{least} to {self.begun[key]}"
+                        f"page {page}{' (reported)' * (page in doubts)}, item {item}: version {version}, not "
+                        f"{oldest} to {self.started[key]}"
                     )

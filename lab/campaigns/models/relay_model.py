@@ -1,8 +1,8 @@
 """Relay scenario: launches store doorbell words, and I/O threads forward them, leave and wake, in one interleaving.
 
-The code of the forwarder and of the I/O threads runs, on the locks and threads of the service scenario, which switch at
-every access of the forwarder's native loop too. Launches end at once, or wait until the words that they stored are
-forwarded; some begin while the thread is leaving.
+The code of the forwarder and of the I/O threads runs unchanged on the locks and threads of the service scenario, which
+also switch at every access of the forwarder's native loop. Launches end at once, or wait until their words are
+forwarded; some launches begin while the thread is leaving.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from warpwell.targets.memory import view_of
 from .adversary import Violation
 from .service_model import Lock, Scheduler, pool_of
 
-WORDS = 3
+DOORBELLS = 3
 
 
 class _Loop:
@@ -44,12 +44,12 @@ class RelayModel:
     def __init__(self, seed: int, trace: int = 0) -> None:
         self.random = Random(seed * 2 + 1)
         self.scheduler = self.run = Scheduler(seed)
-        self.registers: dict[int, int] = dict.fromkeys(range(WORDS), 0)
-        self.block = private_block(8 * WORDS)
+        self.registers: dict[int, int] = dict.fromkeys(range(DOORBELLS), 0)
+        self.block = private_block(8 * DOORBELLS)
         self.users = self.random.randint(1, 3)
-        self.waits = self.random.random()
+        self.wait_share = self.random.random()
 
-    def _user(self, relay: Any, words: np.ndarray, mine: int) -> None:
+    def _user(self, relay: Any, doorbells: np.ndarray, number: int) -> None:
         pause, random = self.scheduler.pause, self.scheduler.random
         for _ in range(random.randint(1, 4)):
             for _ in range(random.choice((0, 3, 30, 100))):
@@ -58,15 +58,15 @@ class RelayModel:
             value = 0
             for _ in range(random.randint(0, 3)):
                 pause()
-                words[mine] = value = random.randint(1, 1 << 30)
-            if value and random.random() < self.waits:
-                pause(lambda value=value: self.registers[mine] == value)  # type: ignore[misc]
+                doorbells[number] = value = random.randint(1, 1 << 30)
+            if value and random.random() < self.wait_share:
+                pause(lambda value=value: self.registers[number] == value)  # type: ignore[misc]
             relay.end()
         self.users -= 1
 
     def check(self) -> int:
         """Run the interleaving; return its steps. Raises `Violation`."""
-        words = self.block.words[:WORDS]
+        doorbells = self.block.words[:DOORBELLS]
         transport = SimpleNamespace(
             native_store=lambda: (1, 1),
             examine=lambda: None,
@@ -75,22 +75,22 @@ class RelayModel:
             fail=self._lost,
         )
         with pool_of(self.scheduler, 2), self._replaced():
-            bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
+            bells = [(self.block.address + 8 * k, k) for k in range(DOORBELLS)]
             relay = module.DoorbellForwarder(transport, bells, self._lost)  # type: ignore[arg-type]
             for k in range(self.users):
-                self.scheduler.spawn(lambda k=k: self._user(relay, words, k))  # type: ignore[misc]
+                self.scheduler.spawn(lambda k=k: self._user(relay, doorbells, k))  # type: ignore[misc]
             self.scheduler.run(lambda: not self.users, lambda: True)
             self.scheduler.now = 0
             self.scheduler.run(lambda: relay.parked, lambda: True)
-            if list(self.registers.values()) != words.tolist():
-                raise Violation(f"the relay parks with doorbells {self.registers}, and the words are {words.tolist()}")
+            if list(self.registers.values()) != doorbells.tolist():
+                raise Violation(f"the relay parks with registers {self.registers} and words {doorbells.tolist()}")
             stopped: list[bool] = []
             relay.begin()
             self.scheduler.now = 0
             self.scheduler.spawn(lambda: stopped.append(relay.stop()))
             self.scheduler.run(lambda: bool(stopped), lambda: False)
             if stopped != [True] or relay._slots.occupied:
-                raise Violation("the relay goes on after it was stopped")
+                raise Violation("the relay continues after it was stopped")
         return self.scheduler.steps
 
     def _lost(self, *_: object) -> None:
@@ -125,11 +125,11 @@ class RelayModel:
             "watch_time_ns": lambda: scheduler.now + scheduler.random.choice((5, 50, 500)),
             "_serve_loop": _Loop(module.serve),
         }
-        kept = {name: getattr(module, name) for name in fakes}
+        originals = {name: getattr(module, name) for name in fakes}
         try:
             for name, fake in fakes.items():
                 setattr(module, name, fake)
             yield
         finally:
-            for name, old in kept.items():
-                setattr(module, name, old)
+            for name, original in originals.items():
+                setattr(module, name, original)

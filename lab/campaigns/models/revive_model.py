@@ -1,8 +1,8 @@
-"""Revive scenario: a drive that is lost again and again, while its users find that out, recover it, flush, and close.
+"""Revive scenario: a drive is lost repeatedly, while its users detect the losses, recover it, flush, and close.
 
-`Drive.recover`, `Transport.fail` and `DriveController` run as they are, on a scripted controller, and on locks and
-threads of a small scheduler that switches at each lock and at each access to a register. No kernel is run: a launch is
-a `begin`, some time, and an `end`. Who has read of a failure sleeps sometimes, and says so when others have recovered.
+`Drive.recover`, `Transport.fail` and `DriveController` run unchanged on a scripted controller. A small scheduler
+switches threads at each lock and each register access. No kernel runs: a launch is a `begin`, some time, and an `end`.
+A thread that has read a failure sometimes sleeps, and reports the failure after other threads have recovered the drive.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from warpwell.queues import QueuePairs
 from .adversary import Violation
 from .service_model import Scheduler
 
-LEAST, MOST = 2, 12
-"""Pauses of a launch."""
+MAX_PAUSES = 12
+"""Largest number of pauses of a launch."""
 
 
 class _Lock:
-    """A lock that its owner may take again."""
+    """A reentrant lock."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler, self._owner, self._depth = scheduler, None, 0
 
     def acquire(self, timeout: float = -1) -> bool:
-        mine = getcurrent()
-        self._scheduler.pause(lambda: self._owner in (None, mine))
-        self._owner, self._depth = mine, self._depth + 1
+        thread = getcurrent()
+        self._scheduler.pause(lambda: self._owner in (None, thread))
+        self._owner, self._depth = thread, self._depth + 1
         return True
 
     def release(self) -> None:
@@ -57,7 +57,7 @@ class _Lock:
 
 
 class _Local:
-    """What each thread has for itself."""
+    """Thread-local storage."""
 
     def __init__(self) -> None:
         object.__setattr__(self, "_of", {})
@@ -87,11 +87,11 @@ class _Forwarder:
 
 
 class _Wire(ScriptedDrive):
-    """A controller that others interrupt, and that fails when told to."""
+    """A controller that other threads interrupt, and that fails on command."""
 
     pause = nap = staticmethod(lambda: None)
     flushed = -1
-    """Generation in which the last Flush was carried out."""
+    """Generation in which the last Flush was executed."""
 
     def read32(self, offset: int) -> int:
         self.pause()
@@ -103,7 +103,7 @@ class _Wire(ScriptedDrive):
     def write32(self, offset: int, value: int) -> None:
         self.pause()
         if offset >= reg.DOORBELLS and self.registers[reg.CSTS] & 2:
-            return  # it has failed
+            return  # the controller has failed
         if offset == reg.CC:
             self.registers[reg.CSTS] &= ~2
         super().write32(offset, value)
@@ -128,17 +128,17 @@ class ReviveModel:
 
     # -- threads
 
-    def _rest(self, most: int = MOST) -> None:
-        for _ in range(self.random.randint(0, most)):
+    def _pause_randomly(self, max_pauses: int = MAX_PAUSES) -> None:
+        for _ in range(self.random.randint(0, max_pauses)):
             self.scheduler.pause()
 
     def _user(self, rings: DriveController, closes: bool) -> None:
-        """Launch until all losses are over; recover the rings each time, or close them instead."""
+        """Launch until all losses are over; after each loss recover the rings, or close them."""
         while True:
             over = not self.left
             try:
                 rings.begin()
-                self._rest()
+                self._pause_randomly()
                 rings.end()
                 if failure := rings.failure():
                     raise failure
@@ -146,37 +146,37 @@ class ReviveModel:
                     break
             except errors.DriveLostError:
                 if closes:
-                    self._rest(600)
+                    self._pause_randomly(600)
                     rings.close()
                     break
-                with contextlib.suppress(errors.DriveLostError):  # it is lost once more
+                with contextlib.suppress(errors.DriveLostError):  # another loss
                     rings.silence()
                     rings.pairs.rewind()
                     rings.restart()
         self.going -= 1
 
     def _host(self) -> None:
-        """Write and flush; what a flush acknowledges was written to the same controller."""
+        """Write and flush; a flush must acknowledge only writes to the same controller."""
         while True:
             over = not self.left
             try:
                 space = self.drive.namespace(1)
                 space.write(1, np.zeros(512, np.uint8))
-                self._rest()
+                self._pause_randomly()
                 space.flush()
                 if self.wire.flushed != space.generation:
-                    raise Violation("a flush acknowledged what was written to the drive before it was lost")
+                    raise Violation("a flush acknowledged writes to the drive before the loss")
                 if over:
                     break
             except errors.DriveLostError:
-                self._rest()
+                self._pause_randomly()
                 with contextlib.suppress(errors.DriveLostError):
                     self.drive.recover()
         self.going -= 1
 
     def _watch(self) -> None:
         while self.left:
-            self._rest()
+            self._pause_randomly()
             with contextlib.suppress(errors.DriveLostError):
                 self.wire.examine()
         self.going -= 1
@@ -187,7 +187,7 @@ class ReviveModel:
 
     def _killer(self) -> None:
         while self.left:
-            self._rest(self.random.choice((5, 60)))
+            self._pause_randomly(self.random.choice((5, 60)))
             if self.drive.failure is None:
                 self.wire.registers[reg.CSTS] |= 2
                 with contextlib.suppress(errors.DriveLostError):
@@ -227,7 +227,7 @@ class ReviveModel:
         if len(set(queues)) < len(queues) or not set(queues) <= self.drive._pairs.keys() & self.wire._rings.keys():
             raise Violation(f"the users have queues {queues}, the drive {sorted(self.wire._rings)}")
         if any(user.forwarder.stopped for user in users):
-            raise Violation("a forwarder was stopped, and its user goes on")
+            raise Violation("a forwarder was stopped, and its user continues")
         self.drive.close()
 
     @contextlib.contextmanager

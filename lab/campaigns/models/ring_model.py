@@ -1,7 +1,7 @@
-"""Ring scenario: many threads mark entries of a small ring and move its tail, and nothing else happens.
+"""Ring scenario: many threads mark entries of a small ring and move its tail.
 
-A reader of the doorbell takes the place of a controller. So runs of marks come together far more often than in the
-queue scenario, and so does a thread that slept for a lap of the ring and takes the mark of a later one.
+A reader of the doorbell replaces the controller. So runs of adjacent marks occur far more often than in the queue
+scenario, and so do threads that sleep for a whole lap of the ring and then find the mark of a later lap.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEPTH = 8
 
 
 class Sleepy(Adversary):
-    """An adversary whose threads also nap after they exchanged a watched word: with a mark in hand."""
+    """An adversary with threads that also nap after they exchanged a watched word, while they own its mark."""
 
     def _finish(self, op: str, addr: int, old: int, value: int) -> int:
         result = super()._finish(op, addr, old, value)

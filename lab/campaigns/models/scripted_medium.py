@@ -59,11 +59,11 @@ class ScriptedMedium(Medium):
         self.waiting: list[tuple[int, int, int, int, int, int, bool]] = []
         self._moved = moved
         self._random = Random(seed)
-        self._late = self._random.choice((0.0, 0.5, 1.0, 1.0))
+        self._pending_share = self._random.choice((0.0, 0.5, 1.0, 1.0))
         self._lazy = self._random.choice((0.0, 0.5, 0.9))
         self._prompt = self._random.random() < 0.5
         self._on_start, self._on_move = on_start, on_move
-        # what a medium's own queue does between threads: who takes a command knows what its starter knew
+        # Orders threads as a medium's own queue does: the completing thread sees all stores of the starting thread.
         self.order = memory_for("interp").allocate(8)
         self._key = next(_keys)
         _media[self._key] = self
@@ -73,10 +73,10 @@ class ScriptedMedium(Medium):
         return NativeMedium(native_handle(_start), native_handle(_complete), self._key, memory=self._prompt)
 
     def start(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-        """Start a command, as `NativeMedium` says."""
+        """Start a command; see `NativeMedium`."""
         command = (opcode, offset, nbytes, buffer, tag)
         status = self._on_start(*command) if self._on_start else 0
-        if self._random.random() >= self._late:
+        if self._random.random() >= self._pending_share:
             self._move(status, command)
             return status
         early = self._random.random() < 0.3
@@ -87,7 +87,7 @@ class ScriptedMedium(Medium):
         return PENDING
 
     def complete(self, answer: int) -> bool:
-        """Answer a finished command, as `NativeMedium` says."""
+        """Complete a finished command; see `NativeMedium`."""
         if not self.waiting or self._random.random() < self._lazy:
             return False
         *command, status, early = self.waiting.pop(int(self._random.random() * len(self.waiting)))
@@ -128,10 +128,10 @@ class ScriptedMedium(Medium):
             self.block_of((offset + at) // BLOCK)[:] = raw[at : at + BLOCK]
 
     def sync(self) -> None:
-        """Do nothing: there is nothing below."""
+        """Do nothing: the medium has no volatile cache of its own."""
 
     def close(self) -> None:
-        """Forget the medium."""
+        """Unregister the medium."""
         _media.pop(self._key, None)
 
 

@@ -1,7 +1,7 @@
 """Service scenario: controllers submit slots to a pool of threads, which park and exit, under one interleaving.
 
-The pool's own code runs, on locks and threads of a small scheduler that switches at every one of them, and between any
-two steps of a controller. Controllers are counters: commands announced, in flight and done.
+The pool's code runs unchanged on locks and threads of a small scheduler, which switches threads at every lock and
+between any two steps of a controller. Controllers are counters: commands announced, in flight and done.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NEVER = 10 * LONG
 
 
 class Scheduler:
-    """Threads of which one runs at a time, in an order that a seed decides, and what they wait for."""
+    """Threads and the conditions that they wait for. One thread runs at a time, in an order that a seed selects."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.steps = self.now = 0
-        self.bias = self.random.choice((0.5, 1, 1, 3))  # above 1: users, which came first, run more often
+        self.bias = self.random.choice((0.5, 1, 1, 3))  # above 1, the first threads, which are users, run more often
         self.main = getcurrent()
         self.going: dict[greenlet, Callable[[], bool]] = {}
 
@@ -37,14 +37,14 @@ class Scheduler:
         self.going[greenlet(body, self.main)] = lambda: True
 
     def pause(self, ready: Callable[[], bool] = lambda: True) -> None:
-        """Let others run until this thread is chosen, which needs `ready`."""
+        """Let other threads run until this thread is chosen and `ready` is true."""
         thread = getcurrent()
         if thread is not self.main:
             self.going[thread] = ready
             self.main.switch()
 
     def run(self, ended: Callable[[], bool], waiting: Callable[[], bool]) -> None:
-        """Run threads until `ended`. If all wait for a time to pass, nothing else may be `waiting`."""
+        """Run threads until `ended`. If all threads wait for a time, `waiting` must be false."""
         while not ended():
             able = [thread for thread, ready in self.going.items() if ready()]
             self.steps += 1
@@ -55,7 +55,7 @@ class Scheduler:
                 self.now += LONG
                 continue
             if not able or self.steps > MAX_STEPS:
-                raise Violation("nobody can go on" if not able else f"no end after {self.steps} steps")
+                raise Violation("no thread is ready" if not able else f"no end after {self.steps} steps")
             thread = able[int(len(able) * self.random.random() ** self.bias)]
             thread.switch()
             if thread.dead:
@@ -91,21 +91,21 @@ class Condition:
         self._lock.__exit__()
 
     def wait(self, limit: float) -> bool:
-        mine = SimpleNamespace(called=False, tag=object())  # equal to no other
-        self.waiters.append(mine)
+        waiter = SimpleNamespace(called=False, tag=object())  # differs from all other waiters
+        self.waiters.append(waiter)
         self._lock.held = False
         until = self.scheduler.now + self.scheduler.random.choice((3, 30, LONG))
         if limit > 1e6:
             until = MAX_STEPS + NEVER
-        self.scheduler.pause(lambda: mine.called or self.scheduler.now > until)
-        if not mine.called and self.scheduler.random.random() < 0.5:
-            self.scheduler.pause()  # the wait is over, but the lock is not back: a call may come now
+        self.scheduler.pause(lambda: waiter.called or self.scheduler.now > until)
+        if not waiter.called and self.scheduler.random.random() < 0.5:
+            self.scheduler.pause()  # the wait is over, but a call may arrive before the lock is held again
         self.scheduler.pause(lambda: not self._lock.held)
         self._lock.held = True
-        late = mine not in self.waiters
-        if not late:
-            self.waiters.remove(mine)
-        return mine.called and not (late and self.scheduler.random.random() < 0.3)
+        was_notified = waiter not in self.waiters
+        if not was_notified:
+            self.waiters.remove(waiter)
+        return waiter.called and not (was_notified and self.scheduler.random.random() < 0.3)
 
     def notify(self, count: int = 1) -> None:
         for waiter in self.waiters[:count]:
@@ -117,29 +117,29 @@ class Condition:
 
 
 class Controlled:
-    """What the pool sees of a controller, and what its threads do."""
+    """Model of a controller: the callbacks of its slots in the pool."""
 
-    def __init__(self, model: ServiceModel, most: int, silent: bool) -> None:
-        self.model, self.most, self.silent = model, most, silent
+    def __init__(self, model: ServiceModel, max_threads: int, silent: bool) -> None:
+        self.model, self.max_threads, self.silent = model, max_threads, silent
         self.launches = self.announced = self.in_flight = self.inside = 0
         self.stopped = self.quiesced = False
-        self.slots = io_threads.WorkerSlots(self.wanted, self.serve, self.quiesce)
+        self.slots = io_threads.WorkerSlots(self.demanded_threads, self.serve, self.quiesce)
 
     def quiesce(self) -> None:
         self.quiesced = True
 
-    def wanted(self) -> int:
+    def demanded_threads(self) -> int:
         if self.stopped:
             return 0
         if self.launches or self.announced:
-            return self.most
+            return self.max_threads
         return int(self.in_flight > 0)
 
     def serve(self, slot: int) -> None:
         pause = self.model.scheduler.pause
         self.inside += 1
-        if self.inside > self.most or not 0 <= slot < self.most:
-            raise Violation(f"{self.inside} threads serve a controller that takes {self.most}, one in slot {slot}")
+        if self.inside > self.max_threads or not 0 <= slot < self.max_threads:
+            raise Violation(f"{self.inside} threads serve a controller for {self.max_threads}, one in slot {slot}")
         idle = 0
         while not self.stopped and idle < (1 if self.quiesced else 4):
             pause()
@@ -164,7 +164,7 @@ class ServiceModel:
     def __init__(self, seed: int, trace: int = 0) -> None:
         random = Random(seed * 2 + 1)
         self.scheduler = self.run = Scheduler(seed)
-        self.most = random.choice((1, 2, 4))
+        self.max_threads = random.choice((1, 2, 4))
         count = random.randint(1, 4)
         self.pool: io_threads.IOThreadPool
         silent, rounds = random.choice((0.2, 0.7)), random.choice((1, 2, 6))
@@ -176,10 +176,10 @@ class ServiceModel:
         self.waited_for = sum(not c.silent for c in self.controllers)
         self.closed = [random.random() < 0.4 for _ in range(count)]
         self.rounds = [random.randint(1, rounds) for _ in range(count)]
-        self.waits = random.random()
+        self.wait_share = random.random()
 
     def _user(self, controller: Controlled, rounds: int, close: bool) -> None:
-        """Launch again and again; some launches end at once and leave their commands to be found."""
+        """Launch repeatedly; some launches end at once and leave commands for the threads."""
         scheduler = self.scheduler
         for _ in range(scheduler.random.choice((0, 0, 30, 100))):
             scheduler.pause()
@@ -191,14 +191,14 @@ class ServiceModel:
             self.pool.submit(controller.slots)
             controller.announced += scheduler.random.randint(0, 3)
             scheduler.pause()
-            if not controller.silent and scheduler.random.random() < self.waits:
+            if not controller.silent and scheduler.random.random() < self.wait_share:
                 scheduler.pause(lambda: not controller.announced and not controller.in_flight)
             controller.launches -= 1
         if not controller.silent:
             scheduler.pause(lambda: not controller.announced and not controller.in_flight)
             self.waited_for -= 1
         else:
-            scheduler.pause(lambda: not self.waited_for)  # its threads are held until all others have been served
+            scheduler.pause(lambda: not self.waited_for)  # blocks its threads until all other controllers were served
         if close or controller.silent:
             controller.stopped = True
             if not self.pool.remove(controller.slots, 1e9) or controller.inside:
@@ -207,12 +207,12 @@ class ServiceModel:
 
     def check(self) -> int:
         """Run the interleaving; return its steps. Raises `Violation`."""
-        with pool_of(self.scheduler, self.most) as self.pool:
+        with pool_of(self.scheduler, self.max_threads) as self.pool:
             for controller, rounds, close in zip(self.controllers, self.rounds, self.closed, strict=True):
                 self.users += 1
                 self.scheduler.spawn(lambda c=controller, r=rounds, x=close: self._user(c, r, x))  # type: ignore[misc]
             self.scheduler.run(lambda: not self.users, self._unserved)
-            # what is left over parks and ends
+            # the remaining threads park and exit
             self.scheduler.now = 0
             self.scheduler.run(lambda: not self.pool.threads, self._unserved)
         return self.scheduler.steps
@@ -223,7 +223,7 @@ class ServiceModel:
 
 @contextlib.contextmanager
 def pool_of(scheduler: Scheduler, max_threads: int) -> Iterator[io_threads.IOThreadPool]:
-    """Make a pool of the scheduler's threads that of the process for the block."""
+    """Replace the pool of the process by a pool of the scheduler's threads, for the block."""
     fakes: dict[str, Any] = {
         "threading": SimpleNamespace(
             Lock=lambda: Lock(scheduler),

@@ -26,13 +26,13 @@ class SpanModel(FrameModel):
 
         def look(item: int, value: int) -> int:
             if value != base_value(page, item):
-                raise Violation(f"page {page}, item {item}: a span gave {value:#x}, page {(value >> 40) - 1}'s")
+                raise Violation(f"page {page}, item {item}: a span returned {value:#x}, page {(value >> 40) - 1}'s")
             return item + 1
 
         for _ in range(40):
             first = random.randrange(4)
             gpu.fold(look, first, self.view, page * ITEMS + first, page * ITEMS + first + random.choice((2, 8, 12)))
-            # whatever it was given before the second look, the sum is that of the page's items, or of none
+            # The second look at the page must discard all earlier values: the sum covers all items, or is 0.
             total = gpu.fold(operator.add, 0, self.view, page * ITEMS, page * ITEMS + 8)
             if total not in (0, sum(base_value(page, k) for k in range(8))):
                 part = [sum(base_value(page, k) for k in range(n)) for n in range(8)]
@@ -53,12 +53,12 @@ RUNS, RUN = 48, 8
 
 
 def changed(item: int, number: int) -> int:
-    """Return what becomes of an item that is changed in place."""
+    """Return the new value of an item that is changed in place."""
     return item + number
 
 
 def numbered(i: int, page: int, version: int) -> int:
-    """Return what item i of a page is in a version."""
+    """Return the value of item i of a page in a version."""
     return base_value(page, i - page * ITEMS) + version
 
 
@@ -69,21 +69,21 @@ class InPlaceModel(CacheModel):
         random = Random(~seed)
         super().__init__(seed, trace, focus or Focus(frames=random.choice((1, 1, 2))))
 
-    def _read(self, thread: int, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
-        super()._read(thread, page, item, seen)
-        super()._read(thread, page, RUNS + (item + thread) % (2 * RUN), seen)
+    def _read(self, thread: int, page: int, item: int, observed: dict[tuple[int, int], int]) -> None:
+        super()._read(thread, page, item, observed)
+        super()._read(thread, page, RUNS + (item + thread) % (2 * RUN), observed)
 
-    def _write(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
+    def _write(self, thread: int, page: int, observed: dict[tuple[int, int], int]) -> None:
         owner = thread - self.readers
         if owner not in (0, 1):
-            super()._write(thread, page, seen)
+            super()._write(thread, page, observed)
             return
         first = RUNS + RUN * owner
         for item in range(first, first + RUN):
-            self.begun[page, item] += 1
-            seen[page, item] = self.begun[page, item]
+            self.started[page, item] += 1
+            observed[page, item] = self.started[page, item]
         lo = page * ITEMS + first
         if owner == 0:
             gpu.map(changed, self.view, self.view, lo, lo + RUN, 1)
         else:
-            gpu.fill(numbered, self.view, lo, lo + RUN, page, self.begun[page, first])
+            gpu.fill(numbered, self.view, lo, lo + RUN, page, self.started[page, first])

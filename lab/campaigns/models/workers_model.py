@@ -1,8 +1,8 @@
-"""Workers scenario: kernels whose workers are relieved, stop, go on, change their number, and come behind those of
-another, on one GPU.
+"""Workers scenario: kernels on one GPU whose workers are re-issued, stop, resume, change their number, or are queued
+after the workers of another kernel.
 
-`CudaExecutor` and the workers' `claim` run as they are, on lines and words of a small scheduler that switches at each
-access to a word that workers share. No block computes anything: it is counted.
+`CudaExecutor` and the workers' `claim` run unchanged, on launch queues and words of a small scheduler that switches
+threads at each access to a word that workers share. Blocks compute nothing; the model counts their executions.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .adversary import Violation
 from .service_model import Scheduler
 
 RESIDENT, ROOM = 3, 5
-"""Workers of one kernel, and of all, at most: a second kernel finds some room beside the first, not enough."""
+"""Largest number of workers of one kernel, and of all kernels. Next to one kernel a second one fits only partly."""
 CHANGES = 12
 RECORDS = 1 << 20
 """Address of control records."""
 PINNED = 1 << 40
-"""Address of the words where progress is told."""
+"""Address of the progress words."""
 
 
 class _Stream:
-    """Operations, done one after the other by a thread of its own."""
+    """Operations that a separate thread executes one after another."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.operations: list[Callable[[], None]] = []
@@ -57,21 +57,21 @@ class _Stream:
         return not self.operations and not self.busy
 
 
-class _Line:
-    """Stands for `Line`, with a thread of its own that launches rows: these are operations."""
+class _LaunchQueue:
+    """Model of `Line`, with a separate thread that launches its rows as operations of a stream."""
 
     room = 1024
 
-    def __init__(self, lines: _Lines) -> None:
-        self.stream = lines.streams[next(lines.numbers) % len(lines.streams)]
-        self._lines = lines
+    def __init__(self, queues: _LaunchQueues) -> None:
+        self.stream = queues.streams[next(queues.numbers) % len(queues.streams)]
+        self._queues = queues
         self._rows: list[Any] = []
         self.told = self._launched = 0
-        lines.scheduler.spawn(self._launch)
+        queues.scheduler.spawn(self._launch)
 
     def _launch(self) -> None:
         while True:
-            self._lines.scheduler.pause(lambda: len(self._rows) > self._launched)
+            self._queues.scheduler.pause(lambda: len(self._rows) > self._launched)
             row = self._rows[self._launched]
             if row.ready:
                 row.ready = False
@@ -79,16 +79,16 @@ class _Line:
                     self.stream.operations.append(row.operation)
                 self.stream.operations.append(partial(self._end, row))
             else:
-                self._lines.news += 1
+                self._queues.news += 1
             self._launched += 1
 
     def launched(self, number: int) -> bool:
-        self._lines.scheduler.pause(lambda: self._launched > number)
+        self._queues.scheduler.pause(lambda: self._launched > number)
         return True
 
     def _end(self, row: Any) -> None:
         row.ended = True
-        self._lines.news += 1
+        self._queues.news += 1
 
     def push(self, operation: Any, expected: float, owner: Any, timer: tuple[int, int] = (0, 0)) -> int:
         row = SimpleNamespace(operation=operation, owner=owner, ready=True, ended=False, withdrawn=False)
@@ -120,29 +120,29 @@ class _Line:
         return found
 
 
-class _Lines:
-    """Stands for `Lines`."""
+class _LaunchQueues:
+    """Model of `Lines`."""
 
     def __init__(self, scheduler: Scheduler, streams: int) -> None:
         self.scheduler = scheduler
         self.news = 0
         self.streams = [_Stream(scheduler) for _ in range(streams)]
-        """Fewer than lines: as if they shared queues of the GPU."""
+        """Possibly fewer streams than launch queues, as if launch queues shared queues of the GPU."""
         self.numbers = itertools.count()
-        self._idle: list[_Line] = []
+        self._idle: list[_LaunchQueue] = []
 
-    def take(self, priority: int) -> _Line:
-        return self._idle.pop() if self._idle else _Line(self)
+    def take(self, priority: int) -> _LaunchQueue:
+        return self._idle.pop() if self._idle else _LaunchQueue(self)
 
-    def give(self, line: _Line) -> None:
+    def give(self, line: _LaunchQueue) -> None:
         self._idle.append(line)
 
     def nudge(self) -> None:
         pass
 
 
-class _Words:
-    """The words where progress is told."""
+class _ProgressWords:
+    """The progress words."""
 
     def __init__(self, memory: dict[int, int]) -> None:
         self._memory = memory
@@ -155,7 +155,7 @@ class _Words:
 
 
 class _Gpu:
-    """Stands for `Gpu`; see there."""
+    """Model of `Gpu`."""
 
     device = "cpu"
     processors, registers, shared, threads, clock = 1, 1 << 18, 1 << 17, 2048, 1e9
@@ -165,7 +165,7 @@ class _Gpu:
         self.model, self.scheduler = model, model.scheduler
         self.memory: dict[int, int] = defaultdict(int)
         self._control = _Stream(self.scheduler)
-        self.lines = _Lines(self.scheduler, model.random.choice((1, 2, 50)))
+        self.lines = _LaunchQueues(self.scheduler, model.random.choice((1, 2, 50)))
 
     def enter(self) -> None:
         pass
@@ -179,14 +179,14 @@ class _Gpu:
         return True
 
     def allocate(self, nbytes: int) -> Any:
-        # no more records are used
-        return SimpleNamespace(address=RECORDS, write=lambda at, words: self._keep(words[: 4 * CONTROL_WORDS]))
+        # the model uses only the first records
+        return SimpleNamespace(address=RECORDS, write=lambda at, fields: self._keep(fields[: 4 * CONTROL_WORDS]))
 
     def allocate_shared(self, nbytes: int) -> Any:
-        return SimpleNamespace(address=PINNED, words=_Words(self.memory))
+        return SimpleNamespace(address=PINNED, words=_ProgressWords(self.memory))
 
-    def _keep(self, words: Any) -> None:
-        self.memory.update((RECORDS + 8 * k, int(word)) for k, word in enumerate(words))
+    def _keep(self, fields: Any) -> None:
+        self.memory.update((RECORDS + 8 * k, int(word)) for k, word in enumerate(fields))
 
     def forms(self, blocks: Any) -> Any:
         return blocks
@@ -197,16 +197,16 @@ class _Gpu:
     def set_word(self, address: int, value: int) -> None:
         self._control.operations.append(lambda: self._store(address, [value]))
 
-    def _store(self, address: int, words: Sequence[int]) -> None:
-        for k, value in enumerate(words):
+    def _store(self, address: int, values: Sequence[int]) -> None:
+        for k, value in enumerate(values):
             self.scheduler.pause()
             self.memory[address + 8 * k] = int(value)
 
     def write_word(self, stream: _Stream, address: int, value: int) -> None:
         stream.operations.append(lambda: self._store(address, [value]))
 
-    def wait_word(self, stream: _Stream, address: int, least: int) -> None:
-        stream.operations.append(lambda: self.scheduler.pause(lambda: self.memory[address] >= least))
+    def wait_word(self, stream: _Stream, address: int, minimum: int) -> None:
+        stream.operations.append(lambda: self.scheduler.pause(lambda: self.memory[address] >= minimum))
 
     def read_words(self, address: int, count: int) -> Any:
         self.synchronize(self._control)
@@ -214,7 +214,7 @@ class _Gpu:
 
 
 class _Blocks:
-    """Stands for `BlockLaunch` and its `Forms`: counts how often each block ran."""
+    """Model of `BlockLaunch` and its `Forms`; counts the executions of each block."""
 
     preemptible = ends_at_once = True
 
@@ -224,7 +224,7 @@ class _Blocks:
         self.live = 0
         self.control = 0
         self.before: _Blocks | None = None
-        """Behind whom it was launched, until that one was asked to leave."""
+        """The kernel that it was queued after, until that kernel was preempted."""
         model.made.append(self)
 
     def begin(self) -> None:
@@ -237,7 +237,7 @@ class _Blocks:
 
     @property
     def left(self) -> int:
-        """Blocks that nobody has claimed."""
+        """Number of blocks that no worker has claimed."""
         return self.blocks - self.model.gpu.memory[self.control + cuda.CURSOR] if self.control else self.blocks
 
     def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> Callable[[], None]:
@@ -262,11 +262,11 @@ class _Blocks:
             if first < 0 or first >= self.blocks:
                 break
             if self.before is not None and self.before.left > 0:
-                raise Violation(f"a kernel began behind another that has {self.before.left} blocks left")
+                raise Violation(f"a kernel started before its predecessor, which has {self.before.left} blocks left")
             if not ended:
                 self.live += 1
             if self.live > RESIDENT:
-                raise Violation(f"{self.live} workers of a kernel that may have {RESIDENT}")
+                raise Violation(f"{self.live} workers of a kernel that is limited to {RESIDENT}")
             last = min(first + chunk, self.blocks)
             for block in range(first, last):
                 model.scheduler.pause()
@@ -302,9 +302,9 @@ class WorkersModel:
     def store(self, address: int, value: int, scope: Any = None) -> None:
         self.scheduler.pause()
         if address >= PINNED:
-            told = next(its for its in self.made if self.gpu.memory[its.control + cuda.MIRROR] & -64 == address)
-            if value > sum(told.ran):
-                raise Violation(f"{value} blocks are said to have ended, and {sum(told.ran)} have")
+            blocks = next(b for b in self.made if self.gpu.memory[b.control + cuda.MIRROR] & -64 == address)
+            if value > sum(blocks.ran):
+                raise Violation(f"{value} blocks are reported as ended, and {sum(blocks.ran)} have ended")
         self.gpu.memory[address] = value
 
     def add(self, address: int, value: int) -> int:
@@ -324,7 +324,7 @@ class WorkersModel:
         return {"workers": self.random.choice((1, 2, None))}
 
     def _host(self) -> None:
-        """Launch some kernels, and change them at random; see that each says what is so."""
+        """Launch some kernels, change them at random, and check the events that they report."""
         executor = CudaExecutor(gpu=self.gpu)
         executor._time = executor.now = lambda: 1e-6 * self.scheduler.now  # type: ignore[method-assign]
         jobs: dict[Job, _Blocks] = {}
@@ -335,25 +335,25 @@ class WorkersModel:
             jobs[Job(task, Request("k", [task]), 0.0)] = blocks
         running: set[Job] = set()
         leaving: set[Job] = set()
-        taken: dict[Job, Job] = {}
-        """Behind whom each was launched, or in whose place."""
+        predecessors: dict[Job, Job] = {}
+        """For each job the job that it was queued after, or whose workers it takes over."""
         changes = CHANGES
         while jobs:
             for job in list(jobs):
                 if job not in running:
                     placement = Placement(**self._placement())
-                    others = [its for its in jobs if its in running]
-                    self.random.shuffle(others)
-                    other = others[0] if others else None
+                    peers = [peer for peer in jobs if peer in running]
+                    self.random.shuffle(peers)
+                    peer = peers[0] if peers else None
                     jobs[job].before = None
-                    taken.pop(job, None)
-                    if other is None or self.random.random() < 0.4:
+                    predecessors.pop(job, None)
+                    if peer is None or self.random.random() < 0.4:
                         executor.launch(job, placement)
-                    elif executor.launch_behind(job, placement, other):
-                        jobs[job].before = None if other in leaving else jobs[other]
-                        taken[job] = other
-                        if len(others) == 2 and self.random.random() < 0.7:
-                            executor.relieve_when(others[1], job)
+                    elif executor.launch_behind(job, placement, peer):
+                        jobs[job].before = None if peer in leaving else jobs[peer]
+                        predecessors[job] = peer
+                        if len(peers) == 2 and self.random.random() < 0.7:
+                            executor.relieve_when(peers[1], job)
                     else:
                         continue
                     running.add(job)
@@ -371,20 +371,20 @@ class WorkersModel:
             for event in executor.poll():
                 running.remove(event.job)
                 leaving.discard(event.job)
-                if event.job in taken and (isinstance(event, Ended) or event.done > event.job.done):
-                    raise Violation("a kernel is said to have left before that behind which it was launched")
-                taken = {job: other for job, other in taken.items() if other is not event.job}
+                if event.job in predecessors and (isinstance(event, Ended) or event.done > event.job.done):
+                    raise Violation("a kernel is reported as left before its predecessor")
+                predecessors = {job: p for job, p in predecessors.items() if p is not event.job}
                 blocks = jobs[event.job]
                 if blocks.live:
-                    raise Violation(f"{blocks.live} workers run of a kernel that is said to have left")
+                    raise Violation(f"{blocks.live} workers run of a kernel that is reported as left")
                 if isinstance(event, Ended):
                     if event.error is not None:
                         raise event.error
                     del jobs[event.job]
                 event.job.done = sum(blocks.ran)
-                said = blocks.blocks if isinstance(event, Ended) else event.done
-                if event.job.done != said or blocks.ran != [1] * said + [0] * (blocks.blocks - said):
-                    raise Violation(f"blocks ran {blocks.ran}, and {said} are said to have ended")
+                ended = blocks.blocks if isinstance(event, Ended) else event.done
+                if event.job.done != ended or blocks.ran != [1] * ended + [0] * (blocks.blocks - ended):
+                    raise Violation(f"blocks ran {blocks.ran}, and {ended} are reported as ended")
         self.over = True
 
     @contextlib.contextmanager
