@@ -206,7 +206,7 @@ def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "--keys hash" in failing(capsys, "load", source, store)
     assert list(store.iterdir()) == []
     assert "does not exist" in failing(capsys, "load", tmp_path / "none", store)
-    np.savez(tmp_path / "text.npz", t=np.array(["a"]))
+    np.savez(tmp_path / "text.npz", t=np.array([b"a"]))
     np.savez(tmp_path / "t.npz", t=np.array([1]))
     assert "field 't'" in failing(capsys, "load", tmp_path / "text.npz", store)
     failing(capsys, "load", source, tmp_path / "no" / "s.kv", "--keys", "hash")
@@ -222,6 +222,19 @@ def images(tmp_path: Path) -> Path:
         for k in range(3):
             (tmp_path / "images" / name / f"{k}.jpg").write_bytes(f"{name} {k}".encode() * 400)
     return tmp_path / "images"
+
+
+def test_a_store_in_its_source(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for layout in ("classes", "files"):
+        assert called("load", images, images / "cat" / "s.kv", "--layout", layout) == 2
+        assert "is in the folder that it is loaded from" in capsys.readouterr().err
+    assert not (images / "cat" / "s.kv").exists()
+
+
+def test_a_note_on_the_layout(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (images / "dog" / "Thumbs.db").write_bytes(b"")
+    assert called("load", images, tmp_path / "s.kv") == 0
+    assert "because dog/Thumbs.db is not an image" in " ".join(capsys.readouterr().err.split())
 
 
 def test_load_classes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

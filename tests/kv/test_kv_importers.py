@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warpwell.errors import ArgumentError, FormatError, MissingFileError, ValueSizeError, WarpwellError
+from warpwell.errors import ArgumentError, FormatError, MissingFileError, SchemaError, ValueSizeError, WarpwellError
 from warpwell.kv.convert.importers import LoadReport, load, open_source
 from warpwell.kv.convert.sources import BATCH_BYTES, BATCH_RECORDS, Source
 from warpwell.kv.keys import as_keys
 from warpwell.kv.log.format import MAX_VALUE
+from warpwell.kv.schema import as_schema
 
 
 class Collected:
@@ -207,6 +208,18 @@ def test_arrays_that_cannot_be(tmp_path: Path, arrays: dict[str, Any], says: str
         loaded(open_source(tmp_path / "d.npz"))
 
 
+def test_arrays_of_text(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.arange(2), name=np.array(["äh", ""]))
+    source = open_source(tmp_path / "d.npz")
+    assert source.schema == {"x": ("int64", ()), "name": ("str", ())}
+    assert loaded(source).records == {0: {"x": 0, "name": "äh"}, 1: {"x": 1, "name": ""}}
+    with pytest.raises(ArgumentError, match="--keys name needs names"):
+        open_source(tmp_path / "d.npz", keys="name")
+    np.savez(tmp_path / "d.npz", x=np.zeros(3, [("a", "i4")]))
+    with pytest.raises(SchemaError, match=r"dtype \[\('a', '<i4'\)\]: fields are"):
+        as_schema(open_source(tmp_path / "d.npz").schema)
+
+
 def test_damaged_arrays(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, x=np.arange(20_000))
@@ -237,16 +250,18 @@ def test_lmdb(tmp_path: Path) -> None:
             with environment.begin(write=True) as transaction:
                 for k in range(5000):
                     transaction.put(b"%05d" % k, b"v" * (k % 300))
+        source = open_source(place, keys="number")
+        assert (source.kind, source.schema, source.records) == ("lmdb", None, 5000)
+        store = loaded(source)
+        assert store.sizes == [4096, 904]
+        assert all(store.records[k] == b"v" * (k % 300) for k in range(5000))
+        with lmdb.open(str(place), subdir=subdir, max_dbs=2, map_size=1 << 24) as environment:
             inner = environment.open_db(b"inner")
             with environment.begin(inner, write=True) as transaction:
                 transaction.put(b"k", b"inside")
-        found = loaded(open_source(place, database="inner"))
-        assert found.records == {b"k": b"inside"}
-        source = open_source(place, keys="number")
-        assert (source.kind, source.schema, source.records) == ("lmdb", None, 5001)
-        store = loaded(source)
-        assert store.sizes == [4096, 905]
-        assert all(store.records[k] == b"v" * (k % 300) for k in range(5000))
+        assert loaded(open_source(place, database="inner")).records == {b"k": b"inside"}
+        with pytest.raises(FormatError, match="--database inner"):  # a record of the unnamed database describes it
+            loaded(open_source(place))
         with pytest.raises(FormatError, match="none"):
             open_source(place, database="none")
     with lmdb.open(str(tmp_path / "several"), max_dbs=1) as environment:
@@ -316,8 +331,11 @@ def test_files_beside_classes(tmp_path: Path) -> None:
     source = open_source(tmp_path)
     assert (source.kind, source.skipped) == ("classes", ["README.md"])
     assert loaded(source).records == expected
+    assert not source.note
     (tmp_path / "b" / "labels.xml").write_bytes(b"")
-    assert open_source(tmp_path).kind == "folder"
+    source = open_source(tmp_path)
+    assert source.kind == "folder"
+    assert source.note == "each file is a value, because b/labels.xml is not an image; --layout classes skips it"
     assert open_source(tmp_path, layout="classes").skipped == ["README.md", "b/labels.xml"]
     (tmp_path / "b" / "labels.xml").unlink()
     (tmp_path / "loose.png").write_bytes(b"x")
@@ -445,6 +463,7 @@ def test_shards(tmp_path: Path) -> None:
         ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.txt", b"t")], "the first one"),
         ([("b.jpg", b"x"), ("b.png", b"x"), ("b.cls", b"1")], "the first one"),
         ([("b.jpg", b"x"), ("b.cls", b"dog")], "not an integer"),
+        ([("b.jpg", b"x"), ("b.cls", b"9" * 20)], "not an integer of 64 bits"),
         ([("b.jpg", b"x"), ("b.cls", b"1"), ("b.cls", b"2")], "two members"),
         ([("b.jpg", b"x"), ("c.cls", b"1")], "sort=name"),
         ([("Makefile", b"x")], "no extension"),
@@ -466,6 +485,10 @@ def test_arrays_of_samples_that_differ(tmp_path: Path) -> None:
         loaded(open_source(archive_of(tmp_path / "a.tar", arrays)))
     with pytest.raises(FormatError, match="truncated"):
         open_source(archive_of(tmp_path / "a.tar", [("0.npy", arrays[0][1][:-1])]))
+    file = io.BytesIO()
+    np.save(file, np.zeros(3, ">f4"))
+    with pytest.raises(WarpwellError, match=r"a\.tar: sample 0: npy: .*big-endian"):
+        open_source(archive_of(tmp_path / "a.tar", [("0.npy", file.getvalue())]))
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
@@ -612,6 +635,7 @@ def test_columns(tmp_path: Path) -> None:
     for k in (0, 1, 2499, 2500, n - 1):
         record = store.records[f"id {k}".encode()]
         expected = {name: column[k].as_py() for name, column in columns.items() if name != "id"}
+        expected["points"] = np.reshape(expected["points"], (-1, 2))
         assert equal(record, {**expected, "f": np.float32(k / 7)})
     assert equal(resumed(tmp_path / "t.parquet", store, 3000, key_field="id").records, store.records)
     numbers = loaded(open_source(tmp_path / "t.parquet", key_field="u", fields=["word"], keys="number")).records
@@ -632,6 +656,14 @@ def test_arrays_of_hugging_face(tmp_path: Path) -> None:
     saved(tmp_path / "e", [pa.table([[x[0].tolist(), x[1, :2].tolist()]], schema=schema)])
     with pytest.raises(FormatError, match="other lengths than 3"):
         loaded(open_source(tmp_path / "e"))
+    features["x"]["shape"] = [None, 4]  # the first extent may differ
+    schema = schema.with_metadata(hugging_face(features))
+    table = pa.table([[x[0].tolist(), x[1, :2].tolist(), []]], schema=schema)
+    source = open_source(saved(tmp_path / "f", [table, table.slice(1)]))
+    assert source.schema == {"x": ("uint8", (None, 4))}
+    found = [record["x"] for record in loaded(source).records.values()]
+    assert [item.shape for item in found] == [(3, 4), (2, 4), (0, 4), (2, 4), (0, 4)]
+    assert all(np.array_equal(item, x[1, :2]) for item in found[1::2])
 
 
 def test_batches_of_columns_are_bounded(tmp_path: Path) -> None:
@@ -663,6 +695,16 @@ def test_columns_that_cannot_be(tmp_path: Path) -> None:
             loaded(open_source(path))
     with pytest.raises(ArgumentError, match="no field 'z'"):
         open_source(path, fields=["z"])
+    with pytest.raises(ArgumentError, match=r"no field of .* was chosen"):
+        open_source(path, fields=[])
+    with pytest.raises(ArgumentError, match="add --key-field"):
+        open_source(path, keys="hash")
+    parquet.write_table(pa.table({"x": [[1], [2]], "y": [1, 2]}), path)
+    with pytest.raises(FormatError, match=r"x is list<.*: keys are integers, text or bytes"):
+        loaded(open_source(path, key_field="x"))
+    parquet.write_table(pa.table([pa.array([1]), pa.array([2])], names=["x", "x"]), path)
+    with pytest.raises(FormatError, match="two columns 'x'"):
+        open_source(path)
     parquet.write_table(pa.table({"x": [1]}), tmp_path / "u.parquet")
     parquet.write_table(pa.table({"x": [1.0]}), path)
     with pytest.raises(FormatError, match=r"u\.parquet: the column x is int64, and double in"):

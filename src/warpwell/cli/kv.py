@@ -122,6 +122,10 @@ def load(arguments: argparse.Namespace) -> int:
     opened = open_source(arguments.source, fields=split_names(arguments.fields), **options)
     run = _append if arguments.append and (path / "MANIFEST").exists() else _create
     with contextlib.closing(opened) as source, output.progress() as report:
+        if source.kind in ("folder", "classes") and path.resolve().is_relative_to(Path(source.where).resolve()):
+            raise ArgumentError(
+                f"{path} is in the folder that it is loaded from: give a path outside of {source.where}"
+            )
         schema = as_schema(source.schema)
         try:
             done, disk_bytes = run(arguments, source, schema, _progress(report))
@@ -129,6 +133,8 @@ def load(arguments: argparse.Namespace) -> int:
             with contextlib.suppress(WarpwellError), kv.open(arguments.store) as store:
                 print(f"warpwell: {path} opens, with {len(store):,} records; continue with --append", file=sys.stderr)
             raise
+    if source.note and not output.as_json:
+        output.notes.print(source.note)
     if source.skipped and not output.as_json:
         output.notes.print(
             f"skipped {len(source.skipped):,} other files than images of classes, such as {source.skipped[0]}"

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..._check import imported
 from ...cache import batches_of
 from ...errors import ArgumentError, FormatError
-from .sources import BATCH_BYTES, BATCH_RECORDS, IMAGE, Batch, Source, check_value, choose, rows_of
+from ..ragged import Ragged
+from .sources import BATCH_BYTES, BATCH_RECORDS, IMAGE, Batch, Source, check_value, choose, require_names, rows_of
 
 _ADVICE = "leave it out with --fields"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -59,6 +60,7 @@ class ArrowSource(Source):
     def __init__(
         self, paths: list[Path], rule: str | None, key_field: str | None = None, fields: list[str] | None = None
     ) -> None:
+        require_names(rule, key_field, str(paths[0]))
         super().__init__(paths[0], (rule or "name") if key_field is not None else "number")
         self._pa, self._compute = imported("pyarrow", "table"), imported("pyarrow.compute", "table")
         self.paths, self._key = paths, key_field
@@ -66,6 +68,9 @@ class ArrowSource(Source):
             self.kind = "parquet" if head.read(4) == b"PAR1" else "arrow"
         with self._opened(paths[0]) as file:
             first = _schema(file)
+        twice = [name for name in first.names if first.names.count(name) > 1]
+        if twice:
+            raise FormatError(f"{self.where} has two columns {twice[0]!r}: rename one of them", path=self.where)
         if key_field is not None:
             choose([key_field], first.names, self.where)
         chosen = [n for n in choose(fields, first.names, self.where) if n != key_field or fields]
@@ -175,8 +180,9 @@ class ArrowSource(Source):
         dtype, shape = np.dtype(spec[0]), spec[1]
         if None in shape:
             lengths = array.value_lengths().to_numpy().astype(np.int64)
-            self._flat(array.flatten(), shape[1:], int(lengths.sum()), where)  # checks the lists inside
-            return array, lengths * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+            items = self._flat(array.flatten(), shape[1:], int(lengths.sum()), where).to_numpy(zero_copy_only=False)
+            column = Ragged(items.reshape(-1, *shape[1:]), np.append(0, np.cumsum(lengths)))
+            return column, lengths * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
         flat = self._flat(array, shape, count, where).to_numpy(zero_copy_only=False)
         values = np.ascontiguousarray(flat).reshape(count, *shape)
         return values, np.full(count, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
@@ -199,6 +205,8 @@ class ArrowSource(Source):
         where += self._key
         spec = self._spec(table.schema.field(self._key).type, where)
         array = self._child(table.column(self._key), None, where, start)
+        if self._pa.types.is_nested(array.type):
+            raise FormatError(f"{where} is {array.type}: keys are integers, text or bytes", path=self.where)
         if spec in ("str", IMAGE):
             names = [item if isinstance(item, bytes) else item.encode() for item in array.to_pylist()]
             return self.rule.from_names(names, start, where)

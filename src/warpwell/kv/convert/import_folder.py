@@ -119,6 +119,11 @@ class FolderSource(Source):
         for name in self._classes:
             for file in _walk(self.path / name, ()):
                 if not _is_image(file) and not file.name.startswith("."):
+                    if any(map(_is_image, _walk(self.path / name, ()))):
+                        odd_file = file.relative_to(self.path)
+                        self.note = (
+                            f"each file is a value, because {odd_file} is not an image; --layout classes skips it"
+                        )
                     return False
                 count += 1
                 is_split = is_split and file.parent != self.path / name

@@ -10,6 +10,9 @@ from ..._check import imported
 from ...errors import FormatError
 from .sources import Batch, Record, Source, check_value, in_batches
 
+_DATABASE_BYTES = 48
+"""Size of the record of the unnamed database that describes a named one."""
+
 
 class LmdbSource(Source):
     """All records of one database, in the order of their keys, read in one transaction.
@@ -28,7 +31,7 @@ class LmdbSource(Source):
     ArgumentError
         The package ``lmdb`` is missing.
     FormatError
-        Not an LMDB environment, or it does not have this database.
+        Not an LMDB environment, it does not have this database, or it is the unnamed one and holds named ones.
     """
 
     kind = "lmdb"
@@ -36,7 +39,7 @@ class LmdbSource(Source):
     def __init__(self, path: Path, rule: str | None, database: str | None) -> None:
         super().__init__(path, rule or "name")
         self._lmdb: Any = imported("lmdb", "lmdb")
-        self.path = path
+        self.path, self._is_unnamed = path, database is None
         try:
             self._environment = self._open()
         except self._lmdb.Error as error:
@@ -73,10 +76,24 @@ class LmdbSource(Source):
                 for number, (name, value) in enumerate(transaction.cursor(self._database)):
                     if number < start:
                         continue
+                    if self._is_unnamed and len(value) == _DATABASE_BYTES:
+                        self._require_record(transaction, bytes(name))
                     check_value(len(value), f"{self.path}: {bytes(name[:40])!r}")
                     yield Record(bytes(name), bytes(value), len(value), (number + 1) / self.records)
         except self._lmdb.Error as error:
             raise FormatError(f"{self.path} is damaged ({error})", path=self.path) from None
+
+    def _require_record(self, transaction: Any, name: bytes) -> None:
+        """Raise FormatError if a record describes a named database."""
+        try:
+            self._environment.open_db(name, txn=transaction, create=False)
+        except self._lmdb.IncompatibleError:
+            return
+        shown = name.decode(errors="replace")
+        raise FormatError(
+            f"{self.path} holds named databases, such as {shown!r}: give the one to load, as in --database {shown}",
+            path=self.path,
+        )
 
     def _open(self) -> Any:
         options = {"readonly": True, "subdir": self.path.is_dir(), "max_dbs": 1, "readahead": True, "create": False}

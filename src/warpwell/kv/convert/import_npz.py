@@ -17,7 +17,7 @@ from ...array import check_dtype
 from ...cache import batches_of
 from ...errors import FormatError
 from ..ragged import Ragged
-from .sources import Batch, KeyRule, SchemaFields, Source, check_value, choose, rows_of
+from .sources import Batch, KeyRule, SchemaFields, Source, check_value, choose, require_names, rows_of
 
 KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers", "values", "value_offsets"
 """Arrays of a dump. `INTEGERS` are flags: which keys are integers. Without a schema, `VALUES` are the bytes of all
@@ -80,6 +80,7 @@ class NpzSource(Source):
                 check_dtype(array.dtype, array.where)
             self._ends: dict[str, NDArray[Any]] = {}
             self._fields = names_of_values
+            require_names(rule, self._key, str(path))
             if self._key is None:
                 self.rule = KeyRule("number")
             self.records = self._rows()
@@ -93,7 +94,9 @@ class NpzSource(Source):
         for name in self._fields:
             array, (_, item_type) = self._arrays[name], self._ragged.get(name, ("", np.ndarray))
             shape = (None, *array.shape[1:]) if name in self._ragged else array.shape[1:]
-            schema[name] = (array.dtype.name, shape) if item_type is np.ndarray else (item_type.__name__, ())
+            if array.dtype.kind == "U" and len(array.shape) == 1:
+                item_type = str
+            schema[name] = (array.dtype, shape) if item_type is np.ndarray else (item_type.__name__, ())
         return schema
 
     def close(self) -> None:
@@ -127,6 +130,8 @@ class NpzSource(Source):
                         values[name] = self._arrays[name].read(rows.stop - rows.start)
                 share = (start + rows.stop) / self.records
                 yield Batch(keys[rows], values[VALUES] if self._bytes else values, int(sizes[rows].sum()), share)
+        for name in () if self.records else self._ragged:
+            self._bounds(name, 0)  # there is one bound of no items
         for member in self._arrays.values():
             member.finish()  # the zip file's checksum of an array is compared at its end
 

@@ -63,7 +63,8 @@ class TarSource(Source):
             self._image = "image"
         values = {self._field(name): data for name, data in first.value.items()}
         self._fields, self._takes_all = choose(fields, [*values, "name"], self.where), fields is None
-        schema: SchemaFields = {name: _field_type(name, values[name], self.where) for name in values}
+        where = f"{self.where}: sample {first.name.decode(errors='surrogateescape')}"
+        schema: SchemaFields = {name: _field_type(name, values[name], f"{where}: {name}") for name in values}
         self.schema = {name: {**schema, "name": "str"}[name] for name in self._fields}
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
@@ -180,14 +181,13 @@ def _field_type(name: str, data: bytes, where: str) -> Any:
 def _value(spec: Any, data: bytes, where: str) -> Any:
     try:
         if spec == "int64":
-            return int(data)
+            return int(np.int64(int(data)))
         if spec == "str":
             return data.decode()
-    except ValueError:
+    except (ValueError, OverflowError):
+        expected = "an integer of 64 bits" if spec == "int64" else "text in UTF-8"
         raise FormatError(
-            f"{where} is {data[:40]!r}, which is not {'an integer' if spec == 'int64' else 'text in UTF-8'}: leave the "
-            "field out with --fields",
-            path=where,
+            f"{where} is {data[:40]!r}, which is not {expected}: leave the field out with --fields", path=where
         ) from None
     if spec == IMAGE:
         return data

@@ -79,11 +79,14 @@ class Source:
         Names of the values 0, 1, ... of a field of labels.
     skipped : list of str
         Files that are not part of the records.
+    note : str
+        What the user may not expect of the records.
     """
 
     kind = ""
     schema: SchemaFields | None = None
     records = 0
+    note = ""
 
     def __init__(self, where: str | Path, rule: str) -> None:
         self.where = str(where)
@@ -202,6 +205,14 @@ def _batch(group: list[Record], source: Source, start: int) -> Batch:
     return Batch(keys, values, sum(record.nbytes for record in group), group[-1].share)
 
 
+def require_names(rule: str | None, key_field: str | None, where: str) -> None:
+    """Raise ArgumentError if keys are to be made of names, and rows have none."""
+    if rule in ("name", "hash") and key_field is None:
+        raise ArgumentError(
+            f"--keys {rule} needs names, and rows of {where} are numbered: add --key-field", name="keys"
+        )
+
+
 def check_value(nbytes: int, where: str) -> None:
     """Raise ValueSizeError for a value over the limit; `where` names it in the message."""
     if nbytes > MAX_VALUE:
@@ -232,6 +243,8 @@ def rows_of(row_bytes: int) -> int:
 def choose(fields: list[str] | None, available: Mapping[str, Any] | list[str], where: str) -> list[str]:
     """Return the fields to load; raise ArgumentError, which lists the fields, for an unknown one."""
     names = list(available)
+    if fields == []:
+        raise ArgumentError(f"no field of {where} was chosen: it has {', '.join(names)}", name="fields")
     for name in fields or ():
         if name not in names:
             raise ArgumentError(f"{where} has no field {name!r}: it has {', '.join(names)}", name="fields")
