@@ -1,6 +1,7 @@
 """Keys and schemas: every form that a caller may pass, and every one that is refused."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,6 +83,9 @@ def test_arrays() -> None:
     assert as_keys(np.full((2, 16), 65, np.uint8)).to_list() == [b"A" * 16] * 2
     assert as_keys(np.array([b"ab", b"cd"])).to_list() == [b"ab", b"cd"]
     assert as_keys(np.array(["ab", "c"])).to_list() == [b"ab", b"c"]
+    assert as_keys(np.array(["ab", "c"], np.dtypes.StringDType())).to_list() == [b"ab", b"c"]
+    assert as_keys(pa.chunked_array([["ab"], ["c"]])).to_list() == [b"ab", b"c"]
+    assert as_keys(pa.array([3, -4])).to_list() == [3, -4]
     for empty in (np.zeros(0), np.zeros(0, "S3"), np.zeros(0, np.uint64), []):
         assert as_keys(empty).size == 0
     padded = np.full((2, 16), 65, np.uint8)
@@ -101,6 +105,7 @@ def test_arrays() -> None:
         np.array([b"a\0", b"a"]),
         np.array([bytes(2)]),
         np.array([True]),
+        pa.array(["a", None]),
         "abc",
         5,
         None,
@@ -143,6 +148,8 @@ def test_records_are_aligned_and_come_back() -> None:
         {"x": ("float128", ())},
         {"x": ("complex128", ())},
         {"x": ("nonsense", ())},
+        {"x": (None, ())},
+        {"": "int8"},
         {"x": ("int8", (0,))},
         {"x": ("int8", (-1,))},
         {"x": ("int8", (1.5,))},

@@ -165,8 +165,9 @@ def test_ragged_shares_memory_and_copies_scattered_items_once() -> None:
     assert scattered.values is not None and np.shares_memory(scattered.values, scattered[0])
     with pytest.raises(errors.IndexRangeError, match="index 3 of a Ragged with 3 items"):
         ragged[3]
-    with pytest.raises(errors.ArgumentError, match="does not select"):
-        ragged["a"]
+    for index in ("a", None, True, [[0, 1]]):
+        with pytest.raises(errors.ArgumentError, match="does not select"):
+            ragged[index]
     with pytest.raises(ValueError, match="read-only"):
         ragged.lengths[0] = 100
 
@@ -246,6 +247,8 @@ def test_inputs_of_a_ragged_field(store: ww.kv.Store, img: Any, expected: list[b
         ({"img": [b"a", np.uint8(3), b"c"]}, "shape"),
         ({"img": Ragged(np.zeros(3), [0, 1, 2, 3])}, "float64"),
         ({"img": Ragged(np.zeros((3, 2), np.uint8), [0, 1, 2, 3])}, "convert"),
+        ({"boxes": Ragged(np.zeros((3, 3), ">f4"), [0, 1, 2, 3])}, "3 items, >f4"),
+        ({"img": np.array([b"ab", b"a\0", b"cd"])}, "padding"),
         ({"img": pa.array([b"a", None, b"c"])}, "1 nulls"),
         ({"img": pa.array([1, 2, 3])}, "int64"),
         ({"img": pa.array([[1], [None], [2]], pa.list_(pa.uint8()))}, "1 nulls"),
@@ -397,6 +400,8 @@ def test_a_store_without_a_schema_takes_ragged_values(tmp_path: Path) -> None:
         assert store.get_many([1, 2, 3, 4, 5])[0] == [b"a", b"", b"bcd", b"\0\1\2", b"\3"]
         with pytest.raises(errors.ArgumentError, match="2 values for 3 keys"):
             store.put_many([1, 2, 3], pa.array([b"a", b""]))
+        with pytest.raises(errors.ArgumentError, match="padding"):
+            store.put_many([1, 2], np.array([b"ab", b"a\0"]))
         with pytest.raises(errors.ArgumentError, match="no schema"):
             store.get_many([1], fields=["a"])
 

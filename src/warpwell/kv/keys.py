@@ -213,7 +213,8 @@ def as_keys(keys: Any) -> Keys:
     ----------
     keys : array or iterable
         An array of integers [N]; uint8 [N, width] (keys of `width` bytes), alone or in a tuple with the keys'
-        lengths [N]; an array of strings, ``U``, or ``S`` of one length; or an iterable of int, bytes and str.
+        lengths [N]; an array of strings, or ``S`` of one length; or an iterable, or an Arrow array, of int, bytes and
+        str.
 
     Raises
     ------
@@ -224,6 +225,8 @@ def as_keys(keys: Any) -> Keys:
         return keys
     if isinstance(keys, tuple) and len(keys) == 2 and isinstance(keys[0], np.ndarray) and keys[0].ndim == 2:
         return _padded(keys[0], np.asarray(keys[1]))
+    if hasattr(keys, "to_pylist"):  # of Arrow
+        keys = keys.to_pylist()
     if hasattr(keys, "__dlpack__") and not isinstance(keys, np.ndarray):
         keys = np.from_dlpack(keys)
     if isinstance(keys, np.ndarray):
@@ -287,17 +290,25 @@ def _from_array(keys: NDArray[Any]) -> Keys:
                 f"key {int(keys.max())} is not a signed 64-bit integer: pass keys.view('int64'), or bytes", name="keys"
             )
         return Keys(np.ascontiguousarray(keys, np.int64), None)
-    if kind == "S" and keys.view(np.uint8).reshape(keys.size, -1)[:, -1].min() == 0:
-        raise errors.ArgumentError(
-            f"an array of keys of dtype {keys.dtype} in which some are shorter: it does not tell zeros at a key's end"
-            " from padding. Pass the list of bytes that it was made of, or uint8 [N, 16] with lengths",
-            name="keys",
-        )
-    if kind in "SUO":
+    require_no_padding(keys, "keys")
+    if kind in "SUOT":
         return _from_list(keys.tolist())
     raise errors.ArgumentError(
         f"an array of keys of dtype {keys.dtype}: pass integers [N] or uint8 [N, 16]", name="keys"
     )
+
+
+def require_no_padding(array: Any, name: str) -> None:
+    """Raise ArgumentError for an array of bytes in which some items are shorter than others."""
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "S":
+        return
+    last_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[array.itemsize - 1 :: array.itemsize]
+    if not last_bytes.all():
+        raise errors.ArgumentError(
+            f"{name} is an array of dtype {array.dtype} in which some items are shorter: it does not distinguish zeros"
+            " at the end of an item from padding. Pass the list of bytes that it was made of",
+            name=name,
+        )
 
 
 def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:

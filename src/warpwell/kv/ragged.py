@@ -192,8 +192,10 @@ class Ragged:
         source, starts = self._items
         try:
             start, length = starts[index], self.lengths[index]
+            if np.ndim(start) > 1 or isinstance(index, bool):
+                raise IndexError
         except IndexError:
-            if not isinstance(index, int | np.integer):
+            if not isinstance(index, int | np.integer) or isinstance(index, bool):
                 raise errors.ArgumentError(
                     f"index {index!r:.60} does not select items of a Ragged: use a number, a slice, a mask or an array"
                     " of positions",
@@ -251,7 +253,7 @@ class Ragged:
         return Ragged, (*self._packed(), self.item_type)
 
     def __repr__(self) -> str:
-        name = self.dtype.name if self.item_type is np.ndarray else self.item_type.__name__
+        name = str(self.dtype) if self.item_type is np.ndarray else self.item_type.__name__
         shape = f" [..., {', '.join(map(str, self.item_shape))}]" if self.item_shape else ""
         return f"<Ragged of {len(self)} items, {name}{shape}, {int(self.lengths.sum())} values>"
 

@@ -14,7 +14,7 @@ from .. import errors
 from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
 from .index.index import INT64, UINT8
 from .index.reader import ValueBuffer, clear
-from .keys import Keys, shown
+from .keys import Keys, require_no_padding, shown
 from .log.format import MAX_VALUE, UNIT
 from .log.segments import ValueBuffers, too_large
 from .native import compiled
@@ -359,7 +359,7 @@ def _field_error(name: Any, problem: str) -> errors.SchemaError:
 
 def _field(name: Any, spec: Any, offset: int) -> Field:
     if not isinstance(name, str) or not name:
-        raise errors.SchemaError(f"a field is named {name!r}: use strings")
+        raise errors.SchemaError(f"a field is named {name!r}: use strings of one character or more")
     if isinstance(spec, (str, np.dtype, type)):
         spec = (spec, ())
     if isinstance(spec, Sequence) and len(spec) == 2 and spec[0] in ("str", str, "bytes", bytes):
@@ -369,7 +369,7 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
     if not isinstance(spec, Sequence) or len(spec) != 2:
         raise _field_error(name, f"is {spec!r}: give (dtype, shape)")
     try:
-        dtype = np.dtype(spec[0])
+        dtype = np.dtype("None" if spec[0] is None else spec[0])  # NumPy takes None for float64
     except TypeError:
         raise _field_error(
             name,
@@ -458,11 +458,12 @@ def _as_ragged(field: Field, value: Any) -> Ragged | _Pieces:
         raise _field_error(
             field.name, f"is a single {type(value).__name__}: pass a list of items, a Ragged or an Arrow array"
         )
-    if hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__"):
-        try:
+    try:
+        if hasattr(value, "__arrow_c_array__") or hasattr(value, "__arrow_c_stream__"):
             return Ragged.from_arrow(value)
-        except errors.ArgumentError as error:
-            raise errors.SchemaError(f"field {field.name!r}: {error}", field=field.name) from None
+        require_no_padding(value, "the column")
+    except errors.ArgumentError as error:
+        raise errors.SchemaError(f"field {field.name!r}: {error}", field=field.name) from None
     return _Pieces(field, value)
 
 
@@ -595,6 +596,7 @@ def many_values(values: Any, keys: Keys) -> Any:
         )
     if hasattr(values, "__arrow_c_array__") or hasattr(values, "__arrow_c_stream__"):
         values = Ragged.from_arrow(values)
+    require_no_padding(values, "values")
     if isinstance(values, Ragged) and values.dtype == np.uint8 and not values.item_shape:
         packed: Any = values
         if (values.lengths > MAX_VALUE).any():
