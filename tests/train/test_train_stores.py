@@ -299,6 +299,11 @@ def test_batches_have_the_keys_of_their_records(tmp_path: Path, store: Any) -> N
             ww.train.Dataset(store, key_field=name)  # type: ignore[arg-type]
 
 
+def test_a_dataset_of_no_fields(store: ww.kv.Store) -> None:
+    with pytest.raises(ArgumentError, match=r"columns= is empty: name some of \["):
+        ww.train.Dataset(store, columns=[])
+
+
 def test_a_dataset_of_some_rows_of_arrays_checks_them() -> None:
     with pytest.raises(IndexRangeError, match="index 10 of a dataset of 10"):
         ww.train.Dataset({"x": np.arange(10)}, keys=[3, 10]).take([0, 1])

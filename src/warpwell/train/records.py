@@ -140,6 +140,8 @@ class StoreReader:
             if self._schema is None:
                 raise errors.ArgumentError(f"{self.name} has no fields: leave columns= out", name="columns")
             self._options["fields"] = self._schema.check_names(fields)
+            if not self._options["fields"]:
+                raise errors.ArgumentError(f"columns= is empty: name some of {list(self.dtypes)}", name="columns")
             self.dtypes = {name: self.dtypes[name] for name in self._options["fields"]}
         self.names = list(self.dtypes) or [VALUE]
 
