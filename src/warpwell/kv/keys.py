@@ -17,11 +17,11 @@ from .log.format import INTEGER, LONG
 
 Key = int | bytes | str
 LONGEST_KEY = 511
-"""Bytes of the longest key. Kernels find keys of at most `MAX_KEY`; of longer ones the index has a hash."""
+"""Size of the longest key in bytes. The index has hashes of keys above `MAX_KEY` bytes; kernels cannot find these."""
 SUFFIX_BYTES = LONGEST_KEY + 2
-"""Bytes of the longest suffix (`suffix_of`)."""
+"""Size of the longest suffix in bytes; see `suffix_of`."""
 INT_KEY = 8
-"""Bytes of an integer's key, little-endian."""
+"""Size of an integer's key in bytes; the order is little-endian."""
 
 _INT64 = np.dtype(np.int64)
 
@@ -32,14 +32,14 @@ class Keys(NamedTuple):
     Attributes
     ----------
     words : numpy.ndarray
-        int64 [N] for 8-byte keys alone; otherwise int64 [N, 2], zero-padded. C order.
+        int64 [N] if all keys have 8 bytes; otherwise int64 [N, 2], zero-padded. C order.
     lengths : numpy.ndarray or None
-        uint8 [N]; None where every key has 8 bytes and `words` is flat.
+        uint8 [N]; None if every key has 8 bytes and `words` is flat.
     integers : numpy.ndarray, bool or None
-        Which keys were given as integers: bool [N], or one bool for all; None means all if `words` is flat, else none.
+        Which keys were passed as integers: bool [N], or one bool for all. None is True if `words` is flat, else False.
     full : numpy.ndarray or None
-        The bytes of keys of more than 16 bytes, object [N], None for all others; None if there are no such keys. Their
-        words are a hash, and their length is `LONG`. Keys out of the log have the hash alone.
+        The bytes of long keys (more than 16 bytes), object [N], with None for shorter keys; None without long keys.
+        The words of a long key are its hash, and its length is `LONG`. Keys from the log have only the hash.
     """
 
     words: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Keys(NamedTuple):
         return len(self.words)
 
     def padded(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return uint8 [N, 16], zero-padded, and uint8 [N] lengths; of long keys the hash and `LONG`."""
+        """Return uint8 [N, 16], zero-padded, and uint8 [N] lengths; for long keys the hash and `LONG`."""
         if self.lengths is not None:
             return self.words.view(np.uint8), self.lengths
         out = np.zeros((self.size, 2), np.int64)
@@ -70,7 +70,7 @@ class Keys(NamedTuple):
         return np.frombuffer(b"".join(key.ljust(width, b"\0") for key in raw), np.uint8).reshape(-1, width), lengths
 
     def marked(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return the result of `padded`, with the mark `INTEGER` in the lengths of integers."""
+        """Return the result of `padded`, with the flag `INTEGER` in the lengths of integers."""
         padded, lengths = self.padded()
         kinds = self.kinds
         if kinds is not False:
@@ -172,7 +172,7 @@ def as_key(key: Any) -> bytes:
 
 
 def hash_of_long(key: bytes) -> bytes:
-    """Return the 16 bytes that the index has of a key of more than 16 bytes."""
+    """Return the 16 bytes that stand for a long key in the index."""
     return hashlib.blake2b(key, digest_size=MAX_KEY).digest()
 
 
@@ -196,7 +196,7 @@ def long_key_in(end: bytes, hashed: bytes) -> bytes:
 
 
 def is_integer(key: Any) -> bool:
-    """Return whether a key is given as an integer."""
+    """Return whether a key is an integer."""
     return isinstance(key, (int, np.integer)) and not isinstance(key, bool)
 
 
@@ -243,7 +243,7 @@ def as_keys(keys: Any) -> Keys:
         try:
             return Keys(np.array(listed, np.int64), None)
         except OverflowError:
-            pass  # as_key names the one
+            pass  # `as_key` raises an error that names the key
     return _from_list(listed)
 
 
@@ -283,7 +283,7 @@ def _from_array(keys: NDArray[Any]) -> Keys:
             name="keys",
         )
     if not keys.size:
-        return Keys(np.zeros(0, np.int64), None)  # a dtype says nothing of no keys
+        return Keys(np.zeros(0, np.int64), None)  # the dtype of an empty array is arbitrary
     if kind in "iu":
         if keys.dtype == np.uint64 and keys.size and keys.max() > np.uint64((1 << 63) - 1):
             raise errors.ArgumentError(
@@ -319,7 +319,7 @@ def _padded(keys: NDArray[Any], lengths: NDArray[Any]) -> Keys:
         )
     if lengths.shape != (len(keys),) or lengths.dtype.kind not in "iu":
         raise errors.ArgumentError(
-            f"lengths of shape {lengths.shape} and dtype {lengths.dtype} for {len(keys)} keys: one integer each",
+            f"lengths of shape {lengths.shape} and dtype {lengths.dtype} for {len(keys)} keys: pass one per key",
             name="keys",
         )
     wrong = np.flatnonzero((lengths < 1) | (lengths > keys.shape[1]))
@@ -349,7 +349,7 @@ Columns = tuple[NDArray[Any], ...]
 
 
 def in_order(keys: Keys) -> Keys:
-    """Return keys in the order of stores: integers ascending, and then all others in the order of their bytes."""
+    """Return keys in the order of stores: integers ascending, then all other keys in byte order."""
     if keys.all_integers:
         return Keys(np.sort(keys.numbers()), None)
     if keys.full is not None:
@@ -371,7 +371,7 @@ def with_prefix(keys: Keys, prefix: bytes, start: int | bytes | None) -> Keys:
         keep &= (raw[:, : len(prefix)] == np.frombuffer(prefix, np.uint8)).all(axis=1) & ~np.asarray(keys.kinds)
     if start is not None:
         later = np.ones(keys.size, np.bool_)
-        for column, first in zip(_columns(keys), _columns(as_keys([start])), strict=True):  # the least important first
+        for column, first in zip(_columns(keys), _columns(as_keys([start])), strict=True):  # least significant first
             later = (column > first[0]) | (column == first[0]) & later
         keep &= later
     return keys if keep.all() else keys.take(keep)

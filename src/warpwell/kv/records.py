@@ -109,7 +109,7 @@ class Records:
         return self.reader.get(key)
 
     def _staged_value(self, key: bytes) -> bytes | None:
-        """Return the value of a record that is not in the index yet, else None. Each record is in one of both."""
+        """Return the value of a record that is staged or being flushed, else None. Other records are in the index."""
         found = self.staged.get(key)
         if found is None:
             found = self._flushing.get(key)
@@ -153,15 +153,15 @@ class Records:
         return values
 
     def _located(self, read: Callable[..., Any], keys: Keys) -> tuple[Any, NDArray[np.int64]]:
-        """Return the values that `read` returns with the rows to look up again, and the locations of the keys."""
+        """Return the values from `read` and the keys' locations; `read` also returns the rows to look up again."""
         before: NDArray[np.int64] | None = None
         for _ in range(_ATTEMPTS):
             locations = self.index.lookup(keys)
             values, stale = read(keys, locations)
             if not stale.size:
                 return values, locations
-            # A segment that went between the look-up and the read has moved its keys. One that is not open though keys
-            # are in it will not be open at the next attempt either: the store was closed, or is damaged.
+            # If a segment was removed between look-up and read, its keys have new locations. A key with an unchanged
+            # location is in a segment that no attempt will find open: the store was closed, or is damaged.
             if before is not None and (locations[stale, 0] == before[stale, 0]).any():
                 break
             before = locations
@@ -175,12 +175,12 @@ class Records:
         return np.not_equal(locations[:, 0], 0) & _are_same(keys.full, stored)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and locations, in no order.
+        """Return all keys and locations, in arbitrary order.
 
         Raises
         ------
         CorruptionError
-            A long key is damaged: it is stored with its value.
+            A long key, which is stored after its value, is damaged.
         """
         with self.lock:
             self.flush()
@@ -197,7 +197,7 @@ class Records:
             return keys._replace(full=stored), locations
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the bytes of the values of keys, 0 for absent ones."""
+        """Return the size of each key's value in bytes, 0 for absent keys."""
         self.flush()
         locations = self.index.lookup(keys)
         sizes: NDArray[np.int64] = size_of(locations[:, 0], locations[:, 1])
@@ -210,7 +210,7 @@ class Records:
 
     @contextlib.contextmanager
     def _change(self) -> Iterator[None]:
-        """Hold the lock and defer signal handlers while the log and the index change, so that both stay equal."""
+        """Hold the lock and defer signal handlers while log and index change, so that the two stay consistent."""
         with self.lock, uninterrupted():
             if self._changing:
                 raise errors.SharingError(
@@ -239,7 +239,7 @@ class Records:
         self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool) -> None:
-        """Put one record: stage a copy of it, or append and index it at once if it is large or nothing is staged."""
+        """Put one record: stage a copy of it, or append and index it at once if it is large or staging is off."""
         if len(key) > MAX_KEY:
             return self.put(from_bytes([key]), [value])
         if type(value) is not bytes:
@@ -260,9 +260,9 @@ class Records:
         Raises
         ------
         StorageFullError
-            They stay staged.
+            The records stay staged.
         StoreFailedError
-            They are lost; `uncommitted` counts them.
+            The records are lost; `uncommitted` still counts them.
         """
         if self.staged or self._flushing:
             with self._change():
@@ -274,10 +274,10 @@ class Records:
     def _flush(self) -> None:
         """Append and index the staged records; see `flush`.
 
-        `Store.put` stages records without the lock, and again if `staged` is another dict after that. Other threads
-        find each record in `staged`, in `_flushing` or in the index.
+        `Store.put` stages a record without the lock, and stages it again if `staged` was replaced in the meantime.
+        Other threads find each record in `staged`, in `_flushing` or in the index.
         """
-        if self._flushing:  # by a call that failed
+        if self._flushing:  # left by a failed call
             self._write_flushing()
         self._flushing = staged = self.staged
         self.staged = {}
@@ -299,7 +299,7 @@ class Records:
         self._flushing, self.staged_bytes = {}, 0
 
     def _check_hashes(self, keys: Keys) -> None:
-        """Raise an error if a long key has the hash of another key, which is stored or of the same batch."""
+        """Raise ArgumentError if a long key has the same hash as another key in the store or in the batch."""
         assert keys.full is not None
         stored, _ = self._located(self.reader.long_keys, keys)
         keys_by_hash: dict[bytes, bytes] = {}
@@ -308,13 +308,13 @@ class Records:
                 first = keys_by_hash.setdefault(keys.words[k].tobytes(), stored[k] or key)
                 if first != key:
                     raise errors.ArgumentError(
-                        f"keys {key!r} and {first!r} have the same hash, so that {self.path} can hold one of them only:"
+                        f"keys {key!r} and {first!r} have the same hash, so {self.path} can hold only one of them:"
                         " change one of them",
                         name="key",
                     )
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
-        """Delete keys; return which existed (the first of equal keys)."""
+        """Delete keys; return which existed, bool [N]. Of equal keys only the first counts as existing."""
         with self._change():
             self._flush()
             exist = self.contains(keys)
@@ -332,7 +332,7 @@ class Records:
             return sequence
 
     def seal(self) -> None:
-        """Commit, and write the index of all records unless the snapshot is that."""
+        """Commit, and write an index of all records, unless the snapshot already contains all of them."""
         with self._change():
             self._flush()
             self.log.commit()
@@ -343,7 +343,7 @@ class Records:
     def refresh(self) -> int:
         """Read the writer's commits since the last refresh; return how many records changed."""
         if self._forks:
-            clock.sleep(1e-3)  # locks are not fair: a loop of refreshes would keep a fork out until it gives up
+            clock.sleep(1e-3)  # locks are not fair: a loop of refreshes would block a fork until it times out
         with self.lock:
             self._changing = True
             try:
@@ -367,7 +367,7 @@ class Records:
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, after which no more are accepted."""
+        """Whether a write failed; the log accepts no writes after that."""
         return self.log.failed
 
     def close(self, *, commit: bool = True) -> None:
@@ -376,7 +376,7 @@ class Records:
             self._stop_staging()
             try:
                 if not commit:
-                    self.log._pending = Pending()  # or the log would commit it when it is closed
+                    self.log._pending = Pending()  # otherwise `log.close` would commit them
                 elif self.log.writable and not self.log.failed:
                     try:
                         self._flush()
@@ -424,7 +424,7 @@ class Records:
             self.log.release(retired)
 
     def compact(self, *, threshold: float = 0.5, progress: Progress | None = None) -> CompactionReport:
-        """Copy live values from mostly dead segments, and delete these; other threads may continue."""
+        """Copy live values from mostly dead segments, and delete the segments; other threads may continue."""
 
         def live() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]:
             keys, locations = self.index.entries()
@@ -486,9 +486,9 @@ class Records:
             self._flush()
         return [NativeMedium(kv_start.address, 0, self.state.address)] * self.shard_count
 
-    # -- figures --------------------------------------------------------------------------------------------
+    # -- statistics -----------------------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """Return values for `StoreStatistics`."""
         with self.lock:
             self.flush()
@@ -508,13 +508,13 @@ class Records:
 
 
 def _are_same(keys: NDArray[np.object_], stored: NDArray[np.object_]) -> NDArray[np.bool_]:
-    """Return which long keys are those that are stored, or may be because that one is damaged; True for others."""
+    """Return which long keys equal the stored keys; also True if the stored key is damaged, or the key is not long."""
     pairs = zip(keys, stored, strict=True)
     return np.array([key is None or key == in_store or in_store == b"" for key, in_store in pairs], np.bool_)
 
 
 def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
-    """Return values with their long keys, as they are stored."""
+    """Return values in their stored form: a long key follows its value."""
     assert keys.full is not None
     out = []
     for key, value in zip(keys.full, values, strict=True):
@@ -528,7 +528,7 @@ def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
 
 
 def _do_nothing() -> None:
-    """Replace the reference to `Records` in its log: memory is then freed without the garbage collector."""
+    """Do nothing. It replaces the log's callback, whose reference cycle would delay the freeing of memory."""
 
 
 def folder_bytes(path: str) -> int:
@@ -536,11 +536,11 @@ def folder_bytes(path: str) -> int:
     total = 0
     with os.scandir(path) as files:
         for file in files:
-            with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+            with contextlib.suppress(FileNotFoundError):  # another process has replaced it
                 total += file.stat().st_size
     return total
 
 
 def _keys(keys: NDArray[np.uint8], lengths: NDArray[np.uint8]) -> Keys:
-    """Return keys from the log, which has checked them, as `Keys`."""
+    """Return keys from the log as `Keys`; the log has checked them."""
     return Keys(np.ascontiguousarray(keys).view(np.int64).reshape(-1, 2), lengths & np.uint8(INTEGER - 1))

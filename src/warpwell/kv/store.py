@@ -33,7 +33,7 @@ _INT_END = 1 << 63
 _pack = struct.Struct("<q").pack
 
 _MAX_READERS = 4
-"""Threads of a process that make asynchronous reads."""
+"""Maximum number of threads for asynchronous reads in a process."""
 _Read = tuple["concurrent.futures.Future[Any]", Callable[[], Any]]
 _reads: queue.SimpleQueue[_Read] = queue.SimpleQueue()
 _readers: list[threading.Thread] = []
@@ -46,12 +46,12 @@ def _serve(reads: queue.SimpleQueue[_Read]) -> None:
             future.set_result(read())
         except BaseException as error:  # `wait` raises it
             future.set_exception(error)
-        del future, read  # a store that only a read refers to is dropped
+        del future, read  # a store that only this read refers to can be dropped
 
 
 def _after_fork() -> None:
     global _reads
-    _reads = queue.SimpleQueue()  # its threads are the parent's
+    _reads = queue.SimpleQueue()  # the threads of the old queue exist only in the parent
     _readers.clear()
 
 
@@ -71,7 +71,7 @@ class HostFuture:
         self._pid = os.getpid()
         self._future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         if len(_readers) < _MAX_READERS:
-            # The threads are daemons: a read that does not end does not keep the program from ending.
+            # A daemon thread, so that a read that hangs does not block the end of the program.
             thread = threading.Thread(target=_serve, args=(_reads,), name="warpwell-kv", daemon=True)
             thread.start()
             _readers.append(thread)
@@ -97,7 +97,7 @@ class HostFuture:
             return self._future.result(timeout)
         except concurrent.futures.TimeoutError as error:
             if self._future.done():
-                raise  # by the read itself
+                raise  # the error of the read itself
             raise TimeoutError(f"the read is not done after {timeout:g} s: wait longer") from error
 
     def done(self) -> bool:
@@ -172,10 +172,10 @@ class Store(MutableMapping[Any, Any]):
         try:
             value = self._get(key)
         except (errors.CorruptionError, errors.MediumError):
-            self.check_open()  # another thread closed the store meanwhile
+            self.check_open()  # another thread may have closed the store
             raise
         except Exception:
-            as_key(key)  # raises a clear error; the compiler's error for an integer that is too large is not
+            as_key(key)  # raises a clear error instead of the compiler's, if an integer is too large
             raise
         if value is None:
             return default
@@ -201,8 +201,8 @@ class Store(MutableMapping[Any, Any]):
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`.
 
-        Small records are written in groups, by later calls, which raise `StorageFullError` if no space is left. Then
-        the records are kept, and you can free some space and commit.
+        Small records are staged, and later calls write them in groups. Such a call raises `StorageFullError` if no
+        space is left. The records stay staged, so that you can free some space and commit.
         """
         if type(value) is bytes and self.schema is None:
             raw = key if type(key) is bytes else _pack(key) if type(key) is int and -_INT_END <= key < _INT_END else b""
@@ -212,7 +212,7 @@ class Store(MutableMapping[Any, Any]):
             if 0 < len(raw) <= MAX_KEY and nbytes <= records.max_staged_bytes:
                 staged[raw] = value if raw is key else (value,)
                 records.staged_bytes = nbytes
-                if staged is records.staged:  # else another thread has written the others
+                if staged is records.staged:  # otherwise a thread has flushed the dict without it
                     self._counts["puts"] += 1
                     return
         self._check_writable()
@@ -278,7 +278,7 @@ class Store(MutableMapping[Any, Any]):
         if schema is not None and schema.ragged:
             if out is not None:
                 raise errors.ArgumentError(
-                    f"records of {self.path} have several sizes, so they are no rows of out: leave it out", name="out"
+                    f"records of {self.path} have different sizes and do not fit into rows of out: omit out", name="out"
                 )
             read = self._reading(self._records.buffer, checked)
             try:
@@ -294,7 +294,7 @@ class Store(MutableMapping[Any, Any]):
     def _checked_fields(self, fields: Sequence[str]) -> Sequence[str]:
         """Return names of fields; raise an error if the schema lacks one."""
         if self.schema is None:
-            raise errors.ArgumentError(f"{self.path} has no schema, so its values have no fields: leave fields out")
+            raise errors.ArgumentError(f"{self.path} has no schema, so its values have no fields: omit fields")
         return self.schema.check_names(fields)
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> HostFuture:
@@ -374,7 +374,7 @@ class Store(MutableMapping[Any, Any]):
         start : int, bytes or str, optional
             Only this key and those after it. If it is not an integer, no integers are returned.
         limit : int, optional
-            Maximal number of keys.
+            Maximum number of keys.
         """
         self.check_open()
         first = checked_bytes(prefix, "prefix")
@@ -408,12 +408,12 @@ class Store(MutableMapping[Any, Any]):
         """Delete all records."""
         with self._records.lock:
             self._records.flush()
-            self.delete_many(self._records.index.entries()[0])  # a key that is damaged, too
+            self.delete_many(self._records.index.entries()[0])  # including keys that are damaged
 
     __eq__ = object.__eq__  # comparing records would read all of them
     __hash__ = object.__hash__
 
-    # -- the whole ------------------------------------------------------------------------------------------
+    # -- the whole store ------------------------------------------------------------------------------------
 
     def commit(self) -> int:
         """Make all changes so far durable; return the sequence number of the last one.
@@ -466,7 +466,7 @@ class Store(MutableMapping[Any, Any]):
     def compact(
         self, *, threshold: float = 0.5, progress: Callable[[int, int], object] | None = None
     ) -> CompactionReport:
-        """Give the space of replaced and deleted values back: copy live values, delete mostly dead segments.
+        """Reclaim the space of replaced and deleted values: copy live values, delete mostly dead segments.
 
         Other threads may read and write during a compaction. Uncommitted changes stay uncommitted; the segments are
         then deleted with the next `commit`.
@@ -481,7 +481,7 @@ class Store(MutableMapping[Any, Any]):
         Raises
         ------
         CorruptionError
-            A live value is damaged: it and its segment stay as they are.
+            A live value is damaged. The value and its segment stay unchanged.
         """
         self._check_writable()
         checked_callable(progress, "progress")
@@ -496,8 +496,8 @@ class Store(MutableMapping[Any, Any]):
     def stats(self) -> StoreStatistics:
         """Return the store's statistics."""
         self.check_open()
-        figures: dict[str, Any] = {**self._records.figures(), **self._counts}
-        return StoreStatistics(**figures, durability=self._durability)
+        values: dict[str, Any] = {**self._records.statistics(), **self._counts}
+        return StoreStatistics(**values, durability=self._durability)
 
     def close(self) -> None:
         """Commit, and close the store (idempotent).
@@ -553,7 +553,7 @@ class Store(MutableMapping[Any, Any]):
     # -- other processes (see `lifetime`) -------------------------------------------------------------------
 
     def forked(self, *, busy: bool) -> None:
-        """Continue in a forked child; `busy` says that another thread's refresh was interrupted by the fork."""
+        """Continue in a forked child; `busy` means that the fork interrupted a refresh in another thread."""
         self._lock = threading.RLock()
         if self.writable:
             self._unusable = partial(lifetime.forked_error, self.path)
@@ -566,7 +566,7 @@ class Store(MutableMapping[Any, Any]):
         try:
             return function(*args)
         except (errors.CorruptionError, errors.MediumError):
-            self.check_open()  # another thread closed the store meanwhile
+            self.check_open()  # another thread may have closed the store
             raise
 
     def check_open(self) -> None:
@@ -587,7 +587,7 @@ __all__ = ["Store"]
 
 
 _BATCH, _BATCH_BYTES = 1024, 8 << 20
-"""Records and bytes that iteration reads at once; a larger value is read alone."""
+"""Maximum numbers of records and bytes that iteration reads at once; a larger value is read alone."""
 
 
 class StoreItems(ItemsView[Any, Any]):
@@ -608,7 +608,7 @@ class StoreValues(ValuesView[Any]):
         return (value for _, value in _records(self._mapping))
 
     def __contains__(self, value: object) -> bool:
-        return any(stored is value or stored == value for stored in self)  # the mixin would get one key after the other
+        return any(stored is value or stored == value for stored in self)  # the mixin would read one value at a time
 
 
 def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
@@ -617,7 +617,7 @@ def _records(store: Store) -> Iterator[tuple[int | bytes, Any]]:
         batch_keys = keys.take(rows)
         batch, found = store.get_many(batch_keys)
         for k, key in enumerate(batch_keys.to_list()):
-            if found[k]:  # else it was deleted meanwhile
+            if found[k]:  # otherwise another thread has deleted it
                 yield key, batch[k] if store.schema is None else {n: a[k] for n, a in batch.items()}
 
 

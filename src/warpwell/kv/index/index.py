@@ -7,8 +7,8 @@ The table uses open addressing over 32-byte slots. The key of a used slot never 
 slot (a tombstone) until the table is replaced. Locations are never reused, so a reader that reads the same loc0 before
 and after loc1 has a consistent pair.
 
-The records of a snapshot are in its file (`sealed`), and the table has the later ones: a slot hides the record of the
-same key in the file. The table holds the file's address, so one pointer replaces both.
+The records of a snapshot are in its file (`sealed`), and the table has the later records. A slot hides the record of
+the same key in the file. The table holds the file's address, so one pointer replaces both.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ S_SCRATCH = 2
 """Address of the scratch buffers."""
 S_EPOCH = 8
 S_STRIPES = 16
-"""Then `STRIPES` stripes of a cache line each, so that threads seldom count in the same one."""
+"""First of `STRIPES` stripes, each a cache line, so that threads rarely count in the same cache line."""
 STRIPES = 16
 
 # -- stripe ----------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ STATE_WORDS = S_STRIPES + STRIPES * STRIPE_WORDS
 # -- table of the index: header of 8 words, then slots of 4 -----------------------------------------------------
 T_MASK = 0
 T_USED = 1
-"""Slots that were ever used, tombstones included."""
+"""Number of used slots, including tombstones."""
 T_LIVE = 2
 """Number of records, including the records of the index file; valid if `T_EXACT` is 1."""
 T_BYTES = 3
@@ -96,10 +96,10 @@ SCRATCHES = 16
 SCRATCH_BYTES = 65536
 
 SLOTS_AHEAD = 8
-"""Keys of a batch whose slots are prefetched while one is looked up."""
+"""Distance in a batch between a key that is looked up and the next prefetched slot."""
 MIN_SLOTS = 1024
 MAX_LOAD = 0.7
-"""Share of used slots at which the table is replaced."""
+"""Share of used slots above which the table is replaced."""
 _NO_SLOTS = np.empty((0, 4), np.int64)
 
 
@@ -108,7 +108,7 @@ _NO_SLOTS = np.empty((0, 4), np.int64)
 
 @device
 def stripe_of(state: int, stripe: int) -> int:
-    """Return the address of a stripe; any integer selects one."""
+    """Return the address of a stripe; `stripe` is any integer."""
     return state + 8 * S_STRIPES + 8 * STRIPE_WORDS * (stripe & (STRIPES - 1))
 
 
@@ -119,8 +119,8 @@ def enter(state: int, stripe: int) -> int:
     while True:
         epoch = load_acquire(state + 8 * S_EPOCH, SYSTEM)
         fetch_add(readers + 8 * (epoch & 1), 1, SYSTEM)
-        # `readers_in` reads this count by a read-modify-write, too: it either sees this reader, or the reader sees that
-        # the epoch has ended.
+        # `readers_in` also uses a read-modify-write. Either it counts this reader, or this reader sees that the epoch
+        # has ended.
         if load_acquire(state + 8 * S_EPOCH, SYSTEM) == epoch:
             return epoch
         fetch_add(readers + 8 * (epoch & 1), -1, SYSTEM)
@@ -134,13 +134,13 @@ def leave(state: int, stripe: int, epoch: int) -> None:
 
 @device
 def next_epoch(state: int) -> int:
-    """Start the next epoch; return the old one. All readers must have left the epoch before (host, one thread)."""
+    """Start the next epoch; return the current one. No reader may be left in the previous epoch (host, one thread)."""
     return fetch_add(state + 8 * S_EPOCH, 1, SYSTEM)
 
 
 @device
 def readers_in(state: int, epoch: int) -> int:
-    """Return how many readers have not left an epoch."""
+    """Return the number of readers that have not left an epoch."""
     total = 0
     for stripe in range(STRIPES):
         total += fetch_add(stripe_of(state, stripe) + 8 * (epoch & 1), 0, SYSTEM)
@@ -158,7 +158,7 @@ def publish(state: int, index: int, address: int) -> None:
 
 @device
 def lookup(table: int, key0: int, key1: int, length: int) -> tuple[int, int]:
-    """Return the location of a key, as two words; (0, 0) if it is absent, (`DAMAGED`, 0) if that is not known."""
+    """Return the location of a key, as two words; (0, 0) if it is absent, (`DAMAGED`, 0) if its block is damaged."""
     hashed = hash_of(key0, key1, length)
     if load_relaxed(table + 8 * T_USED, SYSTEM) != 0:
         mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
@@ -270,14 +270,14 @@ def look_up_all(table: int, keys: int, lengths: int, count: int, locations: int)
 
 @device
 def find_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> None:
-    """Write the locations of keys, two words each, see `lookup`; count nothing."""
+    """Write the locations of keys, two words each (see `lookup`), without counting gets."""
     epoch = enter(state, stripe)
     look_up_all(load_acquire(state + 8 * S_TABLE, SYSTEM), keys, lengths, count, locations)
     leave(state, stripe, epoch)
 
 
 def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, locations: int) -> int:
-    """Write the locations of keys, two words each, (0, 0) for absent ones."""
+    """Write the locations of keys, two words each (see `lookup`), and count the gets."""
     find_many(state, stripe, keys, lengths, count, locations)
     fetch_add(stripe_of(state, stripe) + 8 * C_GETS, count, SYSTEM)
     return 0
@@ -304,7 +304,10 @@ def delete_many(table: int, keys: int, lengths: int, count: int, existed: int) -
 
 
 def move_many(table: int, keys: int, lengths: int, count: int, before: int, after: int, moved: int) -> int:
-    """Move keys from one location to another; only those whose location is still the old one (the writer)."""
+    """Move keys to new locations, unless a key's location differs from `before` (the writer).
+
+    Stores one byte in `moved` for each key, 1 if it was moved.
+    """
     for k in range(count):
         key0, key1, length = key_at(keys, lengths, k)
         loc0, _ = lookup(table, key0, key1, length)
@@ -380,14 +383,14 @@ class StoreState:
         self._epoch = 0
 
     def retire(self, free: Callable[[], None]) -> None:
-        """Call `free` once every reader that is inside now has left; new readers cannot reach the memory."""
+        """Call `free` after all present readers have left. New readers cannot reach the memory."""
         self._next.append(free)
         self.collect()
 
     def collect(self) -> bool:
-        """Free the memory that no reader uses any more; return True if none is left to free. Never blocks.
+        """Free the retired memory without readers; return True if all retired memory is freed. Never blocks.
 
-        Does nothing while another thread, or an interrupted call of this thread, is doing so.
+        Does nothing and returns False if another thread, or an interrupted call of this thread, is in this method.
         """
         start_epoch, count = compiled(next_epoch), compiled(readers_in)
         if not self._collecting.acquire(blocking=False):
@@ -399,7 +402,7 @@ class StoreState:
                     for free in done:
                         free()
                 if not self._waiting and self._next:
-                    number = len(self._next)  # memory that is retired from here on waits for the next epoch
+                    number = len(self._next)  # memory that is retired after this line waits for the next epoch
                     self._epoch = int(start_epoch(self.address))
                     self._waiting = [self._next.popleft() for _ in range(number)]
             return not self._waiting and not self._next
@@ -407,7 +410,7 @@ class StoreState:
             self._collecting.release()
 
     def drain(self, seconds: float = 5.0) -> bool:
-        """Wait until all retired memory is freed; return False if readers stay inside."""
+        """Wait until all retired memory is freed; return False if readers have not left after `seconds`."""
         end = clock.monotonic() + seconds
         pause = 1e-5
         while not self.collect():
@@ -418,7 +421,7 @@ class StoreState:
         return True
 
     def forked(self) -> None:
-        """Forget the readers that were inside when this process was forked: their threads exist only in the parent."""
+        """Reset the counts of readers in a forked child: the threads of these readers exist only in the parent."""
         self._collecting = threading.Lock()
         self.words[S_STRIPES:].reshape(STRIPES, STRIPE_WORDS)[:, C_READERS : C_READERS + 2] = 0
         self._scratch.words[:: (64 + SCRATCH_BYTES) // 8] = 0  # the buffers' locks
@@ -431,7 +434,7 @@ class StoreState:
 
 
 class Index:
-    """Hash table from keys to locations, in front of the file of a snapshot.
+    """Hash table from keys to locations, on top of a snapshot's index file.
 
     One thread at a time may change it; native readers need no lock and see each key's old or new location.
 
@@ -470,12 +473,12 @@ class Index:
 
     @property
     def is_counted(self) -> bool:
-        """Whether `len` and `value_bytes` are known; otherwise they change the table."""
+        """Whether `len` and `value_bytes` are known; otherwise reading them counts records and changes the table."""
         return bool(self._table.header[T_EXACT])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the table and of the file."""
+        """Size of the table and of the file in bytes."""
         return self._table.nbytes + (0 if self._sealed is None else self._sealed.nbytes)
 
     def lookup(self, keys: Keys) -> NDArray[np.int64]:
@@ -515,7 +518,7 @@ class Index:
         return moved
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
-        """Return all keys and their locations, in no order.
+        """Return all keys and their locations, in arbitrary order.
 
         Raises
         ------
@@ -535,7 +538,7 @@ class Index:
         return keys, np.ascontiguousarray(live[:, 2:])
 
     def replace(self, sealed: SealedIndex | None, slots: NDArray[np.int64] = _NO_SLOTS) -> None:
-        """Replace all contents; readers see either all of the old ones or all of the new ones."""
+        """Replace all contents; a reader sees either the old or the new contents."""
         old, table = self._sealed, _Table(len(slots), sealed)
         table.put_slots(slots)
         self._swap(table, sealed)
@@ -543,7 +546,7 @@ class Index:
             self._state.retire(old.close)
 
     def close(self) -> None:
-        """Let every look-up fail, and release the file once no reader is inside."""
+        """Make every look-up fail, and release the file after all readers have left."""
         if self._sealed is not None:
             self._sealed.disable()
             self._state.retire(self._sealed.close)
@@ -553,7 +556,7 @@ class Index:
         table = self._table
         if table.header[T_USED] + count <= table.capacity:
             return
-        # Tombstones that hide no record of a file are left behind.
+        # Tombstones are copied only if they may hide records of a file.
         slots = table.slots[table.slots[:, 2] > 0 if self._sealed is None else table.slots[:, 2] != 0]
         larger = _Table(2 * len(slots) + count, self._sealed)
         larger.header[T_EXACT] = 0
@@ -598,7 +601,7 @@ class _Table:
         compiled(put_many)(self.address, *addresses(keys), keys.size, locations.ctypes.data)
 
     def put_slots(self, slots: NDArray[np.int64]) -> None:
-        """Put slots, int64 [N, 4], without a look at the file: records are counted when a caller asks for a number."""
+        """Put slots, int64 [N, 4], without reading the file; `len` and `value_bytes` count records when used."""
         if len(slots):
             if self.header[T_SEALED]:
                 self.header[T_EXACT] = 0
@@ -606,7 +609,7 @@ class _Table:
             self.put(keys, slots[:, 2:])
 
     def free(self) -> None:
-        """Release the memory (it is freed when no array views it any more)."""
+        """Release the memory; it is freed with the last array that views it."""
         self._raw = self._hold = None
 
 

@@ -97,19 +97,19 @@ VALUES_AHEAD = 2
 """Distance in a batch between a value that is read and the next prefetched value."""
 PREFETCH_BYTES = 1024
 MAX_MAPPED_BYTES = 32768
-"""Size of values up to which they are copied from mapped files; a system call costs larger ones next to nothing."""
+"""Largest value that is copied from a mapped file, in bytes. For larger values the cost of a system call is small."""
 GAP_BYTES = 16 << 10
 """Longest gap between two values that are read ahead together, as in `warpwell.gather`."""
 MAX_AHEAD_BYTES = 128 << 10
 """Size of a request to read ahead; the system shortens longer ones."""
 MAX_BATCH_AHEAD_BYTES = 256 << 20
-"""Bytes of a batch that are read ahead, so that they are in the page cache until they are copied."""
+"""Maximum number of bytes of a batch that are read ahead, so that the page cache holds them until they are copied."""
 
 # -- data of `get_object`, in words -------------------------------------------------------------------------------
 P_STATE = 0
 """Address of the store's state."""
 P_SLOW = 1
-"""Address of the Python function that reads other values."""
+"""Address of the Python function that reads all other values."""
 P_NONE = 2
 P_INT = 3
 """Address of the type int."""
@@ -132,15 +132,15 @@ _PYTHON_FUNCTIONS = (
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
 )
-"""Addresses of these functions of Python's C API are the words from `P_AS_WORD` on."""
+"""Functions of Python's C API, whose addresses are the words from `P_AS_WORD` on."""
 
 _ERROR = 1 << 40
 """`get_one` returns errors below minus this number."""
 _NO_ROWS = np.empty(0, np.intp)
 _KEYS_AT_ONCE = 4096
-"""Long keys that are read at once."""
+"""Maximum number of long keys that are read at once."""
 _MAP_INTERVAL = 256
-"""Batches between attempts to map one more segment."""
+"""Number of batches between attempts to map one more segment."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -149,9 +149,9 @@ WILL_NEED = os.POSIX_FADV_WILLNEED
 _MIN_RESIDENT = 0.9
 """Share of a file that must be in the page cache before it is mapped."""
 _SAMPLES = 64
-"""Pages of a file that are sampled."""
+"""Number of pages of a file that are sampled."""
 _MIN_MAPPED_BYTES = 1 << 28
-"""Bytes of address space of each file, because a file may grow."""
+"""Minimum address space of a mapped file in bytes, because a file may grow."""
 
 
 # -- values, in native code -------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def segment_entry(state: int, segment: int) -> int:
 
 @device
 def mapped_address(entry: int, loc0: int, size: int) -> int:
-    """Return the address of a value that is copied from a mapped file, 0 for all others (inside of an epoch)."""
+    """Return the address of a value in a mapped file, or 0 if a system call must read it (inside of an epoch)."""
     offset: int = offset_of(loc0)
     if size > MAX_MAPPED_BYTES or offset + size > load_acquire(entry + 8 * G_MAPPED, SYSTEM):
         return 0
@@ -192,7 +192,7 @@ def read_value(state: int, loc0: int, loc1: int, out: int) -> int:
     if source != 0:
         if copy_crc32c(out, source, size, 0) == crc:
             return FOUND
-        # The system call reports the error of the file, if it has one.
+        # Read the value again by a system call, which reports an error of the file.
     fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
     status = read_exactly(fd, out, size, offset_of(loc0))
     if status == FOUND and crc32c(out, size, 0) != crc:
@@ -215,9 +215,10 @@ def prefetch_value(state: int, loc0: int, loc1: int) -> None:
 
 @device
 def read_ahead(state: int, stripe: int, locations: int, count: int, fadvise: int) -> int:
-    """Let the system begin to read values at ascending locations, if their segments are not mapped.
+    """Request values at ascending locations from the system in advance, if their segments are not mapped.
 
-    `fadvise` is the address of posix_fadvise. Values with a gap of at most `GAP_BYTES` are read together.
+    `fadvise` is the address of posix_fadvise. One request covers values with gaps of at most `GAP_BYTES`. Return the
+    number of requested bytes.
     """
     epoch = enter(state, stripe)
     total = 0
@@ -269,7 +270,7 @@ def read_part(state: int, loc0: int, loc1: int, out: int, first: int, limit: int
 
 @device
 def lock_scratch(state: int, stripe: int) -> int:
-    """Take a scratch buffer: return the address of its lock, which is 64 bytes before it."""
+    """Lock a scratch buffer; return the address of its lock, which is 64 bytes before the buffer."""
     base = load_relaxed(state + 8 * S_SCRATCH, SYSTEM)
     attempt = 0
     while True:
@@ -295,8 +296,8 @@ def count_reads(state: int, stripe: int, gets: int, hits: int, nbytes: int, fail
 def get_one(block: int, key0: int, key1: int, length: int) -> int:
     """Read one value; `block` has the state's address, the stripe, and the buffer's address and size.
 
-    Returns the value's size, ``-1 - size`` of one that is larger than the buffer (nothing was read), or
-    ``-_ERROR - status``.
+    Returns the value's size. If the value is larger than the buffer, nothing is read, and the result is ``-1 - size``.
+    An error is ``-_ERROR - status``.
     """
     state = load_weak_as(block, INT64)
     stripe = load_weak_as(block + 8, INT64)
@@ -350,7 +351,7 @@ def get_object(data: int, key: int) -> int:
     length = 8
     if kind == load_weak_as(fields + 8 * P_INT, INT64):
         key0 = call_python(fields, P_AS_WORD, key, 0)
-        if key0 == -1:  # or it has more than 64 bits
+        if key0 == -1:  # the value -1, or an integer of more than 64 bits
             call_python(fields, P_CLEAR_ERROR, 0, 0)
             return call_python(fields, P_CALL, slow, key)
     elif kind == load_weak_as(fields + 8 * P_BYTES, INT64) and 0 < load_weak_as(key + SIZE, INT64) <= 16:
@@ -384,7 +385,7 @@ def get_object(data: int, key: int) -> int:
         if value != 0 and status != FOUND:
             call_python(fields, P_DROP, value, 0)
             value = 0
-    if value == 0:  # out of memory too: then `P_SLOW` finds no error and continues
+    if value == 0:  # an error, or no memory; `P_SLOW` raises the error, or reads the value
         call_python(fields, P_CLEAR_ERROR, 0, 0)
         return call_python(fields, P_CALL, slow, key)
     hit = 1 if loc0 != 0 else 0
@@ -394,9 +395,9 @@ def get_object(data: int, key: int) -> int:
 
 @native
 def new_values(values: int, locations: int, count: int, starts: int, new: int, contents: int, set_item: int) -> int:
-    """Put a bytes object for each value that exists into a list, and store where its contents begin.
+    """Put a bytes object for each existing value into a list, and store the address of its contents in `starts`.
 
-    The contents are not initialized. Returns -1 if memory is short (see `native.with_objects`).
+    The contents are not initialized. Returns -1 if no memory is left (see `native.with_objects`).
     """
     for k in range(count):
         loc0 = load_weak_as(locations + 16 * k, INT64)
@@ -412,7 +413,7 @@ def new_values(values: int, locations: int, count: int, starts: int, new: int, c
 
 
 def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
-    """Return a positive number if a key exists, 0 if not, a negative one if that is not known."""
+    """Return a positive number if a key exists, 0 if not, a negative number if its index block is damaged."""
     epoch = enter(state, stripe)
     loc0, _ = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     leave(state, stripe, epoch)
@@ -437,12 +438,13 @@ def read_many(
     Parameters
     ----------
     keys, lengths : int
-        Addresses of keys to look up first (`key_at`); their locations go to `locations`. 0: those are given.
+        Addresses of keys to look up first (`key_at`); their locations are stored in `locations`. With 0, `locations`
+        already holds them.
     out, starts : int
         Value k goes to byte offset ``starts[k]`` of `out`. If `starts` is 0, all values must have `row_bytes` bytes
         and go to rows, and rows without a value become zero.
     found : int
-        Address of a byte a key: ABSENT, FOUND or an error.
+        Address of one byte for each key: ABSENT, FOUND or an error.
     """
     epoch = enter(state, stripe)
     if keys != 0:
@@ -480,9 +482,9 @@ def read_many(
 
 
 def read_ends(state: int, stripe: int, locations: int, count: int, ends: int, found: int) -> int:
-    """Read the ends of values, to the ends of rows of `SUFFIX_BYTES`; return the number of errors.
+    """Read the ends of values into rows of `SUFFIX_BYTES`, right-aligned; return the number of errors.
 
-    `found` is the address of a byte a value: ABSENT, FOUND or an error.
+    `found` is the address of one byte for each value: ABSENT, FOUND or an error.
     """
     epoch = enter(state, stripe)
     wrong = 0
@@ -555,15 +557,15 @@ class Reader:
         self._table = _SegmentTable(16)
         self._lock = threading.RLock()
         self.get = _getter(state, path)
-        """Return one value, None for an absent key. An int of 64 bits (OverflowError for others) is its 8 bytes."""
+        """Return one value, None for an absent key. An int is the key of its 8 bytes, or raises OverflowError."""
         self._publish()
 
     # -- segments -------------------------------------------------------------------------------------------
 
     def on_segment(self, segment: int, fd: int) -> None:
-        """Record that the log opened a segment as `fd`, or is about to close it (-1): then wait for readers inside.
+        """Record that the log opened a segment as `fd`. With -1 the log will close it: wait until no reader uses it.
 
-        No location refers to it any more, but `values` may have looked one up before.
+        At that time no location refers to the segment, but `values` may have looked up a location before.
         """
         with self._lock:
             if segment >= self._table.count:
@@ -605,7 +607,7 @@ class Reader:
         self._lock = threading.RLock()
 
     def close(self) -> None:
-        """Stop reading, and wait for readers that are inside."""
+        """Stop reading, and wait until all readers have left."""
         with self._lock:
             self._mapped = False
             self._unmapped.clear()
@@ -613,7 +615,7 @@ class Reader:
             mappings = list(self._mappings.values())
             self._mappings.clear()
 
-        # Readers that could have seen a descriptor or a mapping leave before it is closed.
+        # `retire` waits for the readers that may have loaded a descriptor or a mapping.
         def unmap_all() -> None:
             for mapping in mappings:
                 mapping.close()
@@ -664,7 +666,7 @@ class Reader:
 
     def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
         """Read the values at locations that were looked up; return them, and the rows whose segment is not open."""
-        # Values go straight into bytes objects, which no other code has seen yet: C extensions make them like that.
+        # Values are read directly into new bytes objects before other code can see them, as C extensions do.
         listed: list[bytes | None] = [None] * keys.size
         starts = np.empty(keys.size, np.int64)
         found = np.empty(keys.size, np.uint8)
@@ -768,7 +770,7 @@ class Reader:
 
 
 def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
-    """Return a value without its suffix if it has one; None if that is of another key with the same hash."""
+    """Return a value without the suffix of its long key, or None if it belongs to another key with this hash."""
     if value is None or key is None:
         return value
     suffix = suffix_of(key)
@@ -784,7 +786,7 @@ def _values_maker() -> Callable[..., int]:
 
 
 def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
-    """Return `Reader.get`, which is optimized: for a single record Python takes longer than the store."""
+    """Return `Reader.get`. It is native code, because for a single record Python would take longer than the store."""
 
     def get_slowly(key: Any) -> bytes | None:
         """Read a value; raise its error."""
@@ -812,7 +814,7 @@ def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
 def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> errors.ValueSizeError:
     """Return the error for a value that is not as large as a row."""
     return errors.ValueSizeError(
-        f"{path}: the value of key {key!r} has {nbytes} bytes, not {row_bytes}: leave out away",
+        f"{path}: the value of key {key!r} has {nbytes} bytes, not {row_bytes}: omit out",
         name="out",
         nbytes=nbytes,
     )
@@ -836,7 +838,7 @@ _PROBLEMS = {
     " from its source",
     BAD_RECORD: "the record of key {!r} is damaged (the lengths of its fields differ from its size): put it again from"
     " its source",
-    SHORT: "the file ends before the value of key {!r}: it was cut, restore it from a copy",
+    SHORT: "the file ends before the value of key {!r}: it was truncated; restore it from a copy",
     NO_LOCATION: "the block of the index that may hold key {!r} is damaged (its CRC-32C is wrong): copy the records"
     " into a new store with `warpwell kv salvage`, or restore a copy of the store",
     STALE: "the value of key {!r} is stored in a segment that is not open: open the store again",
@@ -850,10 +852,10 @@ class ValueBuffer(NamedTuple):
     ----------
     buffer : uint8
     starts, sizes : int64 [N]
-        Where the values are; starts are multiples of 8.
+        Offset, a multiple of 8, and size of each value in `buffer`.
     found : bool [N]
     addresses : tuple of int
-        Of these arrays.
+        Addresses of these four arrays.
     """
 
     buffer: NDArray[np.uint8]
@@ -898,7 +900,7 @@ class MappedFile:
 
 
 def map_file(fd: int) -> MappedFile | None:
-    """Map a file that is in the page cache; return None if it is not, or cannot be mapped."""
+    """Map a file that is in the page cache; return None if it is not cached or cannot be mapped."""
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
         nbytes = -(-max(size, _MIN_MAPPED_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -914,7 +916,7 @@ def map_file(fd: int) -> MappedFile | None:
 
 
 def _may_ask(fd: int) -> bool:
-    """Return whether mincore() can be trusted: it reports all pages to users without write access."""
+    """Return whether mincore() reports residency; to users without write access it reports every page as resident."""
     return os.fstat(fd).st_uid == os.geteuid() or os.access(f"/proc/self/fd/{fd}", os.W_OK, effective_ids=True)
 
 
@@ -935,7 +937,7 @@ def _sampled(fd: int, size: int) -> bool:
     pages = -(-size // mmap.PAGESIZE)
     count = min(_SAMPLES, pages)
     absent = 0
-    # another descriptor, so that POSIX_FADV_RANDOM, which stops readahead, does not affect the reader's
+    # Use a separate descriptor: POSIX_FADV_RANDOM disables readahead, which the reader's descriptor needs.
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(own, 0, 0, os.POSIX_FADV_RANDOM)

@@ -1,10 +1,10 @@
-"""The sealed index: the locations of all records of a snapshot, in a file that every process maps and no one changes.
+"""The sealed index: the locations of all records of a snapshot, in a file that processes map and never change.
 
-A file has blocks of 4 KiB. A block ends with its number, the file's salt and a CRC-32C, which native code checks when a
-process first looks a key up in it. A damaged block makes a look-up return `DAMAGED`, so a key in it is never absent. If
-a page cannot be read later, the system's error becomes zeros (`warpwell.targets.bus_error`), which no block ends with.
+A file has blocks of 4 KiB. A block ends with its number, the file's salt and a CRC-32C, which native code checks at the
+first look-up of a process in the block. A look-up in a damaged block returns `DAMAGED`, so its keys never seem absent.
+If a page cannot be read later, it reads as zeros (`warpwell.targets.bus_error`), which no valid block ends with.
 
-There are two types of blocks: of a hash table, with the slots of `index`, and of an array, for keys 0, 1, ..., N - 1.
+Blocks of records have two types: a hash table with the slots of `index`, and an array for keys 0, 1, ..., N - 1.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ HASHED, ARRAY, ENDS = 1, 2, 3
 """Types of blocks: slots of a hash table; locations of keys 0, 1, ...; segments with the ends of their values."""
 BLOCK_SLOTS = 127
 BLOCK_PAIRS = 255
-"""Locations, or segments with their ends."""
+"""Number of pairs in a block: locations, or segments with their ends."""
 TAG_BYTE = 4080
-"""The block's number, and in the upper half the file's salt."""
+"""Offset of a word with the block's number, and the file's salt in the upper half."""
 TYPE_BYTE = 4088
 CRC_BYTE = 4092
 
 # -- descriptor of a mapped file, in words: then a bit for each block that was checked -----------------------------
 B_DATA = 0
-"""Address of the first block; 0 when the file is closed: every look-up is then `DAMAGED`."""
+"""Address of the first block, or 0 after the file was closed: then every look-up returns `DAMAGED`."""
 B_TYPE = 1
 B_POSITIONS = 2
-"""Slots, or locations."""
+"""Number of slots or locations."""
 B_TAG = 3
 DESCRIPTOR_WORDS = 8
 
@@ -103,7 +103,7 @@ def address_of(data: int, position: int, per_block: int, nbytes: int) -> int:
 
 @device
 def is_intact(address: int, tag: int, block_type: int) -> bool:
-    """Return whether a block is the right one and has its checksum."""
+    """Return whether a block has the expected number, salt, type and checksum."""
     last: int = load_weak_as(address + TYPE_BYTE, INT64)
     if load_weak_as(address + TAG_BYTE, INT64) != tag or last & 0xFFFFFFFF != block_type:
         return False
@@ -113,7 +113,7 @@ def is_intact(address: int, tag: int, block_type: int) -> bool:
 
 @device
 def is_checked(sealed: int, data: int, block: int, block_type: int) -> bool:
-    """Return whether a block is intact; check it unless this process has done so."""
+    """Return whether a block is intact; check it at the first call of a process."""
     bits = sealed + 8 * (DESCRIPTOR_WORDS + (block >> 6))
     if (load_relaxed(bits, SYSTEM) >> (block & 63)) & 1 != 0:
         return True
@@ -125,7 +125,7 @@ def is_checked(sealed: int, data: int, block: int, block_type: int) -> bool:
 
 @device
 def look_up_sealed(sealed: int, key0: int, key1: int, length: int, hashed: int) -> tuple[int, int]:
-    """Return the location of a key, as two words; (0, 0) if it is absent, (`DAMAGED`, 0) if that is not known."""
+    """Return the location of a key, as two words; (0, 0) if it is absent, (`DAMAGED`, 0) if its block is damaged."""
     data = load_relaxed(sealed + 8 * B_DATA, SYSTEM)
     positions = load_relaxed(sealed + 8 * B_POSITIONS, SYSTEM)
     if data == 0:
@@ -207,7 +207,7 @@ def fill_blocks(data: int, block_type: int, positions: int, slots: int, count: i
 
 
 def end_blocks(data: int, first: int, count: int, tag: int, block_type: int) -> int:
-    """Store numbers, type and checksums of blocks; `first` is the number of the one at `data`."""
+    """Store numbers, type and checksums of blocks; `first` is the number of the block at `data`."""
     for k in range(count):
         address = data + BLOCK * k
         store_weak_as(address + TAG_BYTE, tag | (first + k), INT64)
@@ -217,7 +217,7 @@ def end_blocks(data: int, first: int, count: int, tag: int, block_type: int) -> 
 
 
 def check_blocks(data: int, first: int, count: int, tag: int, block_type: int, intact: int) -> int:
-    """Store a byte for each block, 1 if it is intact; return how many are not."""
+    """Store one byte for each block, 1 if it is intact; return the number of damaged blocks."""
     damaged = 0
     for k in range(count):
         good = is_intact(data + BLOCK * k, tag | (first + k), block_type)
@@ -268,7 +268,7 @@ def new_blocks(slots: NDArray[np.int64], salt: int) -> tuple[int, int, int, memo
 
 
 def segment_ends(locations: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return segments that hold values, and the byte after the last one of each, int64 [N, 2]."""
+    """Return the segments with values, and the byte after the last value of each, int64 [N, 2]."""
     loc0 = locations[:, 0]
     sizes = size_of(loc0, locations[:, 1])
     ids = segment_of(loc0)
@@ -293,7 +293,7 @@ def block_slots(rows: NDArray[np.int64], block_type: int) -> NDArray[np.int64]:
 
 
 def read_damaged(data: bytes, salt: int | None, block_type: int | None) -> tuple[NDArray[np.int64], list[int]]:
-    """Return what may be slots in the blocks of a damaged file, int64 [N, 4], and the numbers of damaged blocks.
+    """Return possible slots in the blocks of a damaged file, int64 [N, 4], and the numbers of damaged blocks.
 
     `salt` and `block_type` are from the superblock, None if it is damaged.
     """
@@ -322,16 +322,16 @@ class SealedIndex:
     block_type, positions, segments, salt : int
         From the superblock.
     count, value_bytes : int
-        Records, and bytes of their values.
+        Number of records, and total size of their values in bytes.
     unmap : callable
         Releases the memory at `data`.
 
     Attributes
     ----------
     address : int
-        Of the descriptor, for native code.
+        Address of the descriptor, for native code.
     nbytes : int
-        Of the blocks.
+        Size of the blocks in bytes.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class SealedIndex:
         return rows[:, : BLOCK_PAIRS * 2].reshape(-1, 2)[: self._segments].copy()
 
     def slots(self, damaged: list[errors.CorruptionError] | None = None) -> NDArray[np.int64]:
-        """Return all records, int64 [N, 4]: key0, key1, loc0, loc1. Errors of damaged blocks go to the list, if given.
+        """Return all records, int64 [N, 4]: key0, key1, loc0, loc1. With `damaged`, append errors instead.
 
         Raises
         ------
@@ -396,7 +396,7 @@ class SealedIndex:
         return view_of(start, BLOCK * count, np.int64).reshape(count, -1), intact
 
     def damage(self, block: int | None = None) -> errors.CorruptionError:
-        """Return the error for a damaged block, or for one that native code found."""
+        """Return the error for a damaged block; without a number for a block that native code has found."""
         where = "a block" if block is None else f"the block {block}"
         return errors.CorruptionError(
             f"{self.path}: {where} of the index is damaged (its CRC-32C is wrong): copy the records into a new store "
@@ -406,11 +406,11 @@ class SealedIndex:
         )
 
     def disable(self) -> None:
-        """Let every look-up from now on return `DAMAGED`."""
+        """Make every later look-up return `DAMAGED`."""
         self._descriptor[B_DATA] = 0
 
     def close(self) -> None:
-        """Release the memory (idempotent); no reader may be inside."""
+        """Release the memory (idempotent). All readers must have left."""
         self.disable()
         release, self._release = self._release, lambda: None
         release()

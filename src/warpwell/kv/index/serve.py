@@ -23,12 +23,12 @@ C_KEY0 = 1
 C_BUFFER = 3
 C_SIZES = 5
 C_FIRST = 6
-"""cdw12, which the command set reserves: the byte at which a retrieve starts."""
+"""cdw12, which the command set reserves: the first byte that a retrieve returns."""
 C_KEY1 = 7
 
 # -- pieces of a value -----------------------------------------------------------------------------------------
 WITH_VERSION = 0x80
-"""Option of a retrieve, our own: write the value's location behind the buffer unless it holds the whole value."""
+"""Warpwell's own option of a retrieve: write the value's location after the buffer if the value does not fit."""
 VERSION_BYTES = 16
 """Size of a location, which is written to `version_at`. A changed value of a key has another location."""
 
@@ -60,7 +60,7 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
         if loc0 < 0:
             status = NO_LOCATION
         elif nbytes == 0:
-            status = FOUND  # only the size is asked for
+            status = FOUND  # the command requests only the size
         elif size <= nbytes and first == 0:
             status = read_value(state, loc0, loc1, buffer)
         elif first >= size:

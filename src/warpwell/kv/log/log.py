@@ -3,15 +3,15 @@
 A commit makes a group of records durable, in this order::
 
     values to their segments
-    records to the journal, the mark in the last one
+    records to the journal, with the commit mark in the last one
     fdatasync of the segments and the journal, at the same time
     the floor in COMMITTED        the commit is acknowledged
 
-After a crash the last group may lack values: their checksums show it. The flag `SYNCED` of a later group proves that
-the groups before it are complete.
+After a crash the last group may lack values, which their checksums reveal. The flag `SYNCED` of a later group proves
+that the groups before it are complete.
 
-A new segment is durable, with its name, before the manifest names it, and the manifest is replaced by a rename before a
-record refers to the segment. A failed fsync is never tried again: the log accepts no more writes.
+A new segment and its name are durable before the manifest names the segment. A rename replaces the manifest before a
+record refers to the segment. After a failed fsync the log never retries: it accepts no more writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .segments import Segments, ValueBuffers
 from .snapshot import is_index, open_index
 
 _SPILL = 1 << 18
-"""Records of one group that are kept in memory."""
+"""Maximum number of records of one group that are kept in memory."""
 
 
 class Log:
@@ -50,16 +50,16 @@ class Log:
     path : str
     writable : bool
     durability : {"commit", "always", "none"}
-        When records are made durable: at `commit`, at every append, or at `snapshot` and `close` only.
+        When records become durable: at `commit`, at every append, or only at `snapshot` and `close`.
     segment_bytes : int
     uuid : str
     schema_json : dict or None
         The schema that was passed to `create`.
     kinds : bool
-        Keys carry the mark `INTEGER`.
+        Key lengths carry the flag `INTEGER`.
     lock : threading.RLock
-        Every method takes it. A caller with an index holds it while it appends and changes its index, so that
-        compaction, in another thread, sees both or neither.
+        Every method takes it. A caller with an index holds it while it appends and changes its index, so that a
+        compaction in another thread sees both changes or neither.
     segments : Segments
         The files of values, and their descriptors.
     guard : Guard
@@ -110,12 +110,12 @@ class Log:
         folder : path-like
             A path that does not exist, or an empty folder. Its parent must exist.
         schema_json : dict, optional
-            Kept in the manifest.
+            Stored in the manifest.
         durability : {"commit", "always", "none"}
         segment_bytes : int
             At least 64 KiB.
         shards : sequence of str
-            Folders for the segments, absolute; they must not exist, or be empty. Default: the log's own folder.
+            Absolute paths of folders for the segments, which must be empty or not exist. Default: the log's own folder.
         files : Files, optional
             The system calls.
 
@@ -196,7 +196,7 @@ class Log:
         ----------
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
-            With the mark `INTEGER` if a key was given as an integer.
+            With the flag `INTEGER` if a key was passed as an integer.
         values : sequence of bytes-like, or uint8 [N, nbytes]
         shards : uint8 [N], optional
             The shard of each value; default 0.
@@ -233,7 +233,7 @@ class Log:
             return locs
 
     def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> None:
-        """Append deletes; as `append`."""
+        """Append deletes; see `append`."""
         with self.lock:
             self._check_writable()
             if not len(key_lens):
@@ -247,13 +247,13 @@ class Log:
     def commit(self) -> int:
         """Make all appended records durable, as one group; return the last durable sequence number.
 
-        With durability "none" records only reach the operating system: a killed process loses none, a power failure
-        may.
+        With durability "none" records only reach the operating system: a killed process loses none of them, but a power
+        failure may lose some.
 
         Raises
         ------
         StorageFullError
-            Nothing was committed; the appended records stay, and `commit` may be called again.
+            Nothing was committed. The appended records remain, and `commit` can be called again.
         StoreFailedError
             A write or fsync failed: the log accepts no more writes.
         """
@@ -283,13 +283,13 @@ class Log:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether an index has all committed records, and the journal none."""
+        """Whether an index file has all committed records, and the journal is empty."""
         has_index = self._manifest.snapshot is not None and is_index(self.path, self._manifest.snapshot)
         return has_index and self._journal.position.seq == self._start_seq
 
     @property
     def group_open(self) -> bool:
-        """Whether a caller has appended records that are not committed."""
+        """Whether a caller has appended records without committing them."""
         return self._pending.count + self._spilled > self._pending.moved
 
     def snapshot(
@@ -303,7 +303,7 @@ class Log:
         Parameters
         ----------
         keys, key_lens, locs
-            Every live record of the index. The caller has held `lock` since it read them.
+            Every live record of the index. The caller must hold `lock` from reading them on.
         """
         with self.lock:
             self._check_writable()
@@ -348,13 +348,13 @@ class Log:
     def release(self, segments: Sequence[int]) -> None:
         """Close retired segments once no reader uses them; a writer also deletes their files."""
         with self.lock:
-            going = [s for s in segments if s in self._retired]
-            self.segments.close(going)
-            self._retired.difference_update(going)
+            closing = [s for s in segments if s in self._retired]
+            self.segments.close(closing)
+            self._retired.difference_update(closing)
             if self.writable and not self.guard.failed:
                 check_process(self._pid, self.path)
                 with self.guard.writing():
-                    for segment in going:
+                    for segment in closing:
                         with contextlib.suppress(FileNotFoundError):
                             self._files.unlink(self.segments.path(segment))
 
@@ -363,7 +363,7 @@ class Log:
     def refresh(self, *, reads_all: bool = False) -> Changes:
         """Return the records that a writer has committed since the last call (for readers; none for a writer).
 
-        With `reads_all` it returns all records: a caller may have lost the records of the last call.
+        With `reads_all` it returns all records, for a caller that may have lost the records of the last call.
 
         Raises
         ------
@@ -392,7 +392,7 @@ class Log:
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, after which no more are accepted."""
+        """Whether a write failed; the log accepts no writes after that."""
         return self.guard.failed
 
     def roll(self, shard: int = 0) -> None:
@@ -439,7 +439,7 @@ class Log:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- inner parts ------------------------------------------------------------------------------------------
+    # -- internals --------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._closed:
@@ -481,7 +481,7 @@ class Log:
         try:
             self.commit()
         except errors.StorageFullError:
-            self._pending = Pending()  # an append that raises has appended nothing
+            self._pending = Pending()  # an append that raises must not append records
             raise
 
     def _spill(self) -> None:
@@ -493,7 +493,7 @@ class Log:
         self._pending.clear(keep=1)
 
     def _upgrade_for(self, nbytes: int, key_len: int) -> None:
-        """Make the format the newest before a size or a long key that earlier releases cannot read is written."""
+        """Upgrade the format before writing a value size or a long key that earlier releases cannot read."""
         is_new = low_size(nbytes) != nbytes or key_len == LONG
         if is_new and self._manifest.version < FORMAT_VERSION:
             assert self._manifest_writer is not None
@@ -512,7 +512,7 @@ class Log:
 def _by_shard(
     values: Any, key_lens: NDArray[np.uint8], shards: NDArray[np.uint8] | None
 ) -> list[tuple[int, Any, ValueBuffers]]:
-    """Return the shards of some values, the rows of each, and its values."""
+    """Return the shards of a batch, each with its rows and its values."""
     if shards is None:
         return [(0, slice(None), ValueBuffers(values))]
     groups = []

@@ -41,9 +41,9 @@ from .format import (
 )
 
 _WRITE_BYTES = 1 << 20
-"""Bytes of values that are copied to one buffer and written at once: the buffer stays in the processor's cache."""
+"""Maximum size of values that one buffer gathers for a write, in bytes: the buffer stays in the processor's cache."""
 _LARGE = 1 << 16
-"""Values of at least this size, in bytes, are written without a copy."""
+"""Minimum size of a value that is written without a copy, in bytes."""
 _CONTENTS = bytes.__basicsize__ - 1
 """Offset of the contents of a bytes object."""
 
@@ -77,13 +77,13 @@ class Segments:
     paths : list of str
         The folders.
     heads, ends : list of int
-        The segment that a shard's values are appended to, and the bytes of it that are taken.
+        For each shard the segment that values are appended to, and its used size in bytes.
     missing : set of int
-        Shards whose folder was not found, where damaged stores are read as far as possible.
+        Shards without a folder, if a damaged store is read as far as possible.
     """
 
     def __init__(self, files: Files, folders: Sequence[SegmentFolder], segment_bytes: int, *, writable: bool) -> None:
-        # less a unit: a value of 0 bytes may be placed at the end
+        # minus one unit, because a value of 0 bytes may be placed at the end
         self._segment_bytes = min(segment_bytes, MAX_SEGMENT_BYTES - UNIT)
         self._files, self._writable = files, writable
         self.paths, self._uuids = [path for path, _ in folders], [uuid for _, uuid in folders]
@@ -122,7 +122,7 @@ class Segments:
         return self._fds[segment]
 
     def on_segment(self, callback: Callback) -> None:
-        """Call ``callback(segment, fd)`` for each segment, now and later; fd is -1 when one is closed."""
+        """Call ``callback(segment, fd)`` for each segment, now and later; fd is -1 for a closed segment."""
         self._callbacks.append(callback)
         for segment in self.ids():
             callback(segment, self._fds[segment])
@@ -133,7 +133,7 @@ class Segments:
         Raises
         ------
         CorruptionError
-            The file is damaged, or is another file.
+            The file is damaged, or belongs to another store or segment.
         FileNotFoundError
         """
         if segment in self._fds:
@@ -166,7 +166,7 @@ class Segments:
             self._adopt(segment, fd)
 
     def close(self, segments: Sequence[int] | None = None) -> None:
-        """Close descriptors; of all segments by default."""
+        """Close the descriptors of segments; by default of all segments."""
         for segment in self.ids() if segments is None else segments:
             fd = self._fds.pop(segment, -1)
             self._dirty.discard(segment)
@@ -195,7 +195,7 @@ class Segments:
         return StoredValue(self.path(segment), self._fds[segment], offset_of(loc0), size_of(loc0, loc1), crc_of(loc1))
 
     def set_head(self, segment: int, end: int) -> None:
-        """Append the values of a segment's shard to it, from byte `end`."""
+        """Append later values of a shard to this segment, from byte `end` on."""
         shard = self.shard_of(segment)
         self.heads[shard], self.ends[shard] = segment, end
 
@@ -214,7 +214,7 @@ class Segments:
                 continue
             rows = slice(at, at + count)
             self._dirty.add(head)
-            # A finalizer that appends in the middle of the write gets other bytes.
+            # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
             new_end = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
             try:
                 values.write(self._files, self._fds[head], rows, offsets[rows])
@@ -227,15 +227,15 @@ class Segments:
         return locs
 
     def take_unsynced(self) -> list[int]:
-        """Return the segments with values that may not be durable, and forget them: the caller syncs them.
+        """Return the segments with values that may not be durable, and reset the list; the caller syncs them.
 
-        A signal handler may append to them meanwhile.
+        In the meantime a signal handler may append to them and list them again.
         """
         segments, self._dirty = self._dirty, set()
         return sorted(segments)
 
     def mark_unsynced(self, segments: Sequence[int]) -> None:
-        """Note that values of segments may not be durable."""
+        """Record that values of segments may not be durable."""
         self._dirty.update(segments)
 
 
@@ -247,7 +247,7 @@ def segment_path(folders: Sequence[str], segment: int) -> str:
 
 @dataclass(frozen=True)
 class StoredValue:
-    """A value in a segment; `ValueBuffers` copies it in pieces, so that it need not fit into memory."""
+    """A value in a segment; `ValueBuffers` copies it in chunks, so that it need not fit into memory."""
 
     path: str
     fd: int
@@ -338,7 +338,7 @@ class ValueBuffers:
 
     def __init__(self, values: Any) -> None:
         self._owner: Any
-        self._is_packed = False  # in memory as in the file
+        self._is_packed = False  # True if the layout in memory is that of the file
         if isinstance(values, Ragged):
             self._owner, starts = values._items
             self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
@@ -364,7 +364,7 @@ class ValueBuffers:
         """Write the values of some rows at `offsets`."""
         addresses, sizes = self.addresses[rows], self.sizes[rows]
         ends = offsets + sizes
-        # values that are not gathered with others
+        # values that are not gathered
         large = [*np.flatnonzero((sizes >= _LARGE) | (addresses < 0)).tolist(), len(offsets)]
         at = 0
         while at < len(offsets):
