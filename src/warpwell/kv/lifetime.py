@@ -98,12 +98,11 @@ class Estate:
                 why = "a write failed before"
         except BaseException as error:  # in a finalizer or the closing thread, no caller would receive it
             why = str(error) or type(error).__name__
+        where = f"{self.records.path}, which was dropped without close(),"
         if why and left:
-            _report(
-                f"{_changes(left)} of {self.records.path}, which was dropped without close(), {_are(left)} lost: {why}"
-            )
+            _report_lost(left, where, f": {why}")
         elif why:
-            _report(f"{self.records.path}, which was dropped without close(), could not be closed: {why}")
+            _logger.error("warpwell: %s could not be closed: %s", where, why)
 
     def finish(self) -> None:
         """Close at the end of the program; a store that is open for reading only reads the batches in flight.
@@ -165,16 +164,9 @@ def _dropped(key: int, estate: Estate) -> None:
         estate.close()
 
 
-def _changes(count: int) -> str:
-    return "1 change" if count == 1 else f"{count} changes"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _report(problem: str) -> None:
-    _logger.error("warpwell: %s", problem)
+def _report_lost(count: int, where: str, why: str) -> None:
+    changes, verb = ("1 change", "is") if count == 1 else (f"{count} changes", "are")
+    _logger.error("warpwell: %s of %s %s lost%s", changes, where, verb, why)
 
 
 # -- the end of the process ---------------------------------------------------------------------------------------
@@ -190,14 +182,15 @@ def _close_at_exit(store: _OpenStore, failed: bool) -> None:
             if not failed:
                 store.commit()
         if failed and left:
-            _report(
-                f"{_changes(left)} of {store.path} since its last commit() {_are(left)} lost, as at the end of a `with`"
-                " block: an exception ended the program. Call commit() after each group of changes that belongs "
-                "together"
+            _report_lost(
+                left,
+                f"{store.path} since its last commit()",
+                ", as at the end of a `with` block: an exception ended the program. Call commit() after each group of"
+                " changes that belongs together",
             )
     except BaseException as error:
         why = str(error) or type(error).__name__
-        _report(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {why}")
+        _report_lost(left, f"{store.path}, which the program left open,", f": {why}")
 
 
 _errors_of_parent: tuple[BaseException | None, ...] = ()
