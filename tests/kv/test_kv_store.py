@@ -812,7 +812,7 @@ def test_shards_have_their_places(tmp_path: Path) -> None:
 
 def test_a_key_moves_only_to_a_new_shard() -> None:
     from warpwell.kv.keys import as_keys
-    from warpwell.kv.shards import shard_of, shards_of
+    from warpwell.kv.log.shards import shard_of, shards_of
 
     assert [shard_of(k, 0, 8, 5) for k in range(12)] == [0, 3, 2, 4, 3, 1, 1, 4, 3, 4, 2, 0]  # the format
 

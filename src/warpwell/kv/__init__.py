@@ -14,7 +14,6 @@ The files, in the order in which a record meets them:
     schema.py         types of values: bytes, or a record of named fields
     ragged.py         items of different lengths in one buffer: a ragged field of a batch
     records.py        log, index and reader of one store together; commit, refresh, compaction
-    shards.py         the shard of each key: its folder of values, for example on its own drive
     log/              the files on disk: segments of values, folders of shards, journal, snapshots, recovery
     index/            where each value lies, in memory; native code that looks keys up and reads values
     native.py         compile device code into functions that Python calls

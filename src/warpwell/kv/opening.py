@@ -23,10 +23,9 @@ from .log.files import Files
 from .log.lock import WriterLock
 from .log.log import Log
 from .log.manifest import read_manifest
-from .log.shards import home_of, own_shards
+from .log.shards import MAX_SHARDS, home_of, own_shards
 from .records import Records
 from .schema import Schema, as_schema
-from .shards import MAX_SHARDS
 from .store import Store
 
 Path = str | os.PathLike[str]

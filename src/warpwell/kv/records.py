@@ -26,8 +26,8 @@ from .log.journal import Pending
 from .log.log import Log
 from .log.recovery import split
 from .log.segments import too_large
+from .log.shards import shards_of
 from .log.verify import VerifyReport, verify
-from .shards import shards_of
 
 Progress = Callable[[int, int], object]
 _ATTEMPTS = 100

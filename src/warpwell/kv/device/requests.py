@@ -9,7 +9,7 @@ lane waits for an id while it holds one, so a group of any size makes progress w
 
 from __future__ import annotations
 
-from warpwell.kv.shards import shard_of
+from warpwell.kv.log.shards import shard_of
 from warpwell.nvme import KV_RETRIEVE, command_word0, key_value_word5
 from warpwell.nvme.status import NAMESPACE_NOT_READY
 from warpwell.queues import (

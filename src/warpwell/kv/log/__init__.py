@@ -6,7 +6,7 @@ In the order in which a record meets them:
     format.py      the bytes of records, superblocks and locations
     checksum.py    CRC-32C of values and records, in native code
     segments.py    files of values, and the offset of the next value
-    shards.py      the folders of segments: find the shards of a store that was moved or copied
+    shards.py      the shard of each key; the folders of segments, even of a store that was moved or copied
     journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last record known to be durable
     snapshot.py    all live records in one file, the index that processes map
     manifest.py    MANIFEST: which files a store consists of
