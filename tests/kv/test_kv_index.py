@@ -262,11 +262,16 @@ def test_keys_of_all_lengths_by_both_ways_to_get(tmp_path: Path, monkeypatch: py
         assert {key: get(key) for key in values} == values
         assert {key: get(n) for key, n in numbers.items()} == {key: key for key in numbers}
         assert get(2) is None and get(b"0") == b"1" and get(b"1") is None
-        references = sys.getrefcount(None), sys.getrefcount(get(b"01"))
-        for _ in range(1000):
-            get(2), get(b"01")
-        after = sys.getrefcount(None), sys.getrefcount(get(b"01"))
-        assert abs(after[0] - references[0]) < 100 and after[1] == references[1]
+        changes = []
+        for _ in range(3):
+            references = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+            for _ in range(1000):
+                get(2), get(b"01")
+            after = sys.getrefcount(None), sys.getrefcount(get(b"01"))
+            changes.append(abs(after[0] - references[0]))
+            assert after[1] == references[1]
+        # Threads and finalizers of other tests may add or drop references to None once, `get` would in each round.
+        assert min(changes) < 100, changes
         for key in (1 << 63, -(1 << 63) - 1):
             with pytest.raises(OverflowError):
                 get(key)
@@ -274,7 +279,7 @@ def test_keys_of_all_lengths_by_both_ways_to_get(tmp_path: Path, monkeypatch: py
             with pytest.raises((errors.ArgumentError, TypeError)):
                 get(wrong)
         counters = made.state.counters()
-        assert counters["errors"] == 0 and counters["gets"] - counters["hits"] == 1002
+        assert counters["errors"] == 0 and counters["gets"] - counters["hits"] == 3002
         made.close()
 
 

@@ -51,13 +51,19 @@ def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
 
 def test_dropped_readers_give_everything_back(path: Path) -> None:
     ww.kv.open(path).get(1)
-    files, space = descriptors(), address_space()
-    for _ in range(30):
-        store = ww.kv.open(path)
-        assert store.get(1) == bytes([1]) * 64
-        del store
+    assert closing.settle(20)  # of other tests
+    files, growths = descriptors(), []
+    for _ in range(3):
+        space = address_space()
+        for _ in range(10):
+            store = ww.kv.open(path)
+            assert store.get(1) == bytes([1]) * 64
+            del store
+        growths.append(address_space() - space)
     assert descriptors() == files
-    assert address_space() - space < 64 << 20  # a mapping alone takes 256 MiB
+    # A mapping alone takes 256 MiB. The first allocation of a thread that another test has started adds 64 MiB once:
+    # its arena. Memory that readers keep is added every time.
+    assert min(growths) < 16 << 20, growths
 
 
 def test_a_dropped_writer_commits_and_lets_the_next_one_in(path: Path, caplog: pytest.LogCaptureFixture) -> None:
