@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from tests import cost
+from tests.harness.examples import examples
 
 if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it at the first compile; NumPy 2.5 lacks it
     np.row_stack = np.vstack  # noqa: NPY201 - the old name is the point
 
 # Compiling takes seconds on the first example, so a deadline would only measure the compiler.
-settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True, max_examples=examples(100))
 settings.load_profile("warpwell")
 
 # A shell lets what it starts in the background ignore Ctrl-C, and so would the programs that tests interrupt; nohup
@@ -203,6 +204,19 @@ def is_quick(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("quick")
     cases = marker.args if marker else getattr(getattr(item, "cls", None), "QUICK", {}).get(item.originalname)
     return cases is None or (hasattr(item, "callspec") and item.callspec.id in cases)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker start at another room: it finds the others' bytecode of most modules, which pytest compiles."""
+    report = yield
+    if report.result and collector.path == HERE:
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        first = worker * len(report.result) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+        report.result = report.result[first:] + report.result[:first]
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
