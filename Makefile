@@ -34,7 +34,8 @@ OR_NONE := || test $$? -eq 5
 test: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m $(QUICK) $(TESTS) $(ARGS)
 
-# Timing tests have the machine to themselves; those that fail run once more.
+# Timing tests have the machine to themselves; those that fail run once more. Random tests take all of their examples.
+thorough: export EXAMPLES := all
 thorough: test sanitize
 	$(PYTEST) $(PARALLEL) -m 'slow and not timing' $(TESTS) $(ARGS) $(OR_NONE)
 	$(PYTEST) -m timing $(TESTS) $(ARGS) $(OR_NONE) || $(PYTEST) -m timing --last-failed $(TESTS) $(ARGS)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import write
+from tests.harness.examples import examples
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -145,7 +146,7 @@ OPERATIONS = st.lists(
 
 @pytest.mark.quick("storage")
 @pytest.mark.parametrize("tier", TIERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(operations=OPERATIONS)
 def test_any_order_of_stores_flushes_and_launches(
     tier: str, operations: list[Any], tmp_path_factory: pytest.TempPathFactory

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.harness.arrays.kernels import add, read, write
+from tests.harness.examples import examples
 
 import warpwell as ww
 from warpwell import errors
@@ -144,7 +145,7 @@ class ArrayMachine(RuleBasedStateMachine):
 TestArrayMachine = ArrayMachine.TestCase
 # No shrinking: it takes longer than the test may, and what failed would not be told.
 TestArrayMachine.settings = settings(
-    max_examples=30,
+    max_examples=examples(30),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.examples import examples
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
@@ -166,7 +167,7 @@ def test_wrong_images_are_refused(pieces: ctypes.CDLL, hostile: Hostile) -> None
         assert hostile.length(pieces, image)[0] == _INVALID_IMAGE, image
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     sections=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=3),
     cuts=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255)), max_size=6),

@@ -12,7 +12,7 @@ from lab.campaigns import kv_imports
 IMAGES = kv_imports.Images(60, 4, 7)
 
 
-@pytest.mark.parametrize(("source", "kills"), [("tar", 1), ("hugging_face", 0)])
+@pytest.mark.parametrize(("source", "kills"), [("tar", 1), pytest.param("hugging_face", 0, marks=pytest.mark.slow)])
 def test_an_import(tmp_path: Path, source: str, kills: int) -> None:
     pytest.importorskip("pyarrow")
     result = kv_imports.import_through_kills(IMAGES, source, tmp_path, kills, random.Random(3))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.harness.examples import examples
 
 import warpwell as ww
 from warpwell import errors
@@ -110,7 +111,7 @@ class LongKeys(RuleBasedStateMachine):
 
 TestLongKeys = LongKeys.TestCase
 TestLongKeys.settings = settings(
-    max_examples=15, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

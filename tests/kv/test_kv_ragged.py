@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tests.harness import kv_device as load
+from tests.harness.examples import examples
 
 import warpwell as ww
 from warpwell import errors
@@ -53,7 +54,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(batches(), st.integers(1, 3))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_records_of_any_schema_come_back(
     tmp_path_factory: pytest.TempPathFactory, batch: tuple[dict[str, Any], list[dict[str, Any]]], shards: int
 ) -> None:
@@ -121,7 +122,7 @@ def ragged_of(item_type: type, items: list[Any]) -> Ragged:
 
 
 @given(any_ragged, st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_ragged_acts_as_a_list(made: tuple[type, list[Any]], data: st.DataObject) -> None:
     item_type, items = made
     ragged = ragged_of(item_type, items)

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tests.harness.examples import examples
 
 import warpwell as ww
 from lab.campaigns.kv_model import KvModel
@@ -173,7 +174,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestStoreMachine = StoreMachine.TestCase
 

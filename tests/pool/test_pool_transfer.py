@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.examples import examples
 from tests.harness.pool_agents import pool_of
 from tests.harness.pool_programs import double, run
 
@@ -35,7 +36,7 @@ def devices() -> Iterator[Devices]:
         yield made
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     nbytes=st.one_of(st.integers(0, 5 << 20), st.sampled_from([65536, 65537, 1 << 20, (1 << 20) + 1, 4 << 20])),
     chunk=st.sampled_from([None, 4096, 65536, 1 << 20]),

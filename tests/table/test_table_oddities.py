@@ -249,7 +249,7 @@ def test_a_folder_whose_file_is_cut_while_it_is_open(tmp_path: Path) -> None:
 
 
 def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
-    names = [f"c{k}" for k in range(12)]
+    names = [f"c{k}" for k in range(5)]
     rows = pa.table({name: pa.array(range(100)) for name in names})
     ww.table.convert(rows, tmp_path / "t.ww").close()
     ww.table.append(tmp_path / "t.ww", rows)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.examples import examples
 
 import warpwell as ww
 from warpwell import closing
@@ -110,7 +111,7 @@ def flat(steps: list[list[int]]) -> list[int]:
 SIZES = {"n": st.integers(0, 200), "batch": st.integers(1, 40), "seed": st.integers(0, 2**40)}
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     **SIZES,
     world=st.sampled_from([1, 2, 3, 4, 7]),
@@ -145,7 +146,7 @@ def test_ranks_deliver_one_order(
             assert max(last) - min(last) <= 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     **SIZES,
     world=st.integers(1, 4),
