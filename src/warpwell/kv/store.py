@@ -25,6 +25,7 @@ from .index.reader import BAD_RECORD, read_error
 from .keys import INT_KEY, MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport
 from .log.format import size_of
+from .log.lock import check_process
 from .log.verify import VerifyReport
 from .records import STAGED_RECORD_BYTES, Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
@@ -88,11 +89,7 @@ class HostFuture:
             This process was forked after another process had started the read.
         """
         timeout = checked_timeout(timeout)
-        if self._pid != os.getpid():
-            raise errors.ForkError(
-                f"this read was started in process {self._pid}, which this one ({os.getpid()}) was forked from: "
-                "start it again here"
-            )
+        check_process(self._pid, "this read was started", "start it again here")
         try:
             return self._future.result(timeout)
         except concurrent.futures.TimeoutError as error:

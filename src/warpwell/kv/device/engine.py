@@ -21,6 +21,7 @@ from ...queues import QueuePairs
 from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, ReturnSlots, service_threads
 from ...targets import Block, LaunchFlag, memory_for, stream_on
 from ..log.format import MAX_VALUE
+from ..log.lock import check_process
 from . import requests as at
 from .batch import settle
 from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS
@@ -227,12 +228,7 @@ class Engine:
         """Raise an error if the device cannot be used."""
         if self._closed:
             raise errors.ClosedError(f"the store {self.name} is closed: open it again")
-        if self.forked:
-            raise errors.ForkError(
-                f"{self.name} was opened on a device in the process that this one ({os.getpid()}) was forked from: open"
-                " it again here, by its path",
-                path=self.name,
-            )
+        check_process(self._process, f"{self.name} was opened on a device", path=self.name)
 
     def lost(self) -> errors.DriveLostError | None:
         """Return the error for a controller that is lost, or None."""

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from ... import errors
 from ..._os import clock, uninterrupted
 from ...targets import device, private_block
 from ...targets.primitives import SYSTEM, backoff, clock_ns, fetch_add, load_acquire, load_relaxed, store_release
 from ..index.index import addresses
 from ..index.reader import read_many
 from ..keys import as_keys
+from ..log.lock import check_process
 from ..native import compiled
 from ..records import Records
 from ..schema import Schema
@@ -180,11 +180,7 @@ class GatheredBatch:
 
     def settle(self) -> None:
         """Wait until the batch has ended; `wait` raises its errors."""
-        if self._pid != os.getpid():
-            raise errors.ForkError(
-                f"this batch was started in process {self._pid}, which this one ({os.getpid()}) was forked from: start"
-                " it again here"
-            )
+        check_process(self._pid, "this batch was started", "start it again here")
         self.read()
         spins = 0
         while not self._is_copied():

@@ -181,11 +181,12 @@ def _drop_in_child() -> None:
 os.register_at_fork(after_in_child=_drop_in_child)
 
 
-def check_process(pid: int, path: str) -> None:
-    """Raise ForkError unless this is the process `pid`."""
+BY_PATH = "open it again here, by its path (for reading if the other process still writes)"
+
+
+def check_process(pid: int, action: str, advice: str = BY_PATH, path: str | None = None) -> None:
+    """Raise ForkError unless this is the process `pid`; `action` says what was done there, and to which object."""
     if os.getpid() != pid:
         raise errors.ForkError(
-            f"{path} was opened by process {pid} and this is {os.getpid()}, forked from it: "
-            "open the store again here, by its path (for reading if the other process still writes)",
-            path=path,
+            f"{action} in process {pid}, which this one ({os.getpid()}) was forked from: {advice}", path=path
         )
