@@ -158,6 +158,8 @@ def test_two_keys_of_one_hash(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
                 put()
         store[first] = b"one"
         assert store.get(other) is None and other not in store and not store.delete(other)
+        store[b"x"] = b""
+        assert store.delete_many([other, b"x", b"x"]) == 1 and first in store
         assert store.get_many([other, first])[0] == [None, b"one"]
         rows, found = store.get_many([other, first], out=np.full((2, 3), 9, np.uint8))
         assert found.tolist() == [False, True] and rows[1].tobytes() == b"one" and not rows[0].any()

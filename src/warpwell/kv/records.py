@@ -66,7 +66,8 @@ class Records:
         self.kinds, self.writable, self.path = log.kinds, log.writable, log.path
         self.shard_count = len(log.segments.paths)
         self.lock = log.lock
-        self._compacting = threading.Lock()
+        self._compacting = threading.RLock()
+        self._is_compacting = False
         self._retry_at = 0  # after a snapshot that failed: the sequence number from which on to try again
         self._changing = False
         self._unfinished = False  # a refresh was interrupted: the index may lack what the log has read
@@ -117,9 +118,10 @@ class Records:
 
     def has_key(self, key: bytes) -> bool:
         """Return whether a key exists."""
-        if len(key) > MAX_KEY:  # such keys are not staged
-            return bool(self.contains(from_bytes([key]))[0])
-        return self._staged_value(key) is not None or self.reader.contains(key)
+        if self._staged_value(key) is not None:
+            return True
+        # The index has the hash of a long key, which another key may have.
+        return self.reader.contains(key) and (len(key) <= MAX_KEY or bool(self.contains(from_bytes([key]))[0]))
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -320,8 +322,10 @@ class Records:
             exist = self.contains(keys)
             if not exist.any():
                 return exist
-            self.log.append_deletes(*keys.take(exist).padded())
-            return self.index.delete(keys)
+            there = keys.take(exist)  # without long keys that have the hash of another key
+            self.log.append_deletes(*there.padded())
+            exist[exist] = self.index.delete(there)
+            return exist
 
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
@@ -344,7 +348,7 @@ class Records:
         """Read the writer's commits since the last refresh; return how many records changed."""
         if self._forks:
             clock.sleep(1e-3)  # locks are not fair: a loop of refreshes would block a fork until it times out
-        with self.lock:
+        with self.lock, uninterrupted():  # a signal handler may refresh, too
             self._changing = True
             try:
                 reads_all, self._unfinished = self._unfinished, True
@@ -431,17 +435,29 @@ class Records:
             return *keys.padded(), locations
 
         with self._compacting:
-            report = compact(
-                self.log,
-                live=live,
-                lookup=lambda keys, lengths: self.index.lookup(_keys(keys, lengths)),
-                relocate=lambda keys, lengths, old, new: self.index.move(_keys(keys, lengths), old, new),
-                threshold=threshold,
-                progress=progress,
-            )
-            with self.lock:
-                self._release()
-            return report
+            if self._is_compacting:
+                raise errors.SharingError(
+                    f"{self.path} is being compacted by the call that this one interrupts: compact it after that call",
+                    path=self.path,
+                )
+            self._is_compacting = True
+            try:
+                report = compact(
+                    self.log,
+                    live=live,
+                    lookup=lambda keys, lengths: self.index.lookup(_keys(keys, lengths)),
+                    relocate=lambda keys, lengths, old, new: self.index.move(_keys(keys, lengths), old, new),
+                    threshold=threshold,
+                    progress=progress,
+                )
+                with self.lock:
+                    self._release()
+                return report
+            except Exception:
+                self.log.check_open()  # a signal handler or `progress` closed the store
+                raise
+            finally:
+                self._is_compacting = False
 
     def verify(self, *, progress: Progress | None = None) -> VerifyReport:
         """Read and check all committed data."""
@@ -469,7 +485,7 @@ class Records:
     def forked(self) -> None:
         """Continue in a forked child, without the parent's threads."""
         self.lock = self.log.lock = threading.RLock()
-        self._compacting = threading.Lock()
+        self._compacting, self._is_compacting = threading.RLock(), False
         self._forks, self._changing, self.max_staged_bytes = [], False, 0
         self.state.forked()
         self.reader.forked()

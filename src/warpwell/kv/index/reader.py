@@ -635,7 +635,7 @@ class Reader:
     # -- values ---------------------------------------------------------------------------------------------
 
     def contains(self, key: bytes | int) -> bool:
-        """Return whether a key of at most 16 bytes exists."""
+        """Return whether a key of at most 16 bytes exists, or one with the hash of a long key."""
         key_and_length = (key, 0, 8) if isinstance(key, int) else words_of(key)
         found = compiled(has_one)(self._address, threading.get_ident() >> 12, *key_and_length)
         if found < 0:
