@@ -787,6 +787,53 @@ def test_a_signal_handler_changes_a_store_during_changes(tmp_path: Path) -> None
             assert dict(reader.items()) == expected and len(reader) == 602 and reader.verify().sound
 
 
+def test_a_signal_handler_refreshes_a_reader_after_a_refresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with ww.kv.create(tmp_path / "s.kv") as store, ww.kv.open(tmp_path / "s.kv") as reader:
+        refresh = reader._records.log.refresh
+
+        def refresh_slowly(**options: Any) -> Any:
+            calls.append("begin")
+            if len(calls) == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            changes = refresh(**options)
+            calls.append("end")
+            return changes
+
+        monkeypatch.setattr(reader._records.log, "refresh", refresh_slowly)
+        store[1] = b"one"
+        store.commit()
+        previous = signal.signal(signal.SIGUSR1, lambda *_: reader.refresh())
+        try:
+            reader.refresh()
+        finally:
+            signal.signal(signal.SIGUSR1, previous)
+        assert calls == ["begin", "end"] * 2 and reader[1] == b"one"
+
+
+def test_a_signal_handler_closes_or_compacts_a_store_during_a_compaction(tmp_path: Path) -> None:
+    store = ww.kv.create(tmp_path / "s.kv", segment_bytes="64KiB")
+    keys = np.arange(4000)
+    store.put_many(keys, [b"v" * 100] * 4000)
+    store.put_many(keys[::2], [b"w" * 100] * 2000)
+    store.commit()
+
+    def handle(*_: object) -> None:
+        with pytest.raises(errors.SharingError, match="is being compacted by the call that this one interrupts"):
+            store.compact()
+        store.close()
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with pytest.raises(errors.ClosedError):
+            store.compact(threshold=0.1, progress=lambda *_: os.kill(os.getpid(), signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    with ww.kv.open(tmp_path / "s.kv", "r+") as store:
+        store.compact(threshold=0.1)
+        assert store[0] == b"w" * 100 and store[1] == b"v" * 100 and len(store) == 4000 and store.verify().sound
+
+
 # -- shards -------------------------------------------------------------------------------------------------
 
 

@@ -370,7 +370,7 @@ class Log:
         CorruptionError
         """
         with self.lock:
-            self._check_open()
+            self.check_open()
             if self.writable:
                 return Changes(0, None, np.empty((0, 4), np.int64))
             state, self._manifest, retired, changes = follow(
@@ -441,12 +441,13 @@ class Log:
 
     # -- internals --------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise ClosedError after `close`."""
         if self._closed:
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
     def _check_writable(self) -> None:
-        self._check_open()
+        self.check_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')
         check_process(self._pid, f"{self.path} was opened", path=self.path)
