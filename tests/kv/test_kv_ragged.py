@@ -267,6 +267,9 @@ def test_inputs_of_a_ragged_field(store: ww.kv.Store, img: Any, expected: list[b
         ({"boxes": [np.zeros((1, 3))] * 3}, "float64"),
         ({"label": [1, None, 2]}, "not numbers"),
         ({"label": np.zeros(2, np.int64)}, "shape"),
+        ({"label": pa.array([1, None, 2])}, "has nulls"),
+        ({"boxes": [[], [[1, 2, 3j]], []]}, "does not fit float32"),
+        ({"boxes": [[], [[1, 2, 1e300]], []]}, "does not fit float32"),
         ({"other": 1}, "not in the schema"),
     ],
 )

@@ -392,6 +392,12 @@ def _field(name: Any, spec: Any, offset: int) -> Field:
 
 def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     typed = hasattr(value, "dtype")
+    nulls = getattr(value, "null_count", 0)  # of Arrow and Polars: NumPy takes nulls for NaN
+    if nulls() if callable(nulls) else nulls:
+        raise errors.SchemaError(
+            f"field {field.name!r} has nulls, and records have a value in each field: fill or drop them",
+            field=field.name,
+        )
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:
@@ -416,10 +422,15 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     # Lists: every item must mean the same number in the field's dtype.
     if array.dtype.kind not in _KINDS:
         raise _field_error(field.name, f"holds {array.dtype}, not numbers: convert it")
-    with np.errstate(all="ignore"):
-        converted = array.astype(field.dtype)
-    exact = field.dtype.kind in "fc" or np.array_equal(converted, array)
-    if not exact or (field.dtype.kind == "f" and array.dtype.kind == "c"):
+    is_exact = array.dtype.kind != "c" or field.dtype.kind == "c"
+    if is_exact:
+        with np.errstate(all="ignore"):
+            converted = array.astype(field.dtype)
+        if field.dtype.kind in "fc":
+            is_exact = np.array_equal(np.isfinite(converted), np.isfinite(array))
+        else:
+            is_exact = np.array_equal(converted, array)
+    if not is_exact:
         raise _field_error(field.name, f"holds a value that does not fit {field.dtype}: check it, or widen the schema")
     return converted
 
