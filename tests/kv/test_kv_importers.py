@@ -234,6 +234,10 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="damaged"):
         loaded(open_source(path))
     with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("cat/1.jpg", b"image")
+    with pytest.raises(FormatError, match="unpack it, and load the folder"):
+        open_source(path)
+    with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", b"no array")
     with pytest.raises(FormatError, match=r"not a \.npy file"):
         open_source(path)

@@ -62,6 +62,8 @@ class NpzSource(Source):
             raise FormatError(f"{path} is not a .npz file ({error}): write it with numpy.savez", path=path) from None
         self._arrays: dict[str, NpzMember] = {}
         try:
+            if not names:
+                raise FormatError(f"{path} is a zip file without arrays: unpack it, and load the folder", path=path)
             if key_field is not None:
                 choose([key_field], names, str(path))
             self._key = key_field or (KEYS if KEYS in names else None)
