@@ -394,10 +394,7 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     typed = hasattr(value, "dtype")
     nulls = getattr(value, "null_count", 0)  # of Arrow and Polars: NumPy takes nulls for NaN
     if nulls() if callable(nulls) else nulls:
-        raise errors.SchemaError(
-            f"field {field.name!r} has nulls, and records have a value in each field: fill or drop them",
-            field=field.name,
-        )
+        raise _field_error(field.name, "has nulls, and records have a value in each field: fill or drop them")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -279,7 +279,7 @@ def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
             if wrong is None:
                 return choice, good
     instead = "use --names hex" if rule in ("text", "int") else "dump to a .npz file"
-    raise ArgumentError(f"key {wrong[:40]!r} cannot be the name of a file as {rule}: {instead}", name="names")
+    raise ArgumentError(f"key {wrong!r:.60} cannot be the name of a file as {rule}: {instead}", name="names")
 
 
 def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:
