@@ -641,7 +641,7 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
         def work(seed: int) -> None:
             rng = np.random.default_rng(seed)
             for _ in range(3):
-                rows = rng.integers(0, ROWS, 300)
+                rows = rng.integers(0, ROWS, 150)
                 ahead = [ww.gather(a, rows[k::3]) for k in range(3)]
                 if any((one.result(60) != model[rows[k::3]]).any() for k, one in enumerate(ahead)):
                     wrong.append(seed)

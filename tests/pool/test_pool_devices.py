@@ -469,7 +469,7 @@ def test_an_array_on_storage_is_opened_where_the_device_is(devices: Devices, tmp
 
 @pytest.mark.parametrize(
     ("threads", "programs"),
-    [(4, 12), pytest.param(4, 100, marks=pytest.mark.slow), pytest.param(1, 25, marks=pytest.mark.slow)],
+    [(4, 5), pytest.param(4, 100, marks=pytest.mark.slow), pytest.param(1, 25, marks=pytest.mark.slow)],
 )
 def test_random_programs(devices: Devices, threads: int, programs: int) -> None:
     run(devices, programs, seed=3 + threads, threads=threads)

@@ -133,7 +133,7 @@ def test_an_empty_copy_is_in_the_order_of_both_devices() -> None:
         assert np.array_equal(a.copy_to_host(), 4 * np.arange(8))
 
 
-@pytest.mark.parametrize("programs", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("programs", [5, pytest.param(100, marks=pytest.mark.slow)])
 def test_random_programs_where_kernels_copies_and_functions_come_late(programs: int) -> None:
     """Streams overtake each other, as on a GPU that is shared, wherever calls do not order them."""
     late = (Late(5e9, jitter=2e-3, seed=k) for k in range(3))
