@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +74,48 @@ def test_keys_of_bytes(tmp_path: Path) -> None:
         assert (rows[:2000] == np.arange(2000)).all() and rows[2000] == 0
 
 
+class StreamInThread:
+    """A stream that works in the background and in order, as a GPU's does."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._calls = stream, queue.SimpleQueue[Callable[[], Any]]()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._stream, name)
+        if name not in ("wait_for_word", "copy"):
+            return function
+        return lambda *arguments: self._calls.put(partial(function, *arguments))
+
+    def mark(self) -> Callable[[], bool]:
+        done = threading.Event()
+        self._calls.put(done.set)
+        return done.is_set
+
+
 def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "PIECE_KEYS", 16)
+    monkeypatch.setattr(gather, "PIECE_KEYS", 1)
     failures: list[BaseException] = []
-    with kv.open(path, device="cpu") as store:
+    with kv.open(path, device="cpu") as store, kv.open(path, device="cpu") as second_store:
+        stores = store, second_store
+        for each in stores:
+            monkeypatch.setattr(each._engine, "stream", StreamInThread(each._engine.stream))
 
         def work(seed: int) -> None:
             try:
-                rng, spaces = np.random.default_rng(seed), BatchSpaces()
+                rng, spaces = np.random.default_rng(seed), [BatchSpaces(), BatchSpaces()]
                 for _ in range(20):
-                    keys = [rng.integers(0, COUNT + 9, rng.integers(0, 700)) for _ in range(6)]
-                    batches = [start(store, k, spaces) for k in keys]
-                    for batch, k in zip(batches, keys, strict=True):
-                        check(batch, k)
+                    batches = []
+                    for _ in range(8):
+                        keys, which = rng.integers(0, COUNT + 9, rng.integers(0, 70)), rng.integers(2)
+                        batches.append((start(stores[which], keys, spaces[which]), keys))
+                    del batches[::3]  # dropped in flight
+                    for batch, keys in batches:
+                        check(batch, keys)
             except BaseException as error:
                 failures.append(error)
                 raise
@@ -94,7 +126,7 @@ def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pyte
         for thread in threads:
             thread.join()
         assert not failures
-        for batch in list(store._engine.gathered):
+        for batch in [*store._engine.gathered, *second_store._engine.gathered]:
             batch.settle()
         assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
 
@@ -125,8 +157,8 @@ def test_a_damaged_value(tmp_path: Path) -> None:
 
 
 def test_another_store_has_all_places(path: Path) -> None:
-    with kv.open(path, device="cpu") as store, kv.open(path, device="cpu") as other:
-        before = [start(other, np.arange(600)) for _ in range(gather.SLOTS)]
+    with kv.open(path, device="cpu") as store, kv.open(path, device="cpu") as second_store:
+        before = [start(second_store, np.arange(600)) for _ in range(gather.SLOTS)]
         batch = start(store, np.arange(COUNT))
         assert batch.done()
         for each in before:
@@ -154,7 +186,7 @@ def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeyp
     class Slot(int):
         """A place that another thread gives back after the comparison."""
 
-        def __ge__(self, other: int) -> bool:
+        def __ge__(self, number: int) -> bool:
             store._engine.forget_gathered(batch)
             return True
 
