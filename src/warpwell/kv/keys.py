@@ -267,10 +267,10 @@ def from_bytes(keys: list[bytes], longest: int = LONGEST_KEY) -> Keys:
         full = np.array([k if len(k) > MAX_KEY else None for k in keys], np.object_)
         keys = [hash_of_long(k) if len(k) > MAX_KEY else k for k in keys]
     raw = b"".join([k.ljust(MAX_KEY, b"\0") for k in keys])
-    words = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
+    pairs = np.frombuffer(bytearray(raw), np.int64).reshape(-1, 2)
     if len(keys) and (lengths == INT_KEY).all():
-        return Keys(np.ascontiguousarray(words[:, 0]), None, False)
-    return Keys(words, lengths.astype(np.uint8, copy=False), None, full)
+        return Keys(np.ascontiguousarray(pairs[:, 0]), None, False)
+    return Keys(pairs, lengths.astype(np.uint8, copy=False), None, full)
 
 
 def _from_array(keys: NDArray[Any]) -> Keys:

@@ -60,7 +60,7 @@ def create(
     overwrite : bool
         Replace an existing store and its shards. Other files are never replaced.
     metadata : mapping, optional
-        What readers should know about the records, for example the names of classes: anything that JSON can hold.
+        Information about the records for readers, for example the names of classes, as JSON values.
         `Store.metadata` returns it.
 
     Returns
@@ -75,8 +75,8 @@ def create(
         Nothing was created.
     """
     path, overwrite = checked_path(path), checked_flag(overwrite, "overwrite")
-    given = as_schema(schema)
-    meta: dict[str, Any] = {"schema": None if given is None else given.to_json(), **_as_metadata(metadata)}
+    new_schema = as_schema(schema)
+    meta: dict[str, Any] = {"schema": None if new_schema is None else new_schema.to_json(), **_as_metadata(metadata)}
     options: dict[str, Any] = {
         "durability": durability,
         "segment_bytes": checked_nbytes(segment_bytes, "segment_bytes"),
@@ -92,7 +92,7 @@ def create(
         undo.pop_all()
     if finish is not None:
         finish()
-    return Store(Records(log), schema=given, writable=True, durability=durability)
+    return Store(Records(log), schema=new_schema, writable=True, durability=durability)
 
 
 def _as_metadata(metadata: Any) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def open_store(
     queues, depth : int
         Number of queue pairs, and entries of each (a power of two); at most half as many commands are in flight.
     threads : int, optional
-        How many of the process's native service threads may serve the queues at once.
+        Maximum number of the process's native service threads that serve the queues at once.
     value_bytes : int or str, optional
         Room for a value in a batch, for stores without a schema, and the largest value in the cache, for them and for
         schemas with ragged fields (default 4096). Larger values are truncated in batches.
@@ -151,13 +151,13 @@ def open_store(
     window, weight : int
         See `warpwell.storage.Controller`.
     returns : {"request", "queue"}
-        Where the device writes values: to the region of each request, or to a return value queue, whose places it
-        assigns as values arrive. With a queue, larger values arrive in one piece, but fewer at a time.
+        Where the device writes values: to the region of each request, or to a return value queue, which assigns slots
+        as values arrive. With a queue, larger values arrive in one piece, but fewer at a time.
     beside : DeviceStore, optional
-        A store of the same folder on another device, whose controller serves this store's queues too.
+        A store of the same folder on another device. Its controller also serves this store's queues.
     drive : callable, optional
         Called with the native functions (`NativeMedium`) of each shard; returns a wrapper with a method `native`, which
-        returns the functions to use in their place. For example, an emulated drive.
+        returns the functions to use instead. For example, an emulated drive.
 
     Returns
     -------
@@ -251,12 +251,12 @@ def _reduced_on_device(store: DeviceStore) -> tuple[Any, ...]:
     _check_sendable(store)
     if store.stays:
         raise errors.ForkError(
-            f"{store.path} cannot be sent to another process, as it is on a GPU, beside another store, or on an "
-            "emulated drive: open it in the other process",
+            f"{store.path} cannot be sent to another process, because it is on a GPU, uses the controller of "
+            "another store, or is on an emulated drive: open it in the other process",
             path=store.path,
         )
-    given = {**asdict(store.options), "cache": store.options.cache or None}
-    return partial(open_store, **given), (store.path,)
+    arguments = {**asdict(store.options), "cache": store.options.cache or None}
+    return partial(open_store, **arguments), (store.path,)
 
 
 def _check_sendable(store: Store) -> None:
@@ -309,20 +309,19 @@ def _check_shards(path: str, folders: list[str] | None) -> None:
 def put_aside(main: str, folders: list[str], undo: contextlib.ExitStack) -> Callable[[], None]:
     """Move a store and its shards aside; return the function that deletes them. `undo` moves them back."""
     moved: list[str] = []
-    # main goes first and comes back last: without it there is no store
+    # `main` is renamed first and restored last: without it, the other folders are not a store
     own = [os.path.realpath(path) for path in own_shards(main)]
-    others = [path for path in folders if os.path.realpath(path) not in own]
-    for path in [main, *own, *others]:
+    new_folders = [path for path in folders if os.path.realpath(path) not in own]
+    for path in [main, *own, *new_folders]:
         if not os.path.lexists(path) or (os.path.isdir(path) and not os.listdir(path)):
             continue
-        # A folder that is no store raises here, and so does a store that somebody writes to.
+        # Raises for a folder that does not hold a store, and for a store that another process has open for writing.
         with contextlib.suppress(errors.CorruptionError, errors.StoreVersionError):
             meta = read_manifest(path).schema or {}
             if "shard" in meta and path not in own:
                 raise errors.SharingError(
-                    f"{path} is shard {meta['shard']} of the store {home_of(path, meta)}, which would lose this "
-                    "shard: choose"
-                    " another folder, or remove that store first",
+                    f"{path} is shard {meta['shard']} of the store {home_of(path, meta)}, which would lose this"
+                    " shard: choose another folder, or remove that store first",
                     path=path,
                 )
         lock = WriterLock(Files(), path)

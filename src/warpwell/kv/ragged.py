@@ -105,9 +105,9 @@ class Ragged:
         shape: tuple[int, ...] = (),
         item_type: type = np.ndarray,
     ) -> Ragged:
-        """Return items that lie anywhere in a contiguous array, without checks.
+        """Return items at any positions of a contiguous array, without checks.
 
-        `starts` are positions in `source`, which has one dimension; `shape` is that of a row of an item.
+        `starts` are positions in `source`, which has one dimension; `shape` is the shape of a row of an item.
         """
         made = cls.__new__(cls)
         made._set(source, starts, lengths, shape, item_type)

@@ -544,7 +544,7 @@ def _with_suffixes(keys: Keys, values: Any) -> list[Any]:
 
 
 def _do_nothing() -> None:
-    """Do nothing. It replaces the log's callback, whose reference cycle would delay the freeing of memory."""
+    """Do nothing. It replaces the log's callback, because a reference cycle would delay the freeing of memory."""
 
 
 def folder_bytes(path: str) -> int:

@@ -66,7 +66,7 @@ Progress = Callable[[int, int], object]
 
 @dataclass
 class SalvageReport:
-    """The result of `salvage`: the records recovered, and those lost.
+    """The result of `salvage`: the recovered and the lost records.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class SalvageReport:
     lost : list of Problem
         Records whose value is damaged or missing, with their keys; and missing shards, without keys.
     missing_records : int
-        Puts and deletes that cannot be read, so that their keys are unknown: the previous value of such a key, or
+        Unreadable puts and deletes. Their keys are unknown, so for each of them the previous value of its key, or
         nothing, was recovered.
     unproven : int
         Records with an undamaged value whose key is found only in a damaged snapshot.
@@ -101,9 +101,9 @@ class SalvageReport:
 
 
 def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> SalvageReport:
-    """Copy the undamaged records of a store into a new one.
+    """Copy the undamaged records of a store into a new store.
 
-    The source is never changed. The records of all shards go into the one new store.
+    The source is never changed. The new store gets the records of all shards.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     Raises
     ------
     MissingFileError, FormatError
-        There is no store, or its format is newer.
+        The folder does not hold a store, or its format is newer.
     SharingError
-        It is open for writing.
+        The store is open for writing.
     ArgumentError, StorageFullError
         The target cannot be created; a part that was created is removed.
     """
@@ -131,7 +131,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     report.lost += [
         Problem(shards[shard], None, str(error))
         for shard, error in missing.items()
-        if not isinstance(error, errors.CorruptionError)  # else its values are read all the same
+        if not isinstance(error, errors.CorruptionError)  # the values of a damaged shard are read nevertheless
     ]
     # The folders of logs, and for each the folders of its segments.
     logs = [(path, [path]) for path in shards] if manifest.separate_logs else [(folder, shards)]
@@ -152,12 +152,12 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         try:
             with made:
                 total, done = sum(map(len, found)), 0
-                whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
+                all_integers = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
                 for (_, paths), slots in zip(logs, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
-                    for some in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
-                        _put(made, paths, slots[some], whole, report)
-                        done += len(slots[some])
+                    for rows in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+                        _put(made, paths, slots[rows], all_integers, report)
+                        done += len(slots[rows])
                         if progress is not None:
                             progress(done, total)
         except BaseException:
@@ -192,7 +192,7 @@ def _described(folder: str, report: SalvageReport) -> Manifest:
 def _kept_from_writers(folder: str) -> Iterator[None]:
     try:
         fd = os.open(os.path.join(folder, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no lock: nobody has written since it was copied
+    except OSError:  # no lock file: no process has opened the store for writing since it was copied
         yield
         return
     try:
@@ -219,15 +219,15 @@ def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
     if sound:
         base, seq = sound[-1].slots, sound[-1].seq
     elif snapshots and (not journals or journals[0].start > 0):
-        # Nothing confirms these keys: a value that has its checksum makes it likely, and the report says so.
+        # Nothing confirms these keys. A value with a matching checksum makes them likely; the report counts them.
         base, seq = snapshots[-1].slots, journals[-1].start if journals else snapshots[-1].seq
         report.unproven += len(base)
     marks, _ = read_marks(folder, found.uuid)
     newest = max((s.seq for s in snapshots), default=0)
     if journals and journals[-1].start >= newest:
-        # its last commit mark may be damaged, and a record that COMMITTED names was committed
+        # The last commit mark may be damaged, but a record that COMMITTED names was committed.
         journals[-1].committed = max(journals[-1].committed, highest(marks, journals[-1].salt)[0])
-    else:  # the present journal is gone, whatever was in it
+    else:  # the current journal is lost with an unknown number of records
         report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
     records, last = _behind(journals, seq)
     report.missing_records += max(0, last - seq - len(records))
@@ -238,7 +238,7 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     """Return the undamaged committed records after number `seq`, in order, and the last number."""
     slots, last = [], seq
     for k, journal in enumerate(journals):
-        # In format 2 a journal may continue after the next one begins: a second writer was not noticed at once.
+        # In format 2 a journal may continue after the next one begins, because a second writer was detected late.
         until = journals[k + 1].start if k + 1 < len(journals) else journal.committed
         chosen = (journal.seqs > seq) & (journal.seqs <= until)
         slots.append(journal.slots[chosen])
@@ -246,10 +246,10 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
 
 
-def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, report: SalvageReport) -> None:
+def _put(store: Any, folders: list[str], slots: NDArray[np.int64], all_integers: bool, report: SalvageReport) -> None:
     """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
     lengths = key_len_of(slots[:, 3])
-    integers = np.full(len(slots), whole) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
+    integers = np.full(len(slots), all_integers) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
     for segment in np.unique(segment_of(slots[:, 2])).tolist():
         rows = np.flatnonzero(segment_of(slots[:, 2]) == segment)
@@ -257,12 +257,12 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, 
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            what = f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
-            report.lost += [Problem(path, int(offset_of(slots[k, 2])), what, keys.row(int(k))) for k in rows]
+            reason = f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
+            report.lost += [Problem(path, int(offset_of(slots[k, 2])), reason, keys.row(int(k))) for k in rows]
             continue
         try:
             values: list[Any] = []
-            kept: list[int] = []
+            readable: list[int] = []
             extents = extents_of(slots[rows, 2:])
             status = check_file(fd, extents).tolist()
             for k, bad, (offset, size, crc) in zip(rows.tolist(), status, extents.tolist(), strict=True):
@@ -280,12 +280,12 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], whole: bool, 
                     key = stored_key(slots[k], fd) if is_long else keys.row(k)
                     report.lost.append(Problem(path, offset, wrong, key))
                     continue
-                kept.append(k)
+                readable.append(k)
                 values.append(value)
                 report.value_bytes += size
-            if kept:
-                store._records.put(keys.take(np.array(kept)), values)
-                report.records += len(kept)
+            if readable:
+                store._records.put(keys.take(np.array(readable)), values)
+                report.records += len(readable)
         finally:
             os.close(fd)
 
@@ -312,9 +312,9 @@ class DamagedFolder:
             self.note(str(error.path), getattr(error, "offset", None), str(error))
             identity = read_identity(folder)
             self.uuid = bytes(16) if identity is None else identity.uuid_bytes
-            self._ids = {kind: self._there(SUFFIXES[kind]) for kind in (JOURNAL_FILE, SNAPSHOT_FILE, INDEX_FILE)}
+            self._ids = {kind: self._find_ids(SUFFIXES[kind]) for kind in (JOURNAL_FILE, SNAPSHOT_FILE, INDEX_FILE)}
 
-    def _there(self, suffix: str) -> list[int]:
+    def _find_ids(self, suffix: str) -> list[int]:
         try:
             names = [os.path.splitext(name) for name in os.listdir(self.folder)]
         except OSError:
@@ -340,7 +340,7 @@ class DamagedFolder:
         return out
 
     def superblock(self, data: bytes, kind: int, id: int, path: str) -> Superblock | None:
-        """Return the superblock of a file, or None; damage is noted."""
+        """Return the superblock of a file; if it is damaged, record that and return None."""
         uuid = self.uuid if any(self.uuid) else data[16:32]
         try:
             block = Superblock.unpack(data[:SUPERBLOCK], kind, uuid, id, path)
@@ -350,9 +350,9 @@ class DamagedFolder:
         self.uuid = uuid
         return block
 
-    def note(self, path: str, offset: int | None, what: str) -> None:
-        """Note damage."""
-        self.problems.append(Problem(path, offset, what))
+    def note(self, path: str, offset: int | None, damage: str) -> None:
+        """Record damage."""
+        self.problems.append(Problem(path, offset, damage))
 
 
 @dataclass
@@ -368,7 +368,7 @@ class JournalRecords:
 
 @dataclass
 class SnapshotSlots:
-    """The slots of a snapshot; `sound` says that none is damaged."""
+    """The slots of a snapshot; `sound` is True if no slot is damaged."""
 
     slots: NDArray[np.int64]
     seq: int
@@ -388,26 +388,26 @@ def read_journals(found: DamagedFolder) -> list[JournalRecords]:
         elif good.any():
             salts, counts = np.unique(records["salt"][good], return_counts=True)
             good &= records["salt"] == salts[np.argmax(counts)]
-        kept = records[good]
-        if block is None and not len(kept):
+        intact = records[good]
+        if block is None and not len(intact):
             continue
-        start = int(kept["seq"].min()) - 1 if block is None else block.seq
-        ends = kept["seq"][(kept["flags"] & COMMIT) != 0]
+        start = int(intact["seq"].min()) - 1 if block is None else block.seq
+        ends = intact["seq"][(intact["flags"] & COMMIT) != 0]
         committed = int(ends.max(initial=start))
-        begun = np.flatnonzero(good)
-        inside = np.flatnonzero(~good[: int(begun[-1]) + 1 if len(begun) else 0])
+        numbers = np.flatnonzero(good)
+        inside = np.flatnonzero(~good[: int(numbers[-1]) + 1 if len(numbers) else 0])
         for k in inside.tolist():
             found.note(path, SUPERBLOCK + RECORD_BYTES * k, "a record of the journal is damaged")
-        slots = np.concatenate([kept["key"], kept["loc"]], axis=1)
-        salt = int(kept["salt"][0]) if block is None else block.salt
-        out.append(JournalRecords(slots, kept["seq"].astype(np.int64), start, committed, salt))
+        slots = np.concatenate([intact["key"], intact["loc"]], axis=1)
+        salt = int(intact["salt"][0]) if block is None else block.salt
+        out.append(JournalRecords(slots, intact["seq"].astype(np.int64), start, committed, salt))
     return sorted(out, key=lambda journal: journal.start)
 
 
 def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
     """Return the readable slots of all snapshots, in the order of their ids."""
     out = []
-    for kind in (SNAPSHOT_FILE, INDEX_FILE):  # of earlier formats first
+    for kind in (SNAPSHOT_FILE, INDEX_FILE):  # earlier formats first
         for id, path, data in found.files(kind):
             block = found.superblock(data, kind, id, path)
             out.append((_old_slots if kind == SNAPSHOT_FILE else _index_slots)(found, path, block, data[SUPERBLOCK:]))
@@ -423,7 +423,7 @@ def _index_slots(found: DamagedFolder, path: str, block: Superblock | None, body
         found.note(path, SUPERBLOCK + BLOCK * number, "a block of the index does not match its checksum")
     expected = BLOCK * sum(block_counts(block.block_type, block.positions, block.segments))
     if len(body) != expected:
-        found.note(path, SUPERBLOCK, f"the index has {len(body)} bytes in place of {expected}")
+        found.note(path, SUPERBLOCK, f"the index has {len(body)} bytes instead of {expected}")
     sound = not damaged and len(body) == expected
     return SnapshotSlots(slots if sound else _plausible(slots), block.seq, sound)
 
@@ -440,18 +440,18 @@ def _old_slots(found: DamagedFolder, path: str, block: Superblock | None, body: 
 
 
 def _plausible(slots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the slots that may be those of records."""
+    """Return the slots with a valid location and key length."""
     lens = key_len_of(slots[:, 3])
-    kept: NDArray[np.int64] = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= LONG)]
-    return kept
+    valid: NDArray[np.int64] = slots[(slots[:, 2] > 0) & (lens >= 1) & (lens <= LONG)]
+    return valid
 
 
 def _sound(records: NDArray[np.void]) -> NDArray[np.bool_]:
     if not len(records):
         return np.empty(0, np.bool_)
     records = np.ascontiguousarray(records)
-    places = records.ctypes.data + RECORD_BYTES * np.arange(len(records))
-    crcs = crc32c_many(places, np.full(len(records), RECORD_BYTES - 4))
+    addresses = records.ctypes.data + RECORD_BYTES * np.arange(len(records))
+    crcs = crc32c_many(addresses, np.full(len(records), RECORD_BYTES - 4))
     lens = records["key_len"]
     sound: NDArray[np.bool_] = (records["magic"] == MAGIC) & (crcs & 0xFFFFFFFF == records["crc"])
     sound &= (lens >= 1) & (lens <= LONG) & ((records["type"] == PUT) | (records["type"] == DELETE))

@@ -216,8 +216,8 @@ class Schema:
         records.reshape(-1, UNIT)[(starts + padded) // UNIT - 1] = 0  # the gaps after records and between fields
         for position in positions:
             records.view(np.int64)[(starts + position) // ALIGNMENT - 1] = 0
-        whole = np.full(count, self.nbytes, np.int64)
-        Ragged.of_pieces(rows.reshape(-1), np.arange(count) * self.nbytes, whole).copy_to(records, starts)
+        fixed_sizes = np.full(count, self.nbytes, np.int64)
+        Ragged.of_pieces(rows.reshape(-1), np.arange(count) * self.nbytes, fixed_sizes).copy_to(records, starts)
         for column, position in zip(columns, positions, strict=True):
             column.copy_to(records, starts + position)
         return Ragged.of_pieces(records, starts, sizes)
@@ -492,8 +492,8 @@ def _item(field: Field, value: Any) -> tuple[Any, int]:
     if isinstance(value, (bytes, bytearray)) and field.nbytes == 1 and field.dtype.kind == "u":
         return value, len(value)
     if value is None or isinstance(value, str):
-        wanted = "bytes" if field.nbytes == 1 else f"an array or a list of {field.dtype}"
-        raise _field_error(field.name, f"is {value!r:.60}: pass {wanted}")
+        expected = "bytes" if field.nbytes == 1 else f"an array or a list of {field.dtype}"
+        raise _field_error(field.name, f"is {value!r:.60}: pass {expected}")
     array = np.ascontiguousarray(_checked(field, value, field.shape))
     return array.reshape(-1).view(np.uint8), len(array)
 

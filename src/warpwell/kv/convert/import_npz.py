@@ -23,7 +23,7 @@ KEYS, LENGTHS, INTEGERS, VALUES, OFFSETS = "keys", "key_lengths", "key_integers"
 """Arrays of a dump. `INTEGERS` are flags: which keys are integers. Without a schema, `VALUES` are the bytes of all
 values and `OFFSETS` their N + 1 bounds."""
 RAGGED = {"_offsets": np.ndarray, "_bytes_offsets": bytes, "_str_offsets": str}
-"""A ragged field is an array of all items, and one of N + 1 bounds, whose name ends like this by the items' type."""
+"""Suffixes of the arrays with the N + 1 bounds of a ragged field, by the type of its items."""
 
 
 _PIECE = 1 << 22
@@ -31,7 +31,7 @@ _PIECE = 1 << 22
 
 
 class NpzSource(Source):
-    """Rows of arrays that have the same length; or what ``warpwell kv dump`` wrote.
+    """Rows of arrays that have the same length; or a dump that ``warpwell kv dump`` wrote.
 
     Parameters
     ----------

@@ -179,7 +179,7 @@ def load(source: Source, store: Store, progress: Progress | None = None) -> Load
 
 
 def _unloaded(source: Source, store: Store) -> Iterator[Batch]:
-    """Yield the records of a source that a store does not have, after a check that it has the ones before them."""
+    """Yield the records of a source that a store does not have; check that it has the preceding records."""
     count = len(store)
     if not count:
         yield from source.batches()
@@ -212,17 +212,17 @@ def _raw(item: Any, type: str) -> bytes:
 
 
 def _check_new(source: Source, store: Store, batch: Batch) -> None:
-    """Raise FormatError if a key of a batch occurs twice: the first one's record would be lost."""
+    """Raise FormatError if a key of a batch occurs twice, because its first record would be lost."""
     if source.rule.rule == "number":
         return
-    seen: set[Any] = set()
+    checked: set[Any] = set()
     for key in batch.keys if isinstance(batch.keys, list) else batch.keys.tolist():
-        if key in seen or key in store:
+        if key in checked or key in store:
             raise FormatError(
                 f"{source.where}: the key {key!r} occurs twice, and a store holds one record a key: use --keys number",
                 path=source.where,
             )
-        seen.add(key)
+        checked.add(key)
 
 
 def _expanded(item: str | Path) -> list[Path]:

@@ -206,7 +206,7 @@ def _batch(group: list[Record], source: Source, start: int) -> Batch:
 
 
 def require_names(rule: str | None, key_field: str | None, where: str) -> None:
-    """Raise ArgumentError if keys are to be made of names, and rows have none."""
+    """Raise ArgumentError if a rule makes keys from names, but rows have no names."""
     if rule in ("name", "hash") and key_field is None:
         raise ArgumentError(
             f"--keys {rule} needs names, and rows of {where} are numbered: add --key-field", name="keys"

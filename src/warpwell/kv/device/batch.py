@@ -54,19 +54,19 @@ B_STRIDE = 9
 B_ROOM = 10
 """Bytes of a value that a row takes."""
 B_SALT = 11
-"""So that batches begin at different queues."""
+"""Offset of the first row's queue, so that batches begin at different queues."""
 B_PITCH = 12
 """Bytes of a key in `B_KEYS`: 8 or 16."""
 B_LENGTH = 13
 B_UNIQUE = 14
-"""1: all keys differ, so that no rows are merged."""
+"""1 if all keys differ, so that no rows are merged."""
 B_FAILED = 16
-"""Row + 1 of a row that failed, and then its status; 0 if no row failed."""
+"""Number + 1 of a row that failed, followed by its status; 0 if no row failed."""
 B_STATUS = 17
 B_ALL = 32
 
 DONE = -2
-"""Instead of an id: the row has its value, or shares that of another row. Stored as 0, as the memory is at first."""
+"""Ticket of a row that has its value, or shares the value of another row. Stored as 0, the memory's first content."""
 NO_TICKET = -1
 NO_VALUE = -1
 
@@ -173,7 +173,7 @@ def finish_rows(core, batch):
     status = answer & 0xFFFF
     size = answer >> 16
     if want:
-        # a launch that was interrupted is repeated: it must not find an id that another command has by then
+        # An interrupted launch is repeated, and must not find an id that belongs to another command at that time.
         store_relaxed(field(batch, B_TICKETS) + 8 * row, 0, DEVICE)
         if status == 0:
             store_result(batch, row, size)

@@ -51,7 +51,7 @@ class DeviceStore(Store):
     ) -> None:
         super().__init__(records, schema=schema, writable=writable, durability=durability)
         self.options = options
-        self._beside = beside
+        self._controller_store = beside
         self._engine: Engine
         try:
             natives = records.natives()
@@ -61,7 +61,7 @@ class DeviceStore(Store):
             served = [d.native() for d in self._drives] if self._drives else natives
             if beside is not None:
                 served = beside._engine._natives
-            self._engine = Engine(served, options, name=self.path, beside=None if beside is None else beside._engine)
+            self._engine = Engine(served, options, name=self.path, host=None if beside is None else beside._engine)
         except BaseException:
             super()._close(commit=False)
             raise
@@ -69,14 +69,14 @@ class DeviceStore(Store):
         self._spaces = BatchSpaces()
         self._view = KernelStore(schema, {"core": self._engine.core})
         self.device = self._engine.target
-        # An emulated drive is to see the commands of batches, too.
+        # An emulated drive must also execute the commands of batches.
         self._gathers: bool = (
             self.device == "cuda"
             and schema is not None
             and not (options.cache or self._drives)
             and (beside is None or beside._gathers)
         )
-        # launches of a thread that are under way, with the failures that were known before
+        # for each thread the failure counts at the start of its launches in flight
         self._marks = threading.local()
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
@@ -128,15 +128,15 @@ class DeviceStore(Store):
         Batches and launches in flight end first, and device caches are emptied.
         """
         if self._engine.forked:
-            return super().refresh()  # the device is the parent's
-        if self._beside is not None:
-            self._beside.refresh()  # its index is what this store's device reads
+            return super().refresh()  # the device belongs to the parent
+        if self._controller_store is not None:
+            self._controller_store.refresh()  # the device reads the index of that store
             return super().refresh()
         if self.writable:
             return super().refresh()
         caches = [e for e in (self._engine, *self._engine.guests) if e.cache_records]
         with contextlib.ExitStack() as alone:
-            # values that were read before the change must not enter a cache after it
+            # a cache must not receive values after the refresh that were read before it
             for engine in caches:
                 alone.enter_context(engine.alone())
             changes = super().refresh()
@@ -148,14 +148,14 @@ class DeviceStore(Store):
     @property
     def stays(self) -> bool:
         """Whether the store cannot be opened in the same way by another process."""
-        return self.device == "cuda" or self._beside is not None or bool(self._drives)
+        return self.device == "cuda" or self._controller_store is not None or bool(self._drives)
 
     def _close(self, *, commit: bool) -> None:
         if self.closed:
             return
         try:
             self._engine.close()
-        except errors.SharingError:  # batches of an iterator that was dropped just now, perhaps
+        except errors.SharingError:  # possibly batches of an iterator that was just dropped
             lifetime.settle()
             self._engine.close()
         super()._close(commit=commit)
@@ -168,7 +168,7 @@ class DeviceStore(Store):
         return self._view
 
     def launch_begins(self, flag: LaunchFlag) -> None:
-        """Note that a launch with this store begins."""
+        """Register the start of a launch with this store."""
         self._engine.begin()
         self._stack().append(self._engine.failures)
 
@@ -179,7 +179,7 @@ class DeviceStore(Store):
         return stack
 
     def launch_ended(self, flag: LaunchFlag) -> None:
-        """Note that a launch ended; raise if one of its commands failed or timed out."""
+        """Register the end of a launch; raise if one of its commands failed or timed out."""
         failures = self._stack().pop()
         self._engine.end()
         self._engine.raise_since(failures)

@@ -85,13 +85,13 @@ class Engine:
         The store's shards.
     options : DeviceOptions
     name : str
-        Of the store, for messages.
-    beside : Engine, optional
-        Use this engine's controller, so that two devices read through one controller.
+        Name of the store, for messages.
+    host : Engine, optional
+        The engine with the controller to use, so that two devices read through one controller.
     """
 
     def __init__(
-        self, natives: Sequence[NativeMedium], options: DeviceOptions, *, name: str, beside: Engine | None = None
+        self, natives: Sequence[NativeMedium], options: DeviceOptions, *, name: str, host: Engine | None = None
     ) -> None:
         self.options, self.name = options, name
         self.target = "cuda" if options.device.startswith("cuda") else options.device
@@ -128,8 +128,8 @@ class Engine:
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
             self._cache: Block | None = self._make_cache(options.cache)
-            self._owned = beside is None
-            if beside is None:
+            self._owned = host is None
+            if host is None:
                 threads = options.threads or service_threads(self.target)
                 self.controller = Controller(
                     self.pairs,
@@ -142,28 +142,28 @@ class Engine:
                 ids = [self.controller.attach_kv(n, self) for n in self._natives]
                 self.nsid = ids[0]
             else:
-                self.controller, self.nsid = beside.controller, beside.nsid
+                self.controller, self.nsid = host.controller, host.nsid
                 self.controller.add_pairs(self.pairs, options.weight)
-                beside.guests.add(self)
-            words = np.zeros(at.K_WORDS, np.int64)
-            words[at.K_QUEUES], words[at.K_N_QUEUES] = self.pairs.records, self.pairs.count
-            words[at.K_NSID], words[at.K_SHARDS] = self.nsid, len(self._natives)
-            words[at.K_CHUNK], words[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
-            words[at.K_CACHE] = self._cache.address if self._cache is not None else 0
-            words[at.K_ABORT] = self._abort.address
-            words[at.K_RETURNS] = int(self._return_slots() > 0)
-            words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._return_slots() or self.pairs.ids) * 3 // 4
-            self._core.write(0, words)
+                host.guests.add(self)
+            fields = np.zeros(at.K_WORDS, np.int64)
+            fields[at.K_QUEUES], fields[at.K_N_QUEUES] = self.pairs.records, self.pairs.count
+            fields[at.K_NSID], fields[at.K_SHARDS] = self.nsid, len(self._natives)
+            fields[at.K_CHUNK], fields[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
+            fields[at.K_CACHE] = self._cache.address if self._cache is not None else 0
+            fields[at.K_ABORT] = self._abort.address
+            fields[at.K_RETURNS] = int(self._return_slots() > 0)
+            fields[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._return_slots() or self.pairs.ids) * 3 // 4
+            self._core.write(0, fields)
 
     def _chunk(self) -> int:
-        """Return the bytes of a piece: the size of a value, if the arena has room for it."""
+        """Return the size of a piece in bytes: the size of a value, if the arena has room for it."""
         wanted_bytes = max(SMALLEST, 1 << max(0, self.options.value_bytes - 1).bit_length())
         inside = max(1, self.options.depth // 2) if self.options.returns == "request" else 16
         share = ARENA // (self.options.queues * inside)
         return max(SMALLEST, min(wanted_bytes, LARGEST, 1 << max(share, 1).bit_length() - 1))
 
     def _return_slots(self) -> int:
-        """Return the number of places of a return value queue, or 0 if each request has its own place."""
+        """Return the number of slots of a return value queue, or 0 if each request has its own slot."""
         if self.options.returns == "request":
             return 0
         share = ARENA // (self.options.queues * self.chunk)
@@ -177,10 +177,10 @@ class Engine:
         sets = 1 << sets.bit_length() - 1
         entries_at, data_at = 128, 128 + 2 * sets * 8 * W_WORDS
         block = self.memory.allocate(data_at + 2 * sets * stride)
-        words = np.zeros(D_WORDS, np.int64)
-        words[D_MASK], words[D_STRIDE] = sets - 1, stride
-        words[D_ENTRIES], words[D_DATA] = block.address + entries_at, block.address + data_at
-        block.write(0, words)
+        fields = np.zeros(D_WORDS, np.int64)
+        fields[D_MASK], fields[D_STRIDE] = sets - 1, stride
+        fields[D_ENTRIES], fields[D_DATA] = block.address + entries_at, block.address + data_at
+        block.write(0, fields)
         self._entries = (entries_at, 2 * sets * 8 * W_WORDS)
         self.cache_records = 2 * sets
         return block
@@ -201,7 +201,7 @@ class Engine:
         ------
         ClosedError
         ForkError
-            This process was forked from the one that opened the store: its queues are not served here.
+            This process was forked after the store was opened: no thread here serves its queues.
         """
         self.check()
         self.reap()
@@ -221,7 +221,7 @@ class Engine:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the store: its queues are not served here."""
+        """Whether this process was forked after the store was opened: no thread here serves its queues."""
         return self._process != os.getpid()
 
     def check(self) -> None:
@@ -248,11 +248,11 @@ class Engine:
         self.stream.launch(function, n, *args, services=self.services(), aborts=(self,))
 
     def continues(self, done: Callable[[], bool]) -> None:
-        """Note that a launch continues; `end` is called later, when `done` returns True."""
+        """Register a launch that continues; `end` is called after `done` has returned True."""
         self._going.append(done)
 
     def abandon(self, function: Any, n: int, lease: Any) -> None:
-        """Note a batch whose future was dropped: `reap` launches `function`, which releases its command ids."""
+        """Register a batch without a future: `reap` launches `function`, which releases its command ids."""
         self._abandoned.append((function, n, lease))
 
     def reap(self) -> None:
@@ -308,20 +308,20 @@ class Engine:
 
     @property
     def failures(self) -> int:
-        """Number of failed commands of kernels so far: a mark for `raise_since`."""
+        """Number of failed commands of kernels so far, for `raise_since`."""
         return self._failures
 
     def raise_since(self, failures: int) -> None:
-        """Raise the error of a command that failed since that mark, and make the device usable again."""
+        """Raise the error of a command that failed since `failures`, and make the device usable again."""
         is_stopped, _, status, count = self.read_words(at.K_STOPPED, 4)
         self._failures = max(self._failures, count)
         if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
-            return  # Ctrl-C, which is raised
+            return  # after Ctrl-C, which raises its own exception
         if count != failures:
             raise self.error_of(status, f"{self.name}: a record that a kernel named")
 
-    def error_of(self, status: int, what: str) -> Exception:
-        """Return the error for a command's status, or for a timeout; `what` names the request."""
+    def error_of(self, status: int, item: str) -> Exception:
+        """Return the error for a command's status, or for a timeout; `item` describes the record."""
         if error := self.lost():
             return error
         if status == at.TIMED_OUT:
@@ -334,9 +334,8 @@ class Engine:
             )
         if status == at.CHANGED:
             return errors.MediumError(
-                f"{what} changed while it was read in pieces, {at.MAX_RESTARTS} times: read it when nobody writes "
-                "it, or open"
-                f" the store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
+                f"{item} changed while it was read in pieces, {at.MAX_RESTARTS} times: read it while no process writes"
+                f" it, or open the store with larger pieces than {self.chunk} bytes (fewer queues, less depth)",
                 status=status,
             )
         if status == at.BAD_TICKET:
@@ -353,10 +352,10 @@ class Engine:
             )
         if status == KV_UNRECOVERED_ERROR:
             return errors.CorruptionError(
-                f"{what} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
+                f"{item} is damaged or cannot be read: run `warpwell kv verify`, and put the key again from its source",
                 path=self.name,
             )
-        return errors.MediumError(f"{what}: {describe(status)} (status {status:#06x}); check the drive", status=status)
+        return errors.MediumError(f"{item}: {describe(status)} (status {status:#06x}); check the drive", status=status)
 
     # -- batches --------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class BatchSpace:
 
 
 _MAX_SPARE = 2
-"""Free spaces of a size that stay when one of another size is made."""
+"""Number of free spaces of a size that are kept when a space of another size is allocated."""
 
 
 class BatchSpaces:
@@ -62,10 +62,10 @@ class BatchSpaces:
         free = self._free.setdefault((make, capacity, stride), [])
         with contextlib.suppress(IndexError):
             return free.pop()
-        # batches of other sizes are gone, perhaps for good
-        for size, others in list(self._free.items()):
+        # batches of other sizes may not come again
+        for size, spaces in list(self._free.items()):
             if size != (make, capacity, stride):
-                del others[_MAX_SPARE:]
+                del spaces[_MAX_SPARE:]
         with engine.stream.on_device():
             return make(engine, capacity, stride)
 
@@ -75,7 +75,7 @@ class BatchSpaces:
 
 
 class Lease:
-    """Keeps a space in use: the arrays of a batch hold it, and the space is free when it is dropped."""
+    """Keeps a space in use: the arrays of a batch refer to it, and the space is released with the last of them."""
 
     def __init__(self, spaces: BatchSpaces, space: Any) -> None:
         self.space = space
@@ -140,7 +140,7 @@ class DeviceFuture:
         is_started = False
         try:
             self._begin(space, interface)
-            # the keys are read when the stream comes to it
+            # the stream reads the keys later
             self._gpu_keys = keys if on_gpu else None
             self._has_started = engine.stream.mark()
             is_started = True
@@ -154,33 +154,33 @@ class DeviceFuture:
     def _begin(self, space: BatchSpace, interface: dict[str, Any] | None) -> None:
         engine, n = self._engine, self.count
         base = space.device.address
-        words = space.host.words
-        words[: at.B_ALL] = 0
-        words[at.B_KEYS] = base + space.keys_at
-        words[at.B_PITCH], words[at.B_LENGTH] = 8, 8
-        words[at.B_TABLE], words[at.B_TABLE_MASK] = base + space.table_at, space.table - 1
-        words[at.B_FIRST], words[at.B_TICKETS] = base + space.first_at, base + space.tickets_at
-        words[at.B_SIZES], words[at.B_FOUND] = base + space.sizes_at, base + space.found_at
-        words[at.B_ROWS], words[at.B_STRIDE] = base + space.rows_at, space.stride
-        words[at.B_ROOM] = self.room
-        words[at.B_SALT] = id(self) >> 4 & 0xFFFF
+        fields = space.host.words
+        fields[: at.B_ALL] = 0
+        fields[at.B_KEYS] = base + space.keys_at
+        fields[at.B_PITCH], fields[at.B_LENGTH] = 8, 8
+        fields[at.B_TABLE], fields[at.B_TABLE_MASK] = base + space.table_at, space.table - 1
+        fields[at.B_FIRST], fields[at.B_TICKETS] = base + space.first_at, base + space.tickets_at
+        fields[at.B_SIZES], fields[at.B_FOUND] = base + space.sizes_at, base + space.found_at
+        fields[at.B_ROWS], fields[at.B_STRIDE] = base + space.rows_at, space.stride
+        fields[at.B_ROOM] = self.room
+        fields[at.B_SALT] = id(self) >> 4 & 0xFFFF
         copied = space.keys_at
         self._unique = False
         if self._keys is not None:
             key_words, lengths, *_ = self._keys
             self._unique = key_words.ndim == 1 and np.unique(key_words).size == n
-            words[at.B_UNIQUE] = self._unique
+            fields[at.B_UNIQUE] = self._unique
             width = 2 if key_words.ndim == 2 else 1
-            words[at.B_PITCH] = 8 * width
-            words[space.keys_at // 8 : space.keys_at // 8 + width * n] = key_words.reshape(-1)
+            fields[at.B_PITCH] = 8 * width
+            fields[space.keys_at // 8 : space.keys_at // 8 + width * n] = key_words.reshape(-1)
             copied = space.keys_at + 8 * width * n
             if lengths is not None:
-                words[at.B_LENGTHS] = base + space.lengths_at
-                words[space.lengths_at // 8 : space.lengths_at // 8 + n] = lengths
+                fields[at.B_LENGTHS] = base + space.lengths_at
+                fields[space.lengths_at // 8 : space.lengths_at // 8 + n] = lengths
                 copied = space.lengths_at + 8 * n
         stream = engine.stream
         if space.used:
-            # kernels that use the arrays of the last batch here may still be running
+            # Other kernels may still use the arrays of the previous batch in this space.
             stream.after_default()
         space.used = True
         stream.copy(base, space.host.address, copied)
@@ -261,8 +261,8 @@ class DeviceFuture:
             if not finished:
                 engine.recover(at.finish_rows, n, base)
             engine.end()
-        words = space.host.words
-        row, status = int(words[at.B_FAILED]) - 1, int(words[at.B_STATUS])
+        fields = space.host.words
+        row, status = int(fields[at.B_FAILED]) - 1, int(fields[at.B_STATUS])
         if row >= 0:
             engine.resume()
             raise self._error(row, status)
@@ -277,7 +277,7 @@ class DeviceFuture:
         space, n = self._space, self.count
         if self._engine.target != "cuda":
             raw = space.device.view(np.dtype(np.uint8))
-            # of their own, as the space is used again: the host's arrays do not hold the lease
+            # Copies, because arrays of the host do not hold the lease, and the space is reused.
             rows = raw[space.rows_at : space.rows_at + n * space.stride].reshape(n, space.stride)[:, : self.room].copy()
             sizes = raw[space.sizes_at : space.sizes_at + 8 * n].view(np.int64).copy()
             found = raw[space.found_at : space.found_at + n].astype(np.bool_)
@@ -294,7 +294,7 @@ class DeviceFuture:
         return batch, view_of(self._lease, space.found_at, (n,), np.dtype(np.bool_), 1)
 
     def __del__(self) -> None:
-        # dropped without a wait: its command ids must come back. This may run anywhere, in the middle of anything
+        # Dropped without a wait: its command ids must be released. A finalizer may interrupt any other code.
         if getattr(self, "_space", None) is not None and self._result is None and self._failed is None:
             self._engine.abandon(at.finish_rows, self.count, self._lease)
 

@@ -440,11 +440,11 @@ def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
                 return 0, 0
             return element_address(row, 0) + offset, extent
 
-    rest = field.shape[1:]
+    inner_shape = field.shape[1:]
 
     def array(view, row, name):
         address, length = locate(row)
-        return items_at(address, (length, *rest), dtype)
+        return items_at(address, (length, *inner_shape), dtype)
 
     return array
 

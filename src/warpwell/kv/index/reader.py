@@ -132,7 +132,7 @@ _PYTHON_FUNCTIONS = (
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
 )
-"""Functions of Python's C API, whose addresses are the words from `P_AS_WORD` on."""
+"""Functions of Python's C API; the words from `P_AS_WORD` on are their addresses."""
 
 _ERROR = 1 << 40
 """`get_one` returns errors below minus this number."""

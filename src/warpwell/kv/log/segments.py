@@ -338,7 +338,7 @@ class ValueBuffers:
 
     def __init__(self, values: Any) -> None:
         self._owner: Any
-        self._is_packed = False  # True if the layout in memory is that of the file
+        self._is_packed = False  # True if values have the same layout in memory and in the file
         if isinstance(values, Ragged):
             self._owner, starts = values._items
             self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
