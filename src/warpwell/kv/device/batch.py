@@ -1,8 +1,8 @@
-"""Kernels of a batch: one row a thread; the rows of a warp share a queue and copy their values together.
+"""Kernels of a batch: one thread for each row; the rows of a warp share a queue and copy their values together.
 
-``begin_rows`` merges equal keys, reads values from the device cache and submits commands for the rest; it never waits.
-``finish_rows`` waits for these commands, submits those that found no id, and fills the cache; a second launch does
-nothing. ``spread_rows`` copies rows to others of the same key.
+``begin_rows`` merges equal keys, reads values from the device cache, and submits commands for the remaining rows; it
+never waits. ``finish_rows`` waits for these commands, submits commands for rows that found no free id, and fills the
+cache; a second launch does nothing. ``spread_rows`` copies rows to other rows with the same key.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from .requests import K_CACHE, N_COMMANDS, N_HITS, N_MERGED, execute, queue_at, 
 
 # -- record of a batch in device memory, in words --------------------------------------------------------------
 B_KEYS = 0
-"""Address of the keys: one word a row, or two."""
+"""Address of the keys, one or two words for each row."""
 B_LENGTHS = 1
-"""Address of a word a row, or 0: all keys are `B_LENGTH` bytes long."""
+"""Address of the key lengths, one word for each row; 0 if all keys have `B_LENGTH` bytes."""
 B_TABLE = 2
-"""Address of the table that finds equal keys: row + 1, 0 where empty."""
+"""Address of the hash table that finds equal keys; an entry is row + 1, or 0."""
 B_TABLE_MASK = 3
 B_FIRST = 4
-"""Address of a word a row: the row whose value this one shares."""
+"""Address of one word for each row: the first row with the same key."""
 B_TICKETS = 5
-"""Address of a word a row: the id of its command, `NO_TICKET` or `DONE`, less `DONE`."""
+"""Address of one word for each row: the id of its command, `NO_TICKET` or `DONE`, minus `DONE`."""
 B_SIZES = 6
-"""Address of a word a row: the value's size, negative for an absent key."""
+"""Address of one word for each row: the value's size, negative for an absent key."""
 B_FOUND = 7
-"""Address of a byte a row."""
+"""Address of one byte for each row."""
 B_ROWS = 8
 B_STRIDE = 9
 B_ROOM = 10
-"""Bytes of a value that a row takes."""
+"""Maximum number of bytes of a value in a row."""
 B_SALT = 11
 """Offset of the first row's queue, so that batches begin at different queues."""
 B_PITCH = 12
-"""Bytes of a key in `B_KEYS`: 8 or 16."""
+"""Size of a key in `B_KEYS`, 8 or 16 bytes."""
 B_LENGTH = 13
 B_UNIQUE = 14
 """1 if all keys differ, so that no rows are merged."""
@@ -91,7 +91,7 @@ def key_length(batch, row):
 
 @device
 def first_of(batch, row, key0, key1, length):
-    """Return the row that represents all rows with this key: this one, if it was the first (thread)."""
+    """Return the row that represents all rows with this key; this row, if it is the first (thread)."""
     if field(batch, B_UNIQUE) != 0:
         return row
     mask = field(batch, B_TABLE_MASK)

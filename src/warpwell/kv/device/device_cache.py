@@ -1,10 +1,10 @@
 """Device cache: values in device memory, which threads read without a command; copies of values by all lanes.
 
-Two entries a set; each entry has a version, the key, the size and the bytes of one value. A filler makes the
-version odd, writes, and makes it even again; a reader copies the bytes and then checks the version again. So no thread
-waits: a reader that was too slow has a miss, and an entry that is being filled is skipped. The filler copies from the
-memory that the controller wrote (`requests`), never from a kernel's memory, which other threads may change; the version
-of a value of several pieces stays odd until the last one has arrived.
+A set has two entries. Each entry has a version, the key, the size and the bytes of one value. A filler makes the
+version odd, writes, and makes the version even again. A reader copies the bytes and then checks the version again. So
+no thread waits: a reader that was too slow has a miss, and an entry that is being filled is skipped. The filler copies
+from the memory that the controller wrote (`requests`), never from a kernel's memory, which other threads may change.
+The version of a value of several pieces stays odd until the last piece has arrived.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ..index.sealed import UINT8, hash_of
 
 # -- record, in words ------------------------------------------------------------------------------------------
 D_MASK = 0
-"""Sets less one (a power of two)."""
+"""Number of sets, a power of two, minus 1."""
 D_ENTRIES = 1
-"""Address of the entries, `W_WORDS` each, two a set."""
+"""Address of the entries: two for each set, `W_WORDS` words each."""
 D_DATA = 2
 D_STRIDE = 3
-"""Bytes of an entry's place, a multiple of 16."""
+"""Size of an entry's buffer in bytes, a multiple of 16."""
 D_WORDS = 8
 
 W_VERSION = 0
-"""0: empty; odd: being filled."""
+"""Version: 0 for an empty entry; odd while the entry is being filled."""
 W_KEY0 = 1
 W_KEY1 = 2
 W_SIZE = 3
-"""Value's size, and the key's length above bit 32."""
+"""Size of the value, and the key's length from bit 32 on."""
 W_WORDS = 4
 
 
@@ -62,7 +62,7 @@ def holds(address, key0, key1, length):
 
 @device
 def look_up(cache, want, key0, key1, length, to, room, mask, lane):
-    """Copy a value out of the cache for each lane that wants one; return its size, -1 for a miss.
+    """Copy a value out of the cache for each lane with `want`; return its size, -1 for a miss.
 
     For all lanes of `mask`, converged. The lane's copy has acquire order.
     """
@@ -82,10 +82,10 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
     if found == 0:
         return size
     source = field(cache, D_DATA) + entry * field(cache, D_STRIDE)
-    # one lane acquired the version, and all read what it covers
+    # one lane has acquired the version, and all lanes read the value
     syncwarp(mask)
     copy_each(found, to, source, min(max(size, 0), room), mask, lane)
-    # every lane's loads come before the owner's second look
+    # the loads of all lanes precede the owner's second load of the version
     fence(DEVICE)
     syncwarp(mask)
     if size >= 0:
@@ -99,14 +99,14 @@ def look_up(cache, want, key0, key1, length, to, room, mask, lane):
 def claim(cache, key0, key1, length, size):
     """Make the version of an entry odd for a value's bytes; return the entry, or 0 if none is available (thread).
 
-    An entry that is being filled is skipped, and a value that is already there is not stored again. All lanes that copy
-    into the entry learn its address at a barrier, and fence (`DEVICE`); then `publish` or `abandon` follows.
+    An entry that is being filled is skipped, and a value that is already cached is not stored again. All lanes that
+    copy into the entry receive its address at a barrier, and fence (`DEVICE`); then `publish` or `abandon` follows.
     """
     if size > field(cache, D_STRIDE):
         return 0
     first = (hash_of(key0, key1, length) & field(cache, D_MASK)) << 1
     entries = field(cache, D_ENTRIES) + first * (8 * W_WORDS)
-    # an empty entry, else one that changes from filler to filler
+    # an empty entry; otherwise the entries alternate
     position = (load_relaxed(entries + 8 * W_VERSION, DEVICE) >> 1) & 1
     if load_relaxed(entries + 8 * W_VERSION, DEVICE) == 0:
         position = 0

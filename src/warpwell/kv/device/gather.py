@@ -1,14 +1,14 @@
 """GatheredBatch: a batch whose values host threads read into pinned memory, from which the GPU copies them.
 
-The batch's stream waits for the count of pieces that were read, and then copies, so no Python code runs between. GPU
-threads take no part: a kernel that computes at the same time is not slowed down. Kernels use the queues instead,
-because they know their keys only while they run, and so do stores with a device cache.
+The batch's stream waits until all pieces were read, and then copies, without Python code in between. No GPU threads are
+involved, so a concurrent kernel is not slowed down. Kernels use the queues instead, because they know their keys only
+while they run. Stores with a device cache use the queues, too.
 
 The host's threads read in native code, without Python's interpreter lock. To them a batch is a *job* in one of `SLOTS`
-places. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has claimed
+slots. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has claimed
 piece k - 1. The word is stored last when a job is published, and all decrements follow this store, so a thread that has
-claimed a piece sees the job's other words. A place is used again when `J_DONE` says that all pieces of its job were
-read. A thread that comes too late lowers a count that is not positive, which the next job replaces.
+claimed a piece sees the job's other words. A slot is reused when the words at `J_DONE` show that all pieces of its job
+were read. A thread that comes too late lowers a count that is not positive, and the next job replaces this count.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .engine import Engine
 from .future import BatchSpaces, Lease, fields_of
 
 PIECE_KEYS = 256
-"""Minimum of keys of a piece: a smaller piece costs more time than it saves."""
+"""Minimum number of keys of a piece: a smaller piece costs more time than it saves."""
 MAX_PIECES = 32
 DONE_BYTES = 256
-"""At the begin of a space: pieces that were read, and keys that could not be read."""
+"""Size of the counts at the start of a space: read pieces, and keys that could not be read."""
 
 
 class GatherSpace:
@@ -117,7 +117,7 @@ class GatheredBatch:
             self._slot = self._readers.start(self._pieces, arguments)
             try:
                 if space.used:
-                    # a kernel may still be reading the arrays of the batch before
+                    # a kernel may still read the arrays of the previous batch
                     stream.after_default()
                 space.used = True
                 stream.wait_for_word(base, self._pieces)
@@ -160,7 +160,7 @@ class GatheredBatch:
         if self._result is None:
             space = self._lease.space
             if space.host.words[1]:
-                # This raises the error. If nothing is wrong any more, all is well.
+                # This read raises the error, unless the values can be read now.
                 rows = space.host.view(np.dtype(np.uint8))[space.rows_at :][: self.count * space.stride]
                 _, found = self._records.rows(self._keys, space.stride, rows.reshape(self.count, space.stride))
                 space.host.view(np.dtype(np.uint8))[space.found_at :][: self.count] = found
@@ -172,7 +172,7 @@ class GatheredBatch:
 
     def read(self) -> None:
         """Read the pieces that no thread has claimed, and wait until all are read."""
-        slot = self._slot  # another thread may give it back; helping the next batch there does no harm
+        slot = self._slot  # another thread may release it; then this thread helps the next batch
         if slot >= 0:
             compiled(read_pieces)(self._readers.address_of(slot))
         while not self._all_read(10**7):
@@ -190,7 +190,7 @@ class GatheredBatch:
         self._engine.forget_gathered(self)
 
     def retire(self) -> None:
-        """Give the place of the job back (once, by `Engine.forget_gathered`)."""
+        """Release the slot of the job (once, by `Engine.forget_gathered`)."""
         slot, self._slot = self._slot, -1
         if slot >= 0:
             self._readers.give_back(slot)

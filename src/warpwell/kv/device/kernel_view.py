@@ -74,16 +74,16 @@ from .requests import (
 
 ABSENT = -1
 FAILED = -2
-"""What `retrieve` and `exists` return if the device failed or did not answer in time."""
+"""Result of `retrieve` and `exists` if the device failed or did not answer in time."""
 
-# Words of an id's record that have this use while its command is a ticket's.
+# Words of an id's record while a ticket holds the id.
 ID_USE = ID_PAGE
-"""Twice the number of tickets that the id has been, plus 1 while the ticket is held."""
+"""Twice the number of tickets that had this id, plus 1 while a ticket is held."""
 ID_SEEN = ID_COUNT
-"""Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
+"""Number of completions of all queues at a poll, followed by the time of its last change (0 before the first poll)."""
 ID_SINCE = ID_OPCODE
 ID_BEGUN = ID_USER + 3
-"""When the command was first polled."""
+"""Time of the first poll of the command."""
 USES = (1 << 31) - 1
 
 
@@ -110,7 +110,7 @@ def size_of_answer(answer):
 def run(core, key0, key1, length, at, nbytes):
     """Retrieve a value for each lane and wait for it; return ``status | size << 16`` (any set of lanes).
 
-    With 0 bytes only the value's size is requested. Lanes that name different stores take turns.
+    With 0 bytes only the value's size is requested. Lanes with different stores execute one after another.
     """
     mask = activemask()
     lane = lane_id()
@@ -149,7 +149,7 @@ def submit_one(core, key0, key1, length):
     if cid < 0:
         return -1
     fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
-    # for `poll_one`, should the command have to be submitted again
+    # `poll_one` needs the key if it has to submit the command again
     record = id_record(queue_at(core, number), cid) + 8 * ID_USER
     store_relaxed(record, key0, DEVICE)
     store_relaxed(record + 8, key1, DEVICE)
@@ -157,7 +157,7 @@ def submit_one(core, key0, key1, length):
     record -= 8 * ID_USER
     use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
-    # released: a thread that receives the ticket must not see the id as done by its last owner
+    # A release: a thread that receives the ticket must not see the state that the previous owner left.
     store_release(record + 8 * ID_USE, (use << 1) | 1, DEVICE)
     return (use << 32) | (number << 16) | cid
 
@@ -196,7 +196,7 @@ def end_ticket(record, ticket):
 
 @device
 def overdue(core, queue, record, ticket):
-    """Time a ticket out if no command, or only others, completed for too long; return whether it timed out (thread)."""
+    """Time a ticket out if for too long no command, or only other commands, completed; return whether it timed out."""
     count = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
     since = load_relaxed(record + 8 * ID_SINCE, DEVICE)
     if since == 0 or count != load_relaxed(record + 8 * ID_SEEN, DEVICE):
@@ -211,7 +211,7 @@ def overdue(core, queue, record, ticket):
         return False
     if end_ticket(record, ticket):
         if orphan(queue, ticket & 0xFFFF, ORPHAN) >= 0:
-            # its completion arrived at this moment: the id is still the ticket's, which stays valid
+            # the completion has just arrived: the ticket keeps the id and stays valid
             store_release(record + 8 * ID_USE, open_use(ticket), DEVICE)
             return False
         note(core, TIMED_OUT)
@@ -250,11 +250,11 @@ def poll_one(core, ticket):
 
 @device
 def again(core, queue, cid):
-    """Submit a command again that found no free place; return -1, or the status if that failed (thread)."""
+    """Submit a command again that found no free slot; return -1, or the status if that failed (thread)."""
     record = id_record(queue, cid)
     if compare_exchange(record + 8 * ID_STATE, DONE | (NO_SLOT << 8), TAKEN, DEVICE) != DONE | (NO_SLOT << 8):
-        return -1  # another thread that polls the ticket did it
-    # refusal was an answer, from which the time of this one counts
+        return -1  # another thread that polls the ticket has submitted it
+    # the refusal was an answer, so the timeout starts again
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
     key = record + 8 * ID_USER
     key0 = load_relaxed(key, DEVICE)
@@ -280,9 +280,9 @@ def size_one(core, ticket):
 
 @linked
 def take_one(core, ticket, to, room):
-    """Copy a completed ticket's value and give the ticket back; return the value's size, or `ABSENT`, `FAILED`.
+    """Copy a completed ticket's value and release the ticket; return the value's size, or `ABSENT`, `FAILED`.
 
-    Any set of lanes; all copy together.
+    Any set of lanes, which copy together.
     """
     mask = activemask()
     lane = lane_id()
@@ -296,7 +296,7 @@ def take_one(core, ticket, to, room):
         status = poll_id(queue, cid)
         if status == NO_SLOT and field(core, K_RETURNS) != 0:
             status = -1
-        # of several threads that take a ticket, one gets it
+        # if several threads take a ticket, one thread gets it
         if status >= 0 and not end_ticket(record, ticket):
             status = BAD_TICKET
     size = 0
@@ -336,7 +336,7 @@ def words_of_integer(key):
 
 @device
 def words_of_tuple(key):
-    """Return the two words and the length of a key that is passed as a tuple of them (thread)."""
+    """Return the two words and the length of a key, which is passed as a tuple of these (thread)."""
     return i64(key[0]), i64(key[1]), i64(key[2])
 
 
@@ -391,15 +391,15 @@ def _take(view, ticket, data):
 def _field_reader(schema: Schema | None, name: str) -> Callable[..., Any]:
     """Return the device function that finds a field in a row with the bytes of a record.
 
-    A field that does not lie within the row is empty, a scalar 0: lengths in a row without a record may be any number.
+    A field that exceeds the row is empty, and a scalar is 0: a row without a record may hold any numbers as lengths.
     """
     if schema is None:
-        raise errors.DTypeError(f"field({name!r}) needs a store with a schema: values of this one are bytes")
+        raise errors.DTypeError(f"field({name!r}) needs a store with a schema: the values of this store are bytes")
     field = next(f for f in schema.fields if f.name in schema.check_names([name]))
     dtype, offset, nbytes, record_bytes = field.dtype, field.offset, field.nbytes, schema.nbytes
     if dtype.kind == "c":
         raise errors.DTypeError(f"field {name!r} is {dtype}: kernels have no complex items, store two fields of floats")
-    # The functions that are returned are inlined: on a GPU a function cannot return an array that it did not receive.
+    # The returned functions are inlined, because on a GPU a function cannot return an array that it did not receive.
     if not field.shape:
         zero = dtype.type(0)
 

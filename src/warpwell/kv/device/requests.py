@@ -1,10 +1,10 @@
-"""Requests: how device threads fetch and look for records, through the queues alone.
+"""Requests: device threads fetch and look up records through the queues.
 
-A converged group of lanes works on one queue: every lane with a request takes a command id and submits its own
-command, the group drains the ring, and all lanes together copy each value that has arrived from the id's part of the
-staging arena. A value larger than that part arrives in pieces, each requested by its offset; the read starts again if
-a piece comes from another location of the log than the first piece, because the value was replaced in between. No
-lane waits for an id while it holds one, so a group of any size makes progress with a single id.
+A converged group of lanes works on one queue. Every lane with a request takes a command id and submits its own command.
+The group drains the ring, and all lanes together copy each arrived value from the id's part of the staging arena. A
+value larger than that part arrives in pieces, each requested by its offset. If a piece comes from another location of
+the log than the first piece, the value was replaced, and the read starts again. No lane waits for an id while it holds
+another id, so a group of any size makes progress with a single id.
 """
 
 from __future__ import annotations
@@ -53,33 +53,33 @@ K_QUEUES = 0
 """Address of the first queue record."""
 K_N_QUEUES = 1
 K_NSID = 2
-"""Namespace of the first shard; the others follow."""
+"""Namespace of the first shard; the namespaces of the other shards follow."""
 K_SHARDS = 3
 K_CHUNK = 4
-"""Bytes of a value that one command carries."""
+"""Maximum number of bytes of a value that one command transfers."""
 K_TIMEOUT = 5
-"""Nanoseconds without any completion after which a waiter gives up."""
+"""Time without any completion after which a waiter gives up, in nanoseconds."""
 K_CACHE = 6
 """Address of the device cache's record, or 0."""
 K_ABORT = 7
 """Address of a word of shared memory that the host sets to end all waits."""
 K_RETURNS = 8
-"""1: values come in a return value queue, where the controller has a place for them, and not in the id's staging."""
+"""1 if values arrive in slots of a return value queue, 0 if they arrive in the staging buffers of ids."""
 K_RESERVE = 9
-"""Ids of each queue that are left for those that wait (`start`)."""
+"""Number of ids of each queue that are reserved for waiting lanes; see `start`."""
 K_STOPPED = 16
-"""1 once a waiter gave up or saw the host's word. (A line of its own.)"""
+"""1 after a waiter gave up or saw the host's word. In its own cache line."""
 K_LOOK = 17
-"""When some thread looks at the host's word again."""
+"""Time at which the next thread loads the host's word."""
 K_STATUS = 18
-"""Status of the last command of a kernel that failed, and how many did: the host raises after the launch."""
+"""Status of the last failed command, followed by the number of failed commands; the host raises after the launch."""
 K_FAILED = 19
 K_COUNTERS = 32
 N_HITS = 32
-"""Values that the device cache answered."""
+"""Number of values that were found in the device cache."""
 N_COMMANDS = 33
 N_MERGED = 34
-"""Rows of a batch whose key is also the key of an earlier row."""
+"""Number of rows of batches with the key of an earlier row."""
 K_WORDS = 48
 
 NO_SLOT = NAMESPACE_NOT_READY
@@ -93,16 +93,16 @@ BAD_BUFFER = 0x7FFD
 CHANGED = 0x7FFC
 """Instead of a status: the value was changed between its pieces `MAX_RESTARTS` times."""
 MAX_RESTARTS = 1024
-"""Restarts of a read of several pieces whose value changed."""
+"""Maximum number of restarts of a read of several pieces because the value changed."""
 LOST_TIMEOUTS = 4
 """Timeouts after which a command without a completion is given up while other commands complete."""
 ALL_LANES, SUBMITTED_LANES = 1, 2
 """Results of `timed_out_lanes`: all lanes, or the lanes that have submitted a command."""
-# Words of an id's record while it waits for a second piece or later one (those before are a ticket's).
+# Words of an id's record while it waits for a second or later piece. A ticket uses the words before these.
 ID_VERSION = ID_USER + 4
-"""Location of the value that the first piece was of, two words."""
+"""Location of the first piece's value, two words."""
 ID_ENTRY = ID_USER + 6
-"""Entry of the device cache that takes the value, or 0."""
+"""Entry of the device cache that receives the value, or 0."""
 ABORT_POLL_NS = 10**6
 
 
@@ -135,9 +135,9 @@ def begin(core, queue, cid, key0, key1, length, nbytes, offset):
 def start(core, queue, key0, key1, length, nbytes):
     """Take an id and submit a Retrieve; return the id, or -1 if none is free (thread).
 
-    The caller may hold the id, and the place of its value in a return value queue, for any time. So some ids are
-    reserved for `execute`, which holds an id only until the value has arrived: otherwise batches that are not yet
-    waited for could use up all ids.
+    The caller may hold the id, and the slot of its value in a return value queue, for any time. So some ids are
+    reserved for `execute`, which holds an id only until the value has arrived. Otherwise batches without a waiter
+    could hold all ids.
     """
     cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
@@ -175,7 +175,7 @@ def stopped(core, since):
     now = clock_ns()
     due = load_relaxed(core + 8 * K_LOOK, DEVICE)
     over = now - since > field(core, K_TIMEOUT)
-    # of all that ask, one a millisecond reads over the bus
+    # one thread per millisecond reads the word over the bus
     if now >= due and compare_exchange(core + 8 * K_LOOK, due, now + ABORT_POLL_NS, DEVICE) == due:
         over = over or load_relaxed(field(core, K_ABORT), SYSTEM) != 0 or lost(field(core, K_QUEUES))
     if over:
@@ -185,7 +185,7 @@ def stopped(core, since):
 
 @device
 def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, leader):
-    """Retrieve a value for each lane that wants one and wait for it (all lanes of `mask`, one queue).
+    """Retrieve a value for each lane with a request and wait for it (all lanes of `mask`, one queue).
 
     Parameters
     ----------
@@ -200,9 +200,9 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
     -------
     int
         ``status | size << 16``; status 0 is success, `TIMED_OUT` a timeout: of this lane's command alone
-        (`LOST_TIMEOUTS`), or of all commands (`stopped`). The lane has acquired the value and holds no id any more.
+        (`LOST_TIMEOUTS`), or of all commands (`stopped`). The lane has acquired the value and has released its id.
 
-    Values are first copied to the device cache, if there is one: other threads may write to a kernel's memory.
+    Values are copied to the device cache first, if it exists, because other threads may write to a kernel's memory.
     """
     answer = 0
     offset = 0
@@ -225,7 +225,7 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
         if want and cid >= 0:
             status = poll(queue, cid)
         if status == NO_SLOT and field(core, K_RETURNS) != 0:
-            # all slots are taken: the same command is submitted again, until a thread has freed a slot
+            # No slot is free: submit the same command again, until a thread has freed a slot.
             if begin_again(core, queue, cid, key0, key1, length, nbytes, offset):
                 status = -1
             refused = True
@@ -267,7 +267,7 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
 
 @device
 def free_ids(queue, mask, lane, leader):
-    """Return how many ids of a queue are free, as the leader sees it (all lanes of `mask`)."""
+    """Return the number of free ids of a queue, as the leader sees it (all lanes of `mask`)."""
     free = 0
     if lane == leader:
         free = field(queue, Q_N_IDS) - load_relaxed(queue + 8 * Q_IN_USE, DEVICE)
@@ -276,7 +276,7 @@ def free_ids(queue, mask, lane, leader):
 
 @device
 def submit_some(core, queue, seeking, free, cid, key0, key1, length, nbytes, lane):
-    """Take an id for as many of the lanes `seeking` as there are free ones, and submit its command (thread).
+    """Take an id for at most `free` of the lanes in `seeking`, and submit the lane's command (thread).
 
     Return the lane's id, or -1. If all lanes tried, their counts would hide free ids from other groups.
     """
@@ -308,7 +308,7 @@ def source_of(core, queue, status, cid):
 
 @device
 def piece_of(core, queue, status, cid, source, nbytes, offset):
-    """Read the answer that has arrived for a lane (thread).
+    """Read a lane's completed piece (thread).
 
     Returns
     -------
@@ -317,7 +317,7 @@ def piece_of(core, queue, status, cid, source, nbytes, offset):
     piece : int
         Bytes that arrived at `source`, from byte `offset` of the value.
     stale : bool
-        They belong to another version of the value than the first piece.
+        The piece belongs to another version of the value than the first piece.
     more : bool
         Another piece is needed.
     """
@@ -330,7 +330,7 @@ def piece_of(core, queue, status, cid, source, nbytes, offset):
     version = version_at(source, min(nbytes - offset, field(core, K_CHUNK)))
     stale = False
     if status == 0 and offset > 0:
-        # if an empty value replaced the first piece's value, the completion has no place
+        # without a slot, an empty value has replaced the value of the first piece
         stale = source == 0
     if status == 0 and offset > 0 and not stale:
         stale = load_relaxed(version, DEVICE) != word_of(queue, cid, ID_VERSION)
@@ -406,12 +406,12 @@ def after_piece(core, queue, cid, status, key0, key1, length, at, nbytes, offset
     cid : int
         The id of the command, or -1 if it has ended.
     offset : int
-        Where the next piece begins.
+        Offset of the next piece.
     answer : int
         See `execute`.
     """
     if stale or (status > 0 and offset > 0):
-        # earlier pieces do not belong to the value that is there now
+        # the earlier pieces belong to a replaced value
         wipe(at, offset)
         if entry != 0:
             abandon(entry)
@@ -437,7 +437,7 @@ def timed_out_lanes(core, queue, unanswered, completions, since, own):
     For the leader of a group.
 
     `completions` is the number of completions at the time `since`; `own` is the time at which the lanes' commands were
-    submitted (0: now). A refusal (`unanswered`) does not count as progress: the places may be held by tickets that no
+    submitted (0: now). A refusal (`unanswered`) does not count as progress: all slots may be held by tickets that no
     thread takes.
     """
     now = load_relaxed(field(queue, Q_PROGRESS), DEVICE)
