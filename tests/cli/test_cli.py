@@ -55,7 +55,7 @@ def test_places_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str
     edges = tmp_path / "edges.txt"
     edges.write_text("0 1\n")
     assert "none.txt" in failing(capsys, "graph", "convert", tmp_path / "none.txt", tmp_path / "out.ww")
-    assert "create it" in failing(capsys, "graph", "convert", edges, tmp_path / "none" / "out.ww")
+    assert "create the folder" in failing(capsys, "graph", "convert", edges, tmp_path / "none" / "out.ww")
     assert "convert" in failing(capsys, "graph", "bfs", tmp_path / "none.ww", "--source", 0)
     assert "folder" in failing(capsys, "graph", "cc", edges)
     assert "graph.json" in failing(capsys, "graph", "cc", tmp_path)

@@ -181,6 +181,8 @@ def test_a_series_passes_what_changes(launched: list[Any], monkeypatch: pytest.M
     flag = LaunchFlag("cpu")
     series = run_cuda.Series(flag)
     first, second = DeviceArray(4096, 1), DeviceArray(8192, 2)
+    series.compile(scale, (300,), (first, (1, 2), 0.5))
+    assert launched == []
     series.launch(scale, (300,), (first, (1, 2), 0.5))
     series.launch(scale, (600,), (second, (3, 4), 0.25))
     series.launch(scale, (600,), (first, (3, 4), 2.0))
@@ -191,6 +193,7 @@ def test_a_series_passes_what_changes(launched: list[Any], monkeypatch: pytest.M
         (SERIES, (3, 1, 1, 256, 1, 1), 0, [600, 1, 1, 4096, 1, 3, 4, bits[2.0]]),
     ]
     launched.clear()
+    series.compile(until_failed, (1,), (5,))
     series.launch(until_failed, (1,), (5,))
     assert launched == [(FLAGGED, (1, 1, 1, 256, 1, 1), 0, [1, 1, 1, 5, flag.address])]
     with pytest.raises(errors.ArgumentError, match="kernel 'scale': argument 0 is not in device memory"):
@@ -203,7 +206,7 @@ def test_another_series_flattens_no_more_than_arrays(launched: list[Any], monkey
     monkeypatch.setattr(scale, "compiled", {})
     array = DeviceArray(4096, 1)
     flattened: list[Any] = []
-    run_cuda.Series(LaunchFlag("cpu")).launch(scale, (300,), (array, (1, 2), 0.5))
+    _launch_in_new_series(array)
     prepare = Overload._prepare_args
 
     def record(self: Overload, kind: Any, value: Any, *lists: Any) -> None:
@@ -211,8 +214,14 @@ def test_another_series_flattens_no_more_than_arrays(launched: list[Any], monkey
         prepare(self, kind, value, *lists)
 
     monkeypatch.setattr(Overload, "_prepare_args", record)
-    run_cuda.Series(LaunchFlag("cpu")).launch(scale, (300,), (array, (1, 2), 0.5))
+    _launch_in_new_series(array)
     assert flattened == [array] and launched[0] == launched[1]
+
+
+def _launch_in_new_series(array: DeviceArray) -> None:
+    series = run_cuda.Series(LaunchFlag("cpu"))
+    series.compile(scale, (300,), (array, (1, 2), 0.5))
+    series.launch(scale, (300,), (array, (1, 2), 0.5))
 
 
 def test_a_launch_of_words(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
