@@ -26,7 +26,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.runner import CannotRunError, Record, Setting, benchmark
-from lab.bench.timing import alternate, rates
+from lab.bench.timing import alternate, drop_file, rates
 from warpwell._check import checked_nbytes
 from warpwell.storage.file import _in_memory
 
@@ -44,10 +44,8 @@ def in_memory(path: Path) -> int:
 
 
 def drop(path: Path) -> None:
-    """Write a file out and drop it from the page cache; raise if something of it stays."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    """Write a file out and drop it from the page cache; raise if a part of it stays."""
+    drop_file(path)
     left = in_memory(path)
     if left:
         raise SystemExit(f"{left} pages of {path} stay in memory: use a file that nobody else has open")

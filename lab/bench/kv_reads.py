@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from lab.bench.runner import CannotRunError, Record, Setting, benchmark
+from lab.bench.timing import drop_files
 
 PACKAGES = {"LMDB": "lmdb", "Lance": "pylance", "ArrayRecord": "array_record", "WebDataset": "webdataset"}
 MODULES = PACKAGES | {"Lance": "lance"}
@@ -262,16 +263,6 @@ def on_tmpfs(folder: Path) -> bool:
     """Return True if a folder is in memory."""
     kind = subprocess.run(["stat", "-f", "-c", "%t", str(folder)], check=True, stdout=subprocess.PIPE, text=True)
     return int(kind.stdout, 16) == TMPFS
-
-
-def drop_files(folder: Path) -> None:
-    """Drop all files of a folder from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def child(name: str, folder: Path, records: int, batch: int, seed: int) -> float:

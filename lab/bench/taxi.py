@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from lab.bench.runner import CannotRunError, Record, Setting, benchmark
-from lab.bench.timing import kernel_seconds, kernel_times, rates
+from lab.bench.timing import drop_files, kernel_seconds, kernel_times, rates
 
 COLUMNS = ["trip_distance", "total_amount", "extra", "ehail_fee", "tolls_amount", "mta_tax"]
 BATCH = 1 << 20
@@ -140,16 +140,6 @@ def measured(folder: Path, system: str, count: int, min_miles: float) -> tuple[f
     return time.perf_counter() - start, found
 
 
-def drop(folder: Path) -> None:
-    """Drop the files from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
-
-
 def cold(folder: Path, system: str, count: int, min_miles: float) -> tuple[float, int]:
     """Return the time of a question in a new process that has asked a small table before, and the bytes that it read.
 
@@ -159,7 +149,7 @@ def cold(folder: Path, system: str, count: int, min_miles: float) -> tuple[float
     if not (small / "coded.ww").exists():
         small.mkdir(exist_ok=True)
         make(small, 20_000)
-    drop(folder)
+    drop_files(folder)
     code = (
         "import sys, json; from lab.bench import taxi; from pathlib import Path\n"
         "import polars, pyarrow.dataset, warpwell.table\n"

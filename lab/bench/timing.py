@@ -1,11 +1,13 @@
-"""Times of kernels and calls, shared by the benchmarks."""
+"""Times of kernels and calls, and cold files, shared by the benchmarks."""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,3 +123,17 @@ def save(path: str | None, result: dict[str, Any]) -> None:
     if path:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1, default=str)
+
+
+def drop_file(path: Path) -> None:
+    """Write a file out and drop it from the page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def drop_files(folder: Path) -> None:
+    """Write all files of a folder out and drop them from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            drop_file(path)
