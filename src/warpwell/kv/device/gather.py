@@ -361,8 +361,17 @@ def publish(job: int, pieces: int) -> int:
 
 
 _readers: list[Any] = []
-os.register_at_fork(after_in_child=_readers.clear)  # its threads are the parent's
 _making = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Forget the threads, which exist only in the parent, and a lock that one of them may hold."""
+    global _making
+    _readers.clear()
+    _making = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def piece_readers() -> PieceReaders:
