@@ -54,7 +54,7 @@ def compute(sink, rounds):
 
 
 def make(folder: str, nbytes: int, count: int) -> str:
-    """Make a store of `count` values of `nbytes` bytes, whose first word is their key."""
+    """Make a store of `count` values of `nbytes` bytes; the first word of a value is its key."""
     path = f"{folder}/v{nbytes}"
     with ww.kv.create(path, schema={"v": ("int64", (nbytes // 8,))}, durability="none") as store:
         for first in range(0, count, 1 << 16):

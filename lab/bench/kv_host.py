@@ -61,7 +61,7 @@ def rounds(opened: list, count: int, function: Callable[[object], float]) -> lis
 
 
 def record_rates(name: str, rates: list[list[float]], record: Record) -> None:
-    """Record the rate of Warpwell, with those of the other systems."""
+    """Record the rate of Warpwell, and the rates of the other systems."""
     others = zip(available()[1:], rates[1:], strict=True)
     peers = [(kind.name, metadata.version(PACKAGES[kind.name]), float(np.median(each))) for kind, each in others]
     record(name, rates[0], "1/s", peers=peers)

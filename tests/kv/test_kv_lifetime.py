@@ -61,8 +61,8 @@ def test_dropped_readers_give_everything_back(path: Path) -> None:
             del store
         growths.append(address_space() - space)
     assert descriptors() == files
-    # A mapping alone takes 256 MiB. The first allocation of a thread that another test has started adds 64 MiB once:
-    # its arena. Memory that readers keep is added every time.
+    # A mapping alone takes 256 MiB. A thread of another test may add 64 MiB once: an arena of the
+    # allocator has this size. Memory that readers keep is added in every round.
     assert min(growths) < 16 << 20, growths
 
 

@@ -115,7 +115,7 @@ class Interrupts:
         """Whether the block raises an interrupt at its end; else the block around it does."""
         self._stop = stop
 
-    def came(self, error: BaseException) -> None:
+    def record(self, error: BaseException) -> None:
         """Note an interrupt. The first one stops what the block waits for."""
         self.raised.append(error)
         if len(self.raised) == 1:
@@ -124,15 +124,15 @@ class Interrupts:
     def catch(self, error: BaseException) -> None:
         """Note an exception that the handler of another signal raised while the block waited."""
         self.caught = True
-        self.came(error)
+        self.record(error)
 
 
 @contextlib.contextmanager
 def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
     """Call `stop` when an interrupt of the main thread would raise in the block, and raise at its end.
 
-    So nothing in the block is left half done, and what it waits for ends soon. The program's own handler is called at
-    once; where that raises nothing, the block goes on. Blocks within blocks are all stopped, and the outermost raises.
+    So the block leaves nothing half done, and its waits end soon. The program's own handler is called at once; if that
+    raises nothing, the block continues. Blocks within blocks are all stopped, and the outermost raises.
     `stop` runs between two lines of the block and takes no lock.
     """
     found = Interrupts(stop)
@@ -147,7 +147,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
             error = raised
         if not isinstance(error, BaseException):
             return None
-        found.came(error)
+        found.record(error)
         if found.at_once and len(found.raised) > 1:
             raise error
         return error  # to the block within this one, whose handler called

@@ -117,7 +117,7 @@ class Dataset:
     ------
     ArgumentError
         There are no fields, they differ in their number of rows, or a column has nulls. On access: `decode` raised an
-        error for a record, whose key the message names.
+        error for a record; the message names its key.
     DTypeError
         A field does not have numbers.
     MissingFileError, FormatError

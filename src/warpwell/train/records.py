@@ -209,7 +209,7 @@ class JoinedReader:
     Parameters
     ----------
     readers : list of RowReader and StoreReader
-        The keys are those of the first.
+        The first one determines the keys.
     """
 
     def __init__(self, readers: list[RowReader | StoreReader]) -> None:
