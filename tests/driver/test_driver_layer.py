@@ -324,10 +324,50 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
         f"warpwell: {name} is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED"
         for name in ("cuTexObjectCreate", "cuIpcGetMemHandle")
     ]
-    assert not any("cuGetExportTable" in line for line in lines)
+    assert sum("has NVIDIA's CUDA runtime linked in" in line for line in lines) == 1
     names = (tmp_path / "refused").read_text().split()
     assert names == ["cuTexObjectCreate", "cuIpcGetMemHandle", "cuGetExportTable"]
     assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))
+
+
+_RUNTIME = """
+int cuGetExportTable(const void **table, const void *id);
+int ask(void)
+{
+    const void *table = &table;
+    int code = cuGetExportTable(&table, "0123456789abcde");
+    return table ? -1 : code;
+}
+"""
+_ASKS = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+print([ctypes.CDLL(path).ask() for path in sys.argv[2:]], flush=True)
+"""
+
+
+def test_a_library_with_nvidias_runtime_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "runtime.c").write_text(_RUNTIME)
+    for folder in ("cuda/bindings", "cupy", "torch"):
+        (tmp_path / folder).mkdir(parents=True)
+        library = tmp_path / folder / "libruntime.so"
+        subprocess.run([*compiler(), "-shared", "-fPIC", str(tmp_path / "runtime.c"), "-o", str(library)], check=True)
+
+    def run(*folders: str, **environ: str) -> tuple[int, str, str]:
+        libraries = [str(tmp_path / folder / "libruntime.so") for folder in folders]
+        command = [sys.executable, "-c", _ASKS, str(build.build().layer), *libraries]
+        done = subprocess.run(
+            command, env=os.environ | environ, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    line = (
+        "warpwell: libruntime.so has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver "
+        "library. Use `--cuda local` for this machine's GPUs.\n"
+    )
+    assert run("cuda/bindings", WARPWELL_CUDA_EXIT="1") == (0, "[500]\n", "")
+    assert run("cuda/bindings", "cupy", "torch") == (0, "[500, 500, 500]\n", line)
+    assert run("cupy", WARPWELL_CUDA_EXIT="1") == (1, "", line)
 
 
 # -- host functions ---------------------------------------------------------------------------------------------------

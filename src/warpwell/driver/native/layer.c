@@ -321,6 +321,8 @@ static int outputs(int *fds) {
 
 static int open_channel(struct ww_device *d, struct ww_channel *c) {
     int given[2], fds[3] = {-1, -1, -1};
+    const char *wait = getenv("WARPWELL_CUDA_WAIT"); /* seconds to wait for other jobs */
+    int opened_ms = OPENED_MS + (wait ? atoi(wait) * 1000 : 0);
     c->socket = connect_to(layer.folder, d->ordinal);
     if (c->socket < 0) {
         ww_say("device %d: its server is gone", d->ordinal);
@@ -332,7 +334,7 @@ static int open_channel(struct ww_device *d, struct ww_channel *c) {
     if (!error && say_hello(c->socket, WW_OPEN, d->ordinal, given, 2))
         error = CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (!error)
-        error = await_facts(c->socket, WW_OPENED, d->ordinal, &d->facts, fds, 3, OPENED_MS);
+        error = await_facts(c->socket, WW_OPENED, d->ordinal, &d->facts, fds, 3, opened_ms);
     if (!error)
         error = adopt(c, fds);
     for (int i = 0; i < 3; i++)

@@ -1,5 +1,6 @@
 /* Names of errors, addresses of functions by name, and refusals. */
 #include "layer.h"
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,8 +101,24 @@ static void record(const char *name) {
     close(fd);
 }
 
-/* The driver's private tables: not known, and so not there. NVIDIA's runtime asks for them first, and then works no
- * more. Programs that do without it ask, too (numba-cuda's bindings): so this is in the list, and says nothing. */
+/* NVIDIA's runtime cannot work without the driver's private tables. Report the file that contains it, once. Under
+ * `warpwell run` the program ends, because it would continue without a GPU. NVIDIA's bindings for Python contain the
+ * runtime, too, but use the driver instead. */
+static void refuse_runtime(const void *caller) {
+    Dl_info file;
+    if (!dladdr(caller, &file) || !file.dli_fname || strstr(file.dli_fname, "/cuda/bindings/") ||
+        !first_time("NVIDIA's runtime"))
+        return;
+    const char *slash = strrchr(file.dli_fname, '/'), *name = slash ? slash + 1 : file.dli_fname;
+    ww_say("%s has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver library. %s", name,
+           strstr(name, ".so") ? "Use `--cuda local` for this machine's GPUs."
+                               : "Rebuild it with `nvcc -cudart shared` (CMake: -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared), "
+                                 "or use `--cuda local` for this machine's GPUs.");
+    if (getenv("WARPWELL_CUDA_EXIT"))
+        _exit(1);
+}
+
+/* The driver's private tables are not available. */
 CUresult cuGetExportTable(void *table, void *id) {
     (void)id;
     if (!table)
@@ -109,6 +126,7 @@ CUresult cuGetExportTable(void *table, void *id) {
     *(const void **)table = NULL;
     if (first_time("cuGetExportTable"))
         record("cuGetExportTable");
+    refuse_runtime(__builtin_return_address(0));
     return CUDA_ERROR_NOT_FOUND;
 }
 
