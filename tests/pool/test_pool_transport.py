@@ -136,6 +136,22 @@ def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
     assert got == messages
 
 
+def test_a_peer_is_lost_if_there_is_no_memory_for_its_message() -> None:
+    state, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
+    fragment, inbox = np.zeros(mpi_loop.FRAGMENT // 8, np.int64), np.zeros((4, 3), np.int64)
+    prototype = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
+    full = prototype(lambda nbytes: None)
+    state[mpi_loop.G_MALLOC // 8] = ctypes.cast(full, ctypes.c_void_p).value or 0
+    state[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_ROOM // 8]] = inbox.ctypes.data, len(inbox)
+    peer[[mpi_loop.P_RANK // 8, mpi_loop.P_FILLED // 8]] = 3, -1
+    fragment[[1, mpi_loop.HEADER // 8]] = 16, 1 << 40  # the length of a message, and its first bytes
+    native(mpi_loop.take)(int(state.ctypes.data), int(peer.ctypes.data), int(fragment.ctypes.data))
+    assert (peer[mpi_loop.P_GONE // 8], peer[mpi_loop.P_CODE // 8]) == (mpi_loop.NO_MEMORY, 1 << 40)
+    assert state[mpi_loop.G_LOSSES // 8] == 1 and state[mpi_loop.G_INBOX_TAIL // 8] == 0
+    progress = object.__new__(Progress)
+    assert progress._reason(3, mpi_loop.NO_MEMORY, 1 << 40).startswith("this process has no memory for a message")
+
+
 def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warpwell.pool.transport.tags.TAGS", 8)  # of which agents have the second half
     assert [Tags(1).new(1, 0)] == [4]

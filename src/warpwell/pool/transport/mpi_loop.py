@@ -149,7 +149,7 @@ GLOBAL_WORDS = G_TIME // 8 + 2
 P_RECEIVE_REQUESTS = P_SEND_REQUESTS + 8 * SLOTS
 PEER_BYTES = P_RECEIVE_REQUESTS + 8 * SLOTS
 
-SILENT, SAID_GOODBYE, MPI_FAILED, ENDED = 1, 2, 3, 4
+SILENT, SAID_GOODBYE, MPI_FAILED, ENDED, NO_MEMORY = 1, 2, 3, 4, 5
 """Why a peer is gone."""
 
 # -- a transfer -----------------------------------------------------------------------------------------------
@@ -333,6 +333,8 @@ def fragments(g: int, p: int, now: int) -> int:
             store_release(p + P_ACKNOWLEDGED, word(fragment + 16), SYSTEM)
             raise_signal(g, g + G_ACKNOWLEDGED)
         take(g, p, fragment)
+        if word(p + P_GONE) != 0:
+            return moved
         kind = word(fragment)
         if kind == GOODBYE:
             lose(g, p, SAID_GOODBYE, 0)
@@ -413,7 +415,7 @@ def fill(p: int, fragment: int) -> int:
 
 @device
 def take(g: int, p: int, fragment: int) -> None:
-    """Put the messages of a fragment together, and whole ones into the inbox."""
+    """Append a fragment to the messages of a peer; lose the peer if memory for a message cannot be allocated."""
     at = fragment + HEADER
     end = at + word(fragment + 8)
     arrived = 0
@@ -422,7 +424,11 @@ def take(g: int, p: int, fragment: int) -> None:
             copy_bytes(p + P_LENGTH, at, 8)  # not aligned
             at += 8
             size = max(word(p + P_LENGTH), 1)
-            put_word(p + P_MESSAGE, call_foreign(word(g + G_MALLOC), size, 0, 0, 0, 0, 0, 0))
+            message = call_foreign(word(g + G_MALLOC), size, 0, 0, 0, 0, 0, 0)
+            if message == 0:
+                lose(g, p, NO_MEMORY, size)
+                break
+            put_word(p + P_MESSAGE, message)
             put_word(p + P_FILLED, 0)
         filled = word(p + P_FILLED)
         length = word(p + P_LENGTH)

@@ -255,6 +255,8 @@ class Progress:
             return self._ended[peer]
         if why == loop.SILENT:
             return f"it has not answered for {code / 1e9:.1f} s"
+        if why == loop.NO_MEMORY:
+            return f"this process has no memory for a message of {code} bytes"
         return f"MPI says: {self._mpi.Get_error_string(code)}"
 
 
