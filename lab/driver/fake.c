@@ -15,9 +15,11 @@ pthread_rwlock_t fake_memory = PTHREAD_RWLOCK_INITIALIZER;
 struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
 
 static int initialized, forked, devices;
-static void *valid; /* tree of objects, by address */
-static __thread CUcontext stack[64];
-static __thread int top;
+static void *valid;               /* tree of objects, by address */
+static __thread CUcontext *stack; /* of the calling thread: contexts, the current one last */
+static __thread int top, stack_size;
+static pthread_key_t stack_key;
+static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
 
 /* -- files, numbers -------------------------------------------------------------------------------------------------
  */
@@ -422,6 +424,25 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, uint32_t flags) {
     return error;
 }
 
+static void free_stack(void *unused) {
+    (void)unused;
+    free(stack);
+    stack = NULL;
+    top = stack_size = 0;
+}
+
+static void make_stack_key(void) { pthread_key_create(&stack_key, free_stack); }
+
+static void push(CUcontext context) {
+    if (top == stack_size) {
+        stack_size = stack_size ? 2 * stack_size : 8;
+        stack = realloc(stack, (size_t)stack_size * sizeof *stack);
+        if (!stack || pthread_once(&stack_once, make_stack_key) || pthread_setspecific(stack_key, stack))
+            abort();
+    }
+    stack[top++] = context;
+}
+
 CUresult cuCtxSetCurrent(CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -430,7 +451,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
     if (top)
         top--;
     if (context)
-        stack[top++] = context;
+        push(context);
     return CUDA_SUCCESS;
 }
 
@@ -446,9 +467,9 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 CUresult cuCtxPushCurrent_v2(CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (!is_context(context) || top == 64)
+    if (!is_context(context))
         return CUDA_ERROR_INVALID_CONTEXT;
-    stack[top++] = context;
+    push(context);
     return CUDA_SUCCESS;
 }
 

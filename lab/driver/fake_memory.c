@@ -492,9 +492,16 @@ static int checked(CUcontext context, uint64_t address, uint64_t size) {
     return known;
 }
 
-/* Any copy. `must_to`, `must_from`: this end must be memory that the driver knows. `wait`: the synchronous form. */
+/* Whether memory was allocated in a stream of another device: peer access does not extend to it. */
+static int in_other_pool(CUcontext context, uint64_t address) {
+    struct range range;
+    return look(address, &range) && range.flags & OF_STREAM && range.place == DEVICE && range.device != context->device;
+}
+
+/* Any copy. `must_to`, `must_from`: this end must be memory that the driver knows. `wait`: the synchronous form.
+ * `peer`: the call names the contexts of both ends. */
 static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int must_to, int must_from, int wait,
-                const char *symbol) {
+                int peer, const char *symbol) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -504,7 +511,8 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
         return leave(error);
     enum place at = place_of(to), of = place_of(from);
     if ((must_to && !at) || (must_from && !of) || (at && !checked(context, to, size)) ||
-        (of && !checked(context, from, size)))
+        (of && !checked(context, from, size)) ||
+        (!peer && (in_other_pool(context, to) || in_other_pool(context, from))))
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct fake_op *op = fake_op(context, run_copy);
     *op = (struct fake_op){.refs = 1,
@@ -542,35 +550,47 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
 }
 
 CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size) {
-    return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 0, 1, "cuMemcpy");
+    return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 0, 1, 0, "cuMemcpy");
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-    return copy(to, from, size, stream, 0, 0, 0, "cuMemcpyAsync");
+    return copy(to, from, size, stream, 0, 0, 0, 0, "cuMemcpyAsync");
 }
 
 CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t size) {
-    return copy(to, (uint64_t)from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 0, 1, "cuMemcpyHtoD_v2");
+    return copy(to, (uint64_t)from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 0, 1, 0, "cuMemcpyHtoD_v2");
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
-    return copy(to, (uint64_t)from, size, stream, 1, 0, 0, "cuMemcpyHtoDAsync_v2");
+    return copy(to, (uint64_t)from, size, stream, 1, 0, 0, 0, "cuMemcpyHtoDAsync_v2");
 }
 
 CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t size) {
-    return copy((uint64_t)to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 1, 1, "cuMemcpyDtoH_v2");
+    return copy((uint64_t)to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 1, 1, 0, "cuMemcpyDtoH_v2");
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream) {
-    return copy((uint64_t)to, from, size, stream, 0, 1, 0, "cuMemcpyDtoHAsync_v2");
+    return copy((uint64_t)to, from, size, stream, 0, 1, 0, 0, "cuMemcpyDtoHAsync_v2");
 }
 
 CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size) {
-    return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 1, 1, "cuMemcpyDtoD_v2");
+    return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 1, 1, 0, "cuMemcpyDtoD_v2");
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-    return copy(to, from, size, stream, 1, 1, 0, "cuMemcpyDtoDAsync_v2");
+    return copy(to, from, size, stream, 1, 1, 0, 0, "cuMemcpyDtoDAsync_v2");
+}
+
+CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
+                         size_t size) {
+    (void)there, (void)here;
+    return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 1, 1, 1, "cuMemcpyPeer");
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t size,
+                           CUstream stream) {
+    (void)there, (void)here;
+    return copy(to, from, size, stream, 1, 1, 0, 1, "cuMemcpyPeerAsync");
 }
 
 static int run_set(struct fake_op *op) {

@@ -1,4 +1,4 @@
-/* Calls that follow from others: older names, host functions, files, memory with a pitch, copies between devices. */
+/* Calls that follow from others: older names, host functions, files, memory with a pitch. */
 #include "fake.h"
 #include "gen_calls.h"
 #include <stdio.h>
@@ -21,18 +21,6 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     (void)element;
     *pitch = (width + 511) & ~(size_t)511;
     return cuMemAlloc_v2(address, *pitch * height);
-}
-
-CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
-                         size_t nbytes) {
-    (void)there, (void)here;
-    return ww_cuMemcpyDtoD_v2(per_thread, to, from, nbytes);
-}
-
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes,
-                           CUstream stream) {
-    (void)there, (void)here;
-    return cuMemcpyDtoDAsync_v2(to, from, nbytes, stream);
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }

@@ -177,6 +177,33 @@ def test_wrong_addresses_and_handles_are_errors_and_no_crash(fake: Path) -> None
     ]
 
 
+def test_contexts_are_pushed_without_a_limit(fake: Path) -> None:
+    out = run(
+        fake,
+        """
+        codes = {cuda.code("cuCtxPushCurrent_v2", cuda.contexts[i % 2]) for i in range(10_000)}
+        popped = [cuda.out("cuCtxPopCurrent_v2") for _ in range(10_000)]
+        print(codes, popped == [cuda.contexts[i % 2] for i in reversed(range(10_000))])
+        """,
+    )
+    assert out == "{0} True\n"
+
+
+def test_copies_of_another_devices_stream_ordered_memory_name_both_contexts(fake: Path) -> None:
+    out = run(
+        fake,
+        """
+        cuda.use(1)
+        there = cuda.out("cuMemAllocAsync", 64, 0)
+        cuda.use(0)
+        here = cuda.alloc(64)
+        print(cuda.code("cuMemcpyDtoD_v2", here, there, 64), cuda.code("cuMemcpyDtoDAsync_v2", there, here, 64, 0))
+        print(cuda.code("cuMemcpyPeer", here, cuda.contexts[0], there, cuda.contexts[1], 64))
+        """,
+    )
+    assert out == "1 1\n0\n"
+
+
 def test_memory_is_made_by_parts_and_bounded(fake: Path) -> None:
     """Reserve, create, map, give access, use, unmap; and a device has so much memory and no more."""
     out = run(

@@ -49,6 +49,28 @@ def outcomes(server: DriverServer, output: Path) -> dict[str, str]:
     return found
 
 
+SWITCHES = """
+import numpy as np
+from numba import cuda
+for i in range(10_000):
+    cuda.select_device(i % 2)
+    assert cuda.current_context().device.id == i % 2
+arrays = []
+for device in range(2):
+    cuda.select_device(device)
+    arrays.append(cuda.to_device(np.full(4, device)).copy_to_host().tolist())
+print(arrays)
+"""
+
+
+def test_numba_selects_devices_ten_thousand_times() -> None:
+    pytest.importorskip("numba.cuda")
+    with DriverServer(2, driver=build.build().fake) as server:
+        command = [sys.executable, "-c", SWITCHES]
+        done = subprocess.run(command, env=server.environ(), timeout=HANG_SECONDS, capture_output=True, text=True)
+    assert done.stdout == "[[0, 0, 0, 0], [1, 1, 1, 1]]\n", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=f"numba-cuda's tests need {', '.join(missing())}")
 def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:

@@ -221,5 +221,9 @@ def test_threads_give_their_streams_back(server: DriverServer, start: Start) -> 
     assert said(start(server, "threads_end")) == ["right True []"]
 
 
+def test_contexts_are_switched_without_a_limit(server: DriverServer, start: Start) -> None:
+    assert said(start(server, "switches")) == ["right True True []"]
+
+
 def test_handles_that_are_none_are_refused(server: DriverServer, start: Start) -> None:
     assert said(start(server, "handles")) == ["codes True [400] True"]

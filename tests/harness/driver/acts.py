@@ -429,6 +429,28 @@ def threads_end() -> None:
     say("right", words == list(range(400)), wrong)
 
 
+def switches() -> None:
+    """Push contexts of two devices 10,000 times on each of two threads, as numba-cuda does, and pop them all."""
+    cuda = Cuda()
+    cuda.start()
+    wrong: list[str] = []
+
+    def work() -> None:
+        count = 10_000
+        codes = {cuda.code("cuCtxPushCurrent_v2", cuda.contexts[i % 2]) for i in range(count)}
+        popped = [cuda.out("cuCtxPopCurrent_v2") for _ in range(count)]
+        if codes != {0} or popped != [cuda.contexts[i % 2] for i in reversed(range(count))]:
+            wrong.append(f"codes {codes}")
+        wrong.extend(f"empty {code}" for code in [cuda.code("cuCtxPopCurrent_v2", None)] if code != INVALID_CONTEXT)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say("right", works(cuda), works(cuda, 1), wrong)
+
+
 def handles() -> None:
     """Handles that are none, or no more, are refused and not followed."""
     cuda = Cuda()

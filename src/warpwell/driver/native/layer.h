@@ -41,7 +41,6 @@
 #include <stdint.h>
 
 #define WW_DEVICES 64
-#define WW_STACK 64 /* contexts pushed by one thread */
 #define WW_OBJECTS (1u << 20)
 
 enum ww_kind {

@@ -1,15 +1,18 @@
 /* cuInit, devices, contexts. Only primary contexts exist; a context's handle is the address of its device here. */
 #include "layer.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-struct stack {
-    int depth;
-    struct ww_device *at[WW_STACK];
+struct stack { /* contexts that the calling thread has pushed, the current one last */
+    int depth, capacity;
+    struct ww_device **at;
 };
 
 static _Thread_local struct stack stack;
+static pthread_key_t stack_key;
+static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
 
 /* Attributes of what programs cannot do here: pageable memory, memory made by parts, handles for other
  * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
@@ -271,6 +274,29 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags) {
 
 /* -- the thread's stack -------------------------------------------------------------------------------------------- */
 
+static void free_stack(void *unused) {
+    (void)unused;
+    free(stack.at);
+    stack = (struct stack){0};
+}
+
+static void make_stack_key(void) { pthread_key_create(&stack_key, free_stack); }
+
+static int push(struct ww_device *d) {
+    if (stack.depth == stack.capacity) {
+        int capacity = stack.capacity ? 2 * stack.capacity : 8;
+        struct ww_device **at = realloc(stack.at, (size_t)capacity * sizeof *at);
+        if (!at)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        stack.at = at;
+        stack.capacity = capacity;
+        pthread_once(&stack_once, make_stack_key);
+        pthread_setspecific(stack_key, at);
+    }
+    stack.at[stack.depth++] = d;
+    return 0;
+}
+
 CUresult cuCtxGetCurrent(CUcontext *context) {
     int error = ww_ready();
     if (error || !context)
@@ -289,7 +315,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
         return 0;
     }
     if (!stack.depth)
-        stack.depth = 1;
+        return push(d);
     stack.at[stack.depth - 1] = d;
     return 0;
 }
@@ -299,10 +325,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
     struct ww_device *d = ww_context(context);
     if (error || !d)
         return error ? error : CUDA_ERROR_INVALID_CONTEXT;
-    if (stack.depth == WW_STACK)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    stack.at[stack.depth++] = d;
-    return 0;
+    return push(d);
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context) {
