@@ -442,7 +442,7 @@ class Program:
             count = nbytes // 4 if kernel == "add" else nbytes
             self.cuda.launch(stream.device, stream.handle, kernel, to.address + start, source.address, count)
         else:
-            self.copy_call(stream, to.address + start, to.device, source.address, source.device, nbytes)
+            self.copy_call(stream, to, start, source, nbytes)
         if kernel == "add":
             to.model[start : start + nbytes].view("u4")[:] += source.model[:nbytes].view("u4")
         else:
@@ -467,20 +467,22 @@ class Program:
         one.bytes[:] = data
         one.model[:] = np.frombuffer(data, np.uint8)
 
-    def copy_call(self, stream: Stream, to: int, there: int, source: int, here: int, nbytes: int) -> None:
+    def copy_call(self, stream: Stream, to: Memory, start: int, source: Memory, nbytes: int) -> None:
         """Copy by one of the driver's calls."""
         waits = stream.kind == "legacy" and self.random.random() < 0.5
-        if self.random.random() < 0.5:
+        # Peer access does not extend to memory allocated in a stream: such copies name the contexts of both ends.
+        needs_peer = to.device != source.device and (to.of_stream or source.of_stream) and "pools" not in self.relies
+        if self.random.random() < 0.5 or needs_peer:
             contexts = self.cuda.contexts
-            ends = (to, contexts[there], source, contexts[here], nbytes)
+            ends = (to.address + start, contexts[to.device], source.address, contexts[source.device], nbytes)
             if waits:
                 self.cuda.cuMemcpyPeer(*ends)
             else:
                 self.cuda.cuMemcpyPeerAsync(*ends, stream.handle)
         elif waits:
-            self.cuda.cuMemcpyDtoD_v2(to, source, nbytes)
+            self.cuda.cuMemcpyDtoD_v2(to.address + start, source.address, nbytes)
         else:
-            self.cuda.cuMemcpyDtoDAsync_v2(to, source, nbytes, stream.handle)
+            self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
 
     def fill(self, stream: Stream, memory: Memory) -> None:
         """Launch the kernel that fills words."""
