@@ -52,11 +52,11 @@ def functions() -> Iterator[Callable[..., int]]:
 def build(folder: Path) -> int:
     """Write all object files, PTX and the manifest; return the number of files."""
     # Checksums choose their instructions by this processor, and not by the one that builds.
-    config.CPU_NAME, config.CPU_FEATURES = shipped.PROCESSOR, "+sse4.2"
+    config.CPU_NAME, config.CPU_FEATURES = shipped.PROCESSOR, "+sse4.2,+pclmul"
     import_all()
     objects = folder / shipped.PROCESSOR
     objects.mkdir(parents=True)
-    processor = machine_code.Processor(shipped.PROCESSOR, "")
+    processor = machine_code.Processor(shipped.PROCESSOR, "+pclmul")
     for function in functions():
         name = machine_code.object_name(function)
         if name is not None:

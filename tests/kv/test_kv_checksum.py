@@ -60,7 +60,7 @@ def test_many_buffers() -> None:
     assert crc32c_many(addresses, sizes).tolist() == [crc32c_of(p.tobytes()) for p in parts]
 
 
-@pytest.mark.parametrize("features", ["", "+sse4.2,+crc32"])
+@pytest.mark.parametrize("features", ["", "+sse4.2,+crc32", "+sse4.2,+crc32,+pclmul"])
 def test_processors_without_the_instructions_agree(features: str) -> None:
     code = (
         "from warpwell.kv.log.checksum import crc32c; from warpwell.targets.compiler.checksum import has_features;"

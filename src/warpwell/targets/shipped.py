@@ -22,8 +22,8 @@ FOLDER = pathlib.Path(__file__).parents[1] / "_native"
 MANIFEST = "manifest.json"
 PROCESSOR = "x86-64-v3"
 """LLVM's name of the oldest processors that the object files are compiled for."""
-FEATURES = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe")
-"""Additions of x86-64-v3 to x86-64-v2, in LLVM's names."""
+FEATURES = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "pclmul")
+"""Additions of x86-64-v3 to x86-64-v2 in LLVM's names, and carry-less multiplication, which these processors have."""
 CAPABILITIES = (75, 80, 90)
 """Compute capabilities that PTX is compiled for, ascending. PTX also runs on every newer GPU."""
 
