@@ -1,14 +1,15 @@
-"""Time and private memory of opening a store, compared with other stores: in a fresh process, and again in it.
+"""Time and private memory of opening a store in several processes at once, compared with other stores.
 
-Eight processes open the same files at once, and each reports the time of its first open (with a read, which loads
-code), the median time of later opens, and the private memory of a later open. Stores are in the page cache. "journal"
-is a sealed Warpwell store with 100,000 later records, which are not in its index file.
+Each process first opens a store with one record, which loads code. Then all processes open the same large store at the
+same moment and get one record. A process reports the time of both steps, and its additional private memory while all of
+them have the store open. Figures are maxima of the processes, if they are not medians by their names. Stores are in the
+page cache, and for "cold" they are not. "hashed" is a store whose keys are not 0 to N - 1, and "journal" a store with
+100,000 later records, which are not in its index file.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,10 @@ import numpy as np
 
 from lab.bench import kv_reads
 from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.timing import drop_files
 
 PACKAGES = kv_reads.PACKAGES | {"RocksDB": "rocksdict"}
 MODULES = kv_reads.MODULES | {"RocksDB": "rocksdict"}
-PROCESSES = 8
-OPENS = 7
 LATER_RECORDS = 100_000
 RECORD_BYTES = 64
 
@@ -36,6 +36,17 @@ def write_warpwell(folder: Path, sizes: np.ndarray) -> None:
     import warpwell as ww
 
     kv_reads.write_warpwell(folder, sizes)
+    ww.kv.seal(folder / "store.kv")
+
+
+def write_hashed(folder: Path, sizes: np.ndarray) -> None:
+    """Write a sealed store with even numbers as keys."""
+    import warpwell as ww
+
+    with ww.kv.create(folder / "store.kv") as store:
+        for first in range(0, len(sizes), 100_000):
+            keys = 2 * np.arange(first, min(first + 100_000, len(sizes)))
+            store.put_many(keys, np.zeros((len(keys), RECORD_BYTES), np.uint8))
     ww.kv.seal(folder / "store.kv")
 
 
@@ -72,6 +83,7 @@ def open_rocksdb(folder: Path) -> Callable[[np.ndarray], Any]:
 
 SYSTEMS = {
     "Warpwell": (write_warpwell, kv_reads.open_warpwell),
+    "hashed": (write_hashed, kv_reads.open_warpwell),
     "journal": (write_journal, kv_reads.open_warpwell),
     "LMDB": kv_reads.SYSTEMS["LMDB"],
     "RocksDB": (write_rocksdb, open_rocksdb),
@@ -87,50 +99,85 @@ def private_bytes() -> int:
 
 
 def child(name: str, folder: Path) -> None:
-    """Print the milliseconds of the first open and of the median open, and the KiB of one; wait for the parent."""
-    times, memory, opened = [], [], []
-    for _ in range(1 if name == "LMDB" else OPENS + 1):  # LMDB opens a file once a process
-        before, started = private_bytes(), time.perf_counter()
-        opened.append(SYSTEMS[name][1](folder))
-        if len(opened) == 1:
-            opened[0](np.arange(1))
-        times.append(1e3 * (time.perf_counter() - started))
-        memory.append((private_bytes() - before) / 1024)
-    print(times[0], statistics.median(times[1:] or times), statistics.median(memory[1:] or memory), flush=True)
-    sys.stdin.read()
+    """Open the small and the large store; print milliseconds of wall and CPU time, and later KiB of private memory.
+
+    Each step waits for a line of the parent.
+    """
+    open_store, key = SYSTEMS[name][1], np.zeros(1, np.int64)
+    small = open_store(folder / "small")
+    small(key)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    memory, started, cpu = private_bytes(), time.perf_counter(), time.process_time()
+    opened = open_store(folder / "large")
+    opened(key)
+    print(1e3 * (time.perf_counter() - started), 1e3 * (time.process_time() - cpu), flush=True)
+    sys.stdin.readline()
+    print((private_bytes() - memory) / 1024, flush=True)
 
 
-def measure(name: str, folder: Path) -> np.ndarray:
-    """Return the medians of the figures of processes that open a store at once."""
+def measure(name: str, folder: Path, count: int, *, cold: bool = False) -> np.ndarray:
+    """Return the milliseconds of wall and CPU time, and the KiB, of each of `count` processes."""
     command = [sys.executable, "-m", "lab.bench.kv_open", name, str(folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, **pipes) for _ in range(PROCESSES)]
-    printed = [process.stdout.readline() for process in processes]
-    for process in processes:
-        process.communicate()
-    return np.median([[float(number) for number in line.split()] for line in printed], axis=0)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(count)]
+    try:
+        answers = [_answers(processes)]
+        if cold:
+            drop_files(folder / "large")
+        for _ in range(2):
+            for process in processes:
+                process.stdin.write("\n")
+            answers.append(_answers(processes))
+    finally:
+        for process in processes:
+            process.communicate()
+    return np.array([[*map(float, (*times.split(), memory))] for _, times, memory in zip(*answers, strict=True)])
 
 
-@benchmark("kv-open", figures=["first", "again", "private", "journal"])
+def _answers(processes: list[subprocess.Popen[str]]) -> list[str]:
+    """Return the next line of each process."""
+    lines = [process.stdout.readline() if process.stdout else "" for process in processes]
+    if not all(lines):
+        raise SystemExit("a process failed before it had opened its store")
+    return lines
+
+
+@benchmark("kv-open", figures=["open", "cold", "private", "hashed", "journal"])
 def run(setting: Setting, record: Record) -> None:
     """Compare the time and memory of opening with other stores."""
-    count = setting.pick((2_000, 5_000_000), (20_000, 5_000_000), "records")
+    count = setting.pick((2_000, 5_000_000), (2_000, 5_000_000), "records")
+    processes, rounds = setting.option("processes", 8), setting.option("rounds", 1 if setting.quick else 5)
     with tempfile.TemporaryDirectory(prefix="warpwell-bench-", dir=setting.options.get("folder")) as path:
-        found: dict[str, np.ndarray] = {}
+        warm: dict[str, list[np.ndarray]] = {}
+        cold: dict[str, list[np.ndarray]] = {}
         for name, (write, _) in SYSTEMS.items():
             if name in MODULES and importlib.util.find_spec(MODULES[name]) is None:
                 print(f"{name} is not installed: install {PACKAGES[name]} to compare with it", file=sys.stderr)
                 continue
-            folder = Path(path) / name
-            folder.mkdir()
-            write(folder, np.full(count, RECORD_BYTES))
-            found[name] = measure(name, folder)
-    for column, (figure, unit) in enumerate((("first", "ms"), ("again", "ms"), ("private", "KiB"))):
-        peers = [
-            (name, metadata.version(PACKAGES[name]), float(found[name][column])) for name in PACKAGES if name in found
-        ]
-        record(figure, float(found["Warpwell"][column]), unit, better="lower", peers=peers)
-    record("journal", float(found["journal"][1]), "ms", better="lower")
+            warm[name], cold[name] = [], []
+            for part, records in (("small", 1), ("large", count)):
+                folder = Path(path) / name / part
+                folder.mkdir(parents=True)
+                write(folder, np.full(records, RECORD_BYTES))
+        for _ in range(rounds):
+            for name in warm:
+                warm[name].append(measure(name, Path(path) / name, processes))
+                cold[name].append(measure(name, Path(path) / name, processes, cold=True))
+    peers = [name for name in PACKAGES if name in warm]
+
+    def add(figure: str, unit: str, found: dict[str, list[np.ndarray]], column: int, reduce: Any, goal: float) -> None:
+        values = {name: [float(reduce(each[:, column])) for each in found[name]] for name in found}
+        others = [(name, metadata.version(PACKAGES[name]), float(np.median(values[name]))) for name in peers]
+        record(figure, values["Warpwell"], unit, better="lower", goal=goal, peers=others)
+        for name in ("hashed", "journal"):
+            record(f"{name}/{figure}", values[name], unit, better="lower")
+
+    add("open", "ms", warm, 0, np.max, 10)
+    add("open/median", "ms", warm, 0, np.median, 10)
+    add("open/cpu", "ms", warm, 1, np.max, 10)
+    add("cold", "ms", cold, 0, np.max, 10)
+    add("private", "KiB", warm, 2, np.max, 1024)
 
 
 if __name__ == "__main__":
