@@ -1,7 +1,9 @@
 """Key-value operations per second on the host, compared with LMDB and RocksDB: YCSB A, B, C, D, F and batched reads.
 
 Every system gets the same records, requests and durability: after each group of 256 operations all of it is on the
-medium. Rounds of the systems alternate and caches are warm. Systems that are not installed are left out.
+medium. Rounds of the systems alternate and caches are warm. Systems that are not installed are left out. Bulk loads
+("load") write images of 2 to 200 KB into new files and commit after each 640, about 64 MiB: values alone, or fields of
+a schema ("load/fields"), which LMDB does not have.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import os
+import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +29,8 @@ from lab.kv.ycsb_run import GROUP, load_records
 from lab.kv.ycsb_run import run as run_ycsb
 
 CACHE_BYTES = 2 << 30
+LOAD_GROUP = 640
+"""Images between commits of a bulk load."""
 PACKAGES = {"Warpwell": "warpwell", "LMDB": "lmdb", "RocksDB": "rocksdict"}
 
 
@@ -116,14 +123,13 @@ def gets(setting: Setting, nbytes: int, record: Record) -> None:
     record_rates(f"get/{nbytes}B/batch{GROUP}", rates, record)
 
 
-def writes(setting: Setting, name: str, sizes: tuple[int, int], group: int, count: int, record: Record) -> None:
-    """Put values of random sizes, of log-uniform distribution, one by one and commit after each group.
+def writes(setting: Setting, name: str, nbytes: int, group: int, count: int, record: Record) -> None:
+    """Put values one by one and commit after each group.
 
     The rate counts the time of puts if `name` is "put", else the time of puts and commits.
     """
     random = np.random.default_rng(9)
-    nbytes = np.exp(random.uniform(*np.log(sizes), count)).round().astype(int).tolist()
-    values = [random.bytes(size) for size in nbytes]
+    values = [random.bytes(nbytes) for _ in range(count)]
     with systems(setting.options.get("folder")) as opened:
         written = dict.fromkeys(opened, 0)
 
@@ -143,12 +149,60 @@ def writes(setting: Setting, name: str, sizes: tuple[int, int], group: int, coun
             return count / seconds
 
         rates = rounds(opened, setting.option("rounds", 3), once)
-    record_rates(f"{name}/{sizes[1]}B/group{group}", rates, record)
+    record_rates(f"{name}/{nbytes}B/group{group}", rates, record)
 
 
-@benchmark("kv-host", figures=["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f", "get", "put", "write"])
+def bulk_loads(setting: Setting, count: int, record: Record) -> None:
+    """Load images in batches of 64 from memory into new stores and into new environments of LMDB, in turn."""
+    import lmdb
+
+    import warpwell as ww
+
+    random = np.random.default_rng(11)
+    values = [random.bytes(nbytes) for nbytes in random.integers(2_000, 200_001, count).tolist()]
+    labels = np.arange(count) % 100
+
+    def load(path: Path, schema: dict | None) -> None:
+        with ww.kv.create(path, schema=schema) as store:
+            for at in range(0, count, 64):
+                rows = slice(at, at + 64)
+                batch = {"image": values[rows], "label": labels[rows]} if schema else values[rows]
+                store.put_many(np.arange(at, min(at + 64, count)), batch)
+                if (at + 64) % LOAD_GROUP == 0:
+                    store.commit()
+
+    def load_lmdb(path: Path) -> None:
+        with lmdb.open(str(path), map_size=2 * sum(map(len, values)) + (64 << 20)) as environment:
+            for at in range(0, count, LOAD_GROUP):
+                with environment.begin(write=True) as transaction:
+                    for key in range(at, min(at + LOAD_GROUP, count)):
+                        transaction.put(key.to_bytes(8, "big"), values[key], append=True)
+
+    loads: dict[str, Callable[[Path], None]] = {
+        "values": lambda path: load(path, None),
+        "fields": lambda path: load(path, {"image": ("uint8", (None,)), "label": "int64"}),
+        "LMDB": load_lmdb,
+    }
+    rates: dict[str, list[float]] = {name: [] for name in loads}
+    with tempfile.TemporaryDirectory(prefix="warpwell-bench-", dir=setting.options.get("folder")) as folder:
+        for k in range(setting.option("rounds", 5) + 1):
+            for name in list(loads)[:: 1 if k % 2 else -1]:
+                os.sync()
+                started = time.perf_counter()
+                loads[name](Path(folder) / name)
+                if k:  # the first round warms up
+                    rates[name].append(count / (time.perf_counter() - started))
+                shutil.rmtree(Path(folder) / name)
+    for name in ("values", "fields"):
+        peers = [("LMDB", metadata.version("lmdb"), statistics.median(rates["LMDB"]))]
+        record(f"load/{name}", rates[name], "1/s", peers=peers)
+        ratios = [own / peer for own, peer in zip(rates[name], rates["LMDB"], strict=True)]
+        record(f"load/{name}/ratio", ratios, "LMDB's time / time", goal=1)
+
+
+@benchmark("kv-host", figures=["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f", "get", "put", "write", "load"])
 def run(setting: Setting, record: Record) -> None:
-    """Run YCSB in batches and one by one, batched reads of 128 B, 1 KiB and 8 KiB, and single puts with commits."""
+    """Run YCSB in batches and one by one, batched reads, single puts with commits, and bulk loads."""
     for nbytes in setting.option("write_sizes", [128, 1024]):
         for name, group, count in (
             ("put", 10_000, 50_000),
@@ -156,10 +210,10 @@ def run(setting: Setting, record: Record) -> None:
             ("write", 64, 6_400),
             ("write", 1, 300),
         ):
-            writes(setting, name, (nbytes, nbytes), group, count // 10 if setting.quick else count, record)
+            writes(setting, name, nbytes, group, count // 10 if setting.quick else count, record)
     images = setting.option("images", 500 if setting.quick else 10_000)
-    if images:
-        writes(setting, "write", (2_000, 200_000), 500, images, record)
+    if images and importlib.util.find_spec("lmdb"):
+        bulk_loads(setting, images, record)
     for batch in (GROUP, 1):
         for name in setting.option("workloads", list(NAMES)):
             ycsb(setting, name, batch, record)

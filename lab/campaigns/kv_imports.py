@@ -1,4 +1,4 @@
-"""Imports of image data sets, through kills, and bulk loads against LMDB: ``python -m lab campaign kv_imports``.
+"""Imports of image data sets, through kills: ``python -m lab campaign kv_imports``.
 
 The same generated images are written as a folder of classes, WebDataset archives, a Parquet file, a data set of Hugging
 Face and an LMDB environment. ``warpwell kv load`` imports each one, is killed (SIGKILL) at random moments and continued
@@ -11,11 +11,9 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tarfile
@@ -314,57 +312,6 @@ def difference(images: Images, source: str, path: Path) -> str | None:
     return None
 
 
-# -- bulk loads --------------------------------------------------------------------------------------------------------
-
-
-def bulk_loads(images: Images, folder: Path, rounds: int) -> dict[str, Any]:
-    """Load images from memory into a store and into LMDB, in turn; return the seconds and their ratios.
-
-    All are durable every 640 images, about 64 MiB.
-    """
-    import lmdb
-
-    values = [images.image(number) for number in range(images.count)]
-
-    def into_store(path: Path) -> None:
-        with kv.create(path, schema={"image": ("uint8", (None,)), "label": "int64"}) as store:
-            for numbers in images.groups():
-                labels = [images.label(number) for number in numbers]
-                columns = {"image": values[numbers.start : numbers.stop], "label": labels}
-                store.put_many(np.array(numbers), columns)
-                if numbers.stop % (10 * _BATCH) == 0:
-                    store.commit()
-
-    def into_bytes(path: Path) -> None:
-        with kv.create(path) as store:
-            for numbers in images.groups():
-                store.put_many(np.array(numbers), values[numbers.start : numbers.stop])
-                if numbers.stop % (10 * _BATCH) == 0:
-                    store.commit()
-
-    def into_lmdb(path: Path) -> None:
-        with lmdb.open(str(path), map_size=2 * images.nbytes + (64 << 20)) as environment:
-            for numbers in images.groups(10 * _BATCH):
-                with environment.begin(write=True) as transaction:
-                    for number in numbers:
-                        transaction.put(number.to_bytes(8, "big"), values[number], append=True)
-
-    seconds: dict[str, list[float]] = {"fields": [], "bytes": [], "lmdb": []}
-    for round in range(rounds + 1):
-        for name, run in (("fields", into_store), ("bytes", into_bytes), ("lmdb", into_lmdb)):
-            os.sync()
-            started = time.perf_counter()
-            run(folder / name)
-            if round:  # the first round compiles
-                seconds[name].append(time.perf_counter() - started)
-            shutil.rmtree(folder / name)
-    ratios = {
-        name: statistics.median(peer / own for peer, own in zip(seconds["lmdb"], seconds[name], strict=True))
-        for name in ("fields", "bytes")
-    }
-    return {"images": images.count, "bytes": images.nbytes, "seconds": seconds, "lmdb_time_over_own": ratios}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return 1 if a record differs or a store takes more than 1.05 times the bytes of the images."""
     parser = argparse.ArgumentParser(prog="python -m lab campaign kv_imports", description=__doc__)
@@ -373,7 +320,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=number, default=10_000, help="images (10000)")
     parser.add_argument("--classes", type=number, default=100, help="classes (100)")
     parser.add_argument("--kills", type=number, default=5, help="kills of each import (5)")
-    parser.add_argument("--rounds", type=number, default=5, help="rounds of bulk loads; 0 for none (5)")
     parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="sources (all)")
     parser.add_argument("--seed", type=number, default=0, help="of images and kills (0)")
     parser.add_argument("--json", action="store_true", help="one JSON text instead of lines")
@@ -385,9 +331,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             imports.append(import_through_kills(images, source, Path(folder), options.kills, rng))
             if not options.json:
                 print(imports[-1].line(), flush=True)
-        bulk = bulk_loads(images, Path(folder), options.rounds) if options.rounds else None
     if options.json:
-        print(json.dumps({"seed": options.seed, "imports": [asdict(found) for found in imports], "bulk": bulk}))
-    elif bulk is not None:
-        print(f"bulk load: LMDB's time over the store's, medians of {options.rounds}: {bulk['lmdb_time_over_own']}")
+        print(json.dumps({"seed": options.seed, "imports": [asdict(found) for found in imports]}))
     return int(any(found.wrong or found.disk_share > 1.05 for found in imports))

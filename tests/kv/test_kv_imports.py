@@ -41,11 +41,3 @@ def test_differences_are_found(tmp_path: Path) -> None:
         del store[59]
     assert kv_imports.difference(IMAGES, "tar", tmp_path / "equal") == "has 59 records of 60"
     assert "metadata" in str(kv_imports.difference(kv_imports.Images(59, 4, 7), "folder", tmp_path / "equal"))
-
-
-def test_bulk_loads(tmp_path: Path) -> None:
-    pytest.importorskip("lmdb")
-    found = kv_imports.bulk_loads(IMAGES, tmp_path, 1)
-    assert found["bytes"] == IMAGES.nbytes
-    assert {len(seconds) for seconds in found["seconds"].values()} == {1}
-    assert not list(tmp_path.iterdir())

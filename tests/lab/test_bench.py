@@ -279,7 +279,7 @@ def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
     from lab.bench import kv_host
 
     options = {"records": "300", "operations": "512", "rounds": "1", "workloads": "ycsb-a", "sizes": "128"}
-    options |= {"write_sizes": "128", "images": "0"}
+    options |= {"write_sizes": "128", "images": "70"}
     record = runner.Record("kv-host")
     kv_host.run.run(runner.Setting("cpu", True, options), record)
     assert [f["id"] for f in record.figures] == [
@@ -287,11 +287,16 @@ def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
         "kv-host/write/128B/group10000",
         "kv-host/write/128B/group64",
         "kv-host/write/128B/group1",
+        "kv-host/load/values",
+        "kv-host/load/values/ratio",
+        "kv-host/load/fields",
+        "kv-host/load/fields/ratio",
         "kv-host/ycsb-a/batch256",
         "kv-host/ycsb-a/batch1",
         "kv-host/get/128B/batch256",
     ]
-    assert all({peer["name"] for peer in f["peers"]} == {"LMDB", "RocksDB"} for f in record.figures)
+    peers = {f["id"].split("/")[1]: {peer["name"] for peer in f["peers"]} for f in record.figures if "peers" in f}
+    assert peers == {key: {"LMDB", "RocksDB"} for key in ("put", "write", "ycsb-a", "get")} | {"load": {"LMDB"}}
     json.dumps(record.figures)
 
 
@@ -300,8 +305,11 @@ def test_opening_is_compared(tmp_path: Path) -> None:
     from lab.bench import kv_open
 
     record = runner.Record("kv-open")
-    kv_open.run.run(runner.Setting("cpu", True, {"records": "300", "folder": str(tmp_path)}), record)
-    assert {f["id"] for f in record.figures} == {f"kv-open/{n}" for n in ("first", "again", "private", "journal")}
+    kv_open.run.run(runner.Setting("cpu", True, {"records": "300", "processes": "2", "folder": str(tmp_path)}), record)
+    figures = ("open", "open/median", "open/cpu", "cold", "private")
+    assert {f["id"] for f in record.figures} == {
+        f"kv-open/{s}{n}" for s in ("", "hashed/", "journal/") for n in figures
+    }
 
 
 @pytest.mark.slow
