@@ -147,7 +147,7 @@ def _answers(processes: list[subprocess.Popen[str]]) -> list[str]:
 def run(setting: Setting, record: Record) -> None:
     """Compare the time and memory of opening with other stores."""
     count = setting.pick((2_000, 5_000_000), (2_000, 5_000_000), "records")
-    processes, rounds = setting.option("processes", 8), setting.option("rounds", 1 if setting.quick else 5)
+    processes, rounds = setting.option("processes", 8), setting.option("rounds", 1 if setting.quick else 3)
     with tempfile.TemporaryDirectory(prefix="warpwell-bench-", dir=setting.options.get("folder")) as path:
         warm: dict[str, list[np.ndarray]] = {}
         cold: dict[str, list[np.ndarray]] = {}
