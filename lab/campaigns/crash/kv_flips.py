@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 
@@ -63,18 +66,29 @@ class Flips:
         return self.unnoticed + self.served + self.changed
 
 
+_ENDINGS = ("closed", "killed", "snapshot")
+_COUNTS = [each.name for each in fields(Flips) if each.name not in ("seconds", "details")]
+
+
 def flip_campaign(seed: int, base: str, *, stride: int = 1, value_share: float = 0.01) -> Flips:
     """Flip bits of every `stride`-th header byte and of a share of the value bytes of stores, one at a time.
 
-    One store was closed, one was left by a killed writer, and one has a snapshot.
+    One store was closed, one was left by a killed writer, and one has a snapshot; each has a process of its own.
     """
-    rng, out, start = random.Random(seed), Flips(), time.monotonic()
-    for ending in ("closed", "killed", "snapshot"):
-        with tempfile.TemporaryDirectory(dir=base) as outer:
-            folder = os.path.join(outer, "store.kv")
-            held = _make(folder, rng.getrandbits(32), ending)
-            _flip_all(folder, held, rng, out, stride, value_share)
-    out.seconds = time.monotonic() - start
+    start = time.monotonic()
+    with ProcessPoolExecutor(len(_ENDINGS), multiprocessing.get_context("fork")) as pool:
+        parts = list(pool.map(partial(_flip_store, seed, base, stride, value_share), _ENDINGS))
+    counts = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
+    details = [detail for part in parts for detail in part.details][:10]
+    return Flips(**counts, seconds=time.monotonic() - start, details=details)
+
+
+def _flip_store(seed: int, base: str, stride: int, value_share: float, ending: str) -> Flips:
+    rng, out = random.Random(f"{seed} {ending}"), Flips()
+    with tempfile.TemporaryDirectory(dir=base) as outer:
+        folder = os.path.join(outer, "store.kv")
+        held = _make(folder, rng.getrandbits(32), ending)
+        _flip_all(folder, held, rng, out, stride, value_share)
     return out
 
 
