@@ -12,13 +12,14 @@ import time
 import numpy as np
 import pytest
 
+import warpwell.kv.log.log
 from lab.campaigns.crash.kv_load import Run, contents, padded, unpadded, write_script
 from warpwell import errors
 from warpwell.kv import as_keys
 from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from warpwell.kv.log.journal import journal_path
+from warpwell.kv.log.journal import INLINE_BYTES, journal_path
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.recovery import split
@@ -446,8 +447,8 @@ def test_only_the_last_group_may_lack_a_value(path, tmp_path, damaged):
         shutil.copytree(path, cut)
     # As a power cut may leave it: the floor is old, and a value did not reach the drive.
     (cut / "COMMITTED").write_bytes(b"")
-    (segment,) = cut.glob("*.val")
-    segment.write_bytes(segment.read_bytes().replace(values[damaged], bytes(100)))
+    for file in [*cut.glob("*.val"), *cut.glob("*.jnl")]:
+        file.write_bytes(file.read_bytes().replace(values[damaged], bytes(100)))
     if damaged == b"last":
         assert read(cut) == {b"first": values[b"first"]}
         with Log.open(cut, writable=True) as log:
@@ -456,6 +457,116 @@ def test_only_the_last_group_may_lack_a_value(path, tmp_path, damaged):
     else:
         with pytest.raises(errors.CorruptionError, match="is damaged"):
             read(cut)
+
+
+def test_a_small_commit_syncs_the_journal_only(path, monkeypatch):
+    monkeypatch.setattr(warpwell.kv.log.log, "UNSYNCED_BYTES", 700)
+    files = Watching()
+    with Log.create(path, files=files) as log:
+        value, journal = log.segments.fd(1), log._journal.fd
+        for size, synced in ((100, [journal]), (500, [journal]), (100, [value, journal]), (100, [journal])):
+            put(log, {b"a": bytes(size)})
+            log.commit()
+            assert files.synced == synced
+        put(log, {b"b": b"1"})
+        log.append_deletes(*padded([b"a"]))
+        log.commit()
+        assert files.synced == [journal]
+        put(log, {b"a": bytes(INLINE_BYTES + 1)})
+        log.commit()
+        assert files.synced == [value, journal]
+        log.append_deletes(*padded([b"b"]))
+        log.commit()
+        assert files.synced == [journal]
+        put(log, {b"c": b"1"})
+    assert files.synced == [value]  # of the value that only the journal had, at close
+    assert read(path) == {b"a": bytes(INLINE_BYTES + 1), b"c": b"1"}
+
+
+class Watching(Files):
+    """Files that keep the descriptors of the last `sync_all`."""
+
+    synced = ()
+
+    def sync_all(self, fds):
+        self.synced = list(fds)
+        super().sync_all(fds)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("shards", [0, 2])
+@pytest.mark.parametrize("lost", ["bytes", "end"])
+def test_values_that_only_the_journal_has(tmp_path, marks, shards, lost):
+    folder, left = tmp_path / "store", tmp_path / "left"
+    folder.mkdir()
+    path = str(folder / "a.kv")
+    expected = {b"%d" % k: bytes([k]) * 1000 for k in range(30)}
+    with Log.create(path, shards=[str(folder / f"shard{k}") for k in range(shards)]) as log:
+        put_in_shards(log, expected, shards)
+    sizes = {file: file.stat().st_size for file in folder.rglob("*.val")}
+    with Log.open(path, writable=True) as log:
+        for k in range(20, 60, 4):
+            group = {b"%d" % j: bytes([j + 100]) * (3 * j) for j in range(k, k + 4)}
+            put_in_shards(log, group, shards)
+            log.append_deletes(*padded([b"%d" % (k - 20)]))
+            log.commit()
+            expected.update(group)
+            del expected[b"%d" % (k - 20)]
+        shutil.copytree(folder, left)
+    shutil.rmtree(folder)
+    left.rename(folder)
+    for file, size in sizes.items():  # as a power cut may leave it: no segment has the values since its last sync
+        size_before = file.stat().st_size
+        assert size_before > size
+        os.truncate(file, size)
+        if lost == "bytes":
+            os.truncate(file, size_before)
+    if not marks:
+        os.truncate(os.path.join(path, "COMMITTED"), 0)
+    report = verify(path)
+    assert report.sound and report.unsettled_values == 40
+    assert read(path) == expected
+    with Log.open(path, writable=True) as log:
+        put_in_shards(log, {b"new": b"value"}, shards)
+    expected[b"new"] = b"value"
+    assert read(path) == expected
+    report = verify(path)
+    assert report.sound and report.unsettled_values == 0
+
+
+def put_in_shards(log, records, shards):
+    chosen = np.array([key[-1] % shards for key in records], np.uint8) if shards else None
+    log.append(*padded(list(records)), list(records.values()), shards=chosen)
+
+
+def test_a_group_whose_values_are_cut_off_does_not_count(path):
+    with Log.create(path) as log:
+        for k in range(3):
+            put(log, {b"a": bytes([k]) * 100})
+            log.commit()
+    os.truncate(os.path.join(path, "COMMITTED"), 0)
+    journal = journal_of(path)
+    os.truncate(journal, os.path.getsize(journal) - 1)
+    assert read(path) == {b"a": b"\1" * 100}
+    with Log.open(path, writable=True) as log:
+        put(log, {b"b": b"1"})
+    assert read(path) == {b"a": b"\1" * 100, b"b": b"1"}
+
+
+def test_values_that_look_like_records(path):
+    """A value that contains records of the journal is not read as records."""
+    with Log.create(path) as log:
+        for k in range(4):
+            put(log, {b"a": b"%d" % k})
+            log.commit()
+        with open(journal_of(path), "rb") as file:
+            records = file.read()[SUPERBLOCK:]
+        put(log, {b"b": records})
+        log.commit()
+    with open(path + "/00000001.val", "r+b") as file:
+        file.truncate(SUPERBLOCK)
+    os.truncate(os.path.join(path, "COMMITTED"), 0)
+    assert read(path) == {b"a": b"3", b"b": records}
 
 
 def test_a_failed_fsync_ends_the_writing(path):
@@ -545,7 +656,7 @@ def test_a_newer_format_is_named(path):
     with open(manifest, "rb") as file:
         body = file.read().partition(b"\n")[2]
     with open(manifest, "wb") as file:
-        file.write(f"warpwell-kv 5 {len(body)} {crc32c(body, crc32c(b'5')):08x}\n".encode() + body)
+        file.write(f"warpwell-kv 6 {len(body)} {crc32c(body, crc32c(b'6')):08x}\n".encode() + body)
     with pytest.raises(errors.StoreVersionError, match="update"):
         Log.open(path, writable=True)
 
@@ -557,6 +668,11 @@ def committed(path, groups=4):
         log.commit()
     log.close()
     return journal_of(path)
+
+
+def offset_in(record):
+    """Return the offset of a record in the journal of `committed`."""
+    return SUPERBLOCK + (3 * RECORD_BYTES + 3 * 128) * (record // 3) + RECORD_BYTES * (record % 3)
 
 
 def snap(path):
@@ -572,7 +688,7 @@ def snap(path):
 @pytest.mark.parametrize("how", ["flip", "zero", "cut", "cut within", "swap"])
 def test_damage_of_what_was_committed_is_refused_and_left_alone(path, record, how):
     journal = committed(path)
-    at = SUPERBLOCK + RECORD_BYTES * record
+    at = offset_in(record)
     if how == "flip":
         edit(journal, at + 33, b"\xaa")
     elif how == "zero":
@@ -581,7 +697,7 @@ def test_damage_of_what_was_committed_is_refused_and_left_alone(path, record, ho
         os.truncate(journal, at + 30 * (how == "cut within"))
     else:
         with open(journal, "rb") as file:
-            file.seek(SUPERBLOCK + RECORD_BYTES * ((record + 3) % 12))
+            file.seek(offset_in((record + 3) % 12))
             other = file.read(RECORD_BYTES)
         edit(journal, at, other)
     before = snap(path)
@@ -781,7 +897,7 @@ def test_an_interrupt_does_not_hide_the_error_of_a_parallel_sync(path, monkeypat
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     log = Log.create(path)
-    put(log, {b"a": b"value"})
+    put(log, {b"a": bytes(INLINE_BYTES + 1)})
     armed.append(True)
     with pytest.raises(errors.StoreFailedError):
         log.commit()
@@ -816,7 +932,7 @@ def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path
 
         def pwrite(self, fd, data, offset):
             super().pwrite(fd, data, offset)
-            if call == "pwrite" and len(memoryview(data).cast("B")) == RECORD_BYTES:
+            if call == "pwrite" and os.readlink(f"/proc/self/fd/{fd}").endswith(".jnl"):
                 self._handle()
 
         def sync_all(self, fds):
@@ -830,12 +946,12 @@ def test_a_record_that_a_signal_handler_puts_during_a_commit_is_in_the_next(path
             if handler is not None:
                 handler()
 
-    files = Handling()
+    files, values = Handling(), {b"a": b"value", b"b": bytes(INLINE_BYTES + 1)}
     with Log.create(path, files=files) as log:
-        put(log, {b"a": b"value"})
-        files.handler = lambda: put(log, {b"b": b"of the handler"})
+        put(log, {b"a": values[b"a"]})
+        files.handler = lambda: put(log, {b"b": values[b"b"]})
         log.commit()
         assert log.uncommitted() == 1
         log.commit()
         assert log.segments.fd(1) in files.seen or call == "pwrite"
-    assert read(path) == {b"a": b"value", b"b": b"of the handler"}
+    assert read(path) == values

@@ -175,7 +175,8 @@ def _notice(folder: str, held: State) -> str:
         return "found_reading" if not verify(folder).sound else "unnoticed"
     if found != held:
         return "served"
-    return "unnoticed" if verify(folder).sound else "found_by_verify"
+    report = verify(folder)
+    return "unnoticed" if report.sound and not report.unsettled_values else "found_by_verify"
 
 
 def _writer_refuses(folder: str) -> bool:

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.kv import as_keys, crc32c
+from warpwell.kv.log import log as log_module
 from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import crc_of, key_len_of, offset_of, segment_of, size_of
-from warpwell.kv.log.log import Log
+from warpwell.kv.log.log import UNSYNCED_BYTES, Log
 from warpwell.kv.records import Records
 
 from .power import SHARD
@@ -38,12 +39,15 @@ class Script:
     durability : str
     shards : int
         Number of shard folders next to the store's folder; 0 keeps the segments in the store's folder.
+    unsynced_bytes : int
+        Maximum size of values that are durable in the journal only.
     """
 
     steps: list[tuple[Any, ...]]
     states: list[State]
     durability: str
     shards: int = 0
+    unsynced_bytes: int = UNSYNCED_BYTES
 
     def commits(self, step: tuple[Any, ...]) -> bool:
         """Return whether a step commits."""
@@ -66,7 +70,7 @@ def write_script(seed: int, steps: int = 60, durability: str = "commit", keys: i
     state: State = {}
     names = [rng.randbytes(rng.choice((1, 3, 8, 8, 8, 15, 16))) for _ in range(keys)]
     names += [b"a", b"a\0", b"\0"]
-    out = Script([], [{}], durability, shards=2 * (seed % 2))
+    out = Script([], [{}], durability, 2 * (seed % 2), (0, 1 << 14, 1 << 16, UNSYNCED_BYTES)[seed // 2 % 4])
     for _ in range(steps):
         draw = rng.random()
         if draw < 0.30:
@@ -132,6 +136,7 @@ class Run:
 
     def begin(self) -> None:
         """Create the store."""
+        log_module.UNSYNCED_BYTES = self.script.unsynced_bytes
         if not self.created:
             parent = os.path.dirname(self.folder)
             log = Log.create(

@@ -219,7 +219,7 @@ def _store_of(log: Log, options: DeviceOptions | None, beside: DeviceStore | Non
 def seal(path: Path) -> None:
     """Write the index of a store to a file that all processes share; see `Store.seal`.
 
-    Stores of earlier formats become format 4.
+    Stores of earlier formats get the newest format.
 
     Parameters
     ----------

@@ -27,6 +27,7 @@ from .log.format import (
     COMMIT,
     DELETE,
     INDEX_FILE,
+    INLINE,
     INTEGER,
     JOURNAL_FILE,
     LONG,
@@ -39,8 +40,10 @@ from .log.format import (
     SUFFIXES,
     SUPERBLOCK,
     Superblock,
+    crc_of,
     extents_of,
     file_name,
+    footprint,
     key_len_of,
     marked_len_of,
     offset_of,
@@ -141,7 +144,8 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     with contextlib.ExitStack() as stack:
         for path in dict.fromkeys([folder, *shards]):
             stack.enter_context(_kept_from_writers(path))
-        found = [_state(log, report) for log, _ in logs]
+        copies: Copies = {}
+        found = [_state(log, report, copies) for log, _ in logs]
         made = create(
             target,
             None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
@@ -156,7 +160,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
                 for (_, paths), slots in zip(logs, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
                     for rows in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
-                        _put(made, paths, slots[rows], all_integers, report)
+                        _put(made, paths, slots[rows], all_integers, copies, report)
                         done += len(slots[rows])
                         if progress is not None:
                             progress(done, total)
@@ -208,10 +212,10 @@ def _kept_from_writers(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _state(folder: str, report: SalvageReport) -> NDArray[np.int64]:
-    """Return the live slots of one folder, as far as they can be recovered."""
+def _state(folder: str, report: SalvageReport, copies: Copies) -> NDArray[np.int64]:
+    """Return the live slots of one folder, as far as they can be recovered, and add the copies of values."""
     found = DamagedFolder(folder, report.problems)
-    journals = read_journals(found)
+    journals = read_journals(found, copies)
     snapshots = read_snapshots(found)
     sound = [s for s in snapshots if s.sound]
     base = np.empty((0, SLOT_BYTES // 8), np.int64)
@@ -246,7 +250,14 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
 
 
-def _put(store: Any, folders: list[str], slots: NDArray[np.int64], all_integers: bool, report: SalvageReport) -> None:
+def _put(
+    store: Any,
+    folders: list[str],
+    slots: NDArray[np.int64],
+    all_integers: bool,
+    copies: Copies,
+    report: SalvageReport,
+) -> None:
     """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
     lengths = key_len_of(slots[:, 3])
     integers = np.full(len(slots), all_integers) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
@@ -267,9 +278,11 @@ def _put(store: Any, folders: list[str], slots: NDArray[np.int64], all_integers:
             status = check_file(fd, extents).tolist()
             for k, bad, (offset, size, crc) in zip(rows.tolist(), status, extents.tolist(), strict=True):
                 wrong = "the record has no location" if offset < SUPERBLOCK else ""
-                wrong = "the value does not match its checksum" if bad else wrong
                 value: Any = StoredValue(path, fd, offset, size, crc)
-                if not wrong and (store.schema is not None or size <= _BATCH_BYTES):
+                if bad:
+                    value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
+                    wrong = "the value does not match its checksum" if value is None else wrong
+                elif not wrong and (store.schema is not None or size <= _BATCH_BYTES):
                     value = read_at(fd, size, offset)
                 is_long = lengths[k] == LONG
                 if not wrong and store.schema is not None:
@@ -375,8 +388,12 @@ class SnapshotSlots:
     sound: bool
 
 
-def read_journals(found: DamagedFolder) -> list[JournalRecords]:
-    """Return the readable records of all journals."""
+Copies = dict[tuple[int, int], bytes]
+"""Sound values in journals, by the location of the value in its segment."""
+
+
+def read_journals(found: DamagedFolder, copies: Copies) -> list[JournalRecords]:
+    """Return the readable records of all journals, and add the values in them to `copies`."""
     out = []
     for id, path, data in found.files(JOURNAL_FILE):
         block = found.superblock(data, JOURNAL_FILE, id, path)
@@ -388,6 +405,8 @@ def read_journals(found: DamagedFolder) -> list[JournalRecords]:
         elif good.any():
             salts, counts = np.unique(records["salt"][good], return_counts=True)
             good &= records["salt"] == salts[np.argmax(counts)]
+        is_value = _find_values(data, records, good, copies)
+        good &= ~is_value
         intact = records[good]
         if block is None and not len(intact):
             continue
@@ -395,13 +414,34 @@ def read_journals(found: DamagedFolder) -> list[JournalRecords]:
         ends = intact["seq"][(intact["flags"] & COMMIT) != 0]
         committed = int(ends.max(initial=start))
         numbers = np.flatnonzero(good)
-        inside = np.flatnonzero(~good[: int(numbers[-1]) + 1 if len(numbers) else 0])
+        inside = np.flatnonzero(~(good | is_value)[: int(numbers[-1]) + 1 if len(numbers) else 0])
         for k in inside.tolist():
             found.note(path, SUPERBLOCK + RECORD_BYTES * k, "a record of the journal is damaged")
         slots = np.concatenate([intact["key"], intact["loc"]], axis=1)
         salt = int(intact["salt"][0]) if block is None else block.salt
         out.append(JournalRecords(slots, intact["seq"].astype(np.int64), start, committed, salt))
     return sorted(out, key=lambda journal: journal.start)
+
+
+def _find_values(data: bytes, records: NDArray[np.void], good: NDArray[np.bool_], copies: Copies) -> NDArray[np.bool_]:
+    """Return which units of a journal belong to values, and add the sound values to `copies`."""
+    is_value = np.zeros(len(records), np.bool_)
+    for end in np.flatnonzero(good & (records["flags"] & INLINE != 0)).tolist():
+        if is_value[end]:
+            continue
+        group = slice(max(0, end - int(records["ordinal"][end])), end + 1)
+        members = records[group]
+        if not good[group].all():  # the sizes of some values are not known
+            is_value[end + 1 : end + 1 + int(np.argmax(np.append(good[end + 1 :], True)))] = True
+            continue
+        at = SUPERBLOCK + RECORD_BYTES * (end + 1)
+        for loc0, loc1 in members["loc"][members["type"] == PUT].tolist():
+            value = data[at : at + size_of(loc0, loc1)]
+            if crc32c(value) == crc_of(loc1):
+                copies[loc0, loc1] = value
+            at += footprint(size_of(loc0, loc1))
+        is_value[end + 1 : (at - SUPERBLOCK) // RECORD_BYTES] = True
+    return is_value
 
 
 def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:

@@ -13,8 +13,10 @@ from ... import errors
 from ...targets import device
 from .checksum import crc32c
 
-FORMAT_VERSION = 4
-"""The format of new files. Stores of formats 1 to 3 are read, and become format 4 when a manifest is written."""
+FORMAT_VERSION = 5
+"""The format of new files. Stores of formats 1 to 4 are read, and become format 5 when a manifest is written."""
+INLINE_VERSION = 5
+"""The first format with `INLINE`."""
 
 MAX_VALUE = (1 << 31) - 1
 """Bytes: the size of a value has 32 bits, and is signed in NVMe completions and on some file systems."""
@@ -50,6 +52,8 @@ INTEGER = 32
 LONG = 17
 """Length of a key whose 16 bytes are a hash. The key itself is stored after the value (`keys.suffix_of`)."""
 MAX_SEGMENT = (1 << 23) - 1
+JOURNAL_SEGMENT = 0
+"""In memory: the value is in the journal. Segments are numbered from 1."""
 TOMBSTONE = -1
 DAMAGED = -2
 """In memory: the location cannot be read because a block of the index file is damaged."""
@@ -67,6 +71,8 @@ MOVED = 4
 """Flag: a copy that compaction made."""
 SYNCED = 8
 """Flag: all groups before it, with their values, were durable before its first record was written."""
+INLINE = 16
+"""Flag of a group's last record: the values of its puts follow in the journal, in order, each padded to `UNIT`."""
 
 RECORD_BYTES = 64
 RECORD = layout_of(
@@ -282,6 +288,7 @@ def extents_of(locations: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(np.column_stack([offset_of(loc0), size_of(loc0, loc1), crc_of(loc1)]))
 
 
+@device
 def footprint(sizes: Any) -> Any:
     """Return the bytes of a segment that values occupy."""
     return -(-sizes // UNIT) * UNIT

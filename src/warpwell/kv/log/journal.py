@@ -1,5 +1,17 @@
 """Journal: 64-byte records, chained and checksummed, in atomic groups; and the last one that is known to be durable.
 
+A small group carries its values, after its last record. Then one fdatasync, that of the journal, makes it durable: the
+values are in their segments, too, but a later commit syncs these. A group with more values has them only in the
+segments, and its commit syncs these and the journal. Why no crash loses a value of a synced group:
+
+- A process that is killed loses nothing that it wrote: readers find the values in the segments.
+- After a power failure a segment may lack values of the groups since its last sync. The mark in COMMITTED says which
+  group is the last one whose values are durable in the segments. Recovery checks the values of all later groups, and
+  reads those that are damaged out of the journal (`recovery.restore`). A writer copies them to the segments, and syncs
+  these, before it accepts changes; a reader changes no file and serves them from the journal.
+- A mark may be lost, but then it is lower, and recovery checks more values.
+- A segment is deleted, and a journal ends, after a snapshot. That syncs all segments first.
+
 Without the marks in the file COMMITTED, a damaged last group could not be distinguished from one that a power failure
 tore. A mark is written after the journal's fdatasync and needs no fdatasync itself: after a crash it may be too low,
 never too high. Marks alternate between two offsets in separate sectors, so that one of them is always intact.
@@ -10,31 +22,22 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import (
-    SCAN_CHAIN,
-    SCAN_COMMITTED,
-    SCAN_COMMITTED_CHAIN,
-    SCAN_FLOOR_CRC,
-    SCAN_FLOOR_SEQ,
-    SCAN_FLOOR_WRONG,
-    SCAN_SALT,
-    SCAN_SEQ,
-    SCAN_WORDS,
-    crc32c,
-    later_record,
-    scan_records,
-    seal_records,
-)
+from ...targets.primitives import crc32c as crc32c_at
+from ...targets.primitives import load_weak_as, store_weak_as
+from ..native import compiled
+from .checksum import I8, crc32c
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
     COMMIT,
     DELETE,
+    INLINE,
     INTEGER,
     JOURNAL_FILE,
     KEY_LEN_SHIFT,
@@ -47,14 +50,25 @@ from .format import (
     SUPERBLOCK,
     SYNCED,
     TOMBSTONE,
+    UNIT,
     Superblock,
     file_name,
+    footprint,
     key_len_of,
     new_salt,
+    size_of,
 )
 
+INLINE_BYTES = 1 << 17
+"""Maximum size of the values that a group carries in the journal, in bytes: more take longer to write than a sync."""
+
+U2 = np.dtype(np.uint16)
+U4 = np.dtype(np.uint32)
+_SEALED_FLAGS = COMMIT | SYNCED | INLINE
+_PROOFS = ORDERED | SYNCED
 _CHUNK = 1 << 17
-"""Records that are read or written at once."""
+"""Records that are read at once."""
+_CHUNK_BYTES = _CHUNK * RECORD_BYTES
 
 
 @dataclass
@@ -74,32 +88,53 @@ class Scanned:
 
     Attributes
     ----------
-    slots : int64 [N, 4]
-        key0, key1, loc0 and loc1 of the records of complete groups, in order; loc0 is -1 for a delete.
+    records : RECORD [N]
+        The records of complete groups, in order.
+    offsets : int64 [N]
+        Their byte offsets in the journal.
     durable : bool [N]
         The record's value is known to have been durable: a wrong one is damage.
-    begins : bool [N]
-        The record is the first of its group.
     position : Position
         The end of the last complete group.
     size : int
         Size of the file when it was read.
     bad : int or None
         Offset of a record that does not continue the chain, if there is one.
-    damaged : bool
-        A later record or the floor proves that the bad or missing record was durable.
     why : str
-        The proof, for messages.
+        Not empty if a later record or the floor proves that the bad or missing record was durable: the proof, for
+        messages.
     """
 
-    slots: NDArray[np.int64]
+    records: NDArray[Any]
+    offsets: NDArray[np.int64]
     durable: NDArray[np.bool_]
-    begins: NDArray[np.bool_]
     position: Position
     size: int
     bad: int | None = None
-    damaged: bool = False
     why: str = ""
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Key0, key1, loc0 and loc1 of the records, int64 [N, 4]; loc0 is -1 for a delete."""
+        return np.concatenate([self.records["key"], self.records["loc"]], axis=1)
+
+    def value_offsets(self, first: int) -> NDArray[np.int64]:
+        """Return the byte offset of each record's value in the journal, 0 if it is not there, from record `first` on.
+
+        `first` is the first record of a group.
+        """
+        return value_offsets(self.records[first:], self.offsets[first:])
+
+
+def value_offsets(records: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the byte offsets of the values of whole groups in their journal, 0 for values that are not there."""
+    ends = np.flatnonzero(records["flags"] & COMMIT)
+    sizes = np.where(records["type"] == PUT, size_of(*records["loc"].T), 0)
+    before = np.cumsum(footprint(sizes)) - footprint(sizes)
+    group = np.searchsorted(ends, np.arange(len(records)))
+    begins, ends = np.concatenate([[0], ends + 1])[group], ends[group]
+    out = offsets[ends] + RECORD_BYTES + before - before[begins]
+    return np.where((records["flags"][ends] & INLINE != 0) & (sizes > 0), out, 0)
 
 
 class Journal:
@@ -122,21 +157,25 @@ class Journal:
         self._group = 0  # records of the unfinished group that are in the file
         self._tail = Position(position.offset, position.seq, position.chain)
 
-    def write(self, records: NDArray[Any], *, synced: bool, last: bool) -> None:
-        """Write records of the current group, followed by the commit mark if they are its last.
+    def write(
+        self, records: NDArray[Any], *, synced: bool, last: bool, values: Sequence[NDArray[np.uint8]] = ()
+    ) -> None:
+        """Write records of the current group, with the commit mark if they are its last.
 
-        `synced` says that all groups before it are durable.
+        `synced` says that all groups before it are durable. `values` are those of the whole group, each padded to
+        `UNIT`, or none.
 
         The position does not change when it raises; the next call writes to the same place.
         """
         count = len(records)
         tail = self._tail
-        flags = SYNCED if synced else 0, COMMIT if last else 0
-        chain = seal_records(records, tail.chain, tail.seq + 1, self._group, self.salt, *flags)
-        for at in range(0, count, _CHUNK):
-            part = records[at : at + _CHUNK].view(np.uint8)
-            self._files.pwrite(self.fd, part, tail.offset + RECORD_BYTES * at)
-        self._tail = Position(tail.offset + RECORD_BYTES * count, tail.seq + count, chain)
+        flags = SYNCED if synced else 0, (COMMIT | INLINE if values else COMMIT) if last else 0
+        arguments = count, tail.chain, tail.seq + 1, self._group, self.salt, *flags
+        chain = int(compiled(seal)(records.ctypes.data, *arguments))
+        data = np.concatenate([records.view(np.uint8), *values]) if values else records.view(np.uint8)
+        for at in range(0, len(data), _CHUNK_BYTES):
+            self._files.pwrite(self.fd, data[at : at + _CHUNK_BYTES], tail.offset + at)
+        self._tail = Position(tail.offset + len(data), tail.seq + count, chain)
         self._group += count
         if last:
             self._group = 0
@@ -149,34 +188,53 @@ class Journal:
             self._files.close(fd)
 
 
+Values = list[NDArray[np.uint8]]
+"""Copies of values, each padded to `UNIT`, in the order of their records."""
+
+
 @dataclass
 class Pending:
-    """Records that are not yet in the journal, as a list of arrays."""
+    """Records that are not yet in the journal, and their values.
 
-    pieces: list[Any] = field(default_factory=list)
+    Attributes
+    ----------
+    pieces : list of tuple
+        Records, and copies of their values, or None if the values of the group are not copied.
+    count : int
+    moved : int
+        Records of the group that are copies of a compaction, those that were written already included.
+    """
+
+    pieces: list[tuple[NDArray[Any], Values | None]] = field(default_factory=list)
     count: int = 0
     moved: int = 0
-    """Records of the group that are copies of a compaction, those that were written already included."""
+    _nbytes: int = 0
 
-    def add(self, records: NDArray[Any]) -> None:
+    def add(self, records: NDArray[Any], values: Values | None) -> None:
         """Append records."""
-        self.pieces.append(records)
+        self._nbytes += INLINE_BYTES + 1 if values is None else sum(map(len, values))
+        if self._nbytes > INLINE_BYTES:
+            values, self.pieces = None, [(each, None) for each, _ in self.pieces]
+        self.pieces.append((records, values))
         self.count += len(records)
 
-    def take(self) -> NDArray[Any]:
-        """Return all records as one array; they stay here until `clear`."""
+    def take(self) -> tuple[NDArray[Any], Values | None]:
+        """Return all records as one array, and their values unless one is missing; they stay here until `clear`."""
         if len(self.pieces) != 1:
-            self.pieces = [np.concatenate(self.pieces)]
-        out: NDArray[Any] = self.pieces[0]
-        return out
+            records = np.concatenate([records for records, _ in self.pieces])
+            copies = [values for _, values in self.pieces if values is not None]
+            values = [value for piece in copies for value in piece]
+            self.pieces = [(records, values if len(copies) == len(self.pieces) else None)]
+        return self.pieces[0]
 
     def clear(self, keep: int = 0) -> None:
         """Remove all but the last `keep` of the records that `take` returned, but none that a signal handler added."""
         written, later = self.pieces[:1], self.pieces[1:]
-        left = [records[len(records) - keep :].copy() for records in written] if keep else []
+        left = [(records[len(records) - keep :].copy(), None) for records, _ in written] if keep else []
         self.moved = self.moved if keep else 0
-        self.pieces = left + later
-        self.count -= sum(map(len, written)) - keep
+        self.pieces = [*left, *later]
+        self.count -= sum(len(records) for records, _ in written) - keep
+        self._nbytes = INLINE_BYTES + 1 if keep else sum(len(value) for _, values in later for value in values or ())
 
 
 def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], flags: int = 0) -> NDArray[Any]:
@@ -227,56 +285,56 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     state = np.zeros(SCAN_WORDS, np.int64)
     state[SCAN_SEQ], state[SCAN_CHAIN], state[SCAN_SALT] = start.seq + 1, start.chain, salt
     state[SCAN_FLOOR_SEQ], state[SCAN_FLOOR_CRC] = floor
-    slots: list[NDArray[np.int64]] = []
-    flags: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)]
-    begins: list[NDArray[np.bool_]] = [np.empty(0, np.bool_)]
+    pieces, offsets = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
     committed_count = read_count = 0  # records of complete groups, and all valid records
     position, bad, offset = start, None, start.offset
     why = ""
     while bad is None and offset + RECORD_BYTES <= size:
-        data = read_at(fd, min(_CHUNK * RECORD_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
-        records = np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
+        records = _records_at(fd, offset, size)
         if not len(records):
             break
-        good = scan_records(state, records)
-        wrong = _unusable(records[:good])
+        state[SCAN_LIMIT] = (size - offset) // RECORD_BYTES
+        units = np.empty(len(records), np.int64)
+        units = units[: compiled(scan_units)(*(a.ctypes.data for a in (state, records, units)), len(records))]
+        found = records[units]
+        wrong = _unusable(found)
         if wrong is not None:
-            bad, why = offset + RECORD_BYTES * wrong, "its checksum is right, but no release writes such a record"
+            bad = offset + RECORD_BYTES * int(units[wrong])
+            why = "its checksum is right, but no release writes such a record"
             break
-        slots.append(np.concatenate([records["key"][:good], records["loc"][:good]], axis=1))
-        flags.append(records["flags"][:good])
-        begins.append(records["ordinal"][:good] == 0)
+        pieces.append(found)
+        offsets.append(offset + RECORD_BYTES * units)
         if state[SCAN_COMMITTED]:
             committed_count = read_count + int(state[SCAN_COMMITTED])
-            at = offset + RECORD_BYTES * int(state[SCAN_COMMITTED])
+            at = offset + RECORD_BYTES * int(state[SCAN_COMMITTED_END])
             position = Position(at, start.seq + committed_count, int(state[SCAN_COMMITTED_CHAIN]))
-        read_count += good
-        if good < len(records):
-            bad = offset + RECORD_BYTES * good
-        offset += RECORD_BYTES * len(records)
-    out = Scanned(
-        np.concatenate(slots)[:committed_count] if slots else np.empty((0, 4), np.int64),
-        _durable(np.concatenate(flags), np.concatenate(begins))[:committed_count],
-        np.concatenate(begins)[:committed_count],
-        position,
-        size,
-        bad,
-        why != "",
-        why,
-    )
+        read_count += len(units)
+        offset += RECORD_BYTES * int(state[SCAN_NEXT])
+        if state[SCAN_NEXT] < len(records):
+            bad = offset
+    records = np.concatenate(pieces)
+    durable = _durable(records)[:committed_count]
     if state[SCAN_FLOOR_WRONG]:
-        out.damaged, out.why = True, f"record {floor[0]} differs from the committed record with that number"
-    elif not out.damaged and floor[0] > position.seq:
-        out.damaged, out.why = True, f"records up to {floor[0]} had been committed and end at {position.seq}"
-    elif not out.damaged and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
-        out.damaged, out.why = True, "valid records follow it"
-    return out
+        why = f"record {floor[0]} differs from the committed record with that number"
+    elif not why and floor[0] > position.seq:
+        why = f"records up to {floor[0]} had been committed and end at {position.seq}"
+    elif not why and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
+        why = "valid records follow it"
+    offsets_of_all = np.concatenate(offsets)[:committed_count]
+    return Scanned(records[:committed_count], offsets_of_all, durable, position, size, bad, why)
 
 
-def _durable(flags: NDArray[np.uint16], begins: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _records_at(fd: int, offset: int, size: int) -> NDArray[Any]:
+    """Return units of a journal of `size` bytes as records."""
+    data = read_at(fd, min(_CHUNK_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
+    return np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
+
+
+def _durable(records: NDArray[Any]) -> NDArray[np.bool_]:
     """Return which records have durable values according to the flags of their own or a later group."""
+    flags = records["flags"]
     durable: NDArray[np.bool_] = (flags & ORDERED) != 0
-    proofs = np.flatnonzero(begins & ((flags & (ORDERED | SYNCED)) != 0))
+    proofs = np.flatnonzero((records["ordinal"] == 0) & ((flags & _PROOFS) != 0))
     durable[: proofs[-1] if len(proofs) else 0] = True
     return durable
 
@@ -295,27 +353,151 @@ def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
     """Return whether a record after offset `bad` proves that the record `seq` at `bad` was durable."""
     offset = bad
     while offset + RECORD_BYTES <= size:
-        data = read_at(fd, min(_CHUNK * RECORD_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
-        records = np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
+        records = _records_at(fd, offset, size)
         if not len(records):
             break
-        if later_record(records, salt, seq) >= 0:
+        if compiled(find_later)(records.ctypes.data, len(records), salt, seq) >= 0:
             return True
         offset += RECORD_BYTES * len(records)
     return False
+
+
+# -- native code ----------------------------------------------------------------------------------------------
+
+SCAN_SEQ = 0
+"""Sequence number that is expected next."""
+SCAN_CHAIN = 1
+"""`crc` of the last good record."""
+SCAN_ORDINAL = 2
+"""Ordinal that is expected next."""
+SCAN_SALT = 3
+SCAN_COMMITTED = 4
+"""Good records of this call up to and with the last commit mark."""
+SCAN_COMMITTED_CHAIN = 5
+SCAN_FLOOR_SEQ = 6
+SCAN_FLOOR_CRC = 7
+SCAN_FLOOR_WRONG = 8
+"""1 if the record `SCAN_FLOOR_SEQ` differs from the durable record with that number."""
+SCAN_VALUE_UNITS = 9
+"""Units of 64 bytes that the values of the current group take if they follow its last record."""
+SCAN_LIMIT = 10
+"""Units from the first record of this call to the end of the file."""
+SCAN_NEXT = 11
+"""The unit to continue at. A bad record is there if it is one of the units of this call."""
+SCAN_COMMITTED_END = 12
+"""The unit after the last complete group."""
+SCAN_WORDS = 16
+
+
+def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int, synced: int, last: int) -> int:
+    """Number, chain and checksum records; return the last checksum.
+
+    `synced` is the flag `SYNCED` or 0, and `last` has the flags `COMMIT` and `INLINE`, or 0, of the last record.
+    """
+    for k in range(count):
+        at = records + RECORD_BYTES * k
+        flags = int(load_weak_as(at + 6, U2)) & ~_SEALED_FLAGS | synced
+        store_weak_as(at + 6, flags | last if k == count - 1 else flags, U2)
+        store_weak_as(at + 8, seq + k, I8)
+        store_weak_as(at + 48, ordinal + k, U4)
+        store_weak_as(at + 52, salt, U4)
+        store_weak_as(at + 56, chain, U4)
+        chain = crc32c_at(at, 60, 0)
+        store_weak_as(at + 60, chain, U4)
+    return chain
+
+
+def scan_units(state: int, records: int, units: int, count: int) -> int:
+    """Return the number of leading records that continue the chain, and store the unit of each."""
+    seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
+    chain = load_weak_as(state + 8 * SCAN_CHAIN, I8)
+    ordinal = load_weak_as(state + 8 * SCAN_ORDINAL, I8)
+    salt = load_weak_as(state + 8 * SCAN_SALT, I8)
+    floor = load_weak_as(state + 8 * SCAN_FLOOR_SEQ, I8)
+    limit = load_weak_as(state + 8 * SCAN_LIMIT, I8)
+    value_units = load_weak_as(state + 8 * SCAN_VALUE_UNITS, I8)
+    committed = 0
+    good = 0
+    unit = 0
+    while unit < count:
+        at = records + RECORD_BYTES * unit
+        first = load_weak_as(at, I8)
+        ordinal_and_salt = load_weak_as(at + 48, I8)
+        link = load_weak_as(at + 56, I8)
+        if first & 0xFFFFFFFF != MAGIC or load_weak_as(at + 8, I8) != seq or link & 0xFFFFFFFF != chain:
+            break
+        if ordinal_and_salt & 0xFFFFFFFF != ordinal or (ordinal_and_salt >> 32) & 0xFFFFFFFF != salt:
+            break
+        found = crc32c_at(at, 60, 0)
+        if (link >> 32) & 0xFFFFFFFF != found:
+            break
+        chain = found
+        if seq == floor and chain != load_weak_as(state + 8 * SCAN_FLOOR_CRC, I8):
+            store_weak_as(state + 8 * SCAN_FLOOR_WRONG, 1, I8)
+        store_weak_as(units + 8 * good, unit, I8)
+        seq += 1
+        ordinal += 1
+        good += 1
+        unit += 1
+        if (first >> 32) & 0xFF == PUT:
+            value_units += footprint(size_of(load_weak_as(at + 32, I8), load_weak_as(at + 40, I8))) // UNIT
+        if (first >> 48) & COMMIT != 0:
+            if (first >> 48) & INLINE != 0:
+                unit += value_units
+            if unit > limit:  # a crash has cut the values off: the group is not complete
+                break
+            ordinal = 0
+            value_units = 0
+            committed = good
+            store_weak_as(state + 8 * SCAN_COMMITTED_CHAIN, chain, I8)
+            store_weak_as(state + 8 * SCAN_COMMITTED_END, unit, I8)
+    store_weak_as(state + 8 * SCAN_SEQ, seq, I8)
+    store_weak_as(state + 8 * SCAN_CHAIN, chain, I8)
+    store_weak_as(state + 8 * SCAN_ORDINAL, ordinal, I8)
+    store_weak_as(state + 8 * SCAN_VALUE_UNITS, value_units, I8)
+    store_weak_as(state + 8 * SCAN_NEXT, unit, I8)
+    store_weak_as(state + 8 * SCAN_COMMITTED, committed, I8)
+    return good
+
+
+def find_later(records: int, count: int, salt: int, seq: int) -> int:
+    """Return the index of a valid record that proves that the record `seq` was durable, or -1.
+
+    The proof is a flag of the record's group, if the group starts after `seq`.
+    """
+    for k in range(count):
+        at = records + RECORD_BYTES * k
+        first = load_weak_as(at, I8)
+        ordinal_and_salt = load_weak_as(at + 48, I8)
+        if (
+            first & 0xFFFFFFFF == MAGIC
+            and (ordinal_and_salt >> 32) & 0xFFFFFFFF == salt
+            and (first >> 48) & _PROOFS != 0
+        ):
+            group_start = load_weak_as(at + 8, I8) - (ordinal_and_salt & 0xFFFFFFFF)
+            if group_start > seq and crc32c_at(at, 60, 0) == (load_weak_as(at + 56, I8) >> 32) & 0xFFFFFFFF:
+                return k
+    return -1
 
 
 # -- COMMITTED ------------------------------------------------------------------------------------------------
 
 COMMITTED_NAME = "COMMITTED"
 MARK_OFFSETS = (0, 4096)
-_MARK = struct.Struct("<8s16sqII20x")
-"""Magic, UUID, sequence number and checksum of a record, salt of its journal; the CRC of these 60 bytes follows."""
+_MARK = struct.Struct("<8s16sqIIq12x")
+"""Magic, UUID, sequence number and checksum of a record, salt of its journal, and the number of records up to it whose
+values may not be durable in their segments (0 in formats 1 to 4); the CRC of these 60 bytes follows."""
 _MARK_MAGIC = b"warpwfl1"
 _MARK_BYTES = 64
 
-Mark = tuple[int, int, int]
-"""Sequence number and checksum of a record, and the salt of its journal."""
+
+class Mark(NamedTuple):
+    """A durable record, and the last record whose value, and all before it, are durable in their segments."""
+
+    seq: int = 0
+    chain: int = 0
+    salt: int = 0
+    in_segments: int = 0
 
 
 class Floor:
@@ -340,14 +522,14 @@ class Floor:
                 files.sync_folder(folder)
         marks = [_unpack_mark(read_at(self._fd, _MARK_BYTES, offset), uuid) for offset in MARK_OFFSETS]
         # The older mark, or one that is damaged, is the next to be replaced.
-        self._next = min(range(2), key=lambda k: (marks[k] or (-1, 0, 0))[0])
+        self._next = min(range(2), key=lambda k: (marks[k] or Mark(-1)).seq)
 
-    def raise_to(self, position: Position, salt: int) -> None:
-        """Record that the journal with this salt is durable up to a position.
+    def raise_to(self, position: Position, salt: int, in_segments: int) -> None:
+        """Record that the journal with this salt is durable up to a position, and values in segments up to a record.
 
         A full disk is not an error here: the old floor stays valid.
         """
-        mark = _MARK.pack(_MARK_MAGIC, self._uuid, position.seq, position.chain, salt)
+        mark = _MARK.pack(_MARK_MAGIC, self._uuid, position.seq, position.chain, salt, position.seq - in_segments)
         with contextlib.suppress(OSError):
             self._files.pwrite(self._fd, mark + crc32c(mark).to_bytes(4, "little"), MARK_OFFSETS[self._next])
             self._next = 1 - self._next
@@ -378,17 +560,17 @@ def read_marks(folder: str, uuid: bytes) -> tuple[list[Mark], list[int]]:
     return [mark for mark in marks if mark is not None], damaged
 
 
-def highest(marks: list[Mark], salt: int) -> tuple[int, int]:
-    """Return sequence number and checksum of the highest mark for a journal; (0, 0) for none.
+def highest(marks: list[Mark], salt: int) -> Mark:
+    """Return the highest mark for a journal, or zeros.
 
     Marks of other journals do not count, because the manifest is newer than the earlier journals. Marks of format 1 do
     not name their journal (0).
     """
-    return max(((seq, chain) for seq, chain, journal in marks if journal in (0, salt)), default=(0, 0))
+    return max((mark for mark in marks if mark.salt in (0, salt)), default=Mark())
 
 
 def _unpack_mark(data: bytes, uuid: bytes) -> Mark | None:
     if len(data) < _MARK_BYTES or int.from_bytes(data[60:], "little") != crc32c(data[:60]):
         return None
-    magic, of, seq, chain, salt = _MARK.unpack(data[:60])
-    return (seq, chain, salt) if magic == _MARK_MAGIC and of == uuid else None
+    magic, of, seq, chain, salt, count = _MARK.unpack(data[:60])
+    return Mark(seq, chain, salt, seq - count) if magic == _MARK_MAGIC and of == uuid else None

@@ -3,12 +3,12 @@
 A commit makes a group of records durable, in this order::
 
     values to their segments
-    records to the journal, with the commit mark in the last one
-    fdatasync of the segments and the journal, at the same time
+    records to the journal, with the commit mark in the last one; then, in a small group, the values again
+    fdatasync of the journal; if it lacks the group's values, also of the segments, at the same time
     the floor in COMMITTED        the commit is acknowledged
 
 After a crash the last group may lack values, which their checksums reveal. The flag `SYNCED` of a later group proves
-that the groups before it are complete.
+that the groups before it are complete. See `journal` for values that are durable in the journal only.
 
 A new segment and its name are durable before the manifest names the segment. A rename replaces the manifest before a
 record refers to the segment. After a failed fsync the log never retries: it accepts no more writes.
@@ -29,8 +29,21 @@ from ... import errors
 from ..index.sealed import SealedIndex
 from ..ragged import Ragged
 from .files import Files, Guard
-from .format import DELETE, FORMAT_VERSION, INTEGER, LONG, MOVED, PUT, low_size, segment_of
-from .journal import Floor, Journal, Pending, new_records
+from .format import (
+    DELETE,
+    FORMAT_VERSION,
+    INLINE_VERSION,
+    INTEGER,
+    LONG,
+    MOVED,
+    PUT,
+    RECORD_BYTES,
+    SLOT_BYTES,
+    SUPERBLOCK,
+    low_size,
+    segment_of,
+)
+from .journal import INLINE_BYTES, Floor, Journal, Pending, Values, new_records
 from .lock import WriterLock, check_process
 from .manifest import Manifest, ManifestWriter
 from .opening import OpenedLog, create_writable, open_writable
@@ -40,6 +53,10 @@ from .snapshot import is_index, open_index
 
 _SPILL = 1 << 18
 """Maximum number of records of one group that are kept in memory."""
+UNSYNCED_BYTES = 4 << 20
+"""Maximum size of values that are durable in the journal only, in bytes: opening a store checks them."""
+JOURNAL_VALUE_BYTES = 64 << 20
+"""Size of values in a journal from which on a snapshot replaces it, in bytes; more if its records take more."""
 
 
 class Log:
@@ -89,6 +106,8 @@ class Log:
         self._pid = os.getpid()
         self._closed = False
         self._start_seq = self._live = 0
+        self._in_segments = 0  # values of records up to this one are durable in their segments
+        self._synced_value_bytes = 0  # bytes of values in the journal at that record
 
     # -- creation and opening ---------------------------------------------------------------------------------
 
@@ -177,7 +196,8 @@ class Log:
     def _set_recovered(self, loaded: LoadedLog) -> None:
         self.recovered = Recovered(loaded.base, loaded.slots)
         self._live = len(loaded.slots) if loaded.base is None else loaded.base.count
-        self._start_seq = loaded.start.seq
+        self._start_seq, self._in_segments = loaded.start.seq, loaded.position.seq
+        self._synced_value_bytes = self._value_bytes
 
     # -- appending --------------------------------------------------------------------------------------------
 
@@ -223,11 +243,15 @@ class Log:
                 largest = max((int(buffers.sizes.max(initial=0)) for _, _, buffers in groups), default=0)
                 self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
                 locs = np.empty((len(key_lens), 2), np.int64)
+                is_small = sum(int(buffers.sizes.sum()) for _, _, buffers in groups) <= INLINE_BYTES
+                copies: Values | None = [] if is_small and not moved and self.durability != "none" else None
                 for shard, rows, buffers in groups:
-                    locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll)
+                    locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll, copies)
                 records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
                 records["loc"] = locs
-                self._pending.add(records)
+                # in the order of the copies; equal keys are in one shard and keep their order
+                records = records[np.concatenate([rows for _, rows, _ in groups])] if len(groups) > 1 else records
+                self._pending.add(records, copies)
                 self._pending.moved += len(records) if moved else 0
             self._always()
             return locs
@@ -241,7 +265,7 @@ class Log:
             with self.guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                self._pending.add(new_records(DELETE, keys, key_lens))
+                self._pending.add(new_records(DELETE, keys, key_lens), [])
             self._always()
 
     def commit(self) -> int:
@@ -261,17 +285,38 @@ class Log:
             self._check_writable()
             journal = self._journal
             if self._pending.count:
-                records = self._pending.take()
+                records, values = self._pending.take()
+                is_inline = values is not None and self._can_inline(sum(map(len, values)))
                 with self.guard.writing():
-                    self._write_records(records, last=True)
+                    self._write_records(records, last=True, values=values if is_inline else None)
                     self._pending.clear()
                     self._spilled = 0
                     if self.durability != "none":
-                        self._sync()
+                        self._sync(segments=not is_inline)
             elif self._unsynced and self.durability != "none":  # an earlier call was interrupted
                 with self.guard.writing():
                     self._sync()
             return journal.position.seq
+
+    def _can_inline(self, nbytes: int) -> bool:
+        """Return whether the journal has room for `nbytes` bytes of values of a group."""
+        unsynced = self._value_bytes - self._synced_value_bytes
+        return (
+            self.durability != "none"
+            and self._manifest.version >= INLINE_VERSION
+            and unsynced + nbytes <= UNSYNCED_BYTES
+            and self._value_bytes + nbytes <= self._max_value_bytes
+        )
+
+    @property
+    def _value_bytes(self) -> int:
+        """Bytes of values in the journal."""
+        end = self._journal.position
+        return end.offset - SUPERBLOCK - RECORD_BYTES * (end.seq - self._start_seq)
+
+    @property
+    def _max_value_bytes(self) -> int:
+        return max(JOURNAL_VALUE_BYTES, SLOT_BYTES * self._live)
 
     # -- snapshots --------------------------------------------------------------------------------------------
 
@@ -279,7 +324,8 @@ class Log:
     def snapshot_due(self) -> bool:
         """Whether a snapshot would make opening notably faster or free space."""
         records = self._journal.position.seq - self._start_seq
-        return records > max(65_536, self._live // 2) or bool(self._emptied and not self.group_open)
+        is_full = self._value_bytes > self._max_value_bytes - INLINE_BYTES
+        return records > max(65_536, self._live // 2) or is_full or bool(self._emptied and not self.group_open)
 
     @property
     def is_sealed(self) -> bool:
@@ -323,6 +369,7 @@ class Log:
                 self._manifest = self._manifest_writer.manifest
                 self._journal.close()
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
+                self._in_segments, self._synced_value_bytes = journal.position.seq, 0
                 self._retired |= self._emptied
                 self._emptied = set()
             if self.on_snapshot is not None:
@@ -453,28 +500,31 @@ class Log:
         check_process(self._pid, f"{self.path} was opened", path=self.path)
         self.guard.check()
 
-    def _write_records(self, records: NDArray[Any], *, last: bool) -> None:
+    def _write_records(self, records: NDArray[Any], *, last: bool, values: Values | None = None) -> None:
         if self.durability != "none" and self._unsynced:
             self._sync()  # an earlier call was interrupted
         self._unsynced = True
-        self._journal.write(records, synced=self.durability != "none", last=last)
+        self._journal.write(records, synced=self.durability != "none", last=last, values=values or ())
 
-    def _sync(self) -> None:
-        """Make values and records durable, and raise the floor."""
-        journal, segments = self._journal, self.segments.take_unsynced()
+    def _sync(self, *, segments: bool = True) -> None:
+        """Make records durable, and values unless the journal has those of the last group; raise the floor."""
+        journal, unsynced = self._journal, self.segments.take_unsynced() if segments else []
         try:
-            fds = [self.segments.fd(segment) for segment in segments]
+            fds = [self.segments.fd(segment) for segment in unsynced]
             if self._unsynced:
                 fds.append(journal.fd)
             if fds:
                 self.guard.sync(lambda: self._files.sync_all(fds))
         except BaseException:
-            self.segments.mark_unsynced(segments)
+            self.segments.mark_unsynced(unsynced)
             raise
-        if self._unsynced:
-            self._unsynced = False
-            if self._floor is not None:
-                self._floor.raise_to(journal.position, journal.salt)
+        is_new = self._unsynced
+        self._unsynced = False
+        if segments:
+            is_new |= self._in_segments != journal.position.seq
+            self._in_segments, self._synced_value_bytes = journal.position.seq, self._value_bytes
+        if is_new and self._floor is not None:
+            self._floor.raise_to(journal.position, journal.salt, self._in_segments)
 
     def _always(self) -> None:
         if self.durability != "always":
@@ -487,7 +537,7 @@ class Log:
 
     def _spill(self) -> None:
         """Write records of an unfinished group to the journal; keep the last one, which will carry the commit mark."""
-        records = self._pending.take()
+        records, _ = self._pending.take()
         count = len(records) - 1
         self._write_records(records[:count], last=False)
         self._spilled += count

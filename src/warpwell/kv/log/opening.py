@@ -148,7 +148,7 @@ def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
             journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
             floor = Floor(files, path, manifest.uuid_bytes)
             if not manifest.separate_logs:
-                floor.raise_to(loaded.position, loaded.salt)
+                floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
             undo.pop_all()
     except BaseException:
         segments.close()

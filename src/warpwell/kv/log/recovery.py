@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +16,18 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..index.sealed import SealedIndex
-from .checksum import check_file
+from .checksum import check_file, crc32c
 from .files import Files, closing_on_error, read_at
 from .format import (
     INTEGER,
-    RECORD_BYTES,
+    JOURNAL_SEGMENT,
+    PUT,
     SEGMENT_SHIFT,
     SLOT_BYTES,
     SUPERBLOCK,
     extents_of,
+    first_word,
+    footprint,
     key_len_of,
     offset_of,
     segment_of,
@@ -77,8 +80,14 @@ class LoadedLog(Recovered):
         First record of the journal.
     size : int
         Bytes of the journal.
-    floor : tuple of int
-        The last record that was known to be durable.
+    unsynced : int
+        Number of the last records: they may not be durable, or their values may not be durable in the segments.
+    unsynced_offset : int
+        Byte of the journal where these records begin.
+    scanned : Scanned or None
+        The records of the journal.
+    restored : int64 [N, 2]
+        Their rows in `slots`, and the first words of their locations, if only the journal has their values.
     """
 
     fd: int
@@ -86,7 +95,14 @@ class LoadedLog(Recovered):
     position: Position
     start: Position
     size: int
-    floor: tuple[int, int]
+    unsynced: int = 0
+    unsynced_offset: int = SUPERBLOCK
+    scanned: Scanned | None = None
+    restored: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+
+    def damaged_copies(self) -> list[int]:
+        """Return the offsets of damaged values in the journal."""
+        return [] if self.scanned is None else damaged_copies(self.scanned, self.fd)
 
     def close(self, files: Files) -> None:
         """Release the journal and the snapshot."""
@@ -135,14 +151,46 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
                 path=path,
                 offset=0,
             )
-        floor = max(highest(marks, block.salt), (manifest.floor_seq, manifest.floor_crc))
+        mark = highest(marks, block.salt)
+        floor = max(mark[:2], (manifest.floor_seq, manifest.floor_crc))
         start = Position(SUPERBLOCK, seq, chain)
         scanned = scan(fd, block.salt, start, floor)
         refuse_damage(scanned, path)
-        slots, position = settle(scanned, start, floor[0], segments, fd, path)
+        first = min(max(0, mark.in_segments - seq), len(scanned.records))
+        slots = scanned.slots
+        restored = restore(scanned, slots, first, segments, fd, path)
+        slots, position = settle(scanned, slots, start, floor[0], segments)
         undo.pop_all()
+    count = len(slots) - min(first, max(0, floor[0] - seq))
+    offset = int(scanned.offsets[len(slots) - count]) if count > 0 else position.offset
+    restored = restored[restored[:, 0] < len(slots)] + np.array([len(before), 0])
     slots = np.concatenate([before, slots]) if len(before) else slots
-    return LoadedLog(base, slots, fd, block.salt, position, start, scanned.size, floor)
+    return LoadedLog(
+        base, slots, fd, block.salt, position, start, scanned.size, max(0, count), offset, scanned, restored
+    )
+
+
+def restore(
+    scanned: Scanned, slots: NDArray[np.int64], first: int, segments: Segments, fd: int, path: str
+) -> NDArray[np.int64]:
+    """Let records from `first` on refer to the journal if their value is damaged in its segment, but not there.
+
+    Returns
+    -------
+    int64 [N, 2]
+        The rows that were changed in `slots`, and the first words of their locations in the segments.
+    """
+    copies = scanned.value_offsets(first)
+    rows = first + np.flatnonzero(copies)
+    rows = rows[bad_values(slots[rows], segments)]
+    places = np.column_stack([copies[rows - first], extents_of(slots[rows, 2:])[:, 1:]])
+    intact = check_file(fd, places) == 0
+    rows, places = rows[intact], places[intact]
+    found = np.column_stack([rows, slots[rows, 2]])
+    if len(rows):
+        segments.open_journal(path)
+        slots[rows, 2] = first_word(JOURNAL_SEGMENT, places[:, 0], places[:, 1])
+    return found
 
 
 def read_snapshot(folder: str, uuid: bytes, id: int | None) -> tuple[SealedIndex | None, NDArray[np.int64], int, int]:
@@ -201,11 +249,23 @@ def _load_separate_logs(
     with closing_on_error(files, fd):
         salt = read_superblock(fd, manifest.uuid_bytes, manifest.journal, path).salt
     records, end = np.concatenate(slots), Position(SUPERBLOCK, last, 0)
-    return manifest, LoadedLog(None, records, fd, salt, end, end, SUPERBLOCK, (0, 0))
+    return manifest, LoadedLog(None, records, fd, salt, end, end, SUPERBLOCK)
 
 
-def check_previous(folder: str, manifest: Manifest) -> None:
-    """Check that the previous snapshot and journal lead to the current snapshot.
+def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
+    """Return the offsets of values in a journal that do not match their checksums, or their padding."""
+    copies = scanned.value_offsets(0)
+    damaged = []
+    for at, (_, size, crc) in zip(copies.tolist(), extents_of(scanned.records["loc"]).tolist(), strict=True):
+        if at:
+            found = read_at(fd, footprint(size), at)
+            if crc32c(found[:size]) != crc or any(found[size:]):
+                damaged.append(at)
+    return damaged
+
+
+def check_previous(folder: str, manifest: Manifest) -> list[int]:
+    """Check that the previous snapshot and journal lead to the current snapshot; return the offsets of damaged copies.
 
     Raises
     ------
@@ -223,6 +283,7 @@ def check_previous(folder: str, manifest: Manifest) -> None:
         refuse_damage(scanned, path)
         if (block.seq, block.chain) != (seq, chain) or scanned.position.seq < last:
             raise errors.CorruptionError(f"{path} does not lead from one snapshot to the next", path=path, offset=0)
+        return damaged_copies(scanned, fd)
     finally:
         os.close(fd)
 
@@ -242,7 +303,7 @@ def _check_snapshot(folder: str, uuid: bytes, id: int | None, *, all_blocks: boo
 
 def refuse_damage(scanned: Scanned, path: str) -> None:
     """Raise CorruptionError if a scan found that the journal is damaged."""
-    if scanned.damaged:
+    if scanned.why:
         offset = scanned.bad if scanned.bad is not None else scanned.position.offset
         raise errors.CorruptionError(
             f"{path} is damaged at byte {offset}: {scanned.why}. Nothing was changed; `warpwell kv verify` says "
@@ -253,30 +314,27 @@ def refuse_damage(scanned: Scanned, path: str) -> None:
 
 
 def settle(
-    scanned: Scanned, start: Position, floor: int, segments: Segments, fd: int, path: str
+    scanned: Scanned, slots: NDArray[np.int64], start: Position, floor: int, segments: Segments
 ) -> tuple[NDArray[np.int64], Position]:
     """Check locations and, after the floor, values; return the valid records and the position after them.
 
     A commit syncs values and records at the same time, so the last group may lack a value after a crash: then it does
-    not count. A later group proves that the values before it were durable, so that a bad value is damage. With
+    not count. A later group proves that the values before it were durable (in a segment, or in the journal, see
+    `restore`), so that a bad value is damage. With
     durability "none" a later group proves nothing: records are valid up to the first group with a bad value.
     """
-    slots, position = scanned.slots, scanned.position
+    position = scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
     wrong = check_places(slots[:fresh], segments, None)
     wrong = check_places(slots[fresh:], segments, scanned.durable[fresh:])
-    bad = first_bad_value(slots[fresh : len(slots) if wrong is None else fresh + wrong], segments)
-    if bad is None:
-        bad = wrong
-    if bad is None:
+    found = np.flatnonzero(bad_values(slots[fresh : len(slots) if wrong is None else fresh + wrong], segments))
+    if not len(found) and wrong is None:
         return slots, position
-    bad += fresh
+    bad = fresh + (int(found[0]) if len(found) else wrong or 0)
     if scanned.durable[bad]:
         raise segments.stored(slots[bad, 2:]).damaged()
-    keep = int(np.flatnonzero(scanned.begins[: bad + 1])[-1])
-    offset = start.offset + RECORD_BYTES * keep
-    chain = start.chain if keep == 0 else int.from_bytes(read_at(fd, 4, offset - 4), "little")
-    return slots[:keep], Position(offset, start.seq + keep, chain)
+    keep = int(np.flatnonzero(scanned.records["ordinal"][: bad + 1] == 0)[-1])
+    return slots[:keep], Position(int(scanned.offsets[keep]), start.seq + keep, int(scanned.records["previous"][keep]))
 
 
 def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[np.bool_] | None) -> int | None:
@@ -310,17 +368,14 @@ def _present(loc0: NDArray[np.int64], segments: Segments) -> NDArray[np.bool_]:
     return np.isin(segments.shard_of(segment_of(loc0)), sorted(segments.missing), invert=True)
 
 
-def first_bad_value(slots: NDArray[np.int64], segments: Segments) -> int | None:
-    """Return the index of the first record whose value has a wrong checksum."""
-    bad = len(slots)
+def bad_values(slots: NDArray[np.int64], segments: Segments) -> NDArray[np.bool_]:
+    """Return which values have a wrong checksum, of those in open segments."""
+    bad = np.zeros(len(slots), np.bool_)
     ids = segment_of(slots[:, 2])
-    for segment in np.unique(ids[(slots[:, 2] > 0) & _present(slots[:, 2], segments)]).tolist():
+    for segment in np.intersect1d(ids[slots[:, 2] > 0], segments.ids()).tolist():
         rows = np.flatnonzero(ids == segment)
-        status = check_file(segments.fd(segment), extents_of(slots[rows, 2:]))
-        wrong = rows[status != 0]
-        if len(wrong):
-            bad = min(bad, int(wrong[0]))
-    return bad if bad < len(slots) else None
+        bad[rows] = check_file(segments.fd(segment), extents_of(slots[rows, 2:])) != 0
+    return bad
 
 
 def live(slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -374,13 +429,21 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
     if loaded.size != position.offset:
         files.truncate(fd, position.offset)
         files.sync(fd)
-    durable_seq = min(max(loaded.floor[0], loaded.start.seq), position.seq)
-    fresh = loaded.slots[len(loaded.slots) - (position.seq - durable_seq) :]
-    if len(fresh):
-        _rewrite_values(files, fresh, segments)
-        _rewrite(files, fd, position.offset - RECORD_BYTES * len(fresh), position.offset)
+    if loaded.unsynced:
+        _copy_values(files, loaded, segments)
+        _rewrite_values(files, loaded.slots[len(loaded.slots) - loaded.unsynced :], segments)
+        _rewrite(files, fd, loaded.unsynced_offset, position.offset)
         files.sync(fd)
     remove_strays(files, folder, manifest, segments)
+
+
+def _copy_values(files: Files, loaded: LoadedLog, segments: Segments) -> None:
+    """Copy values that only the journal has to their segments."""
+    for row, loc0 in loaded.restored.tolist():
+        at, size, _ = extents_of(loaded.slots[row : row + 1, 2:])[0].tolist()
+        files.pwrite(segments.fd(segment_of(loc0)), read_at(loaded.fd, size, at), offset_of(loc0))
+        loaded.slots[row, 2] = loc0
+    segments.close([JOURNAL_SEGMENT])
 
 
 def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
@@ -491,7 +554,7 @@ def follow(
     manifest, segments, loaded = load_for_reading(files, folder, segments)
     journal.close()
     changed = max(loaded.position.seq - journal.position.seq, int(not replaced))
-    retired = set(segments.ids()) - set(manifest.segments)
+    retired = set(segments.ids()) - {*manifest.segments, *[JOURNAL_SEGMENT] * (len(loaded.restored) > 0)}
     changes = Changes(changed, Recovered(loaded.base, loaded.slots), np.empty((0, 4), np.int64))
     return Journal(files, loaded.fd, loaded.salt, loaded.position), manifest, retired, changes
 
@@ -505,7 +568,7 @@ def _follow(
 ) -> tuple[Journal, Manifest, set[int], Changes]:
     # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
     # earlier one; and nothing is appended to a journal after a manifest without it.
-    floor = highest(read_marks(folder, manifest.uuid_bytes)[0], journal.salt)
+    floor = highest(read_marks(folder, manifest.uuid_bytes)[0], journal.salt)[:2]
     newest = read_manifest(folder)
     _check_same(folder, manifest, newest)
     if newest.separate_logs or newest.journal != manifest.journal:
@@ -514,7 +577,7 @@ def _follow(
         _open(segments, segment)
     path = journal_path(folder, manifest.journal)
     slots, journal.position = _read(journal, journal.position, floor, segments, path)
-    return journal, newest, set(segments.ids()) - set(newest.segments), Changes(len(slots), None, slots)
+    return journal, newest, set(segments.ids()) - {JOURNAL_SEGMENT, *newest.segments}, Changes(len(slots), None, slots)
 
 
 def _check_same(folder: str, manifest: Manifest, newest: Manifest) -> None:
@@ -536,7 +599,8 @@ def _read(
         return np.empty((0, 4), np.int64), start
     scanned = scan(journal.fd, journal.salt, start, floor if floor[0] > start.seq else (0, 0))
     refuse_damage(scanned, path)
-    unknown = np.setdiff1d(segment_of(scanned.slots[:, 2][scanned.slots[:, 2] > 0]), segments.ids())
+    puts = scanned.records["loc"][scanned.records["type"] == PUT]
+    unknown = np.setdiff1d(segment_of(puts[:, 0]), segments.ids())
     if len(unknown):
         raise _Behind
-    return settle(scanned, start, floor[0], segments, journal.fd, path)
+    return settle(scanned, scanned.slots, start, floor[0], segments)

@@ -25,6 +25,7 @@ from ..ragged import Ragged
 from .checksum import crc32c
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
+    JOURNAL_SEGMENT,
     MAX_SEGMENT,
     MAX_SEGMENT_BYTES,
     MAX_VALUE,
@@ -34,6 +35,7 @@ from .format import (
     Superblock,
     crc_of,
     file_name,
+    footprint,
     locations,
     offset_of,
     segment_of,
@@ -91,6 +93,7 @@ class Segments:
         self._callbacks: list[Callback] = []
         self.heads, self.ends = [0] * len(folders), [SUPERBLOCK] * len(folders)
         self.missing: set[int] = set()
+        self._journal_path = ""
         self._dirty: set[int] = set()
 
     # -- descriptors ------------------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ class Segments:
 
     def path(self, segment: int) -> str:
         """Return a segment's file."""
-        return segment_path(self.paths, segment)
+        return self._journal_path if segment == JOURNAL_SEGMENT else segment_path(self.paths, segment)
 
     def fd(self, segment: int) -> int:
         """Return the descriptor of a segment.
@@ -144,6 +147,12 @@ class Segments:
             uuid, number = self._uuids[self.shard_of(segment)], segment // len(self.paths)
             Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, uuid, number, path)
             self._adopt(segment, fd)
+
+    def open_journal(self, path: str) -> None:
+        """Make a journal readable as `JOURNAL_SEGMENT`."""
+        if JOURNAL_SEGMENT not in self._fds:
+            self._journal_path = path
+            self._adopt(JOURNAL_SEGMENT, self._files.open(path, False))
 
     def create(self, segment: int) -> None:
         """Create a segment file. Its contents and its name are durable; the manifest does not name it yet.
@@ -200,9 +209,17 @@ class Segments:
         self.heads[shard], self.ends[shard] = segment, end
 
     def append(
-        self, shard: int, values: ValueBuffers, key_lens: NDArray[np.uint8], roll: Callable[[int], object]
+        self,
+        shard: int,
+        values: ValueBuffers,
+        key_lens: NDArray[np.uint8],
+        roll: Callable[[int], object],
+        copies: list[NDArray[np.uint8]] | None = None,
     ) -> NDArray[np.int64]:
-        """Append values to a shard and return their locations; `roll` starts a new segment of a shard."""
+        """Append values to a shard and return their locations.
+
+        `roll` starts a new segment of a shard. `copies` receives the values in order, each padded to `UNIT`.
+        """
         locs = np.empty((len(values.sizes), 2), np.int64)
         offsets, crcs = np.empty(len(locs), np.int64), np.empty(len(locs), np.int64)
         at = 0
@@ -217,7 +234,7 @@ class Segments:
             # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
             new_end = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
             try:
-                values.write(self._files, self._fds[head], rows, offsets[rows])
+                values.write(self._files, self._fds[head], rows, offsets[rows], copies)
             except BaseException:
                 if self.heads[shard] == head and self.ends[shard] == new_end:
                     self.ends[shard] = end
@@ -360,13 +377,20 @@ class ValueBuffers:
         addresses, sizes, *outputs = (a[first:].ctypes.data for a in (self.addresses, self.sizes, offsets, crcs))
         return int(compiled(place_values)(addresses, sizes, len(offsets) - first, end, limit, *outputs))
 
-    def write(self, files: Files, fd: int, rows: slice, offsets: NDArray[np.int64]) -> None:
-        """Write the values of some rows at `offsets`."""
+    def write(
+        self,
+        files: Files,
+        fd: int,
+        rows: slice,
+        offsets: NDArray[np.int64],
+        copies: list[NDArray[np.uint8]] | None = None,
+    ) -> None:
+        """Write the values of some rows at `offsets`, and append what was written to `copies`, padded to `UNIT`."""
         addresses, sizes = self.addresses[rows], self.sizes[rows]
         ends = offsets + sizes
         # values that are not gathered
         large = [*np.flatnonzero((sizes >= _LARGE) | (addresses < 0)).tolist(), len(offsets)]
-        at = 0
+        at, padded = 0, np.empty(0, np.uint8)
         while at < len(offsets):
             until = int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right"))
             until = len(offsets) if self._is_packed else max(at + 1, min(until, large[bisect_left(large, at)]))
@@ -377,11 +401,17 @@ class ValueBuffers:
             elif until == at + 1 or self._is_packed:
                 data = view_of(int(addresses[at]), nbytes, np.uint8)
             else:
-                data = np.empty(nbytes, np.uint8)
+                padded = np.zeros(footprint(nbytes), np.uint8)
+                data = padded[:nbytes]
                 arrays = (each[at:].ctypes.data for each in (addresses, sizes, offsets))
                 compiled(gather)(*arrays, until - at, data.ctypes.data)
             if nbytes:
                 files.pwrite(fd, data, int(offsets[at]))
+            if nbytes and copies is not None:
+                if data.base is not padded:
+                    padded = np.zeros(footprint(nbytes), np.uint8)
+                    padded[:nbytes] = data
+                copies.append(padded)
             at = until
 
 

@@ -16,7 +16,7 @@ from ..keys import SUFFIX_BYTES, long_key_in
 from .checksum import check_file
 from .files import Files, read_at
 from .format import INTEGER, LONG, extents_of, key_len_of, marked_len_of, offset_of, segment_of, size_of
-from .journal import COMMITTED_NAME, read_marks
+from .journal import COMMITTED_NAME, journal_path, read_marks
 from .manifest import IDENTITY_NAME, Manifest, read_manifest
 from .recovery import check_previous, load_for_reading
 from .segments import Segments
@@ -50,6 +50,8 @@ class VerifyReport:
         Journal records since the snapshot.
     torn_bytes : int
         Bytes after the journal's last commit: a crash left them, or a writer is writing them now.
+    unsettled_values : int
+        Values that only the journal has since a power failure; the next writer copies them to their segments.
     problems : list of Problem
     """
 
@@ -58,6 +60,7 @@ class VerifyReport:
     value_bytes: int = 0
     journal_records: int = 0
     torn_bytes: int = 0
+    unsettled_values: int = 0
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -105,6 +108,9 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             return report
         report.journal_records = loaded.position.seq - loaded.start.seq
         report.torn_bytes = max(0, loaded.size - loaded.position.offset)
+        report.unsettled_values = len(loaded.restored)
+        journal = journal_path(path, manifest.journal)
+        report.problems += [_copy_problem(journal, offset) for offset in loaded.damaged_copies()]
         damaged: list[errors.CorruptionError] = []
         slots = loaded.live(damaged)
         loaded.close(Files())
@@ -124,12 +130,17 @@ def _check_spares(manifest: Manifest, folder: str, report: VerifyReport) -> None
             if os.path.lexists(os.path.join(folder, IDENTITY_NAME)):
                 read_manifest(folder, IDENTITY_NAME)
         if manifest.previous is not None and manifest.snapshot is not None:
-            check_previous(folder, manifest)
+            path = journal_path(folder, manifest.previous[1])
+            report.problems += [_copy_problem(path, offset) for offset in check_previous(folder, manifest)]
     except errors.CorruptionError as error:
         report.problems.append(_problem(error))
     except FileNotFoundError as error:
         if read_manifest(folder) == manifest:  # else a writer has deleted it in the meantime
             report.problems.append(Problem(str(error.filename), None, "the file is missing"))
+
+
+def _copy_problem(path: str, offset: int) -> Problem:
+    return Problem(path, offset, "the copy of a value in the journal does not match its checksum")
 
 
 def _check_superblocks(manifest: Manifest, segments: Segments, report: VerifyReport) -> None:
