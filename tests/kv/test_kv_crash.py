@@ -138,13 +138,21 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
     init = Floor.__init__
     monkeypatch.setattr(Floor, "__init__", lambda self, *a: (init(self, *a), floors.append(self))[0])
 
-    def early(self, records, *, synced, last):
-        write(self, records, synced=synced, last=last)
+    def early(self, records, *, last, **options):
+        write(self, records, last=last, **options)
         if last:
-            floors[-1].raise_to(self.position, self.salt)
+            floors[-1].raise_to(self.position, self.salt, 0)
 
     monkeypatch.setattr(Journal, "write", early)
     assert power_cuts(200, 7, memory).refused > 0
+
+
+def test_a_mark_of_values_that_are_not_in_segments_is_found(memory, monkeypatch):
+    raise_to = Floor.raise_to
+    monkeypatch.setattr(
+        Floor, "raise_to", lambda self, position, salt, in_segments: raise_to(self, position, salt, position.seq)
+    )
+    assert power_cuts(60, 6, memory).wrong > 0
 
 
 @pytest.mark.slow

@@ -370,7 +370,7 @@ def test_seal_upgrades_an_earlier_format(tmp_path) -> None:
         contents = dict(store.items())
         assert store._records.index._sealed is None
     ww.kv.seal(path)
-    assert (path / "MANIFEST").read_bytes().startswith(b"warpwell-kv 4 ")
+    assert (path / "MANIFEST").read_bytes().startswith(b"warpwell-kv 5 ")
     with ww.kv.open(path) as store:
         assert store._records.index._sealed is not None
         assert dict(store.items()) == contents and store.verify().sound
