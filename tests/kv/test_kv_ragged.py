@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from tests.harness.examples import examples
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli import main
-from warpwell.kv import Ragged
+from warpwell.kv import Ragged, as_keys
 from warpwell.kv.convert import importers
 from warpwell.kv.convert.exporters import to_folder, to_npz
+from warpwell.kv.log.format import offset_of, size_of
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
 IMAGES = {"img": ("uint8", (None,)), "label": "int64", "name": "str", "raw": "bytes", "boxes": ("float32", (None, 3))}
@@ -492,3 +495,46 @@ def test_batches_of_a_device(images: Any, device: str) -> None:
         assert list(batch) == ["img", "label", "name"] and found.tolist() == [True, False, True]
         assert batch["img"].values.tobytes() == records["img"][7].tobytes() + records["img"][3].tobytes()
         assert batch["name"].to_list() == [records["name"][7], "", records["name"][3]]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"x": "bytes"},
+        {"name": "str", "x": "bytes"},
+        {"label": "int64", "image": "bytes", "name": "str", "box": ("float32", (2, 2)), "points": ("int16", (None, 3))},
+        {"points": ("int16", (None, 3)), "flag": "bool"},
+    ],
+)
+def test_single_records_are_the_same_by_native_code_and_by_python(tmp_path: Path, schema: dict) -> None:
+    values = {
+        "x": b"abc" * 50, "name": "é" * 3, "label": np.int64(-5), "image": b"", "flag": np.bool_(True),
+        "box": np.arange(4, dtype=np.float32).reshape(2, 2), "points": np.arange(6, dtype=np.int16).reshape(2, 3),
+    }  # fmt: skip
+    record = {name: values[name] for name in schema}
+    with ww.kv.create(tmp_path / "s", schema=schema) as store:
+        store[1] = store[2] = record
+        store.commit()
+        by_python = store.get(1)
+        location = store._records.index.lookup(as_keys([2]))[0]
+    with ww.kv.open(tmp_path / "s") as store:
+        get = store.get
+        assert isinstance(get, types.BuiltinFunctionType)
+        for found in (get(1), by_python):
+            assert list(found) == list(schema)
+            for name, value in record.items():
+                assert type(found[name]) is type(value) and np.array_equal(found[name], value)
+        assert get(3) is None and get(3, "absent") == get(3, default="absent") == "absent"
+        name = next(iter(schema))
+        references = sys.getrefcount(name), sys.getrefcount(None)
+        for _ in range(1000):
+            get(1)
+        assert abs(sys.getrefcount(name) - references[0]) < 9 and abs(sys.getrefcount(None) - references[1]) < 99
+        with open(next((tmp_path / "s").glob("*.val")), "r+b") as file:
+            file.seek(int(offset_of(location[0])) + int(size_of(*location)) - 1)
+            file.write(b"\xff")
+        with pytest.raises(errors.CorruptionError, match="key 2"):
+            get(2)
+    for key in (1, 3):
+        with pytest.raises(errors.ClosedError):
+            get(key)

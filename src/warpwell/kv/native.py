@@ -1,18 +1,23 @@
 """Compile device code into functions that Python calls often.
 
 `compiled` releases Python's global interpreter lock, and is called 0.4 us faster than a ctypes function. Functions that
-make Python objects keep the lock: `with_objects` for batches, `method` for calls of about 0.1 us.
+make Python objects keep the lock (`method`), and are called in about 0.1 us.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..targets.compiler import intrinsics_for
 
+_word_at = ctypes.c_ssize_t.from_address
 _compiled: dict[Any, Any] = {}
 
 
@@ -36,7 +41,9 @@ SIZE = CONTENTS - 16
 """Offset of the size of a bytes object."""
 TYPE = object.__basicsize__ - 8
 """Offset of the type of an object."""
-_METH_O = 8
+ARRAY_DATA = object.__basicsize__
+"""Offset of the address of the contents of a NumPy array."""
+_METH_FASTCALL_KEYWORDS = 0x82
 _keep: list[Any] = []
 
 
@@ -54,37 +61,42 @@ def python_function(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
+@functools.cache
 def has_known_layout() -> bool:
-    """Return True if objects have the layout that `CONTENTS`, `SIZE` and `TYPE` describe."""
-    at = id(sample := b"contents")
+    """Return True if objects have the layout that `CONTENTS`, `SIZE`, `TYPE` and `ARRAY_DATA` describe."""
+    at, array = id(sample := b"contents"), np.empty(1)
     return (
         sys.implementation.name == "cpython"
         and ctypes.string_at(at + CONTENTS, 9) == b"contents\0"
         and ctypes.c_ssize_t.from_address(at + SIZE).value == len(sample)
         and ctypes.c_void_p.from_address(at + TYPE).value == id(bytes)
+        and _word_at(id(array) + ARRAY_DATA).value == array.ctypes.data
     )
 
 
-def with_objects(function: Any, *types: Any) -> Callable[..., int]:
-    """Return a native function that keeps the interpreter lock and may set a Python exception."""
-    call: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *types)(function.address)
-    return call
+def address_of(array: NDArray[Any]) -> int:
+    """Return the address of an array's contents; `ndarray.ctypes` takes eight times as long."""
+    return _word_at(id(array) + ARRAY_DATA).value if _IS_KNOWN else array.ctypes.data
 
 
-def method(function: Any, name: str, data: bytes, keep: Any) -> Callable[[Any], Any]:
-    """Return a Python function of one argument, as a C extension would define it.
+def method(function: Any, name: str, data: bytes, keep: Any) -> Callable[..., Any]:
+    """Return a Python function, as a C extension would define it.
 
     Parameters
     ----------
     function : native function
-        Receives the addresses of `data` (a bytes object) and of the argument, and returns the address of a new
+        Receives the addresses of `data` (a bytes object) and of the arguments, the number of positional arguments,
+        and the address of the names of the others or 0. It keeps the interpreter lock. Returns the address of a new
         reference; 0 if a Python exception is set.
     keep : object
         Lives as long as the result.
     """
-    definition = _MethodDefinition(name.encode(), function.address, _METH_O, None)
+    definition = _MethodDefinition(name.encode(), function.address, _METH_FASTCALL_KEYWORDS, None)
     _keep.append(definition)
     create = ctypes.pythonapi.PyCFunction_NewEx
     create.restype = ctypes.py_object
-    found: Callable[[Any], Any] = create(ctypes.byref(definition), ctypes.py_object(data), ctypes.py_object(keep))
+    found: Callable[..., Any] = create(ctypes.byref(definition), ctypes.py_object(data), ctypes.py_object(keep))
     return found
+
+
+_IS_KNOWN = has_known_layout()

@@ -20,7 +20,7 @@ from .. import errors
 from .._check import checked_integer
 from ..targets import device
 from ..targets.primitives import items_at, load_weak_as, store_weak_as
-from .native import compiled
+from .native import address_of, compiled
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""
@@ -97,7 +97,7 @@ class Permutation:
                 name="positions",
             )
         flat = requested.reshape(-1).astype(np.int64)
-        compiled(permute)(flat.ctypes.data, flat.size, self.words.ctypes.data)
+        compiled(permute)(address_of(flat), flat.size, address_of(self.words))
         return flat.reshape(requested.shape)
 
     def slice(self, start: int, stop: int) -> NDArray[np.int64]:

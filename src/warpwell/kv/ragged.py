@@ -14,7 +14,7 @@ from .. import errors
 from .._check import imported
 from ..targets.primitives import copy_bytes, load_weak_as
 from .index.index import INT64
-from .native import compiled
+from .native import address_of, compiled
 
 _UINT8 = np.dtype(np.uint8)
 
@@ -183,7 +183,7 @@ class Ragged:
         """Copy the items to byte positions in `target`, which has room for them."""
         source, starts = self._items
         itemsize = self.dtype.itemsize
-        copy_items(source.ctypes.data + starts * itemsize, self.lengths * (self._width * itemsize), target, positions)
+        copy_items(address_of(source) + starts * itemsize, self.lengths * (self._width * itemsize), target, positions)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -263,7 +263,7 @@ def copy_items(
 ) -> None:
     """Copy `sizes` bytes from `addresses` to byte positions in `target`, which has room for them."""
     arrays = [np.ascontiguousarray(array) for array in (addresses, sizes, target, positions)]
-    compiled(_copy_items)(*(array.ctypes.data for array in arrays), len(sizes))
+    compiled(_copy_items)(*(address_of(array) for array in arrays), len(sizes))
 
 
 def _copy_items(addresses, sizes, target, positions, count):  # type: ignore[no-untyped-def]

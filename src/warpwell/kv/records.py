@@ -30,9 +30,6 @@ from .log.shards import shards_of
 from .log.verify import VerifyReport, verify
 
 Progress = Callable[[int, int], object]
-_ATTEMPTS = 100
-"""Maximum number of look-ups of a value whose segment was removed. Each removal takes a whole refresh or compaction."""
-
 STAGED_BYTES = 1 << 20
 """Maximum size of all staged records, in bytes; a larger value is not staged."""
 STAGED_RECORD_BYTES = 128
@@ -87,8 +84,8 @@ class Records:
         self.index = Index(self.state, recovered.base, recovered.slots)
         log.on_snapshot = self.index.replace
         self.reader = Reader(self.state, self.path)
-        self.get: Callable[[int | bytes], bytes | None] = self._get if self.max_staged_bytes else self.reader.get
-        """Return one value, None for an absent key; see `Reader.get`."""
+        self.unusable: Callable[[], Exception] | None = None
+        """Returns the error for a store that cannot be used any more."""
         log.segments.on_segment(self.reader.on_segment)
 
     def __len__(self) -> int:
@@ -100,7 +97,8 @@ class Records:
 
     # -- reads ----------------------------------------------------------------------------------------------
 
-    def _get(self, key: bytes | int) -> bytes | None:
+    def get(self, key: bytes | int) -> bytes | None:
+        """Return one value, None for an absent key."""
         if self.staged or self._flushing:
             value = self._staged_value(as_key(key))
             if value is not None:
@@ -142,38 +140,27 @@ class Records:
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Return values of any size, None for absent keys, and a mask."""
         self.flush()
-        values, locations = self._located(self.reader.values, keys)
-        found = np.not_equal(locations[:, 0], 0)
-        if keys.full is not None:
-            found &= [value is not None for value in values]
-        return values, found
+        return self.reader.values(keys)
 
     def buffer(self, keys: Keys) -> ValueBuffer:
         """Return values of any size in one buffer."""
         self.flush()
-        values: ValueBuffer = self._located(self.reader.buffer, keys)[0]
-        return values
+        return self.reader.buffer(keys)
 
-    def _located(self, read: Callable[..., Any], keys: Keys) -> tuple[Any, NDArray[np.int64]]:
-        """Return the values from `read` and the keys' locations; `read` also returns the rows to look up again."""
-        before: NDArray[np.int64] | None = None
-        for _ in range(_ATTEMPTS):
-            locations = self.index.lookup(keys)
-            values, stale = read(keys, locations)
-            if not stale.size:
-                return values, locations
-            # If a segment was removed between look-up and read, its keys have new locations. A key with an unchanged
-            # location is in a segment that no attempt will find open: the store was closed, or is damaged.
-            if before is not None and (locations[stale, 0] == before[stale, 0]).any():
-                break
-            before = locations
-        raise read_error(self.path, keys.row(int(stale[0])), STALE)
+    def _stored_keys(self, keys: Keys) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
+        """Return the long keys that are stored for keys (see `Reader.long_keys`), and the locations."""
+
+        def read(locations: NDArray[np.int64]) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
+            locations[:] = self.index.lookup(keys)
+            return self.reader.long_keys(keys, locations)
+
+        return self.reader.located(keys, read)
 
     def contains(self, keys: Keys) -> NDArray[np.bool_]:
         """Return which keys exist, bool [N]."""
         if keys.full is None:
             return np.not_equal(self.index.lookup(keys)[:, 0], 0)
-        stored, locations = self._located(self.reader.long_keys, keys)
+        stored, locations = self._stored_keys(keys)
         return np.not_equal(locations[:, 0], 0) & _are_same(keys.full, stored)
 
     def entries(self) -> tuple[Keys, NDArray[np.int64]]:
@@ -303,7 +290,7 @@ class Records:
     def _check_hashes(self, keys: Keys) -> None:
         """Raise ArgumentError if a long key has the same hash as another key in the store or in the batch."""
         assert keys.full is not None
-        stored, _ = self._located(self.reader.long_keys, keys)
+        stored, _ = self._stored_keys(keys)
         keys_by_hash: dict[bytes, bytes] = {}
         for k, key in enumerate(keys.full):
             if key is not None:

@@ -17,7 +17,7 @@ from .index.reader import ValueBuffer, clear
 from .keys import Keys, require_no_padding, shown
 from .log.format import MAX_VALUE, UNIT
 from .log.segments import ValueBuffers, too_large
-from .native import compiled
+from .native import address_of, compiled
 from .ragged import Ragged, copy_items
 
 ALIGNMENT = 8
@@ -129,6 +129,15 @@ class Schema:
         self.ragged = tuple(f for f in listed if f.is_ragged)
         self._row_bytes = np.array([field.nbytes for field in self.ragged], np.int64)
         self.nbytes = offset
+        self.template = dict.fromkeys(f.name for f in listed)
+        arrays = [f for f in listed if f.item_type is np.ndarray]
+        self._arrays = [
+            (f.name, f.dtype, math.prod(f.shape), f.offset, f.shape)
+            if not f.is_ragged
+            else (f.name, f.dtype, -1, -1, (-1, *f.shape[1:]))
+            for f in arrays
+        ]
+        self.is_only_bytes = not arrays
         fixed = [f for f in listed if not f.is_ragged]
         self.record: np.dtype[Any] = np.dtype(
             {
@@ -269,10 +278,11 @@ class Schema:
         # The bytes of rows, the fixed parts of the records, and the positions and lengths of ragged fields.
         work = np.empty(ragged + count * (self.nbytes // 8 + 2 * ragged), np.int64)
         work[:ragged] = self._row_bytes
-        split, address = len(work) - 2 * ragged * count, work.ctypes.data
+        split, address = len(work) - 2 * ragged * count, address_of(work)
         positions = work[split:].reshape(2, ragged, count)
-        addresses = (*values.addresses, address + 8 * ragged, address, address + 8 * split)
-        wrong = compiled(_lay_out)(*addresses, count, ragged, self.nbytes, self.ragged[0].offset)
+        arrays = [address_of(array) for array in (values.buffer, values.starts, values.sizes, values.found)]
+        targets = (address + 8 * ragged, address, address + 8 * split)
+        wrong = compiled(_lay_out)(*arrays, *targets, count, ragged, self.nbytes, self.ragged[0].offset)
         if wrong:
             raise RecordError(wrong - 1)
         fields = self.unpack(work[ragged:split], names)
@@ -298,25 +308,27 @@ class Schema:
         """
         if len(raw) < self.nbytes:
             raise RecordError
-        record = np.frombuffer(raw, self.record, 1)[0]
-        fields, end = {}, self.nbytes
-        for field in self.fields:
-            if not field.is_ragged:
-                fields[field.name] = record[field.name]
-                continue
+        record: dict[Any, Any] = {**self.template, None: raw}
+        end = self.nbytes
+        for field in self.ragged:
             start, length = _aligned(end), int.from_bytes(raw[field.offset : field.offset + LENGTH_BYTES], "little")
             end = start + length * field.nbytes
-            if end > len(raw):
-                raise RecordError
-            if field.item_type is np.ndarray:
-                items = np.frombuffer(raw, field.dtype, (end - start) // field.dtype.itemsize, start)
-                fields[field.name] = items.reshape(-1, *field.shape[1:])
-            else:
-                contents = raw[start:end]
-                fields[field.name] = contents if field.item_type is bytes else contents.decode()
+            contents = raw[start:end]
+            record[field.name] = contents.decode() if field.item_type is str else contents
         if end != len(raw):
             raise RecordError
-        return fields
+        return self.finish(record)
+
+    def finish(self, record: dict[Any, Any]) -> dict[str, Any]:
+        """Complete a dict that has the contents of ragged fields, and the fixed part of the record for None."""
+        fixed = record.pop(None)
+        for name, dtype, count, offset, shape in self._arrays:
+            if offset < 0:
+                record[name] = np.frombuffer(record[name], dtype).reshape(shape)
+            else:
+                values = np.frombuffer(fixed, dtype, count, offset)
+                record[name] = values.reshape(shape) if shape else values[0]
+        return record
 
     def accepts(self, raw: bytes) -> bool:
         """Return whether bytes are a record of this schema."""

@@ -134,9 +134,10 @@ class Store(MutableMapping[Any, Any]):
         self.schema = schema
         self.writable = writable
         self._records = records
-        self._get = records.get
+        if not writable:
+            # Native code replaces the method: a call of Python code takes longer than the read of a small record.
+            self.__dict__["get"] = records.reader.getter(partial(_get, records, schema), schema)
         self._durability = durability
-        self._unusable: Any = None
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
         self._estate, self._finalizer = lifetime.opened(self, records)
@@ -162,30 +163,11 @@ class Store(MutableMapping[Any, Any]):
             The value cannot be read, or its checksum is wrong.
         ArgumentError, ClosedError, ForkError
         """
-        if self._unusable is not None:
-            raise self._unusable()
-        if type(key) is not int and type(key) is not bytes:
-            key = as_key(key)
-        try:
-            value = self._get(key)
-        except (errors.CorruptionError, errors.MediumError):
-            self.check_open()  # another thread may have closed the store
-            raise
-        except Exception:
-            as_key(key)  # raises a clear error instead of the compiler's, if an integer is too large
-            raise
-        if value is None:
-            return default
-        if self.schema is None:
-            return value
-        try:
-            return self.schema.unpack_one(value)
-        except RecordError:
-            raise read_error(self.path, shown(key), BAD_RECORD) from None
+        return _get(self._records, self.schema, key, default)
 
     def __getitem__(self, key: Key) -> Any:
-        value = self.get(key, self)
-        if value is self:
+        value = self.get(key)
+        if value is None:
             raise errors.KeyMissingError(
                 f"{self.path} has no key {shown(key)!r}: use get() for a default, or `in` to test", key=as_key(key)
             )
@@ -264,8 +246,8 @@ class Store(MutableMapping[Any, Any]):
         SchemaError
             The schema has no such field.
         """
-        if self._unusable is not None:
-            raise self._unusable()
+        if self._records.unusable is not None:
+            raise self._records.unusable()
         checked, schema = as_keys(keys), self.schema
         if fields is not None:
             fields = self._checked_fields(fields)
@@ -508,9 +490,9 @@ class Store(MutableMapping[Any, Any]):
 
     def _close(self, *, commit: bool) -> None:
         with self._lock:
-            if self._unusable is not None:
+            if self._records.unusable is not None:
                 return
-            self._unusable = self._closed_error
+            self._records.unusable = self._closed_error
         lifetime.closed(self)
         self._finalizer.detach()
         self._records.close(commit=commit)
@@ -518,7 +500,7 @@ class Store(MutableMapping[Any, Any]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._unusable is not None
+        return self._records.unusable is not None
 
     def __enter__(self) -> Store:
         return self
@@ -529,7 +511,7 @@ class Store(MutableMapping[Any, Any]):
         self._close(commit=kind is None)
 
     def __repr__(self) -> str:
-        if self._unusable is not None:
+        if self._records.unusable is not None:
             return f"<Store {self.path!r}, closed>"
         mode = "r+" if self.writable else "r"
         return f"<Store {self.path!r}, mode {mode!r}, {len(self._records)} records>"
@@ -553,9 +535,10 @@ class Store(MutableMapping[Any, Any]):
         """Continue in a forked child; `busy` means that the fork interrupted a refresh in another thread."""
         self._lock = threading.RLock()
         if self.writable:
-            self._unusable = partial(lifetime.forked_error, self.path)
+            self._records.unusable = partial(lifetime.forked_error, self.path)
         elif busy:
-            self._unusable = partial(lifetime.busy_error, self.path)
+            self._records.unusable = partial(lifetime.busy_error, self.path)
+            self._records.index.close()  # `get` must not find records
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -568,8 +551,8 @@ class Store(MutableMapping[Any, Any]):
 
     def check_open(self) -> None:
         """Raise ClosedError or ForkError if the store cannot be used any more."""
-        if self._unusable is not None:
-            raise self._unusable()
+        if self._records.unusable is not None:
+            raise self._records.unusable()
 
     def _check_writable(self) -> None:
         self.check_open()
@@ -578,6 +561,26 @@ class Store(MutableMapping[Any, Any]):
 
     def _closed_error(self) -> Exception:
         return errors.ClosedError(f"the store {self.path} is closed: open it again")
+
+
+def _get(records: Records, schema: Schema | None, key: Any, default: Any = None) -> Any:
+    """Return the value of a key; see `Store.get`. It has no reference to the store, so that one can be dropped."""
+    if records.unusable is not None:
+        raise records.unusable()
+    if type(key) is not int and type(key) is not bytes:
+        key = as_key(key)
+    try:
+        value = records.get(key)
+    except (errors.CorruptionError, errors.MediumError):
+        if records.unusable is not None:  # another thread has closed the store
+            raise records.unusable() from None
+        raise
+    if value is None or schema is None:
+        return default if value is None else value
+    try:
+        return schema.unpack_one(value)
+    except RecordError:
+        raise read_error(records.path, shown(key), BAD_RECORD) from None
 
 
 __all__ = ["Store"]

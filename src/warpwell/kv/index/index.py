@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import errors
 from ..._os import clock
 from ...targets import device, private_block, private_memory
 from ...targets.primitives import (
@@ -39,8 +40,9 @@ from ...targets.primitives import (
 )
 from ..keys import Keys
 from ..log.format import DAMAGED, INTEGER, KEY_LEN_SHIFT, TOMBSTONE, key_len_of, size_of
-from ..native import compiled
+from ..native import address_of, compiled
 from .sealed import (
+    DESCRIPTOR_WORDS,
     INT64,
     SLOT,
     SLOT_KEY0,
@@ -62,6 +64,8 @@ S_SEGMENTS = 1
 """Address of the segment table."""
 S_SCRATCH = 2
 """Address of the scratch buffers."""
+S_READS = 3
+"""Number of single values that system calls have read because their file is not mapped."""
 S_EPOCH = 8
 S_STRIPES = 16
 """First of `STRIPES` stripes, each a cache line, so that threads rarely count in the same cache line."""
@@ -101,6 +105,8 @@ MIN_SLOTS = 1024
 MAX_LOAD = 0.7
 """Share of used slots above which the table is replaced."""
 _NO_SLOTS = np.empty((0, 4), np.int64)
+_CLOSED = np.zeros(DESCRIPTOR_WORDS, np.int64)
+"""Descriptor of a closed file: each look-up returns `DAMAGED`."""
 
 
 # -- epochs ----------------------------------------------------------------------------------------------------
@@ -489,11 +495,11 @@ class Index:
         CorruptionError
         """
         locations = np.empty((keys.size, 2), np.int64)
-        at = locations.ctypes.data
+        at = address_of(locations)
         compiled(lookup_many)(self._state.address, at >> 12, *addresses(keys), keys.size, at)
         sealed = self._sealed
-        if sealed is not None and (locations[:, 0] < 0).any():
-            raise sealed.damage()
+        if (locations[:, 0] < 0).any():
+            raise errors.ClosedError("the store is closed: open it again") if sealed is None else sealed.damage()
         return locations
 
     def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
@@ -505,7 +511,7 @@ class Index:
         """Delete keys; return which existed, bool [N]."""
         self._reserve(keys.size)
         existed = np.empty(keys.size, np.bool_)
-        compiled(delete_many)(self._table.address, *addresses(keys), keys.size, existed.ctypes.data)
+        compiled(delete_many)(self._table.address, *addresses(keys), keys.size, address_of(existed))
         return existed
 
     def move(self, keys: Keys, before: NDArray[np.int64], after: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -513,7 +519,7 @@ class Index:
         self._reserve(keys.size)
         moved = np.empty(keys.size, np.bool_)
         before, after = np.ascontiguousarray(before, np.int64), np.ascontiguousarray(after, np.int64)
-        arrays = (array.ctypes.data for array in (before, after, moved))
+        arrays = (address_of(array) for array in (before, after, moved))
         compiled(move_many)(self._table.address, *addresses(keys), keys.size, *arrays)
         return moved
 
@@ -530,7 +536,7 @@ class Index:
             found = self._sealed.slots()
             if self._table.header[T_USED]:
                 hidden = np.empty(len(found), np.bool_)
-                compiled(mark_hidden)(self._table.address, found.ctypes.data, len(found), hidden.ctypes.data)
+                compiled(mark_hidden)(self._table.address, address_of(found), len(found), address_of(hidden))
                 found = np.concatenate([found[~hidden], live])
             live = found
         marked = live[:, 3] >> KEY_LEN_SHIFT
@@ -546,10 +552,12 @@ class Index:
             self._state.retire(old.close)
 
     def close(self) -> None:
-        """Make every look-up fail, and release the file after all readers have left."""
-        if self._sealed is not None:
-            self._sealed.disable()
-            self._state.retire(self._sealed.close)
+        """Make every look-up return `DAMAGED`, and release the file after all readers have left (idempotent)."""
+        sealed, closed = self._sealed, _Table(0, None)
+        closed.header[T_SEALED] = address_of(_CLOSED)
+        self._swap(closed, None)
+        if sealed is not None:
+            self._state.retire(sealed.close)
 
     def _reserve(self, count: int) -> None:
         """Replace the table if it has no room for `count` more keys."""
@@ -598,7 +606,7 @@ class _Table:
     def put(self, keys: Keys, locations: NDArray[np.int64]) -> None:
         """Put keys at locations; see `put_many`."""
         locations = np.ascontiguousarray(locations, np.int64)
-        compiled(put_many)(self.address, *addresses(keys), keys.size, locations.ctypes.data)
+        compiled(put_many)(self.address, *addresses(keys), keys.size, address_of(locations))
 
     def put_slots(self, slots: NDArray[np.int64]) -> None:
         """Put slots, int64 [N, 4], without reading the file; `len` and `value_bytes` count records when used."""
@@ -615,4 +623,4 @@ class _Table:
 
 def addresses(keys: Keys) -> tuple[int, int]:
     """Return the addresses of the words of keys, and of their lengths or 0."""
-    return keys.words.ctypes.data, 0 if keys.lengths is None else keys.lengths.ctypes.data
+    return address_of(keys.words), 0 if keys.lengths is None else address_of(keys.lengths)

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -43,18 +42,20 @@ from ...targets.primitives import (
     load_relaxed,
     load_weak_as,
     prefetch,
+    scratch,
     store_release,
     store_weak_as,
 )
-from ..keys import SUFFIX_BYTES, Keys, as_key, long_key_in, suffix_of, words_of
+from ..keys import SUFFIX_BYTES, Keys, as_keys, long_key_in, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
 from ..log.format import DAMAGED, LONG, crc_of, offset_of, segment_of, size_of
-from ..native import CONTENTS, SIZE, TYPE, compiled, has_known_layout, method, python_function, with_objects
+from ..native import ARRAY_DATA, CONTENTS, SIZE, TYPE, address_of, compiled, has_known_layout, method, python_function
 from .index import (
     C_BYTES,
     C_ERRORS,
     C_GETS,
     C_HITS,
+    S_READS,
     S_SCRATCH,
     S_SEGMENTS,
     S_TABLE,
@@ -67,10 +68,11 @@ from .index import (
     leave,
     look_up_all,
     lookup,
+    lookup_many,
     publish,
     stripe_of,
 )
-from .sealed import INT64, UINT8
+from .sealed import INT64, UINT8, UINT32
 
 # -- results of a read, in addition to those of `log.checksum`; the low byte of `found` arrays --------------------
 ABSENT = 0
@@ -105,7 +107,7 @@ MAX_AHEAD_BYTES = 128 << 10
 MAX_BATCH_AHEAD_BYTES = 256 << 20
 """Maximum number of bytes of a batch that are read ahead, so that the page cache holds them until they are copied."""
 
-# -- data of `get_object`, in words -------------------------------------------------------------------------------
+# -- data of native methods, in words -------------------------------------------------------------------------------
 P_STATE = 0
 """Address of the store's state."""
 P_SLOW = 1
@@ -122,25 +124,49 @@ P_DROP = 9
 P_NEW_BYTES = 10
 P_RELEASE_LOCK = 11
 P_ACQUIRE_LOCK = 12
+P_NEW_TEXT = 13
+P_NEW_INT = 14
+P_COPY_DICT = 15
+P_SET_ITEM = 16
+P_SET_VALUE = 17
 _PYTHON_FUNCTIONS = (
     "PyLong_AsLongLong",
     "PyErr_Clear",
-    "PyObject_CallOneArg",
+    "PyObject_Vectorcall",
     "Py_IncRef",
     "Py_DecRef",
     "PyBytes_FromStringAndSize",
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
+    "PyUnicode_DecodeUTF8",
+    "PyLong_FromLongLong",
+    "PyDict_Copy",
+    "PyList_SetItem",
+    "PyDict_SetItem",
 )
 """Functions of Python's C API; the words from `P_AS_WORD` on are their addresses."""
+P_UNPACK = 18
+"""Address of the Python function that makes a record of bytes; 0 without a schema."""
+P_TEMPLATE = 19
+"""Address of a dict with the names of the fields, or 0 if no field has bytes or strings."""
+P_FINISH = 20
+"""Address of the Python function that adds arrays to such a dict, or 0; see `Schema.finish`."""
+P_FIXED_BYTES = 21
+"""Size of the fixed part of a record."""
+P_LENGTHS = 22
+"""Offset of the lengths of ragged fields in a record."""
+P_COUNT = 23
+"""Number of ragged fields."""
+P_RAGGED = 24
+"""First of three words of each ragged field: address of its name, size of a row, and 1 for strings."""
 
-_ERROR = 1 << 40
-"""`get_one` returns errors below minus this number."""
 _NO_ROWS = np.empty(0, np.intp)
 _KEYS_AT_ONCE = 4096
 """Maximum number of long keys that are read at once."""
+_ATTEMPTS = 100
+"""Maximum number of look-ups of a value whose segment was removed. Each removal takes a whole refresh or compaction."""
 _MAP_INTERVAL = 256
-"""Number of batches between attempts to map one more segment."""
+"""Number of batches, or of keys in a batch, between attempts to map one more segment."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -293,33 +319,6 @@ def count_reads(state: int, stripe: int, gets: int, hits: int, nbytes: int, fail
 
 
 @device
-def get_one(block: int, key0: int, key1: int, length: int) -> int:
-    """Read one value; `block` has the state's address, the stripe, and the buffer's address and size.
-
-    Returns the value's size. If the value is larger than the buffer, nothing is read, and the result is ``-1 - size``.
-    An error is ``-_ERROR - status``.
-    """
-    state = load_weak_as(block, INT64)
-    stripe = load_weak_as(block + 8, INT64)
-    limit = load_weak_as(block + 24, INT64)
-    epoch = enter(state, stripe)
-    loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
-    size: int = size_of(loc0, loc1)
-    status = ABSENT
-    if loc0 > 0 and size > limit:
-        leave(state, stripe, epoch)
-        return -1 - size
-    if loc0 != 0:
-        status = read_value(state, loc0, loc1, load_weak_as(block + 16, INT64))
-    leave(state, stripe, epoch)
-    if status == FOUND:
-        count_reads(state, stripe, 1, 1, size, 0)
-        return size
-    count_reads(state, stripe, 1, 0, 0, 1 if status != ABSENT else 0)
-    return -_ERROR - status
-
-
-@device
 def bytes_word(address: int, nbytes: int) -> int:
     """Return up to 8 bytes as a word of a key."""
     if nbytes >= 8:
@@ -331,14 +330,66 @@ def bytes_word(address: int, nbytes: int) -> int:
 
 
 @device
-def call_python(fields: int, function: int, first_argument: int, second_argument: int) -> int:
-    """Call a function of Python's C API."""
-    return call_foreign(load_weak_as(fields + 8 * function, INT64), first_argument, second_argument, 0, 0, 0, 0, 0)
+def call_python(fields: int, function: int, a: int, b: int, c: int, d: int) -> int:
+    """Call a function of Python's C API with up to four arguments."""
+    return call_foreign(load_weak_as(fields + 8 * function, INT64), a, b, c, d, 0, 0, 0)
+
+
+@device
+def call_object(fields: int, function: int, argument: int) -> int:
+    """Call a Python function with an argument, which is dropped; return a new reference, or 0 after an exception."""
+    arguments = scratch(8)
+    store_weak_as(arguments, argument, INT64)
+    result: int = call_python(fields, P_CALL, load_weak_as(fields + 8 * function, INT64), arguments, 1, 0)
+    call_python(fields, P_DROP, argument, 0, 0, 0)
+    return result
+
+
+@device
+def set_field(fields: int, record: int, name: int, source: int, size: int, is_text: int, seed: int) -> int:
+    """Set a field of a dict to a copy of memory, as bytes or a string; return the CRC, or -1 if it is impossible."""
+    value = call_python(fields, P_NEW_BYTES, 0, size, 0, 0)
+    if value == 0:
+        return -1
+    crc: int = copy_crc32c(value + CONTENTS, source, size, seed)
+    if is_text != 0:
+        text = call_python(fields, P_NEW_TEXT, value + CONTENTS, size, 0, 0)
+        call_python(fields, P_DROP, value, 0, 0, 0)
+        value = text
+        if value == 0:
+            return -1
+    failed = call_python(fields, P_SET_VALUE, record, name, value, 0) & 0xFFFFFFFF
+    call_python(fields, P_DROP, value, 0, 0, 0)
+    return -1 if failed != 0 else crc
+
+
+@device
+def unpack_mapped(fields: int, record: int, source: int, size: int, crc: int) -> int:
+    """Copy the ragged fields of a record at `source` into a dict; return FOUND, or an error that `P_SLOW` reports."""
+    end = load_weak_as(fields + 8 * P_FIXED_BYTES, INT64)
+    lengths = source + load_weak_as(fields + 8 * P_LENGTHS, INT64)
+    if size < end:
+        return BAD_RECORD
+    if load_weak_as(fields + 8 * P_FINISH, INT64) != 0:
+        found = set_field(fields, record, load_weak_as(fields + 8 * P_NONE, INT64), source, end, 0, 0)
+    else:
+        found = crc32c(source, end, 0)
+    for k in range(load_weak_as(fields + 8 * P_COUNT, INT64)):
+        field = fields + 8 * (P_RAGGED + 3 * k)
+        start = (end + 7) & ~7
+        nbytes = i64(load_weak_as(lengths + 4 * k, UINT32)) * load_weak_as(field + 8, INT64)
+        if found < 0 or start + nbytes > size:
+            return BAD_RECORD
+        found = crc32c(source + end, start - end, found)
+        name, is_text = load_weak_as(field, INT64), load_weak_as(field + 16, INT64)
+        found = set_field(fields, record, name, source + start, nbytes, is_text, found)
+        end = start + nbytes
+    return FOUND if found == crc and end == size else BAD_RECORD
 
 
 @native
-def get_object(data: int, key: int) -> int:
-    """Return a new reference to the value of a key as bytes, or to None (see `native.method`).
+def get_object(data: int, arguments: int, count: int, names: int) -> int:
+    """Return a new reference to the value of a key, or to None (see `native.method`).
 
     It reads values of keys that are int or bytes; `P_SLOW` reads all others, and raises errors. It copies values of
     mapped files under the interpreter lock, and releases the lock for system calls. It leaves the epoch before it waits
@@ -346,70 +397,113 @@ def get_object(data: int, key: int) -> int:
     """
     fields = data + CONTENTS
     slow = load_weak_as(fields + 8 * P_SLOW, INT64)
+    key = load_weak_as(arguments, INT64) if count == 1 and names == 0 else slow
     kind = load_weak_as(key + TYPE, INT64)
     key1 = 0
     length = 8
     if kind == load_weak_as(fields + 8 * P_INT, INT64):
-        key0 = call_python(fields, P_AS_WORD, key, 0)
+        key0 = call_python(fields, P_AS_WORD, key, 0, 0, 0)
         if key0 == -1:  # the value -1, or an integer of more than 64 bits
-            call_python(fields, P_CLEAR_ERROR, 0, 0)
-            return call_python(fields, P_CALL, slow, key)
+            call_python(fields, P_CLEAR_ERROR, 0, 0, 0, 0)
+            return call_python(fields, P_CALL, slow, arguments, count, names)
     elif kind == load_weak_as(fields + 8 * P_BYTES, INT64) and 0 < load_weak_as(key + SIZE, INT64) <= 16:
         length = load_weak_as(key + SIZE, INT64)
         key0 = bytes_word(key + CONTENTS, length)
         key1 = bytes_word(key + CONTENTS + 8, length - 8)
     else:
-        return call_python(fields, P_CALL, slow, key)
+        return call_python(fields, P_CALL, slow, arguments, count, names)
     state = load_weak_as(fields, INT64)
+    record = load_weak_as(fields + 8 * P_TEMPLATE, INT64)
+    if record != 0:  # in front of the epoch, because garbage collection may run Python code
+        record = call_python(fields, P_COPY_DICT, record, 0, 0, 0)
+        if record == 0:
+            call_python(fields, P_CLEAR_ERROR, 0, 0, 0, 0)
     epoch = enter(state, data >> 12)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = size_of(loc0, loc1)
-    if loc0 == 0:
-        leave(state, data >> 12, epoch)
-        value: int = load_weak_as(fields + 8 * P_NONE, INT64)
-        call_python(fields, P_TAKE, value, 0)
-    else:
+    status = ABSENT if loc0 == 0 else STALE
+    entry = segment_entry(state, segment_of(loc0)) if loc0 > 0 else 0
+    source = mapped_address(entry, loc0, size) if entry != 0 else 0
+    thread = 0
+    value = 0
+    if record != 0 and source != 0:
+        status = unpack_mapped(fields, record, source, size, crc_of(loc1))
+    elif loc0 > 0:
+        value = call_python(fields, P_NEW_BYTES, 0, size, 0, 0)
+        if value != 0 and entry != 0:
+            if source == 0 and size <= MAX_MAPPED_BYTES and fetch_add(state + 8 * S_READS, 1, SYSTEM) & 1023 == 1023:
+                entry = 0  # `P_SLOW` may map the file
+            elif source == 0:
+                thread = call_python(fields, P_RELEASE_LOCK, 0, 0, 0, 0)
+            if entry != 0:
+                status = read_value(state, loc0, loc1, value + CONTENTS)
+    leave(state, data >> 12, epoch)
+    if thread != 0:
+        call_python(fields, P_ACQUIRE_LOCK, thread, 0, 0, 0)
+    function = P_UNPACK
+    if record != 0 and value == 0 and status == FOUND:
+        value = record
+        function = P_FINISH
+    elif record != 0:
+        call_python(fields, P_DROP, record, 0, 0, 0)
+    if status == ABSENT:
+        count_reads(state, data >> 12, 1, 0, 0, 0)
+        absent: int = load_weak_as(fields + 8 * P_NONE, INT64)
+        call_python(fields, P_TAKE, absent, 0, 0, 0)
+        return absent
+    if status != FOUND and value != 0:
+        call_python(fields, P_DROP, value, 0, 0, 0)
         value = 0
-        if loc0 > 0:
-            value = call_python(fields, P_NEW_BYTES, 0, size)
-        status = STALE
-        thread = 0
-        if value != 0:
-            entry = segment_entry(state, segment_of(loc0))
-            if entry != 0 and mapped_address(entry, loc0, size) == 0:
-                thread = call_python(fields, P_RELEASE_LOCK, 0, 0)
-            status = read_value(state, loc0, loc1, value + CONTENTS)
-        leave(state, data >> 12, epoch)
-        if thread != 0:
-            call_python(fields, P_ACQUIRE_LOCK, thread, 0)
-        if value != 0 and status != FOUND:
-            call_python(fields, P_DROP, value, 0)
-            value = 0
+    if value != 0 and load_weak_as(fields + 8 * function, INT64) != 0:
+        value = call_object(fields, function, value)
     if value == 0:  # an error, or no memory; `P_SLOW` raises the error, or reads the value
-        call_python(fields, P_CLEAR_ERROR, 0, 0)
-        return call_python(fields, P_CALL, slow, key)
-    hit = 1 if loc0 != 0 else 0
-    count_reads(state, data >> 12, 1, hit, size * hit, 0)
+        call_python(fields, P_CLEAR_ERROR, 0, 0, 0, 0)
+        return call_python(fields, P_CALL, slow, arguments, count, names)
+    count_reads(state, data >> 12, 1, 1, size, 0)
     return value
 
 
-@native
-def new_values(values: int, locations: int, count: int, starts: int, new: int, contents: int, set_item: int) -> int:
-    """Put a bytes object for each existing value into a list, and store the address of its contents in `starts`.
+@device
+def contents_of(arguments: int, k: int) -> int:
+    """Return the address of the contents of an array among the arguments of a Python function."""
+    return int(load_weak_as(load_weak_as(arguments + 8 * k, INT64) + ARRAY_DATA, INT64))
 
-    The contents are not initialized. Returns -1 if no memory is left (see `native.with_objects`).
+
+@native
+def list_values(data: int, arguments: int, count: int, names: int) -> int:
+    """Read the values of a batch into new bytes objects; return the number of errors as an int (see `native.method`).
+
+    The arguments are a list of None, and the arrays of the keys' words, their lengths (or None), locations, starts and
+    `found`, as for `read_many`.
     """
-    for k in range(count):
+    fields = data + CONTENTS
+    state = load_weak_as(fields, INT64)
+    none = load_weak_as(fields + 8 * P_NONE, INT64)
+    values = load_weak_as(arguments, INT64)
+    number = load_weak_as(values + SIZE, INT64)
+    keys = contents_of(arguments, 1)
+    lengths = 0 if load_weak_as(arguments + 16, INT64) == none else contents_of(arguments, 2)
+    locations = contents_of(arguments, 3)
+    starts = contents_of(arguments, 4)
+    found = contents_of(arguments, 5)
+    thread = call_python(fields, P_RELEASE_LOCK, 0, 0, 0, 0)
+    find_many(state, found >> 12, keys, lengths, number, locations)
+    call_python(fields, P_ACQUIRE_LOCK, thread, 0, 0, 0)
+    # Values are read directly into new objects before other code can see them, as C extensions do.
+    for k in range(number):
         loc0 = load_weak_as(locations + 16 * k, INT64)
-        if loc0 == 0:
-            continue
-        size = size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64))
-        value = call_foreign(new, 0, size, 0, 0, 0, 0, 0)
-        if value == 0:
-            return -1
-        store_weak_as(starts + 8 * k, call_foreign(contents, value, 0, 0, 0, 0, 0, 0), INT64)
-        call_foreign(set_item, values, k, value, 0, 0, 0, 0)
-    return 0
+        if loc0 > 0:
+            size = size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64))
+            value = call_python(fields, P_NEW_BYTES, 0, size, 0, 0)
+            if value == 0:
+                return 0
+            store_weak_as(starts + 8 * k, value + CONTENTS, INT64)
+            call_python(fields, P_SET_ITEM, values, k, value, 0)
+    thread = call_python(fields, P_RELEASE_LOCK, 0, 0, 0, 0)
+    wrong = read_many(state, found >> 12, 0, 0, number, locations, 0, starts, 0, found)
+    count_reads(state, found >> 12, number, 0, 0, 0)
+    call_python(fields, P_ACQUIRE_LOCK, thread, 0, 0, 0)
+    return call_python(fields, P_NEW_INT, wrong, 0, 0, 0)
 
 
 def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
@@ -556,8 +650,7 @@ class Reader:
         self._path = path
         self._table = _SegmentTable(16)
         self._lock = threading.RLock()
-        self.get = _getter(state, path)
-        """Return one value, None for an absent key. An int is the key of its 8 bytes, or raises OverflowError."""
+        self._list_values = _method(list_values, "values", state) if has_known_layout() else None
         self._publish()
 
     # -- segments -------------------------------------------------------------------------------------------
@@ -660,41 +753,102 @@ class Reader:
             out = np.empty((keys.size, row_bytes), np.uint8)
         found = np.empty(keys.size, np.bool_)
         locations = np.empty((keys.size, 2), np.int64)
-        if self._read(keys, addresses(keys), locations, out.ctypes.data, 0, row_bytes, found.ctypes.data):
+        self._read_ahead(keys, locations)
+        at = address_of(found)
+        targets = (address_of(locations), address_of(out), 0, row_bytes, at)
+        if compiled(read_many)(self._address, at >> 12, *addresses(keys), keys.size, *targets):
             self._raise_first(keys, found.view(np.uint8), locations, row_bytes)
         return out, found
 
-    def values(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
-        """Read the values at locations that were looked up; return them, and the rows whose segment is not open."""
-        # Values are read directly into new bytes objects before other code can see them, as C extensions do.
-        listed: list[bytes | None] = [None] * keys.size
-        starts = np.empty(keys.size, np.int64)
-        found = np.empty(keys.size, np.uint8)
-        _values_maker()(listed, locations.ctypes.data, keys.size, starts.ctypes.data)
-        stale = self._read_at(keys, locations, 0, starts.ctypes.data, found, found.ctypes.data)
-        if keys.full is not None and not stale.size:
+    def get(self, key: Any) -> bytes | None:
+        """Return one value, None for an absent key."""
+        if self._unmapped:
+            self._batches += _MAP_INTERVAL // 8
+        return self.values(as_keys([key]))[0][0]
+
+    def getter(self, slow: Callable[..., Any], schema: Any = None) -> Callable[..., Any]:
+        """Return a native function that reads a value, or a record, and calls `slow` in all other cases.
+
+        For a single key, Python would take longer than the store.
+        """
+        if not has_known_layout():
+            return slow
+        if schema is None:
+            return _method(get_object, "get", self._state, slow)
+        unpack, finish, template = schema.unpack_one, schema.finish, schema.template
+        objects = [id(unpack), id(template), 0 if schema.is_only_bytes else id(finish)]
+        words = [*objects, schema.nbytes, schema.ragged[0].offset if schema.ragged else 0, len(schema.ragged)]
+        names = dict(zip(template, template, strict=True))
+        for field in schema.ragged:
+            words += [id(names[field.name]), field.nbytes, int(field.item_type is str)]
+        return _method(get_object, "get", self._state, slow, words, (unpack, finish, template))
+
+    def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
+        """Read values of any size; return them, None for absent keys, and a mask."""
+        native = self._list_values
+        if native is None:
+            found, all_bytes = (read := self.buffer(keys)).found, read.buffer.tobytes()
+            ranges = zip(read.starts.tolist(), (read.starts + read.sizes).tolist(), found.tolist(), strict=True)
+            return [all_bytes[start:end] if is_found else None for start, end, is_found in ranges], found
+        found, starts = np.empty(keys.size, np.bool_), np.empty(keys.size, np.int64)
+
+        def read_list(locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
+            listed: list[bytes | None] = [None] * keys.size
+            self._read_ahead(keys, locations)
+            wrong = native(listed, keys.words, keys.lengths, locations, starts, found)
+            return listed, self._stale(keys, found, locations) if wrong else _NO_ROWS
+
+        listed, _ = self.located(keys, read_list)
+        if keys.full is not None:
             for k in np.flatnonzero(found).tolist():
                 listed[k] = _without_suffix(listed[k], keys.full[k])
-        return listed, stale
+                found[k] = listed[k] is not None
+        return listed, found
 
-    def buffer(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[ValueBuffer, NDArray[np.intp]]:
-        """Read the values at locations that were looked up into one buffer; return also the rows to look up again."""
+    def buffer(self, keys: Keys) -> ValueBuffer:
+        """Read values of any size into one buffer."""
         bounds, found = np.empty((2, keys.size), np.int64), np.empty(keys.size, np.bool_)
+        first, last = address_of(bounds), address_of(found)
+        second = first + 8 * keys.size
+
+        def read_buffer(locations: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
+            at = address_of(locations)
+            compiled(lookup_many)(self._address, at >> 12, *addresses(keys), keys.size, at)
+            self._read_ahead(keys, locations, at)
+            nbytes = compiled(place_values)(at, keys.size, first, second)
+            buffer = np.empty(nbytes // 8, np.int64).view(np.uint8)
+            to = address_of(buffer)
+            wrong = compiled(read_many)(self._address, at >> 12, 0, 0, keys.size, at, to, first, 0, last)
+            return buffer, self._stale(keys, found, locations) if wrong else _NO_ROWS
+
+        buffer, _ = self.located(keys, read_buffer)
         starts, sizes = bounds
-        first = bounds.ctypes.data  # each use of `ctypes` takes 1 us
-        second = first + starts.nbytes
-        nbytes = compiled(place_values)(locations.ctypes.data, keys.size, first, second)
-        buffer = np.empty(nbytes // 8, np.int64).view(np.uint8)
-        addresses = buffer.ctypes.data, first, second, found.ctypes.data
-        stale = self._read_at(keys, locations, *addresses[:2], found, addresses[3])
-        if keys.full is not None and not stale.size:
+        if keys.full is not None:
             for k in np.flatnonzero(found).tolist():
                 if keys.full[k] is None:
                     continue
                 suffix, end = suffix_of(keys.full[k]), int(starts[k] + sizes[k])
                 found[k] = buffer[end - len(suffix) : end].tobytes() == suffix
                 sizes[k] -= len(suffix) if found[k] else sizes[k]
-        return ValueBuffer(buffer, starts, sizes, found, addresses), stale
+        return ValueBuffer(buffer, starts, sizes, found)
+
+    def located(self, keys: Keys, read: Callable[[NDArray[np.int64]], Any]) -> tuple[Any, NDArray[np.int64]]:
+        """Return the result of `read` and the locations that it has stored in an array, int64 [N, 2].
+
+        `read` also returns the rows to look up again.
+        """
+        before: NDArray[np.int64] | None = None
+        for _ in range(_ATTEMPTS):
+            locations = np.empty((keys.size, 2), np.int64)
+            result, stale = read(locations)
+            if not stale.size:
+                return result, locations
+            # If a segment was removed between look-up and read, its keys have new locations. A key with an unchanged
+            # location is in a segment that no attempt will find open: the store was closed, or is damaged.
+            if before is not None and (locations[stale, 0] == before[stale, 0]).any():
+                break
+            before = locations
+        raise read_error(self._path, keys.row(int(stale[0])), STALE)
 
     def long_keys(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
         """Return the long keys that are stored at locations; return also the rows to look up again.
@@ -706,56 +860,37 @@ class Reader:
         for first in range(0, rows.size, _KEYS_AT_ONCE):
             batch = rows[first : first + _KEYS_AT_ONCE]
             ends, found = np.zeros((batch.size, SUFFIX_BYTES), np.uint8), np.empty(batch.size, np.uint8)
-            chosen, at = np.ascontiguousarray(locations[batch]), found.ctypes.data
-            arguments = (chosen.ctypes.data, batch.size, ends.ctypes.data, at)
+            chosen, at = np.ascontiguousarray(locations[batch]), address_of(found)
+            arguments = (address_of(chosen), batch.size, address_of(ends), at)
             if compiled(read_ends)(self._address, at >> 12, *arguments) and (found == STALE).any():
                 return stored, batch[found == STALE]
             for k, end in zip(batch.tolist(), ends, strict=True):
                 stored[k] = long_key_in(end.tobytes(), keys.words[k].tobytes())
         return stored, _NO_ROWS
 
-    def _read_at(
-        self,
-        keys: Keys,
-        locations: NDArray[np.int64],
-        base: int,
-        starts: int,
-        found: NDArray[Any],
-        at: int,
-    ) -> NDArray[np.intp]:
-        """Read values to ``base + starts``; return the rows whose segment is not open.
+    def _stale(self, keys: Keys, found: NDArray[Any], locations: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the rows whose segment is not open; raise the first other error."""
+        stale = np.flatnonzero(found.view(np.uint8) == STALE)
+        if not stale.size:
+            self._raise_first(keys, found.view(np.uint8), locations, 0)
+        return stale
 
-        `starts` and `at` are the addresses of the starts and of `found`.
+    def _read_ahead(self, keys: Keys, locations: NDArray[np.int64], located_at: int = 0) -> None:
+        """Request the values of a batch from files that are not mapped; map a file from time to time.
+
+        `located_at` is the address of `locations`, or 0 to look the keys up.
         """
-        if not self._read(keys, (0, 0), locations, base, starts, 0, at):
-            return _NO_ROWS
-        found = found.view(np.uint8)
-        stale = np.flatnonzero(found == STALE)
-        if stale.size:
-            return stale
-        self._raise_first(keys, found, locations, 0)
-
-    def _read(
-        self,
-        keys: Keys,
-        to_look_up: tuple[int, int],
-        locations: NDArray[np.int64],
-        out: int,
-        starts: int,
-        row_bytes: int,
-        at: int,
-    ) -> int:
-        """Call `read_many`, with `found` at an address; return the number of errors."""
-        self._batches += 1
-        if self._batches % _MAP_INTERVAL == 0:
+        if self._batches >= _MAP_INTERVAL:
+            self._batches = 0
             self.map_one_more()
+        self._batches += 1 + keys.size // _MAP_INTERVAL
         if self._unmapped:
-            if to_look_up[0]:
-                compiled(find_many)(self._address, at >> 12, *to_look_up, keys.size, locations.ctypes.data)
+            if not located_at:
+                at = address_of(locations)
+                compiled(find_many)(self._address, at >> 12, *addresses(keys), keys.size, at)
             ascending = locations[np.argsort(locations[:, 0])]
-            compiled(read_ahead)(self._address, at >> 12, ascending.ctypes.data, keys.size, _FADVISE)
-        targets = (locations.ctypes.data, out, starts, row_bytes, at)
-        return int(compiled(read_many)(self._address, at >> 12, *to_look_up, keys.size, *targets))
+            at = address_of(ascending)
+            compiled(read_ahead)(self._address, at >> 12, at, keys.size, _FADVISE)
 
     # -- errors ---------------------------------------------------------------------------------------------
 
@@ -777,38 +912,14 @@ def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
     return value[: -len(suffix)] if value.endswith(suffix) else None
 
 
-@functools.cache
-def _values_maker() -> Callable[..., int]:
-    """Return `new_values` for the first four arguments."""
-    call = with_objects(new_values, ctypes.py_object, *[ctypes.c_int64] * 6)
-    functions = [python_function(name) for name in ("PyBytes_FromStringAndSize", "PyBytes_AsString", "PyList_SetItem")]
-    return lambda *arguments: call(*arguments, *functions)
-
-
-def _getter(state: StoreState, path: str) -> Callable[[Any], bytes | None]:
-    """Return `Reader.get`. It is native code, because for a single record Python would take longer than the store."""
-
-    def get_slowly(key: Any) -> bytes | None:
-        """Read a value; raise its error."""
-        fields = (key, 0, 8) if type(key) is int else words_of(as_key(key))
-        out = np.empty(0, np.uint8)
-        while True:
-            address = out.ctypes.data
-            block = np.array([state.address, address >> 12, address, out.nbytes], np.int64)
-            size = int(compiled(get_one)(block.ctypes.data, *fields))
-            if size >= 0:
-                return _without_suffix(out[:size].tobytes(), key if fields[2] == LONG else None)
-            if size == -_ERROR:
-                return None
-            if size < -_ERROR:
-                raise read_error(path, key, -size - _ERROR)
-            out = np.empty(-1 - size, np.uint8)
-
-    if not has_known_layout():
-        return get_slowly
-    objects = [id(get_slowly), id(None), id(int), id(bytes)]
-    fields = np.array([state.address, *objects, *map(python_function, _PYTHON_FUNCTIONS)], np.int64)
-    return method(get_object, "get", fields.tobytes(), (state, get_slowly))
+def _method(
+    function: Any, name: str, state: StoreState, slow: Any = None, schema_words: Sequence[int] = (0, 0), kept: Any = ()
+) -> Callable[..., Any]:
+    """Return a native function as a Python function; its data begins with the words of `P_STATE` and so on."""
+    objects = [id(slow), id(None), id(int), id(bytes)]
+    functions = map(python_function, _PYTHON_FUNCTIONS)
+    fields = np.array([state.address, *objects, *functions, *schema_words], np.int64)
+    return method(function, name, fields.tobytes(), (state, slow, kept))
 
 
 def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> errors.ValueSizeError:
@@ -854,15 +965,12 @@ class ValueBuffer(NamedTuple):
     starts, sizes : int64 [N]
         Offset, a multiple of 8, and size of each value in `buffer`.
     found : bool [N]
-    addresses : tuple of int
-        Addresses of these four arrays.
     """
 
     buffer: NDArray[np.uint8]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     found: NDArray[np.bool_]
-    addresses: tuple[int, int, int, int]
 
 
 class _SegmentTable:
@@ -873,7 +981,7 @@ class _SegmentTable:
         self._table: Any = np.zeros((SEGMENT_HEADER + SEGMENT_ENTRY * count) // 8, np.int64)
         self._table[0] = count
         self.entries = self._table[SEGMENT_HEADER // 8 :].reshape(count, SEGMENT_ENTRY // 8)
-        self.address = int(self._table.ctypes.data)
+        self.address = address_of(self._table)
 
     def free(self) -> None:
         """Drop the memory."""

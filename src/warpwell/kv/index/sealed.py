@@ -29,11 +29,11 @@ from ...targets.primitives import (
 )
 from ..log.checksum import crc32c_many
 from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, key_len_of, offset_of, segment_of, size_of
-from ..native import compiled
+from ..native import address_of, compiled
 
 INT64 = np.dtype(np.int64)
 UINT8 = np.dtype(np.uint8)
-_UINT32 = np.dtype(np.uint32)
+UINT32 = np.dtype(np.uint32)
 
 # -- slot of a hash table --------------------------------------------------------------------------------------
 SLOT = SLOT_BYTES
@@ -95,7 +95,7 @@ def first_position(hashed: int, positions: int) -> int:
 
 
 @device
-def address_of(data: int, position: int, per_block: int, nbytes: int) -> int:
+def position_address(data: int, position: int, per_block: int, nbytes: int) -> int:
     """Return the address of a slot or location of `nbytes` bytes."""
     block = position // per_block
     return data + BLOCK * block + nbytes * (position - per_block * block)
@@ -135,7 +135,7 @@ def look_up_sealed(sealed: int, key0: int, key1: int, length: int, hashed: int) 
             return 0, 0
         if not is_checked(sealed, data, key0 // BLOCK_PAIRS, ARRAY):
             return DAMAGED, 0
-        location = address_of(data, key0, BLOCK_PAIRS, 16)
+        location = position_address(data, key0, BLOCK_PAIRS, 16)
         loc0 = load_relaxed(location, SYSTEM)
         loc1 = load_relaxed(location + 8, SYSTEM)
         if loc0 <= 0 or loc1 == 0:  # the page could not be read again
@@ -143,7 +143,7 @@ def look_up_sealed(sealed: int, key0: int, key1: int, length: int, hashed: int) 
         return loc0, loc1
     position = first_position(hashed, positions)
     block = position // BLOCK_SLOTS
-    slot = address_of(data, position, BLOCK_SLOTS, SLOT)
+    slot = position_address(data, position, BLOCK_SLOTS, SLOT)
     while is_checked(sealed, data, block, HASHED):
         end = data + BLOCK * block + BLOCK_SLOTS * SLOT
         while slot < end:
@@ -171,10 +171,10 @@ def prefetch_sealed(sealed: int, key0: int, hashed: int) -> None:
     """Prefetch the slot or location of a key."""
     data = load_relaxed(sealed + 8 * B_DATA, SYSTEM)
     if load_relaxed(sealed + 8 * B_TYPE, SYSTEM) == ARRAY:
-        prefetch(address_of(data, key0, BLOCK_PAIRS, 16))
+        prefetch(position_address(data, key0, BLOCK_PAIRS, 16))
     else:
         position = first_position(hashed, load_relaxed(sealed + 8 * B_POSITIONS, SYSTEM))
-        slot = address_of(data, position, BLOCK_SLOTS, SLOT)
+        slot = position_address(data, position, BLOCK_SLOTS, SLOT)
         prefetch(slot)
         prefetch(slot + 64)
 
@@ -190,15 +190,15 @@ def fill_blocks(data: int, block_type: int, positions: int, slots: int, count: i
         key1 = load_weak_as(slot + SLOT_KEY1, INT64)
         loc1 = load_weak_as(slot + SLOT_LOC1, INT64)
         if block_type == ARRAY:
-            target = address_of(data, key0, BLOCK_PAIRS, 16) - SLOT_LOC0
+            target = position_address(data, key0, BLOCK_PAIRS, 16) - SLOT_LOC0
         else:
             position = first_position(hash_of(key0, key1, (loc1 >> KEY_LEN_SHIFT) & 31), positions)
-            target = address_of(data, position, BLOCK_SLOTS, SLOT)
+            target = position_address(data, position, BLOCK_SLOTS, SLOT)
             while load_weak_as(target + SLOT_LOC1, INT64) != 0:
                 position += 1
                 if position == positions:
                     position = 0
-                target = address_of(data, position, BLOCK_SLOTS, SLOT)
+                target = position_address(data, position, BLOCK_SLOTS, SLOT)
             store_weak_as(target + SLOT_KEY0, key0, INT64)
             store_weak_as(target + SLOT_KEY1, key1, INT64)
         store_weak_as(target + SLOT_LOC0, load_weak_as(slot + SLOT_LOC0, INT64), INT64)
@@ -211,8 +211,8 @@ def end_blocks(data: int, first: int, count: int, tag: int, block_type: int) -> 
     for k in range(count):
         address = data + BLOCK * k
         store_weak_as(address + TAG_BYTE, tag | (first + k), INT64)
-        store_weak_as(address + TYPE_BYTE, block_type, _UINT32)
-        store_weak_as(address + CRC_BYTE, crc32c(address, CRC_BYTE, 0), _UINT32)
+        store_weak_as(address + TYPE_BYTE, block_type, UINT32)
+        store_weak_as(address + CRC_BYTE, crc32c(address, CRC_BYTE, 0), UINT32)
     return 0
 
 
@@ -255,9 +255,9 @@ def new_blocks(slots: NDArray[np.int64], salt: int) -> tuple[int, int, int, memo
     if hasattr(mmap, "MADV_HUGEPAGE"):
         raw.madvise(mmap.MADV_HUGEPAGE)
     pages = np.frombuffer(raw, np.int64)
-    data = pages.ctypes.data
+    data = address_of(pages)
     slots = np.ascontiguousarray(slots)
-    compiled(fill_blocks)(data, block_type, positions, slots.ctypes.data, count)
+    compiled(fill_blocks)(data, block_type, positions, address_of(slots), count)
     compiled(end_blocks)(data, 0, blocks, tag_of(salt), block_type)
     for k in range(end_count):
         part = ends[k * BLOCK_PAIRS : (k + 1) * BLOCK_PAIRS].reshape(-1)
@@ -300,7 +300,7 @@ def read_damaged(data: bytes, salt: int | None, block_type: int | None) -> tuple
     rows = np.frombuffer(data, np.int64, len(data) // BLOCK * (BLOCK // 8)).reshape(-1, BLOCK // 8).copy()
     numbers, tags = np.arange(len(rows)), rows[:, TAG_BYTE // 8]
     types = rows[:, TYPE_BYTE // 8] & 0xFFFFFFFF
-    starts = rows.ctypes.data + BLOCK * numbers
+    starts = address_of(rows) + BLOCK * numbers
     crcs = crc32c_many(starts, np.full(len(rows), CRC_BYTE))
     good = (rows[:, TYPE_BYTE // 8] >> 32 & 0xFFFFFFFF == crcs) & (tags & 0xFFFFFFFF == numbers)
     if salt is not None:
@@ -353,7 +353,7 @@ class SealedIndex:
         self.nbytes = BLOCK * (self._blocks + self._end_blocks)
         self._descriptor = np.zeros(DESCRIPTOR_WORDS + -(-self._blocks // 64), np.int64)
         self._descriptor[[B_DATA, B_TYPE, B_POSITIONS, B_TAG]] = data, block_type, positions, tag_of(salt)
-        self.address = int(self._descriptor.ctypes.data)
+        self.address = address_of(self._descriptor)
 
     def ends(self) -> NDArray[np.int64]:
         """Return segments and the byte after the last value in each, int64 [N, 2].
@@ -392,7 +392,7 @@ class SealedIndex:
         if not count:
             return np.empty((0, BLOCK // 8), np.int64), intact
         start = data + BLOCK * first
-        compiled(check_blocks)(start, first, count, int(self._descriptor[B_TAG]), block_type, intact.ctypes.data)
+        compiled(check_blocks)(start, first, count, int(self._descriptor[B_TAG]), block_type, address_of(intact))
         return view_of(start, BLOCK * count, np.int64).reshape(count, -1), intact
 
     def damage(self, block: int | None = None) -> errors.CorruptionError:
