@@ -519,7 +519,7 @@ def test_single_records_are_the_same_by_native_code_and_by_python(tmp_path: Path
         location = store._records.index.lookup(as_keys([2]))[0]
     with ww.kv.open(tmp_path / "s") as store:
         get = store.get
-        assert isinstance(get, types.BuiltinFunctionType)
+        assert isinstance(store._get, types.BuiltinFunctionType)
         for found in (get(1), by_python):
             assert list(found) == list(schema)
             for name, value in record.items():

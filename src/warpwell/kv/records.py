@@ -84,6 +84,7 @@ class Records:
         self.index = Index(self.state, recovered.base, recovered.slots)
         log.on_snapshot = self.index.replace
         self.reader = Reader(self.state, self.path)
+        self._read: Callable[[Any], bytes | None] = self.reader.getter(self.reader.get)
         self.unusable: Callable[[], Exception] | None = None
         """Returns the error for a store that cannot be used any more."""
         log.segments.on_segment(self.reader.on_segment)
@@ -105,7 +106,7 @@ class Records:
                 self._staged_reads += 1
                 self._staged_read_bytes += len(value)
                 return value
-        return self.reader.get(key)
+        return self._read(key)
 
     def _staged_value(self, key: bytes) -> bytes | None:
         """Return the value of a record that is staged or being flushed, else None. Other records are in the index."""

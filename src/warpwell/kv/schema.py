@@ -256,8 +256,9 @@ class Schema:
 
     def unpack(self, rows: NDArray[np.uint8], names: Sequence[str] | None = None) -> dict[str, Any]:
         """Return fields of fixed size (uint8 [N, nbytes], C order) as views, each ``(N, *shape)``; all by default."""
-        records = rows.reshape(-1).view(self.record)
-        return {name: records[name] for name in self.record.names or () if names is None or name in names}
+        chosen = [name for name in self.record.names or () if names is None or name in names]
+        records = rows.reshape(-1).view(self.record) if chosen else None
+        return {name: records[name] for name in chosen}
 
     def unpack_ragged(self, values: ValueBuffer, names: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the fields of records in one buffer: arrays ``(N, *shape)``, and `Ragged` views of the buffer.
@@ -275,28 +276,21 @@ class Schema:
             The lengths in a record differ from its size.
         """
         count, ragged = len(values.starts), len(self.ragged)
-        # The bytes of rows, the fixed parts of the records, and the positions and lengths of ragged fields.
-        work = np.empty(ragged + count * (self.nbytes // 8 + 2 * ragged), np.int64)
-        work[:ragged] = self._row_bytes
-        split, address = len(work) - 2 * ragged * count, address_of(work)
-        positions = work[split:].reshape(2, ragged, count)
-        arrays = [address_of(array) for array in (values.buffer, values.starts, values.sizes, values.found)]
-        targets = (address + 8 * ragged, address, address + 8 * split)
-        wrong = compiled(_lay_out)(*arrays, *targets, count, ragged, self.nbytes, self.ragged[0].offset)
+        rows = np.empty(count * self.nbytes // ALIGNMENT, np.int64)
+        positions = np.empty((2, ragged, count), np.int64)
+        arrays = (values.buffer, values.starts, values.sizes, values.found, rows, self._row_bytes, positions)
+        wrong = compiled(_lay_out)(*map(address_of, arrays), count, ragged, self.nbytes, self.ragged[0].offset)
         if wrong:
             raise RecordError(wrong - 1)
-        fields = self.unpack(work[ragged:split], names)
+        fields = dict.fromkeys(self.template if names is None else filter(set(names).__contains__, self.template))
+        fields.update(self.unpack(rows, names))
         for field, begins, lengths in zip(self.ragged, *positions, strict=True):
-            if names is None or field.name in names:
-                itemsize = field.dtype.itemsize
-                fields[field.name] = Ragged.of_pieces(
-                    values.buffer.view(field.dtype),
-                    begins if itemsize == 1 else begins // itemsize,
-                    lengths,
-                    field.shape[1:],
-                    field.item_type,
-                )
-        return {field.name: fields[field.name] for field in self.fields if field.name in fields}
+            if field.name in fields:
+                source, itemsize = values.buffer, field.dtype.itemsize
+                if field.dtype != source.dtype:
+                    source, begins = source.view(field.dtype), begins // itemsize
+                fields[field.name] = Ragged.of_pieces(source, begins, lengths, field.shape[1:], field.item_type)
+        return fields
 
     def unpack_one(self, raw: bytes) -> dict[str, Any]:
         """Return the fields of one record: arrays of their shapes, scalars for ``()``, bytes and strings.

@@ -134,9 +134,9 @@ class Store(MutableMapping[Any, Any]):
         self.schema = schema
         self.writable = writable
         self._records = records
+        self._get: Callable[..., Any] = partial(_get, records, schema)
         if not writable:
-            # Native code replaces the method: a call of Python code takes longer than the read of a small record.
-            self.__dict__["get"] = records.reader.getter(partial(_get, records, schema), schema)
+            self._get = records.reader.getter(self._get, schema)
         self._durability = durability
         self._counts = {"puts": 0, "deletes": 0, "commits": 0}
         self._lock = threading.RLock()
@@ -163,7 +163,8 @@ class Store(MutableMapping[Any, Any]):
             The value cannot be read, or its checksum is wrong.
         ArgumentError, ClosedError, ForkError
         """
-        return _get(self._records, self.schema, key, default)
+        value = self._get(key)
+        return default if value is None else value
 
     def __getitem__(self, key: Key) -> Any:
         value = self.get(key)
@@ -563,8 +564,8 @@ class Store(MutableMapping[Any, Any]):
         return errors.ClosedError(f"the store {self.path} is closed: open it again")
 
 
-def _get(records: Records, schema: Schema | None, key: Any, default: Any = None) -> Any:
-    """Return the value of a key; see `Store.get`. It has no reference to the store, so that one can be dropped."""
+def _get(records: Records, schema: Schema | None, key: Any) -> Any:
+    """Return the value of a key, or None; see `Store.get`. It has no reference to the store, which can be dropped."""
     if records.unusable is not None:
         raise records.unusable()
     if type(key) is not int and type(key) is not bytes:
@@ -576,7 +577,7 @@ def _get(records: Records, schema: Schema | None, key: Any, default: Any = None)
             raise records.unusable() from None
         raise
     if value is None or schema is None:
-        return default if value is None else value
+        return value
     try:
         return schema.unpack_one(value)
     except RecordError:

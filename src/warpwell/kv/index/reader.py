@@ -97,7 +97,8 @@ G_MAPPED = 2
 
 VALUES_AHEAD = 2
 """Distance in a batch between a value that is read and the next prefetched value."""
-PREFETCH_BYTES = 1024
+PREFETCH_BYTES = 512
+"""Bytes of a value that are prefetched, and of each later page of it: the processor prefetches the rest of a page."""
 MAX_MAPPED_BYTES = 32768
 """Largest value that is copied from a mapped file, in bytes. For larger values the cost of a system call is small."""
 GAP_BYTES = 16 << 10
@@ -235,8 +236,16 @@ def prefetch_value(state: int, loc0: int, loc1: int) -> None:
     size = size_of(loc0, loc1)
     source = mapped_address(entry, loc0, size)
     if source != 0:
-        for line in range(source, source + min(size, PREFETCH_BYTES), 64):
+        prefetch_pages(source, source + size)
+
+
+@device
+def prefetch_pages(start: int, end: int) -> None:
+    """Prefetch the beginnings of the pages of a value."""
+    while start < end:
+        for line in range(start, min(start + PREFETCH_BYTES, end), 64):
             prefetch(line)
+        start = (start + 4096) & -4096
 
 
 @device
@@ -424,6 +433,8 @@ def get_object(data: int, arguments: int, count: int, names: int) -> int:
     status = ABSENT if loc0 == 0 else STALE
     entry = segment_entry(state, segment_of(loc0)) if loc0 > 0 else 0
     source = mapped_address(entry, loc0, size) if entry != 0 else 0
+    if source != 0:
+        prefetch_pages(source, source + size)
     thread = 0
     value = 0
     if record != 0 and source != 0:
