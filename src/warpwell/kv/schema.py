@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,13 +132,16 @@ class Schema:
         self.nbytes = offset
         self.template = dict.fromkeys(f.name for f in listed)
         arrays = [f for f in listed if f.item_type is np.ndarray]
-        self._arrays = [
-            (f.name, f.dtype, math.prod(f.shape), f.offset, f.shape)
-            if not f.is_ragged
-            else (f.name, f.dtype, -1, -1, (-1, *f.shape[1:]))
-            for f in arrays
-        ]
         self.is_only_bytes = not arrays
+        self.finish = partial(
+            _finish,
+            [
+                (f.name, f.dtype, math.prod(f.shape), f.offset, f.shape)
+                if not f.is_ragged
+                else (f.name, f.dtype, -1, -1, (-1, *f.shape[1:]))
+                for f in arrays
+            ],
+        )
         fixed = [f for f in listed if not f.is_ragged]
         self.record: np.dtype[Any] = np.dtype(
             {
@@ -257,7 +261,9 @@ class Schema:
     def unpack(self, rows: NDArray[np.uint8], names: Sequence[str] | None = None) -> dict[str, Any]:
         """Return fields of fixed size (uint8 [N, nbytes], C order) as views, each ``(N, *shape)``; all by default."""
         chosen = [name for name in self.record.names or () if names is None or name in names]
-        records = rows.reshape(-1).view(self.record) if chosen else None
+        if not chosen:
+            return {}
+        records = rows.reshape(-1).view(self.record)
         return {name: records[name] for name in chosen}
 
     def unpack_ragged(self, values: ValueBuffer, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -278,7 +284,15 @@ class Schema:
         count, ragged = len(values.starts), len(self.ragged)
         rows = np.empty(count * self.nbytes // ALIGNMENT, np.int64)
         positions = np.empty((2, ragged, count), np.int64)
-        arrays = (values.buffer, values.starts, values.sizes, values.found, rows, self._row_bytes, positions)
+        arrays: tuple[NDArray[Any], ...] = (
+            values.buffer,
+            values.starts,
+            values.sizes,
+            values.found,
+            rows,
+            self._row_bytes,
+            positions,
+        )
         wrong = compiled(_lay_out)(*map(address_of, arrays), count, ragged, self.nbytes, self.ragged[0].offset)
         if wrong:
             raise RecordError(wrong - 1)
@@ -313,17 +327,6 @@ class Schema:
             raise RecordError
         return self.finish(record)
 
-    def finish(self, record: dict[Any, Any]) -> dict[str, Any]:
-        """Complete a dict that has the contents of ragged fields, and the fixed part of the record for None."""
-        fixed = record.pop(None)
-        for name, dtype, count, offset, shape in self._arrays:
-            if offset < 0:
-                record[name] = np.frombuffer(record[name], dtype).reshape(shape)
-            else:
-                values = np.frombuffer(fixed, dtype, count, offset)
-                record[name] = values.reshape(shape) if shape else values[0]
-        return record
-
     def accepts(self, raw: bytes) -> bool:
         """Return whether bytes are a record of this schema."""
         if self.ragged:
@@ -352,6 +355,21 @@ class Schema:
             raise _field_error(name, f"is missing: the schema has {sorted(names)}")
         for name in set(values) - names:
             raise _field_error(name, f"is not in the schema, which has {sorted(names)}: leave it out")
+
+
+def _finish(arrays: list[tuple[Any, ...]], record: dict[Any, Any]) -> dict[str, Any]:
+    """Complete a dict that has the contents of ragged fields, and the fixed part of the record for None.
+
+    Each array has a name, a dtype, a count, the offset in the fixed part (negative for a ragged field), and a shape.
+    """
+    fixed = record.pop(None)
+    for name, dtype, count, offset, shape in arrays:
+        if offset < 0:
+            record[name] = np.frombuffer(record[name], dtype).reshape(shape)
+        else:
+            values = np.frombuffer(fixed, dtype, count, offset)
+            record[name] = values.reshape(shape) if shape else values[0]
+    return record
 
 
 def as_schema(schema: Schema | Mapping[str, Any] | None) -> Schema | None:

@@ -151,7 +151,7 @@ P_UNPACK = 18
 P_TEMPLATE = 19
 """Address of a dict with the names of the fields, or 0 if no field has bytes or strings."""
 P_FINISH = 20
-"""Address of the Python function that adds arrays to such a dict, or 0; see `Schema.finish`."""
+"""Address of the Python function that adds arrays to such a dict, or 0; see `Schema`."""
 P_FIXED_BYTES = 21
 """Size of the fixed part of a record."""
 P_LENGTHS = 22
