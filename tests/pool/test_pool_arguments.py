@@ -14,11 +14,11 @@ from tests.harness.pool_agents import pool_of
 from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
+from warpwell.pool import copies
 from warpwell.pool.agent import code
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.arguments import answer
 from warpwell.pool.agent.runtime import CpuRuntime
-from warpwell.pool.copy import program
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.local_transport import local_pair
 from warpwell.pool.transport.tags import Tags
@@ -117,7 +117,7 @@ def test_arrays_may_change_when_the_call_returns(devices: Devices, monkeypatch: 
     array = NUMBERS.copy()
     result = devices[0].call(same, array)
     array[:] = 0
-    monkeypatch.setattr(program, "PRIVATE_ARGUMENT", 1000)  # and those that are sent from where they are
+    monkeypatch.setattr(copies, "MAX_PRIVATE_ARGUMENT_BYTES", 1000)  # and those that are sent from where they are
     other = NUMBERS.copy()
     later = devices[0].call(same, other)
     other[:] = 0

@@ -22,13 +22,12 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.emulated_device import EmulatedDevice
 from warpwell import errors
+from warpwell.pool.agent import peer_access
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.agent.protocol import Op, new_id
+from warpwell.pool.agent.peer_access import LocalHostAccess
+from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.runtime import CpuRuntime
-from warpwell.pool.copy import neighbour
-from warpwell.pool.copy.direct import SharedMemory
-from warpwell.pool.copy.neighbour import HostInside
-from warpwell.pool.copy.program import _may_write
+from warpwell.pool.copies import _may_write
 
 
 def late(k: int) -> EmulatedDevice:
@@ -47,7 +46,7 @@ def settled(agents: list[Agent], seconds: float = 10.0) -> dict[str, int]:
     end = time.monotonic() + seconds
     while True:
         gc.collect()
-        counts: dict[str, int] = {"halves": sum(len(a.halves) for a in agents)}
+        counts: dict[str, int] = {"copies": sum(len(a.incoming) + len(a.outgoing) for a in agents)}
         for agent in agents:
             for name, count in agent.sharing.count().items():
                 counts[name] = counts.get(name, 0) + count
@@ -62,7 +61,7 @@ def transfers(agents: list[Agent]) -> int:
     )
 
 
-NOTHING = {"halves": 0, "held": 0, "ending": 0, "open": 0}
+NOTHING = {"copies": 0, "held": 0, "ending": 0, "open": 0}
 
 
 @pytest.mark.parametrize("way", ["default", "of the source", "of the destination"])
@@ -92,7 +91,7 @@ def test_it_can_be_switched_off(agents: Pool, monkeypatch: pytest.MonkeyPatch) -
     assert transfers(both) == 2
 
 
-@pytest.mark.parametrize("refused", ["way", "neighbour", "open"])
+@pytest.mark.parametrize("refused", ["address", "access", "open"])
 @pytest.mark.parametrize("leader", [0, 1])
 def test_data_are_sent_where_memory_cannot_be_reached(
     agents: Pool, refused: str, leader: int, monkeypatch: pytest.MonkeyPatch
@@ -102,14 +101,14 @@ def test_data_are_sent_where_memory_cannot_be_reached(
     def no(*_: object) -> None:
         raise OSError("no way")
 
-    if refused == "way":
-        monkeypatch.setattr(CpuRuntime, "way", lambda self: None)
-    elif refused == "neighbour":
-        monkeypatch.setattr(CpuRuntime, "neighbour", no)
+    if refused == "address":
+        monkeypatch.setattr(CpuRuntime, "peer_address", lambda self: None)
+    elif refused == "access":
+        monkeypatch.setattr(CpuRuntime, "peer_access", no)
     else:
-        monkeypatch.setattr(HostInside, "open", no)
-    offer, offered = SharedMemory.offer, []
-    monkeypatch.setattr(SharedMemory, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
+        monkeypatch.setattr(LocalHostAccess, "open", no)
+    offer, offered = PeerMemory.offer, []
+    monkeypatch.setattr(PeerMemory, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
     stream = devices[leader].stream()
     a, b = devices[0].to_device(np.arange(100_000)), devices[1].zeros(100_000, np.int64)
     for device in devices:
@@ -119,9 +118,9 @@ def test_data_are_sent_where_memory_cannot_be_reached(
         stream.synchronize(30)
     assert np.array_equal(b.copy_to_host(), np.arange(100_000))
     assert transfers(both) == 6
-    times = {"way": 0, "neighbour": 1, "open": 3}[refused]
+    times = {"address": 0, "access": 1, "open": 3}[refused]
     assert sum(made is not None for made in offered) == times, "where there is no way, nothing is offered again"
-    assert list(both[0].info()["unreachable"].values()) == ["no way"] * (refused == "neighbour")
+    assert list(both[0].info()["unreachable"].values()) == ["no way"] * (refused == "access")
     del a, b
     assert settled(both) == NOTHING
 
@@ -151,7 +150,7 @@ def test_a_side_without_memory_is_told_and_the_streams_go_on(
             found.append(str(error))
     assert found and all("full" in said for said in found)
     monkeypatch.undo()
-    assert settled(both)["halves"] == settled(both)["held"] == 0
+    assert settled(both)["copies"] == settled(both)["held"] == 0
     x = devices[0].to_device(np.arange(9000))
     y = devices[1].to_device(x)
     assert np.array_equal(y.copy_to_host(), np.arange(9000))
@@ -194,20 +193,24 @@ def test_random_programs_in_any_order_of_messages(shuffled: Pool) -> None:
     assert settled(both) == NOTHING
 
 
+def give_up(agent: Agent) -> None:
+    """Fail all copies that an agent pulls."""
+    for copy in list(agent.incoming.values()):
+        copy.fail(errors.PoolError("given up"))
+
+
 @pytest.mark.parametrize("shuffled", [(2, 3, late)], indirect=True)
-def test_copies_that_are_given_up_at_any_moment(shuffled: Pool) -> None:
-    """Whatever each half has heard and done by then, both streams go on, and no memory is kept."""
+def test_copies_that_fail_at_any_moment(shuffled: Pool) -> None:
+    """Whatever each side has received and done before, both streams go on, and no memory is kept."""
     devices, both = shuffled
     chance = random.Random(5)
     streams: list[Any] = [None, devices[0].stream(), devices[1].stream()]
     data = np.arange(20_000)
     for _ in range(60):
         a, b = devices[0].to_device(data), devices[1].empty(20_000, np.int64)
-        number = new_id()  # one less than the copy's
         devices[1].copy(b, a, stream=chance.choice(streams))
         time.sleep(chance.choice([0.0, 1e-4, 1e-3, 5e-3]))
-        for device in chance.sample(list(devices), 2):
-            device.connection.tell(Op.CANCEL, number + 1)
+        give_up(both[1])
         for device in devices:
             with contextlib.suppress(errors.RemoteError):
                 device.synchronize(30)
@@ -220,36 +223,36 @@ def test_copies_that_are_given_up_at_any_moment(shuffled: Pool) -> None:
 
 
 @pytest.mark.parametrize("leader", [None, 1])
-def test_a_copy_that_is_given_up_writes_over_nothing_later(
+def test_a_copy_that_fails_writes_over_nothing_later(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices, _ = agents
-    real, begun = HostInside.put, threading.Event()
+    devices, both = agents
+    real, begun = LocalHostAccess.put, threading.Event()
 
     def slow(*given: Any) -> None:
         begun.set()
         time.sleep(0.3)
         real(*given)
 
-    monkeypatch.setattr(HostInside, "put", slow)
+    monkeypatch.setattr(LocalHostAccess, "put", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
     stream = None if leader is None else devices[leader].stream()
     for device in devices:
         device.synchronize(30)
-    number = new_id() + 1
     devices[1].copy(b, a, stream=stream)
     assert begun.wait(HANG_SECONDS)
-    for device in devices:
-        device.connection.tell(Op.CANCEL, number)
+    give_up(both[1])
     b.fill(7, stream=stream)
-    with contextlib.suppress(errors.RemoteError):
+    with pytest.raises(errors.RemoteError, match="given up"):
         (stream or devices[1].default_stream).synchronize(30)
     time.sleep(0.5)
     assert (b.copy_to_host(stream=stream) == 7).all()
 
 
-@pytest.mark.parametrize("leader", [None, 0, 1])
-def test_a_receiver_hears_of_a_sender_that_alone_was_told_to_give_up(agents: Pool, leader: int | None) -> None:
+@pytest.mark.parametrize("leader", [None, 0])
+def test_a_receiver_is_notified_of_a_sender_that_failed_early(
+    agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     devices, both = agents
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
     streams = [device.default_stream if leader is None else device.stream() for device in devices]
@@ -258,48 +261,77 @@ def test_a_receiver_hears_of_a_sender_that_alone_was_told_to_give_up(agents: Poo
     release = threading.Event()
     for k in (0, 1) if leader is None else (leader,):  # until then, neither side comes to the copy
         both[k].lane(streams[k].channel.number).put(0, "wait", 0, 0, lambda lane: release.wait(HANG_SECONDS))
-    number = new_id() + 1
     devices[1].copy(b, a, stream=None if leader is None else streams[leader])
-    devices[0].connection.tell(Op.CANCEL, number)
-    time.sleep(0.1)
+    assert until(lambda: len(both[0].outgoing) == 1)
+
+    def fail(stream: Any) -> None:
+        monkeypatch.undo()
+        raise errors.KernelError("given up")
+
+    monkeypatch.setattr(both[0].runtime, "synchronize", fail)
     release.set()
+    found = []
     for device, stream in zip(devices, streams, strict=True):
         for each in (stream, device.default_stream):
-            with contextlib.suppress(errors.RemoteError):
+            try:
                 each.synchronize(10)
+            except errors.RemoteError as error:
+                found.append(str(error))
+    assert ["given up" in text for text in found] == [True]
     del a, b
     assert settled(both) == NOTHING
 
 
 @pytest.mark.parametrize("leader", [None, 0])
-def test_nothing_is_written_once_a_copy_was_given_up(
+def test_nothing_is_written_after_the_receiver_failed(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices, _ = agents
-    real, begun, go = HostInside.open, threading.Event(), threading.Event()
+    devices, both = agents
+    real, begun, go = LocalHostAccess.open, threading.Event(), threading.Event()
 
     def slow(*given: Any) -> Any:
         begun.set()
         go.wait(HANG_SECONDS)
         return real(*given)
 
-    monkeypatch.setattr(HostInside, "open", slow)
+    monkeypatch.setattr(LocalHostAccess, "open", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
     stream = None if leader is None else devices[leader].stream()
     for device in devices:
         device.synchronize(30)
-    number = new_id() + 1
     devices[1].copy(b, a, stream=stream)
     assert begun.wait(HANG_SECONDS)
-    for device in devices:
-        device.connection.tell(Op.CANCEL, number)
-        device.memory_info()  # it has heard that
+    (copy,) = both[0].outgoing.values()
+    give_up(both[1])
+    assert until(lambda: copy.failure is not None)
     go.set()
     for each in (devices[0], devices[1], stream):
         with contextlib.suppress(errors.RemoteError):
             if each is not None:
                 each.synchronize(30)
     assert not b.copy_to_host().any()
+
+
+def test_a_copy_that_the_destination_cannot_be_sent_is_forgotten(agents: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, both = agents
+    a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
+    connection = devices[1].connection
+    send = connection.transport.send
+
+    def full(peer: int, *parts: bytes) -> None:
+        if peer == connection.rank:
+            raise errors.StallError("no room", seconds=60)
+        send(peer, *parts)
+
+    monkeypatch.setattr(connection.transport, "send", full)
+    with pytest.raises(errors.StallError):
+        devices[1].copy(b, a)
+    monkeypatch.undo()
+    a.fill(3)
+    devices[1].copy(b, a)
+    assert (b.copy_to_host() == 3).all()
+    del a, b
+    assert settled(both) == NOTHING
 
 
 def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,10 +375,10 @@ def test_agents_hear_who_is_lost(agents: Pool) -> None:
 
 
 def test_a_process_that_was_forked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = neighbour.this_process()
-    assert before == neighbour.this_process()
+    before = peer_access.process_token()
+    assert before == peer_access.process_token()
     monkeypatch.setattr(os, "getpid", lambda: 17)
-    assert neighbour.this_process() != before
+    assert peer_access.process_token() != before
 
 
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
@@ -373,7 +405,7 @@ def test_agents_that_end_leave_no_threads() -> None:
     assert until(lambda: threading.active_count() <= before)
 
 
-@pytest.mark.parametrize("what", ["way", "offer"])
+@pytest.mark.parametrize("what", ["peer_address", "export"])
 def test_data_are_sent_where_memory_cannot_be_offered(agents: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (one, two), both = agents
 
@@ -392,7 +424,7 @@ def test_a_sender_without_a_way_keeps_nothing_of_its_copies(agents: Pool, monkey
     def no(*_: object) -> None:
         raise OSError("no way")
 
-    monkeypatch.setattr(CpuRuntime, "neighbour", no)
+    monkeypatch.setattr(CpuRuntime, "peer_access", no)
     sources = []
     for _ in range(5):
         a, b = one.to_device(np.arange(9000)), two.empty(9000, np.int64)
@@ -412,7 +444,7 @@ def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest
     for device in (one, two):
         device.synchronize(60)
     before, go = threading.active_count(), threading.Event()
-    monkeypatch.setattr(HostInside, "close", lambda self, opened: go.wait(HANG_SECONDS))
+    monkeypatch.setattr(LocalHostAccess, "close", lambda self, opened: go.wait(HANG_SECONDS))
     del buffers
     assert until(lambda: both[0].counts.get("RELEASE", 0) == 500)
     assert threading.active_count() <= before + 3

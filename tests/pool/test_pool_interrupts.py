@@ -41,18 +41,17 @@ def devices(agents: tuple[Devices, list[Agent]]) -> Devices:
     return agents[0]
 
 
-@pytest.mark.parametrize("op", [Op.FOLLOW, Op.LEAD])
-def test_ctrl_c_between_the_halves_of_a_copy(devices: Devices, op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = (device.to_device(np.arange(1000)) for device in devices)
+@pytest.mark.parametrize("op", [Op.SOURCE, Op.PULL])
+def test_ctrl_c_between_the_calls_of_a_copy(devices: Devices, op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes after the last of them: no device waits for a call that is never sent."""
+    a, b = (device.to_device(np.arange(1000) + device.index) for device in devices)
     for connection in devices[0].caller.connections.values():
         post = connection.post_locked
 
         def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
-            if what == Op.LEAD != op:
-                raise KeyboardInterrupt
-            number: int = post(channel, what, *operands, **options)
             if what == op:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
+            number: int = post(channel, what, *operands, **options)
             return number
 
         monkeypatch.setattr(connection, "post_locked", interrupted)
@@ -60,9 +59,8 @@ def test_ctrl_c_between_the_halves_of_a_copy(devices: Devices, op: Op, monkeypat
         devices[1].copy(b, a)
     monkeypatch.undo()
     for device in devices:
-        device.synchronize(30)  # who pressed Ctrl-C knows
-    devices[1].copy(b[1:], a[:-1])
-    assert np.array_equal(b.copy_to_host()[1:], np.arange(999))
+        device.synchronize(30)
+    assert np.array_equal(b.copy_to_host(), np.arange(1000))
 
 
 def test_a_signal_handler_in_the_middle_of_a_call_is_refused(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,27 +86,52 @@ def test_a_signal_handler_in_the_middle_of_a_call_is_refused(devices: Devices, m
     assert device.call(nap, 0.0).get(30) == 0
 
 
-def test_a_signal_handler_copies_in_the_middle_of_a_copy(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = (device.to_device(np.arange(1000)) for device in devices)
-    refused = []
+@pytest.mark.parametrize("op", [Op.SOURCE, Op.PULL])
+def test_a_signal_handler_copies_in_the_middle_of_a_copy(
+    devices: Devices, op: Op, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler runs after the calls of the copy: neither device waits for the other."""
+    a, b = (device.to_device(np.arange(1000) + device.index) for device in devices)
+    c, d = (device.empty(1000, a.dtype) for device in devices)
     for connection in devices[0].caller.connections.values():
         post = connection.post_locked
 
         def interrupted(channel: Any, what: Op, *operands: Any, post: Any = post, **options: Any) -> int:
-            if what == Op.LEAD:
+            if what == op:
                 monkeypatch.undo()
-                try:
-                    devices[0].copy(a, b)
-                except errors.PoolError as error:
-                    refused.append(error)
+                signal.raise_signal(signal.SIGUSR1)
             number: int = post(channel, what, *operands, **options)
             return number
 
         monkeypatch.setattr(connection, "post_locked", interrupted)
-    devices[1].copy(b[1:], a[:-1])
+    before = signal.signal(signal.SIGUSR1, lambda *_: devices[0].copy(c, b))
+    try:
+        devices[1].copy(d, a)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     for device in devices:
         device.synchronize(30)
-    assert len(refused) == 1 and np.array_equal(b.copy_to_host()[1:], np.arange(999))
+    assert np.array_equal(d.copy_to_host(), np.arange(1000))
+    assert np.array_equal(c.copy_to_host(), np.arange(1000) + 1)
+
+
+def test_threads_that_copy_between_the_same_devices(devices: Devices) -> None:
+    """Both streams have the copies in one order, or each would wait for the other."""
+    a, b = (device.to_device(np.arange(100) + device.index) for device in devices)
+    c, d = (device.empty(100, a.dtype) for device in devices)
+
+    def copy_often(to: Any, source: Any) -> None:
+        for _ in range(200):
+            to.copy_from(source)
+
+    threads = [threading.Thread(target=copy_often, args=pair) for pair in ((c, b), (d, a)) * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_SECONDS)
+    for device in devices:
+        device.synchronize(30)
+    assert np.array_equal(c.copy_to_host(), np.arange(100) + 1) and np.array_equal(d.copy_to_host(), np.arange(100))
 
 
 @pytest.mark.parametrize("make", [np.zeros, pinned_empty])
@@ -197,13 +220,16 @@ def test_a_method_of_an_object_that_was_freed_is_answered(devices: Devices) -> N
         reply.get("it", 30)
 
 
-def test_a_half_of_a_lost_peer_fails_at_once(agents: tuple[Devices, list[Agent]]) -> None:
-    _, (first, second) = agents
-    first.transport.lose(2, "as a test says")
-    half = first.half(10**9, 2)
-    with pytest.raises(errors.DeviceLostError, match="as a test says"):
-        half.check()
-    assert second.half(10**9, 1).failure is None
+def test_a_copy_with_a_lost_agent_fails_at_once(agents: tuple[Devices, list[Agent]]) -> None:
+    devices, both = agents
+    a, b = (device.to_device(np.arange(1000)) for device in devices)
+    stream = devices[0].stream()
+    both[0].transport.lose(2, "as a test says")
+    for to, source in ((b, a), (a, b)):
+        to.copy_from(source, stream)
+        with pytest.raises(errors.RemoteError, match="as a test says"):
+            stream.synchronize(30)
+    assert not both[0].outgoing and not both[0].incoming
 
 
 def test_what_stays_on_its_device_is_not_copied(devices: Devices) -> None:

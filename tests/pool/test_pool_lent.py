@@ -11,9 +11,9 @@ from tests.harness.pool_agents import pool_of
 from tests.harness.until import until
 
 from lab.emulated_device import EmulatedDevice
+from warpwell.pool import copies
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.copy import program
-from warpwell.pool.copy.lent import MappedArray
+from warpwell.pool.agent.copies import MappedArray
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import memory_of, pinned_empty
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_mapped_is_sent(agents: tuple[Devices, list[Agent]], monk
 
 def test_another_host_is_sent_to(agents: tuple[Devices, list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     devices, (first, _) = agents
-    monkeypatch.setattr(program.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(copies.socket, "gethostname", lambda: "elsewhere")
     source = pinned_empty(MANY)
     source[:] = 3
     assert (devices[0].to_device(source).copy_to_host() == 3).all()

@@ -19,13 +19,12 @@ import pytest
 from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
+from warpwell.pool.agent import peer_access
 from warpwell.pool.agent.memory import BufferView, DeviceMemory
+from warpwell.pool.agent.peer_access import LocalHostAccess, RemoteHostAccess
+from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import CpuRuntime
-from warpwell.pool.agent.state import Half
-from warpwell.pool.copy import neighbour
-from warpwell.pool.copy.direct import SharedMemory
-from warpwell.pool.copy.neighbour import HostInside, HostOutside
 
 
 def can_watch() -> bool:
@@ -40,13 +39,12 @@ watches = pytest.mark.skipif(not can_watch(), reason="the kernel has no pidfd_op
 
 
 class _Agent:
-    """What `SharedMemory` needs of an agent, without one."""
+    """What `PeerMemory` needs of an agent, without one."""
 
     stopped = False
 
     def __init__(self) -> None:
         self.runtime = CpuRuntime()
-        self.halves: dict[int, Half] = {}
         self.told: list[tuple[Any, ...]] = []
 
     def tell(self, op: Op, *operands: Any, to: int) -> None:
@@ -54,9 +52,6 @@ class _Agent:
 
     def later(self, call: Callable[[], None]) -> None:
         call()
-
-    def copies_with(self, peer: int) -> list[Half]:
-        return [half for half in self.halves.values() if half.peer == peer]
 
     def helper(self) -> Any:
         class Helper:
@@ -66,9 +61,9 @@ class _Agent:
         return Helper()
 
 
-def sharing_of(agent: Any) -> SharedMemory:
+def sharing_of(agent: Any) -> PeerMemory:
     """Return the memory that a stand-in of an agent shares."""
-    return SharedMemory(agent)
+    return PeerMemory(agent)
 
 
 @watches
@@ -194,17 +189,14 @@ def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
     blocks = [agent.runtime.allocate(100) for _ in range(3)]
-    offers = [(agent.runtime.way(), n, agent.runtime.offer(block), 0) for n, block in enumerate(blocks)]
-    for offer in offers[:2]:
-        sharing.open(2, offer)
-    agent.halves[17] = Half(2)
-    sharing.lost(2)
-    time.sleep(0.3)
-    assert sharing.count()["open"] == 2
-    del agent.halves[17]
+    offers = [(agent.runtime.peer_address(), n, agent.runtime.export(block), 0) for n, block in enumerate(blocks)]
+    with sharing.opened(2, offers[0]), sharing.opened(2, offers[1]):
+        sharing.lost(2)
+        time.sleep(0.3)
+        assert sharing.count()["open"] == 2
     assert until(lambda: not sharing.count()["open"])
-    with pytest.raises(errors.PoolError, match="rank 2 is gone"):
-        sharing.open(2, offers[2])
+    with pytest.raises(errors.PoolError, match="rank 2 is gone"), sharing.opened(2, offers[2]):
+        pass
     assert sharing.count()["open"] == 0
 
 
@@ -212,7 +204,7 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
     agent = _Agent()
     sharing = sharing_of(agent)
     block = agent.runtime.allocate(100)
-    offer = agent.runtime.way(), 1, agent.runtime.offer(block), 0
+    offer = agent.runtime.peer_address(), 1, agent.runtime.export(block), 0
     entered, leave = threading.Event(), threading.Event()
 
     def slow(self: Any, block: Any) -> Any:
@@ -220,8 +212,8 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
         leave.wait(HANG_SECONDS)
         return block
 
-    monkeypatch.setattr(HostInside, "open", slow)
-    opening = threading.Thread(target=_quietly, args=(sharing.open, 2, offer))
+    monkeypatch.setattr(LocalHostAccess, "open", slow)
+    opening = threading.Thread(target=_open, args=(sharing, offer))
     opening.start()
     assert entered.wait(HANG_SECONDS)
     told = threading.Thread(target=lambda: (sharing.released(2, 1), sharing.release(2, 1), sharing.lost(2)))
@@ -234,9 +226,9 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
     assert not waits
 
 
-def _quietly(call: Callable[..., Any], *given: Any) -> None:
-    with contextlib.suppress(Exception):
-        call(*given)
+def _open(sharing: PeerMemory, offer: Any) -> None:
+    with contextlib.suppress(Exception), sharing.opened(2, offer):
+        pass
 
 
 CHILD = """
@@ -245,7 +237,7 @@ from warpwell.pool.agent.runtime import CpuRuntime
 runtime = CpuRuntime()
 block = runtime.allocate(1 << 20)
 block.bytes[:] = 1
-print(*runtime.way()[1:3], runtime.way()[3].hex(), runtime.offer(block), flush=True)
+print(*runtime.peer_address()[1:3], runtime.peer_address()[3].hex(), runtime.export(block), flush=True)
 sys.stdin.readline()
 print(block.bytes[:3].tolist(), block.bytes[3:-5].tolist() == list(range(256)) * 4095 + list(range(248)),
       block.bytes[-5:].tolist(), flush=True)
@@ -253,9 +245,9 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("piece", [neighbour.PIECE, 100_000])
+@pytest.mark.parametrize("piece", [peer_access.PIECE, 100_000])
 def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbour, "PIECE", piece)
+    monkeypatch.setattr(peer_access, "PIECE", piece)
     command = [sys.executable, "-c", CHILD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdin is not None and child.stdout is not None
@@ -263,15 +255,15 @@ def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) 
             process, address, proof, block = child.stdout.readline().split()
             way = int(process), int(address), bytes.fromhex(proof)
             try:
-                other = HostOutside(*way)
+                other = RemoteHostAccess(*way)
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOSYS):
                     raise
                 pytest.skip("the kernel allows no process to reach another's memory (ptrace_scope, seccomp)")
-            with pytest.raises(errors.PoolError, match="not the agent that was meant"):
-                HostOutside(way[0], way[1], bytes(16))
+            with pytest.raises(errors.PoolError, match="not the agent that exported"):
+                RemoteHostAccess(way[0], way[1], bytes(16))
             with pytest.raises(OSError, match="memory of process"):
-                HostOutside(way[0], 8, way[2])
+                RemoteHostAccess(way[0], 8, way[2])
             source = np.tile(np.arange(256, dtype=np.uint8), 4096)
             other.put(None, other.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
             child.stdin.write("\n")

@@ -18,10 +18,10 @@ from tests.harness.pool_programs import double, run
 
 from lab.emulated_device import EmulatedDevice
 from warpwell import errors
-from warpwell.pool.copy.pipelined import give_up
-from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
+from warpwell.pool.agent.staged import give_up
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.bulk import DONE, Region, Transfer
+from warpwell.pool.tuning import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ In the order in which a call meets them; see ``docs/pool.md``:
     lease.py         Lease: devices that no other thread of the program has leased
     host_arrays.py   NumPy arguments of a launch: copied to the device, and back
     pinned.py        `pinned_empty`: host arrays that devices copy from and to themselves
-    copy/            copies: the program's side, the agent's side, and between two agents
+    copies.py        copies: to a device, from a device, between two; large arguments of calls
+    tuning.py        Tuning, CopyPlan: the chunks of copies
     caller.py        AgentConnection: numbers and sends calls to one agent; Caller: receives what agents answer
     channel.py       Channel: the calls of one stream that are under way, and those that failed
     reply.py         Reply, Answer: what an agent answers to one request
@@ -28,7 +29,6 @@ from .communicator import communicator
 if TYPE_CHECKING:
     from .agent.code import Code
     from .agent.protocol import Op, pack_arguments
-    from .copy.plan import Tuning
     from .device import Buffer, Device, Stream
     from .devices import broadcast, current_device, empty, empty_like, to_device, zeros
     from .host_arrays import HostArrays
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from .pinned import pinned_empty
     from .reply import Reply
     from .result import CallResult
+    from .tuning import Tuning
 
 __all__ = ["Tuning", "communicator"]
 
 _FROM = {
-    "copy.plan": "Tuning",
+    "tuning": "Tuning",
     "launch.kernel_spec": "KernelSpec kernels_folder",
     "device": "Device Buffer Stream",
     "result": "CallResult",

@@ -16,11 +16,11 @@ from .._os import uninterrupted
 from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel
-from .copy.plan import Tuning
 from .reply import Answer, Reply
 from .transport.bulk import Transfer
 from .transport.tags import Tags
 from .transport.transport import Transport
+from .tuning import Tuning
 
 _LOOK, _LATEST = 0.05, 1.0
 """Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
@@ -54,7 +54,6 @@ class AgentConnection:
         self.label = f"rank {rank}"
         self.lock = threading.RLock()
         self._sending = False
-        self.pairing = False
         self.lost: str | None = None
         self.forked: str | None = None
         self.transport = caller.transport
@@ -269,10 +268,6 @@ class Caller:
         transport.on_lost(self._lost)
         for thread in self._threads:
             thread.start()
-
-    def tag(self, source: int, destination: int) -> int:
-        """Return the tag of a new copy from one rank to another."""
-        return self.tags.new(source, destination)
 
     def close(self) -> None:
         """Say goodbye to all agents, and stop."""

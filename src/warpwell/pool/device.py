@@ -21,11 +21,11 @@ from .agent.code import Code, dumps
 from .agent.protocol import Op, new_id, pack_arguments, pack_dtype
 from .caller import AgentConnection, Caller
 from .channel import Channel
-from .copy.plan import Tuning
-from .copy.program import Arguments, between_agents, download, in_order, upload
+from .copies import Arguments, between_agents, download, upload
 from .host_arrays import HostArrays
 from .reply import Reply
 from .result import CallResult
+from .tuning import Tuning
 
 Shape: TypeAlias = int | tuple[int, ...]
 
@@ -203,15 +203,11 @@ class Stream:
         elif to.caller is not origin.caller:
             event.synchronize()  # two pools know nothing of each other
         else:
-            channel = self.channel
-            if channel.full:
-                to.connection.wait_for_room(channel)
-            number = new_id()
-            one, two = in_order(to.connection, origin.connection)
-            with one.lock, two.lock:
-                to.connection.check()
+            to.connection.check()
+            number, channel = new_id(), self.channel
+            with uninterrupted():
                 origin.connection.tell(Op.NOTIFY, event.handle, number, to.connection.rank)
-                to.connection.post_locked(channel, Op.AWAIT, number, origin.connection.rank)
+                to.connection.post(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
         """Close the stream after its calls have run. From now on the default stream raises its failures."""
@@ -442,16 +438,9 @@ def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) ->
         host = source.copy_to_host(stream=stream if stream and stream.device is origin else None)
         destination.copy_from(host, stream if stream and stream.device is to else None)
     elif destination.handle and source.handle and source.nbytes:
-        leading = origin if stream is not None and stream.device is origin else to
-        following = to if leading is origin else origin
-        between_agents(
-            (origin.connection, source.handle),
-            (to.connection, destination.handle),
-            source.nbytes,
-            leading.connection,
-            leading.channel(stream),
-            following.default_stream.channel if stream is None else None,
-        )
+        sides = (origin.connection, source.handle), (to.connection, destination.handle)
+        channels = [d.channel(stream) if stream is None or stream.device is d else None for d in (origin, to)]
+        between_agents(*sides, source.nbytes, *channels)
     elif stream is None:  # no data will hold either stream back until the other is there
         ends = to.default_stream.record(), origin.default_stream.record()
         to.default_stream.wait(ends[1])

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import errors
 from ..pool import CallResult, Device, Op, Reply, Stream
-from ..pool.copy.program import Arguments
+from ..pool.copies import Arguments
 
 Self = TypeVar("Self", bound="RemoteResource")
 P = ParamSpec("P")

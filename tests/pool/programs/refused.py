@@ -67,6 +67,6 @@ except KeyboardInterrupt:
 second.synchronize()
 print("told: nobody")
 for _ in range(TAGS // 2 - 1):  # as so many copies would
-    first.caller.tag(0, 2)
+    first.caller.tags.new(0, 2)
 target.copy_from(np.full(NBYTES, 2, np.uint8))
 print("the same tag:", bool((target.copy_to_host() == 2).all()))

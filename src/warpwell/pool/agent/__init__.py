@@ -12,6 +12,10 @@ On the agent, in the order in which a call meets them:
     handlers.py       HANDLERS: the table of handlers by operation (``@handles(Op.WRITE)``)
     state.py          AgentState: the state of an agent, which handlers use
     stream_calls.py   handlers of the calls of streams: allocate, copy, launch, call, events
+    copies.py         handlers of copies between agents, and of pinned arrays of the application
+    staged.py         receive, send: bulk data between the transport and device memory
+    peer_memory.py    PeerMemory: blocks that other agents write to, and when they may be freed
+    peer_access.py    PeerAccess: the access of one device to the memory of another
     arguments.py      large arrays among arguments and results, as the agent receives and sends them
     large_arrays.py   the choice of these arrays, and how they are sent (both sides)
     lane.py           Lane: the thread of one stream; DeferredCalls: answers that wait for no lane
@@ -20,6 +24,4 @@ On the agent, in the order in which a call meets them:
     runtime.py        Runtime: the operations of a device; CpuRuntime
     cuda_runtime.py   CudaRuntime
     memory_pool.py    MemoryPool, ImportedPool: memory that other processes may open; PoolMemory: freed behind streams
-
-Handlers of copies lie in ``pool/copy``.
 """

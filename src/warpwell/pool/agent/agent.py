@@ -11,21 +11,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import errors
-from ..copy import exchange, lent
 from ..transport.transport import Transport
-from . import arguments, stream_calls
+from . import arguments, copies, stream_calls
 from .code import LoadedCode
 from .handlers import HANDLERS, handles
 from .lane import Lane
 from .memory import BufferView, GivenUpError
 from .protocol import Op, unpack, unpack_dtype
 from .runtime import Runtime
-from .state import AgentState, call_name, lost_error
+from .state import AgentState, call_name
 
 GRACE = 2.0
 """Seconds that lanes have for what was queued when the application said goodbye."""
 
-HANDLER_MODULES = (arguments, exchange, lent, stream_calls)
+HANDLER_MODULES = (arguments, copies, stream_calls)
 """Modules whose functions are in `HANDLERS`, besides this one."""
 
 
@@ -100,15 +99,13 @@ class Agent(AgentState):
             "lanes": lanes,
             "shared": self.sharing.count(),
             "unreachable": self.sharing.unreachable(),
-            "halves": len(self.halves),
+            "copies": len(self.incoming) + len(self.outgoing),
             "transport": self.transport.statistics(),
             "programs": self.programs(),
         }
 
     def _peer_lost(self, peer: int, reason: str) -> None:
-        for half in self.copies_with(peer):
-            half.fail(lost_error(peer, reason))
-        self.sharing.lost(peer)
+        copies.peer_lost(self, peer, reason)
 
     def _end(self) -> None:
         until = time.monotonic() + GRACE
@@ -119,6 +116,7 @@ class Agent(AgentState):
             lane.thread.join(max(0.0, until - time.monotonic()))
         self.stopped = True
         self.deferred.end()
+        self.sharing.end()
         self.handles.clear()
 
 
@@ -185,9 +183,9 @@ def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
 @handles(Op.CANCEL)
 def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
     """Give up a copy, or the bulk data of a request."""
-    half = agent.bulk.get(number) or agent.halves.get(number)
-    if half is not None:
-        half.fail(GivenUpError("the application cancelled the copy"))
+    copy = agent.bulk.get(number) or agent.outgoing.pop(number, None)
+    if copy is not None:
+        copy.fail(GivenUpError("the application cancelled the copy"))
     for answer in agent.answers.pop(number, ()):
         answer.cancel()
 

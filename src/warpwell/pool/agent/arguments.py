@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..copy.pipelined import run
-from ..copy.plan import CHUNK
 from ..transport.bulk import Region
+from ..tuning import CHUNK
 from .code import dumps
 from .handlers import handles
 from .lane import Lane
 from .large_arrays import flat, is_large, shaped
 from .protocol import Op
-from .state import AgentState, Half
+from .staged import run
+from .state import AgentState, PendingCopy
 
 
 class ArrivingArray:
@@ -39,17 +39,17 @@ def argument(
 ) -> None:
     """Receive an array that a later call of the stream takes."""
     arriving = agent.handles[handle] = ArrivingArray()
-    half = agent.bulk[reply] = Half(agent.application)
+    copy = agent.bulk[reply] = PendingCopy()
     nbytes, *shape = about
 
     def receive(lane: Lane) -> None:
         try:
-            half.check()
+            copy.check()
             memory = np.empty(nbytes, np.uint8)
-            run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), half.started)
+            run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), copy.started)
             arriving.array = shaped(memory, *shape)
         except BaseException as error:
-            arriving.failure = half.failure or error
+            arriving.failure = copy.failure or error
             raise arriving.failure from None
         finally:
             agent.bulk.pop(reply, None)

@@ -17,8 +17,8 @@ from ... import errors
 from ...targets import GpuDevice, Launch, LaunchFlag, SourceLaunch, is_argument, share_fault_page, to_host
 from ...targets.compiler import keep, reads_launch_flag, start
 from ...targets.gpu import as_array, pin, pinned
-from ..copy.neighbour import Neighbour, blocks, this_process
 from .memory_pool import ImportedPool, MemoryPool, PoolMemory
+from .peer_access import PeerAccess, exported, exported_block, process_token
 from .runtime import Runtime
 
 LARGEST_STAGING = 256 << 20
@@ -124,19 +124,20 @@ class CudaRuntime(Runtime):
         if nbytes:
             self.gpu.copy(stream, to, source, nbytes)
 
-    def way(self) -> Any:
-        return this_process(), self.gpu.ordinal, self._memory.pool.name()
+    def peer_address(self) -> Any:
+        return process_token(), self.gpu.ordinal, self._memory.pool.name()
 
-    def offer(self, block: Any) -> Any:
-        return blocks.add(block), self._memory.pool.export(block.address) if self._memory.pool.exportable else None
+    def export(self, block: Any) -> Any:
+        exported[block.address] = block
+        return block.address, self._memory.pool.export(block.address) if self._memory.pool.exportable else None
 
-    def neighbour(self, way: Any) -> Neighbour:
-        process, ordinal, name = way
-        if process == this_process():
-            return _GpuInside(self.gpu, ordinal)
+    def peer_access(self, address: Any) -> PeerAccess:
+        token, ordinal, name = address
+        if token == process_token():
+            return _LocalGpuAccess(self.gpu, ordinal)
         if name is None:
-            raise errors.PoolError("the other GPU's memory pool cannot be had")
-        return _GpuOutside(self.gpu, name)
+            raise errors.PoolError("the memory pool of the other GPU cannot be exported")
+        return _RemoteGpuAccess(self.gpu, name)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """Write an item `count` times: as columns of words, or of bytes if its size is not a multiple of 4."""
@@ -198,7 +199,7 @@ class CudaRuntime(Runtime):
         self.gpu.synchronize(stream)
 
 
-class _GpuInside(Neighbour):
+class _LocalGpuAccess(PeerAccess):
     """The memory of a GPU of this process."""
 
     def __init__(self, gpu: GpuDevice, ordinal: int) -> None:
@@ -206,16 +207,13 @@ class _GpuInside(Neighbour):
         MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
 
     def open(self, block: Any) -> Any:
-        return blocks.get(block[0])
-
-    def close(self, opened: Any) -> None:
-        """Do nothing: the block is this process's own."""
+        return exported_block(block[0])
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         self._gpu.copy(stream, to, source, nbytes)
 
 
-class _GpuOutside(_GpuInside):
+class _RemoteGpuAccess(_LocalGpuAccess):
     """The memory of another process's GPU."""
 
     def __init__(self, gpu: GpuDevice, name: str) -> None:

@@ -14,6 +14,9 @@ from .protocol import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_CALLS, Op
 from .runtime import Runtime
 from .timed_queue import TimedQueue
 
+HELPER, CLOSING = -1, -2
+"""Numbers of lanes without a stream: for single calls, reused by `AgentState.helper`; for closing peers' blocks."""
+
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 """Seconds between two looks at marks."""
 
@@ -42,7 +45,7 @@ class Lane:
     ----------
     agent : LaneOwner
     number : int
-        The stream's; -1 for a helper, whose calls nobody counts.
+        The stream's, `HELPER` or `CLOSING`.
     priority : int
     """
 
@@ -119,7 +122,7 @@ class Lane:
             self.calls += 1
             if self.number >= 0:
                 self._count(sequence, cost)
-            else:
+            elif self.number == HELPER:
                 agent.idle.append(self)
         if self._made:
             agent.runtime.close_stream(self._stream)
@@ -177,6 +180,7 @@ class DeferredCalls:
                     waiting.append((call, mark))
             nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
             marks = waiting
+            item = call = mark = None  # type: ignore[assignment]  # or an idle thread would hold the last call's memory
 
     @staticmethod
     def _call(call: Callable[[], None]) -> None:

@@ -43,9 +43,9 @@ class Op(enum.IntEnum):
     READ = 5  # buffer, reply
     READ_BULK = 6  # buffer, reply, tag, plan
     COPY = 7  # destination, source, on the same device
-    # a half of a copy between agents, whose stream orders it; a process where data may go from memory to memory:
-    LEAD = 8  # buffer, copy, outgoing, peer, tag, plan, the peer's process or 0
-    FOLLOW = 9  # buffer, copy, and so on: the other half
+    # a copy between agents, which the destination pulls; a stream of -1 does not order it:
+    SOURCE = 8  # buffer, copy, rank of the destination, whether the source reports a failure
+    PULL = 9  # buffer, copy, rank of the source, tag, plan, process of the source or 0 (it cannot write here)
     LAUNCH = 10  # code, configuration, arguments
     CALL = 11  # code, reply, handles, pickled arguments
     CREATE = 12  # object, path, handles, pickled arguments
@@ -71,7 +71,7 @@ class Op(enum.IntEnum):
     UNTIL = 40  # event, reply: as soon as it is reached
     ELAPSED = 41  # event, earlier event, reply
     INFO = 42  # reply
-    CANCEL = 43  # reply: its bulk data is not wanted any more
+    CANCEL = 43  # reply or copy: its data are not wanted any more
     CODE_END = 44  # code: nobody has it any more
     GOODBYE = 45
     SHARE = 46  # reply, memory, path, bytes
@@ -85,12 +85,9 @@ class Op(enum.IntEnum):
 
     # between agents
     SIGNAL = 96  # signal, failure or None
-    GO = 97  # copy, failure or None, offer or None: the leading half has begun
-    END = 98  # copy, failure or None: the receiving half is over, or one of them failed
-    ROOM = 99  # copy, offer or None: of the following half
-    FILLED = 100  # copy: its data are where they belong
-    BULK = 101  # copy, whether for ever: they cannot be put there
-    LEFT = 102  # copy: its sender, which has failed, writes no more
+    WANT = 97  # copy, offer or None, tag, plan: the destination is ready
+    SENT = 98  # copy, whether written, whether writing is never possible, failure or None: the source's answer
+    HAVE = 99  # copy, failure or None, whether after WANT: the destination has received bulk data, or has failed
     RELEASE = 103  # block: nobody has it any more
     RELEASED = 104  # block: it is closed
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...targets import view_of
-from ..copy.neighbour import HostInside, HostOutside, Neighbour, blocks, this_process
+from .peer_access import LocalHostAccess, PeerAccess, RemoteHostAccess, exported, process_token
 
 _ALIGNMENT = 4096
 
 _proof = np.frombuffer(os.urandom(16), np.uint8)
-"""Whoever can read it at its address has found this process's memory, and not another's."""
+"""A process that reads these bytes at their address has access to the memory of this process, not of another one."""
 
 SPIN = 200e-6
 """Seconds for which it is looked without a pause whether a stream has come to a mark,"""
@@ -117,16 +117,16 @@ class Runtime(ABC):
         """Copy within the device. The parts do not overlap."""
 
     @abstractmethod
-    def way(self) -> Any:
-        """Return what others on this host need for `neighbour`; None where nobody can reach this device's memory."""
+    def peer_address(self) -> Any:
+        """Return the argument of `peer_access` for other devices of this host; None if none can reach this memory."""
 
     @abstractmethod
-    def offer(self, block: Any) -> Any:
-        """Return what they need besides to open a block."""
+    def export(self, block: Any) -> Any:
+        """Return the data with which `PeerAccess.open` opens a block."""
 
     @abstractmethod
-    def neighbour(self, way: Any) -> Neighbour:
-        """Return the way from this device to another one's memory; raise what stands against it."""
+    def peer_access(self, address: Any) -> PeerAccess:
+        """Return the access to the memory of another device; raise the reason if there is none."""
 
     @abstractmethod
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
@@ -262,15 +262,16 @@ class CpuRuntime(Runtime):
         if nbytes:
             view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
 
-    def way(self) -> Any:
-        return this_process(), os.getpid(), int(_proof.ctypes.data), _proof.tobytes()
+    def peer_address(self) -> Any:
+        return process_token(), os.getpid(), int(_proof.ctypes.data), _proof.tobytes()
 
-    def offer(self, block: Any) -> Any:
-        return blocks.add(block)
+    def export(self, block: Any) -> Any:
+        exported[block.address] = block
+        return block.address
 
-    def neighbour(self, way: Any) -> Neighbour:
-        process, number, address, proof = way
-        return HostInside(self) if process == this_process() else HostOutside(number, address, proof)
+    def peer_access(self, address: Any) -> PeerAccess:
+        token, process, proof_address, proof = address
+        return LocalHostAccess(self) if token == process_token() else RemoteHostAccess(process, proof_address, proof)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         if count and item:

@@ -1,79 +1,114 @@
-"""`AgentState`: what an agent holds and what its handlers use; `Half`: one side of a copy between agents."""
+"""`AgentState`: the state of an agent, which its handlers use; `PendingCopy`: one side of a copy in progress."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from ... import errors
-from ..copy.direct import SharedMemory
-from ..copy.pipelined import Started
 from ..transport.bulk import Transfer
 from ..transport.milestone import Milestone
 from ..transport.tags import Tags
 from ..transport.transport import Transport
 from .code import LoadedCode
-from .lane import DeferredCalls, Lane
-from .memory import BufferView, Missing
+from .lane import HELPER, DeferredCalls, Lane
+from .memory import Missing
+from .peer_memory import PeerMemory
 from .protocol import Op, pack, pack_failure
 from .runtime import Runtime
 
 
-class Half:
-    """One side of a copy between two agents. The leading side stands in a stream and says when to go.
-
-    Parameters
-    ----------
-    peer : int
-        The other side.
+class PendingCopy:
+    """A copy that can be given up: by the application, or because the other side has failed or is lost.
 
     Attributes
     ----------
-    go, end : Milestone
-        The leading half has begun, and what it offers; the receiving one is over.
-    room, answer : Milestone
-        What a following receiver offers; whether the sender has written there.
-    silent : Milestone
-        The sender writes no more, whatever became of the copy.
-    told_to_go : bool
-        Whether a following half was told to go.
-    offered : bool
-        Whether the sender may write.
     failure : BaseException or None
+        Why it was given up.
     """
 
-    def __init__(self, peer: int) -> None:
-        self.peer = peer
-        self.go = Milestone()
-        self.end = Milestone()
-        self.room = Milestone()
-        self.answer = Milestone()
-        self.silent = Milestone()
-        self.told_to_go = False
-        self.offered = False
+    def __init__(self) -> None:
         self.failure: BaseException | None = None
         self._transfer: Transfer | None = None
 
     def started(self, transfer: Transfer) -> None:
-        """Note the transfer, which a failure of the other side cancels."""
+        """Keep the transfer, which `fail` cancels."""
         self._transfer = transfer
         if self.failure is not None:
             transfer.cancel()
 
     def check(self) -> None:
-        """Raise the failure of the other side, if it has failed."""
+        """Raise the failure if the copy was given up."""
         if self.failure is not None:
             raise self.failure
 
     def fail(self, failure: BaseException) -> None:
-        """Note that the other side failed or is gone: nothing that this one waits for will come."""
-        self.failure = failure = self.failure or failure
-        for awaited in (self.go, self.end, self.room, self.answer):
-            awaited.fail(failure)
+        """Give the copy up; the first failure stays."""
+        self.failure = self.failure or failure
         if self._transfer is not None:
             self._transfer.cancel()
+
+
+class IncomingCopy(PendingCopy):
+    """A copy that this agent pulls from another agent.
+
+    Parameters
+    ----------
+    peer : int
+        The sender.
+
+    Attributes
+    ----------
+    answer : Milestone
+        True if the sender has written the data, False if it sends them in bulk.
+    silent : Milestone
+        The sender has answered, whatever became of the copy: it writes nothing more.
+    is_wanted, offered : bool
+        Whether WANT was sent, and whether the sender may write to this agent's memory.
+    """
+
+    def __init__(self, peer: int) -> None:
+        super().__init__()
+        self.peer = peer
+        self.answer = Milestone()
+        self.silent = Milestone()
+        self.is_wanted = self.offered = False
+
+    def fail(self, failure: BaseException) -> None:
+        super().fail(failure)
+        self.answer.fail(failure)
+
+
+class OutgoingCopy(PendingCopy):
+    """A copy that another agent pulls from this agent.
+
+    Parameters
+    ----------
+    peer : int
+        The receiver.
+
+    Attributes
+    ----------
+    wanted : Milestone
+        The destination is ready: its offer, the tag and the plan.
+    done : Milestone
+        The destination has the data.
+    settled : bool
+        Whether this side is over.
+    """
+
+    def __init__(self, peer: int) -> None:
+        super().__init__()
+        self.peer = peer
+        self.wanted = Milestone()
+        self.done = Milestone()
+        self.settled = False
+
+    def fail(self, failure: BaseException) -> None:
+        super().fail(failure)
+        self.wanted.fail(failure)
+        self.done.fail(failure)
 
 
 class AgentState:
@@ -91,14 +126,12 @@ class AgentState:
         Rank of the process that is served.
     handles : dict
         Buffers, objects of services and arrays that arrive, by their number.
-    halves : dict
-        Copies with other agents that are under way.
+    incoming, outgoing : dict
+        Copies with other agents in progress, by number.
     bulk : dict
-        Copies with the application that are under way, by their request.
+        Copies with the application in progress, by request.
     answers : dict
         Large arrays of results that are under way, by their request.
-    failed_halves : OrderedDict
-        Copies that failed here before the leading half said GO.
     cuda : callable or None
         Takes what the communicator says of CUDA programs, by its rank; does not wait.
     """
@@ -113,12 +146,12 @@ class AgentState:
         self.codes: dict[str, LoadedCode] = {}
         self.events: dict[int, Milestone] = {}
         self.signals: dict[int, Milestone] = {}
-        self.halves: dict[int, Half] = {}
-        self.bulk: dict[int, Half] = {}
+        self.incoming: dict[int, IncomingCopy] = {}
+        self.outgoing: dict[int, OutgoingCopy] = {}
+        self.bulk: dict[int, PendingCopy] = {}
         self.answers: dict[int, list[Transfer]] = {}
         self.tags = Tags(1)
-        self.failed_halves: collections.OrderedDict[int, None] = collections.OrderedDict()
-        self.sharing = SharedMemory(self)
+        self.sharing = PeerMemory(self)
         self.lanes: dict[int, Lane] = {}
         self.helpers: list[Lane] = []
         self.idle: list[Lane] = []
@@ -136,7 +169,7 @@ class AgentState:
         """Return a lane for one call that belongs to no stream of this device."""
         with contextlib.suppress(IndexError):
             return self.idle.pop()
-        lane = Lane(self, -1)
+        lane = Lane(self, HELPER)
         self.helpers.append(lane)
         return lane
 
@@ -174,25 +207,6 @@ class AgentState:
 
         return check
 
-    def move(
-        self, way: Callable[..., None], lane: Lane, view: BufferView, peer: int, tag: int, plan: Any, started: Started
-    ) -> None:
-        """Move bulk data in or out (`copy_in`, `copy_out`), from a lane."""
-        address = view.address(self.runtime, lane.stream)
-        if view.nbytes:
-            way(
-                self.transport,
-                self.runtime,
-                lane.stream,
-                peer,
-                tag,
-                plan,
-                view.memory.block,
-                address,
-                view.nbytes,
-                started,
-            )
-
     def later(self, call: Callable[[], None], mark: Any = None) -> None:
         """Make a call from the thread of deferred calls, once the device has reached `mark`."""
         self.deferred.put(call, mark)
@@ -200,19 +214,6 @@ class AgentState:
     def when_reached(self, milestone: Milestone, call: Callable[[BaseException | None], None]) -> None:
         """Make the deferred call ``call(failure)`` when the device has reached a recorded event."""
         milestone.when_set(lambda m: self.later(lambda: call(m.failure), None if m.failure else m.value))
-
-    def half(self, number: int, peer: int) -> Half:
-        """Return this side of a copy; whichever of its two messages comes first makes it."""
-        half = self.halves.get(number)
-        if half is None:
-            half = self.halves[number] = Half(peer)
-            if (reason := self.transport.lost().get(peer)) is not None:  # nobody else will tell it
-                half.fail(lost_error(peer, reason))
-        return half
-
-    def copies_with(self, peer: int) -> list[Half]:
-        """Return this agent's sides of the copies with another agent that are under way."""
-        return [half for half in list(self.halves.values()) if half.peer == peer]
 
     def signal(self, number: int) -> Milestone:
         """Return the milestone that stands for an event of another agent."""

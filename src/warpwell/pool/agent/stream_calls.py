@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from ... import errors, registry
-from ..copy.pipelined import copy_in, copy_out
 from ..transport.milestone import Milestone
 from . import code as codes
+from . import staged
 from .arguments import ArrivingArray, answer, taken
 from .handlers import handles
 from .lane import Lane
 from .memory import BufferView, DeviceMemory, Missing, SkippedError
 from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
-from .state import AgentState, Half
+from .state import AgentState, PendingCopy
 
 
 @handles(Op.ALLOCATE)
@@ -59,7 +59,7 @@ def write(agent: AgentState, stream: int, sequence: int, handle: int, data: byte
 def write_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy bulk data of the application to a buffer."""
     view = agent.view(handle)
-    run = _bulk(agent, view, copy_in, reply, tag, plan)
+    run = _bulk(agent, view, staged.receive, reply, tag, plan)
     agent.lane(stream).put(sequence, "copy from the host", reply, view.nbytes, run)
 
 
@@ -79,22 +79,22 @@ def read(agent: AgentState, stream: int, sequence: int, handle: int, reply: int)
 @handles(Op.READ_BULK)
 def read_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy a buffer to the application as bulk data."""
-    run = _bulk(agent, agent.view(handle), copy_out, reply, tag, plan)
+    run = _bulk(agent, agent.view(handle), staged.send, reply, tag, plan)
     agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
 
 
 def _bulk(
-    agent: AgentState, view: Any, way: Callable[..., None], reply: int, tag: int, plan: Any
+    agent: AgentState, view: Any, move: Callable[..., None], reply: int, tag: int, plan: Any
 ) -> Callable[..., None]:
     """Return what a lane runs: until then, and meanwhile, the application may give the copy up."""
-    half = agent.bulk[reply] = Half(agent.application)
+    copy = agent.bulk[reply] = PendingCopy()
 
     def run(lane: Lane) -> None:
         try:
-            half.check()
-            agent.move(way, lane, view, agent.application, tag, plan, half.started)
+            copy.check()
+            move(agent, lane, view, agent.application, tag, plan, copy.started)
         except errors.PoolError:
-            half.check()  # it was cancelled, and this says why
+            copy.check()  # it was cancelled, and this is the reason
             raise
         finally:
             agent.bulk.pop(reply, None)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from ...errors import PoolVersionError
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Grows with every change of what goes between processes."""
 
 NBYTES = 1024

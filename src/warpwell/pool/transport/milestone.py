@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ... import errors
 
@@ -44,7 +45,7 @@ class Milestone:
         self._event = threading.Event()
         self._lock = threading.Lock()
         self._calls: list[Callable[[Milestone], None]] = []
-        self.value: object = None
+        self.value: Any = None
         self.failure: BaseException | None = None
 
     @property
@@ -68,7 +69,7 @@ class Milestone:
                 return
         call(self)
 
-    def wait(self, what: str, alive: Callable[[], None], timeout: float | None = None) -> object:
+    def wait(self, what: str, alive: Callable[[], None], timeout: float | None = None) -> Any:
         """Wait, and return the value; raise the failure, what ``alive()`` raises, or `StallError`."""
         if not self._event.is_set():
             bound = limit(timeout)

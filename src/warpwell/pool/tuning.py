@@ -5,32 +5,32 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from ... import errors
-from ..._check import checked_integer
-from ..transport.bulk import MAX_CHUNK
+from .. import errors
+from .._check import checked_integer
+from .transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20
 """Bytes of a chunk: bandwidth has saturated there."""
 
-LEAST = 4096
+MIN_CHUNK = 4096
 
 LARGE = 24 << 20
-"""Bytes from which a copy goes in chunks. To hand a chunk over takes tens of microseconds on either side: over MPI's
-shared memory smaller copies gain less than that by overlapping. Over a slow link they gain: set a chunk for it."""
+"""Size in bytes from which a copy is split into chunks. A chunk costs tens of microseconds on either side: over the
+shared memory of MPI, smaller copies gain less than that from the overlap. Over a slow link, set a chunk for them."""
 
 BUFFERS = 4
 """Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
 
 
 class CopyPlan(NamedTuple):
-    """How a copy goes.
+    """The pieces of a copy.
 
     Attributes
     ----------
     chunk : int
         Bytes of a chunk; both sides must have the same.
     buffers : int
-        Chunks that the staging memory of an agent holds; 0: all of the data is staged, and then copied on.
+        Chunks that the staging memory of an agent holds; 0: all data are staged, and then copied on.
     """
 
     chunk: int
@@ -38,7 +38,7 @@ class CopyPlan(NamedTuple):
 
 
 class Tuning:
-    """How copies between the application, or other devices, and a device are cut.
+    """The settings for copies between a device and the application or other devices.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Tuning:
     def __init__(
         self, chunk: int | None = None, buffers: int = BUFFERS, pipelined: bool = True, direct: bool = True
     ) -> None:
-        self.chunk = None if chunk is None else checked_integer(chunk, "chunk", minimum=4096, maximum=MAX_CHUNK)
+        self.chunk = None if chunk is None else checked_integer(chunk, "chunk", minimum=MIN_CHUNK, maximum=MAX_CHUNK)
         self.buffers = checked_integer(buffers, "buffers", maximum=1024)
         self.pipelined = pipelined
         self.direct = direct
@@ -75,12 +75,9 @@ class Tuning:
         return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]), bool(numbers["DIRECT"]))
 
     def plan(self, nbytes: int) -> CopyPlan:
-        """Return the plan of a copy of so many bytes.
-
-        One that is so small that it has one chunk goes as without a pipeline.
-        """
+        """Return the plan of a copy of N bytes; a copy of one chunk has no pipeline."""
         chunk = self.chunk
         if chunk is None:
-            chunk = CHUNK if nbytes >= LARGE else max(nbytes, LEAST)
+            chunk = CHUNK if nbytes >= LARGE else max(nbytes, MIN_CHUNK)
         single = nbytes <= chunk
         return CopyPlan(chunk, 0 if single or not self.pipelined else self.buffers)

@@ -1,0 +1,122 @@
+"""`PeerAccess`: another device of this host whose memory this device writes to."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from abc import ABC, abstractmethod
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from ... import errors
+
+PIECE = 64 << 20
+"""Bytes of one system call, which takes at most 2 GiB."""
+
+_started = os.urandom(16)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def process_token() -> bytes:
+    """Return an identifier of this process that no other process on any host has, forked children included."""
+    return _started + os.getpid().to_bytes(8, "little")
+
+
+class PeerAccess(ABC):
+    """The access of this device to the memory of another one."""
+
+    @abstractmethod
+    def open(self, block: Any) -> Any:
+        """Return a block that the other runtime has exported; its ``address`` is valid for `put`."""
+
+    def close(self, opened: Any) -> None:
+        """Stop using a block; its owner may free it when this returns."""
+        return
+
+    @abstractmethod
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """Copy this device's memory to the other's, in the order of a stream of this device."""
+
+
+exported: WeakValueDictionary[int, Any] = WeakValueDictionary()
+"""The blocks of this process's devices that were exported, by address, for other devices of the process."""
+
+
+def exported_block(address: int) -> Any:
+    """Return an exported block of this process; the reference keeps its memory."""
+    try:
+        return exported[address]
+    except KeyError:
+        raise errors.PoolError(f"the block at {address:#x} was freed") from None
+
+
+class LocalHostAccess(PeerAccess):
+    """Host memory of this process.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    """
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def open(self, block: Any) -> Any:
+        return exported_block(block)
+
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        self._runtime.copy(stream, to, source, nbytes)
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class RemoteHostAccess(PeerAccess):
+    """Host memory of another process of this user, by ``process_vm_writev``: one copy, by the kernel.
+
+    Parameters
+    ----------
+    process : int
+    address : int
+        Address of `proof` in that process.
+    proof : bytes
+
+    Raises
+    ------
+    OSError
+        The kernel does not allow it (``ptrace_scope``), or the process has exited.
+    PoolError
+        The process does not hold the proof.
+    """
+
+    def __init__(self, process: int, address: int, proof: bytes) -> None:
+        self._process = process
+        found = ctypes.create_string_buffer(len(proof))
+        self._transfer(_libc.process_vm_readv, ctypes.addressof(found), address, len(proof))
+        if found.raw != proof:
+            raise errors.PoolError(f"process {process} is not the agent that exported the memory")
+
+    def open(self, block: Any) -> Any:
+        return SimpleNamespace(address=block)
+
+    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
+        """Copy; the data have arrived when it returns."""
+        for offset in range(0, nbytes, PIECE):
+            self._transfer(_libc.process_vm_writev, source + offset, to + offset, min(PIECE, nbytes - offset))
+
+    def _transfer(self, function: Any, local_address: int, remote_address: int, nbytes: int) -> None:
+        while nbytes:
+            local, remote = _Vector(local_address, nbytes), _Vector(remote_address, nbytes)
+            ends = ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
+            moved = function(self._process, *ends)
+            if moved <= 0:
+                number = ctypes.get_errno() or errno.EFAULT
+                raise OSError(number, f"memory of process {self._process}: {os.strerror(number)}")
+            local_address, remote_address, nbytes = local_address + moved, remote_address + moved, nbytes - moved
+
+
+for _function in (_libc.process_vm_readv, _libc.process_vm_writev):
+    _function.restype = ctypes.c_ssize_t

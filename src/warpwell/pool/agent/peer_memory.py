@@ -1,0 +1,244 @@
+"""`PeerMemory`: memory of an agent that other agents of its host write to, and theirs that it writes to.
+
+A receiver offers the block of a buffer with each copy. The sender opens a block when it first sees it and keeps it
+open. When the last reference to the block is gone, the receiver sends RELEASE; each sender closes the block and answers
+RELEASED; then the receiver frees it.
+
+A lost sender may still be writing. Memory within its reach is freed when its process has ended, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from ... import errors
+from .lane import CLOSING, Lane, LaneOwner
+from .memory import BufferView, DeviceMemory, Shared
+from .peer_access import PeerAccess
+from .protocol import Op
+
+_numbers = itertools.count(1)
+
+
+class MemoryOwner(LaneOwner, Protocol):
+    """The part of an agent that `PeerMemory` uses."""
+
+    def helper(self) -> Lane:
+        """Return a lane for one call that belongs to no stream."""
+
+    def later(self, call: Callable[[], None], mark: Any = None) -> None:
+        """Make a deferred call."""
+
+
+class _OpenedPeer:
+    """The access to the memory of another agent, and its open blocks."""
+
+    def __init__(self, access: PeerAccess) -> None:
+        self.access = access
+        self.blocks: dict[int, Any] = {}
+
+
+class PeerMemory:
+    """The memory that an agent shares with other agents of its host.
+
+    Parameters
+    ----------
+    agent : MemoryOwner
+    """
+
+    def __init__(self, agent: MemoryOwner) -> None:
+        self._agent = agent
+        self._lock = threading.RLock()  # the main loop takes it, and must not wait while memory is opened
+        self._opening = threading.Lock()
+        self._held: dict[int, tuple[int, DeviceMemory]] = {}
+        self._ending: dict[int, tuple[Any, set[int]]] = {}
+        self._processes: dict[int, int | None] = {}
+        self._lost: set[int] = set()
+        self._dead: set[int] = set()
+        self._unable: set[int] = set()
+        self._peers: dict[int, _OpenedPeer | str] = {}
+        self._writes: Counter[int] = Counter()
+        self._closer: Lane | None = None
+
+    # -- the receiver's side ---------------------------------------------------------------------------------------
+
+    def offer(self, copy: int, view: BufferView, peer: int, process: int) -> Any:
+        """Return the data with which the sender of a copy can write to a view, or None if it cannot, or is lost.
+
+        The memory is kept until the sender has answered (`answered`).
+
+        Parameters
+        ----------
+        copy : int
+        view : BufferView
+        peer, process : int
+            Rank and process id of the sender.
+        """
+        runtime, memory = self._agent.runtime, view.memory
+        block = memory.ready()
+        with self._lock:
+            if peer not in self._processes:
+                self._processes[peer] = _watch(process)
+            # A lost sender never answers, and `lost` does not see later offers.
+            if peer in self._lost or peer in self._unable:
+                return None
+            try:
+                address = runtime.peer_address()
+                if address is None:
+                    return None
+                if memory.shared is None:
+                    memory.shared = Shared(next(_numbers), runtime.export(block), set(), self._unused)
+            except Exception:  # no descriptors or sockets are left: the data are sent
+                return None
+            memory.shared.peers.add(peer)
+            self._held[copy] = (peer, memory)
+        return address, memory.shared.number, memory.shared.offer, view.offset
+
+    def answered(self, copy: int, unable: int | None = None) -> None:
+        """Release the hold of a copy whose sender has stopped writing; `unable` is a peer that can never write here."""
+        self._held.pop(copy, None)
+        if unable is not None:
+            self._unable.add(unable)
+
+    def _unused(self, shared: Shared, block: Any) -> None:
+        """Free a block without references (any thread)."""
+        if not self._agent.stopped:
+            self._agent.later(lambda: self._release(shared.number, block, shared.peers))
+
+    def _release(self, number: int, block: Any, peers: set[int]) -> None:
+        with self._lock:
+            remaining = peers - self._dead
+            if remaining:
+                self._ending[number] = (block, remaining)
+        for peer in sorted(remaining):
+            self._agent.tell(Op.RELEASE, number, to=peer)
+
+    def released(self, peer: int, number: int) -> None:
+        """Record that a sender has closed a block, which is freed when all senders have."""
+        with self._lock:
+            peers = self._ending.get(number, (None, set()))[1]
+            peers.discard(peer)
+            if not peers:
+                self._ending.pop(number, None)
+
+    def lost(self, peer: int) -> None:
+        """Free the memory that a lost agent can write to when its process has ended, and close its blocks."""
+        self._lost.add(peer)  # first: `offer` and `open` check it last
+        if self._agent.stopped:
+            return
+        if self._processes.get(peer) is not None:
+            self._agent.helper().put(0, "wait for the end of an agent", 0, 0, lambda _: self._wait_for_end(peer))
+        if isinstance(self._peers.get(peer), _OpenedPeer):
+            self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
+
+    def _wait_for_end(self, peer: int) -> None:
+        process = self._processes[peer]
+        assert process is not None
+        end = select.poll()
+        end.register(process, select.POLLIN)
+        while not end.poll(100):
+            if self._agent.stopped:
+                return
+        with self._lock:
+            os.close(process)
+            self._processes[peer] = None
+            self._dead.add(peer)
+            for copy, (sender, _) in list(self._held.items()):  # a copy: the main loop removes answered copies
+                if sender == peer:
+                    self._held.pop(copy, None)
+            for number in list(self._ending):
+                self.released(peer, number)
+
+    # -- the sender's side -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def opened(self, peer: int, offer: Any) -> Iterator[tuple[PeerAccess, int]]:
+        """Yield the access to a receiver's memory and the address of an offer; raise `PoolError` without access."""
+        with self._opening:
+            self._writes[peer] += 1
+        try:
+            yield self._open(peer, *offer)
+        finally:
+            with self._opening:
+                self._writes[peer] -= 1
+
+    def _open(self, peer: int, address: Any, number: int, block: Any, offset: int) -> tuple[PeerAccess, int]:
+        with self._opening:
+            peer_state = self._peers.get(peer)
+            if peer_state is None:
+                try:
+                    peer_state = _OpenedPeer(self._agent.runtime.peer_access(address))
+                except Exception as error:
+                    peer_state = str(error)  # an error that is raised again keeps the frames of each raise
+                self._peers[peer] = peer_state
+            if isinstance(peer_state, str):
+                raise errors.PoolError(f"no access to the memory of rank {peer}: {peer_state}")
+            if peer in self._lost:
+                raise errors.PoolError(f"rank {peer} is gone")
+            opened = peer_state.blocks.get(number)
+            if opened is None:
+                opened = peer_state.blocks[number] = peer_state.access.open(block)
+            return peer_state.access, int(opened.address) + offset
+
+    def unreachable(self) -> dict[int, str]:
+        """Return the agents whose memory this device cannot reach, with the reasons."""
+        return {peer: peer_state for peer, peer_state in list(self._peers.items()) if isinstance(peer_state, str)}
+
+    def release(self, peer: int, number: int) -> None:
+        """Close a block that its owner wants to free, and answer; one thread closes all, because it may take long."""
+        if self._closer is None:
+            self._closer = Lane(self._agent, CLOSING)
+        self._closer.put(0, "end of other devices' blocks", 0, 0, lambda _: self._close_and_answer(peer, number))
+
+    def _close_and_answer(self, peer: int, number: int) -> None:
+        with contextlib.suppress(Exception):  # of a device that failed: the owner keeps the block
+            self._close(peer, number)
+            self._agent.tell(Op.RELEASED, number, to=peer)
+
+    def _close(self, peer: int, number: int) -> None:
+        with self._opening:
+            peer_state = self._peers.get(peer)
+            opened = peer_state.blocks.pop(number, None) if isinstance(peer_state, _OpenedPeer) else None
+            if isinstance(peer_state, _OpenedPeer) and opened is not None:
+                peer_state.access.close(opened)
+
+    def _close_all(self, peer: int) -> None:
+        """Close all blocks of a lost agent after the copies that use them."""
+        while self._writes[peer]:
+            if self._agent.stopped:
+                return
+            time.sleep(0.1)
+        peer_state = self._peers[peer]
+        for number in list(peer_state.blocks) if isinstance(peer_state, _OpenedPeer) else ():
+            with contextlib.suppress(Exception):
+                self._close(peer, number)
+
+    # -- both ------------------------------------------------------------------------------------------------------
+
+    def count(self) -> dict[str, int]:
+        """Return how many blocks are held for copies, wait for senders to close them, and are open here."""
+        opened = [p.blocks for p in list(self._peers.values()) if isinstance(p, _OpenedPeer)]
+        return {"held": len(self._held), "ending": len(self._ending), "open": sum(map(len, opened))}
+
+    def end(self) -> None:
+        """End the thread that closes blocks."""
+        if self._closer is not None:
+            self._closer.end()
+
+
+def _watch(process: int) -> int | None:
+    """Return a descriptor that becomes readable when a process ends; None for this process, or without pidfds."""
+    if process == os.getpid():
+        return None
+    try:
+        return os.pidfd_open(process)
+    except (OSError, AttributeError):
+        return None

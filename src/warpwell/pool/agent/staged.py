@@ -1,0 +1,175 @@
+"""`receive` and `send`: move bulk data between a transport and device memory, through staging buffers.
+
+While one chunk is received into a staging buffer, the chunk before it is copied to the device, and the other way round:
+stages 1 and 2, and 4 and 5, of the five stages of the source (section 4). If stages have equal rates, the time of N
+chunks approaches that of one stage. ::
+
+    link      | 0 | 1 | 2 | 3 | 4 |
+    device        | 0 | 1 | 2 | 3 | 4 |        buffers 0 1 2 3 0 ...
+
+A plan without buffers stages all data and then copies them. If device memory is host memory, nothing is staged.
+"""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from ... import errors
+from ..transport.bulk import LOST, Region, Transfer
+from ..transport.milestone import limit
+from ..transport.transport import Transport
+from .lane import Lane
+from .memory import BufferView
+from .runtime import Runtime
+
+Started = Callable[[Transfer], None]
+"""Called with each transfer that begins, so that another thread can cancel it."""
+
+
+class Mover(Protocol):
+    """The part of an agent that moves data."""
+
+    transport: Transport
+    runtime: Runtime
+
+
+def receive(
+    agent: Mover, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
+) -> None:
+    """Receive bulk data into a view; return when later work of the lane's stream can read them.
+
+    Parameters
+    ----------
+    agent : Mover
+    lane : Lane
+    view : BufferView
+        Its block is held until the transfer is over.
+    peer, tag : int
+    plan : CopyPlan
+        Both sides must have the same.
+    started : callable
+    """
+    runtime, stream, nbytes, (chunk, buffers) = agent.runtime, lane.stream, view.nbytes, plan
+    to = view.address(runtime, stream)
+    if not nbytes:
+        return
+    staging = runtime.staging(buffers * chunk or nbytes)
+    if staging is None:
+        run(agent.transport.get(peer, tag, Region(to, nbytes, chunk, None, view.memory.block)), started)
+        return
+    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
+    transfer = agent.transport.get(peer, tag, memory)
+    if not buffers:
+        run(transfer, started, runtime)
+        runtime.write(stream, to, staging[:nbytes], lent=True)
+        runtime.synchronize(stream)  # the next copy reuses the staging memory
+        return
+    started(transfer)
+    marks = _Marks(runtime, buffers)
+    try:
+        transfer.allow(min(buffers, transfer.chunks))
+        for k in range(transfer.chunks):
+            transfer.wait(k + 1, limit())
+            offset, size = k * chunk, min(chunk, nbytes - k * chunk)
+            slot = k % buffers * chunk
+            runtime.write(stream, to + offset, staging[slot : slot + size], lent=True)
+            marks.add(stream)
+            transfer.allow(min(transfer.chunks, marks.count_reached() + buffers))
+    except BaseException:
+        give_up(transfer, runtime)
+        raise
+    finally:
+        runtime.synchronize(stream)  # the next copy reuses the staging memory
+
+
+def send(
+    agent: Mover, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
+) -> None:
+    """Send a view after earlier work of the lane's stream; return when it may change. Parameters as of `receive`."""
+    runtime, stream, nbytes, (chunk, buffers) = agent.runtime, lane.stream, view.nbytes, plan
+    source = view.address(runtime, stream)
+    if not nbytes:
+        return
+    staging = runtime.staging(buffers * chunk or nbytes)
+    if staging is None:
+        runtime.synchronize(stream)
+        run(agent.transport.put(peer, tag, Region(source, nbytes, chunk, None, view.memory.block)), started)
+        return
+    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
+    if not buffers:
+        runtime.read(stream, np.asarray(staging[:nbytes]), source)
+        run(agent.transport.put(peer, tag, memory), started, runtime)
+        return
+    transfer = agent.transport.put(peer, tag, memory)
+    started(transfer)
+    marks = _Marks(runtime, buffers)
+    try:
+        for k in range(transfer.chunks):
+            transfer.allow(marks.count_reached())
+            if k >= buffers:  # the chunk that was in this buffer is filled, and must have been sent
+                transfer.wait(k - buffers + 1, limit())
+            offset, size = k * chunk, min(chunk, nbytes - k * chunk)
+            slot = k % buffers * chunk
+            runtime.fetch(stream, np.asarray(staging[slot : slot + size]), source + offset)
+            marks.add(stream)
+        while marks.pending:
+            transfer.allow(marks.wait_first())
+        transfer.wait(transfer.chunks, limit())
+    except BaseException:
+        give_up(transfer, runtime)
+        runtime.synchronize(stream)
+        raise
+
+
+class _Marks:
+    """The copies between staging buffers and the device, at most one per buffer."""
+
+    def __init__(self, runtime: Runtime, buffers: int) -> None:
+        self.pending: collections.deque[Any] = collections.deque()
+        self._runtime, self._buffers = runtime, buffers
+        self._reached = 0
+
+    def add(self, stream: Any) -> None:
+        self.pending.append(self._runtime.mark(stream, False))
+
+    def count_reached(self) -> int:
+        """Return the number of copies that are over, after a wait for one of them if all buffers are in use."""
+        while self.pending and (len(self.pending) == self._buffers or self._runtime.reached(self.pending[0])):
+            self.wait_first()
+        return self._reached
+
+    def wait_first(self) -> int:
+        """Wait for the next copy, and return the number of copies that are over."""
+        if not self._runtime.reach(self.pending.popleft(), limit()):
+            raise errors.StallError(f"the device did not finish a copy within {limit():g} s", seconds=limit())
+        self._reached += 1
+        return self._reached
+
+
+def run(transfer: Transfer, started: Started, runtime: Runtime | None = None) -> None:
+    """Wait for a transfer; see `give_up` for `runtime`."""
+    started(transfer)
+    try:
+        transfer.wait(transfer.chunks, limit())
+    except BaseException:
+        give_up(transfer, runtime)
+        raise
+
+
+def give_up(transfer: Transfer, runtime: Runtime | None = None) -> None:
+    """Cancel a transfer, and wait a little for the chunks in flight, which still use the memory.
+
+    With `runtime`, that memory is the thread's staging memory, which is dropped if the chunks take long.
+    """
+    transfer.cancel()
+    # A lost peer sends nothing more: MPI releases the memory at once, or keeps it forever.
+    end = time.monotonic() + (0.05 if transfer.status == LOST else 1.0)
+    while not transfer.done and time.monotonic() < end:
+        time.sleep(1e-3)
+    if runtime is not None and not transfer.done:
+        runtime.drop_staging()
