@@ -1,7 +1,7 @@
-"""Build layer, worker and relay: once, into the cache folder, named by a hash of sources and compiler.
+"""Build layer, worker, relay and CUDA runtime: once, into the cache folder, named by a hash of sources and compiler.
 
 ``python -m warpwell.driver.build`` prints their paths; with ``--wheel FOLDER`` it makes the companion wheel
-warpwell-driver, which brings layer and worker to machines without a compiler.
+warpwell-driver, which brings them to machines without a compiler.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from .._settings import settings
 from ..errors import DriverBuildError
 from ..replacing import replacing
-from . import generate
+from . import generate, runtime
+from .environment import link_libraries
 
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-D_GNU_SOURCE", "-pthread")
 SHARED = ("-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
@@ -68,6 +69,20 @@ WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
 RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
 PARTS = (LAYER, WORKER, RELAY)
 GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c"}
+RUNTIMES = tuple(
+    Part(
+        f"libcudart.so.{release}",
+        ("runtime*.c",),
+        (
+            *SHARED,
+            f"-DCUDART_MAJOR={release}",
+            f"-Wl,-soname,libcudart.so.{release}",
+            "-Wl,-z,lazy",  # an older driver lacks functions that few programs need
+        ),
+    )
+    for release in runtime.RELEASES
+)
+"""The CUDA runtime of each release. It is linked to the layer, whose soname is that of every driver."""
 
 
 def compiler() -> list[str]:
@@ -211,9 +226,24 @@ def sources_hash() -> str:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for path in sorted(generate.NATIVE.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
-    for name, text in generate.sources().items():
+    for name, text in (generate.sources() | runtime.sources()).items():
         digest.update(name.encode() + text.encode())
     return digest.hexdigest()[:20]
+
+
+def library_folder() -> Path:
+    """Return a folder with ``libcuda.so.1`` (the layer) and the CUDA runtimes ``libcudart.so.12`` and ``.13``.
+
+    Raises
+    ------
+    DriverBuildError
+        See `build`.
+    """
+    layer = parts().layer
+    if layer is None:
+        raise DriverBuildError("the driver layer for unmodified CUDA programs is not in this installation")
+    name = hashlib.sha256(f"libraries {layer}".encode()).hexdigest()[:20]
+    return _cached_folder(name, lambda folder: link_libraries(folder, layer))
 
 
 def _cache() -> Path:
@@ -234,8 +264,15 @@ def _found(folder: Path) -> Built:
 
 
 def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
-    for name, text in generate.sources().items():
+    for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
+    _compile(folder, command, wanted)
+    if LAYER in wanted:
+        _compile(folder, command, RUNTIMES)
+
+
+def _compile(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
+    """Compile parts at the same time."""
     running = []
     try:
         for part in wanted:
@@ -243,6 +280,11 @@ def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
             if own:
                 if part in GENERATED:
                     own.append(folder / GENERATED[part])
+                if part in RUNTIMES:
+                    generated = folder / f"gen_runtime_{runtime.RELEASES[RUNTIMES.index(part)]}.c"
+                    script = f"-Wl,--version-script={generated.with_suffix('.map')}"
+                    own += [generated, folder / LAYER.output]
+                    part = replace(part, flags=(*part.flags, script))
                 running.append(_start(folder, command, part, own))
         for process in running:
             _finish(process)
@@ -274,7 +316,7 @@ def _finish(process: subprocess.Popen[str]) -> None:
 def wheel(folder: Path) -> Path:
     """Write the companion wheel warpwell-driver into a folder, and return its path.
 
-    It has layer, worker and relay and no Python code, so one wheel serves all versions of Python. Where the package
+    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. Where the package
     ziglang is installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
     """
     with tempfile.TemporaryDirectory() as made:
@@ -288,7 +330,8 @@ def wheel(folder: Path) -> Path:
             built = build()
         if not built.layer or not built.worker or not built.relay:
             raise DriverBuildError("the sources of layer, worker or relay are missing: nothing to put into a wheel")
-        content = {path.name: path.read_bytes() for path in (built.layer, built.worker, built.relay)}
+        files = [built.layer, built.worker, built.relay, *(built.layer.parent / part.output for part in RUNTIMES)]
+        content = {path.name: path.read_bytes() for path in files}
     glibc = max([OLDEST, *(int(found) for text in content.values() for found in re.findall(rb"GLIBC_2\.(\d+)", text))])
     tag = f"py3-none-manylinux_2_{glibc}_{platform.machine()}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -626,6 +626,12 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, c
     return error;
 }
 
+/* Managed memory of an image is where the worker's driver put it, which the program cannot reach. */
+CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name) {
+    (void)address, (void)nbytes, (void)h, (void)name;
+    return ww_refused("cuLibraryGetManaged");
+}
+
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel's function on a device, loaded at first use. */
