@@ -27,7 +27,17 @@
 #define FAKE_MOST_DEVICES 16
 #define FAKE_PENDING 1000 /* operations of a stream; the next call blocks */
 
-enum fake_kind { FAKE_STREAM = 0x57a1, FAKE_EVENT, FAKE_MODULE, FAKE_FUNCTION, FAKE_GRAPH, FAKE_NODE, FAKE_EXEC };
+enum fake_kind {
+    FAKE_STREAM = 0x57a1,
+    FAKE_EVENT,
+    FAKE_MODULE,
+    FAKE_FUNCTION,
+    FAKE_LIBRARY,
+    FAKE_KERNEL,
+    FAKE_GRAPH,
+    FAKE_NODE,
+    FAKE_EXEC
+};
 
 struct fake_object { /* first member of what handles point to */
     enum fake_kind kind;

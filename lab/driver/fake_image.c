@@ -6,14 +6,15 @@
  *                                     these kernels compute, see `KERNELS`
  *     a cubin (ELF)                   kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from
  * symbols PTX                             kernels and parameters from .entry, globals from .global a fatbin, or a
- * wrapper of one   its content is not read: each name is found, as a kernel without parameters
+ * wrapper of one   its uncompressed cubin or PTX; of others each name is found, as a kernel without parameters
  *
- * Kernels that the fake does not know do nothing, in their stream's time.
+ * Kernels that the fake does not know do nothing, in their stream's time. Those of C++ are known by their plain names.
  */
 #include "fake.h"
 
 #include <ctype.h>
 #include <elf.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,13 +28,13 @@
 struct global {
     char *name;
     uint64_t address, size;
+    void *initial; /* bytes, or NULL: zeros */
     struct global *next;
 };
 
 struct CUmod_st {
     struct fake_object object;
     int any; /* fatbin: all names are found */
-    int library;
     struct CUfunc_st *functions;
     struct global *globals;
 };
@@ -47,6 +48,21 @@ struct CUfunc_st {
     uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
     struct CUfunc_st *next;
 };
+
+struct CUlib_st { /* of no context */
+    struct fake_object object;
+    CUmodule first, modules[FAKE_MOST_DEVICES]; /* as loaded; in contexts, made at first use */
+    struct CUkern_st *kernels;
+};
+
+struct CUkern_st {
+    struct fake_object object;
+    char *name;
+    CUlibrary library;
+    struct CUkern_st *next;
+};
+
+static struct CUctx_st no_context;
 
 /* -- reading images
  * ------------------------------------------------------------------------------------------------------ */
@@ -86,11 +102,15 @@ static void add_param(CUfunction function, uint32_t size, uint32_t align) {
     function->nparams++;
 }
 
-static int add_global(CUmodule module, const char *name, size_t n, uint64_t size) {
+static int add_global(CUmodule module, const char *name, size_t n, uint64_t size, const void *initial) {
     struct global *global = calloc(1, sizeof *global);
     if (!global || !(global->address = fake_allocate(module->object.context, size))) {
         free(global);
         return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (initial && (global->initial = malloc(size))) {
+        memcpy(global->initial, initial, size);
+        memcpy((void *)global->address, initial, size);
     }
     global->name = strndup(name, n);
     global->size = size;
@@ -111,7 +131,7 @@ static int read_fake(CUmodule module, const char *text) {
             for (at += strspn(at, " "); isdigit((unsigned char)*at); at += strspn(at, " "))
                 add_param(function, (uint32_t)strtoul(at, (char **)&at, 10), 0);
         } else if (sscanf(line + 1, "global %127s %lu", name, &size) == 2) {
-            error = add_global(module, name, strlen(name), size);
+            error = add_global(module, name, strlen(name), size, NULL);
         }
     }
     return error;
@@ -195,7 +215,7 @@ static int read_ptx(CUmodule module, const char *text) {
         if (line != at && strncmp(line, ".visible", 8) && strncmp(line, ".weak", 5)) /* ld.global and the like */
             continue;
         uint64_t size = ptx_declared(at + 7, end, &align, &name, &n);
-        if (size && n && add_global(module, name, n, size))
+        if (size && n && add_global(module, name, n, size, NULL))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }
     return CUDA_SUCCESS;
@@ -269,8 +289,12 @@ static int read_symbols(CUmodule module, const unsigned char *image, const Elf64
     size_t n = section->sh_entsize ? section->sh_size / section->sh_entsize : 0;
     for (size_t i = 0; i < n; i++) {
         const char *name = text + symbols[i].st_name;
-        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_OBJECT && symbols[i].st_size &&
-            add_global(module, name, strlen(name), symbols[i].st_size))
+        const Elf64_Shdr *home = &sections[symbols[i].st_shndx];
+        if (ELF64_ST_TYPE(symbols[i].st_info) != STT_OBJECT || !symbols[i].st_size || symbols[i].st_shndx >= SHN_LORESERVE)
+            continue;
+        bool is_initialized = home->sh_type == SHT_PROGBITS && symbols[i].st_value + symbols[i].st_size <= home->sh_size;
+        const void *initial = is_initialized ? image + home->sh_offset + symbols[i].st_value : NULL;
+        if (add_global(module, name, strlen(name), symbols[i].st_size, initial))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (info)
@@ -303,14 +327,58 @@ static int read_elf(CUmodule module, const unsigned char *image) {
     return error;
 }
 
+/* An entry of a fatbin, which its bytes follow. */
+struct fat_entry {
+    uint16_t kind, version; /* 1 PTX, 2 cubin */
+    uint32_t header_bytes;
+    uint64_t nbytes;
+    uint32_t packed_bytes, unused[2], capability; /* major * 10 + minor */
+    uint32_t name[2];
+    uint64_t flags;
+};
+
+#define FAT_PTX 1
+#define FAT_COMPRESSED 0xf000u /* flags */
+
+/* Read the first cubin for this device, or PTX. Where an entry is compressed, any name is found. */
+static int read_fatbin(CUmodule module, const unsigned char *image) {
+    const struct fat_entry *ptx = NULL;
+    uint16_t header_bytes;
+    uint64_t nbytes, at = 0;
+    int version = 10 * fake_attribute(CU_DEVICE_MAJOR, 0) + fake_attribute(CU_DEVICE_MINOR, 0);
+    memcpy(&header_bytes, image + 6, sizeof header_bytes);
+    memcpy(&nbytes, image + 8, sizeof nbytes);
+    while (nbytes - at >= sizeof(struct fat_entry)) {
+        const struct fat_entry *e = (const void *)(image + header_bytes + at);
+        uint32_t most = nbytes - at < UINT32_MAX ? (uint32_t)(nbytes - at) : UINT32_MAX;
+        if (e->header_bytes < sizeof *e || e->header_bytes > most || e->nbytes > nbytes - at - e->header_bytes ||
+            e->flags & FAT_COMPRESSED)
+            break;
+        if (e->kind != FAT_PTX && e->capability / 10 == (uint32_t)version / 10 && e->capability <= (uint32_t)version)
+            return read_elf(module, (const unsigned char *)e + e->header_bytes);
+        if (e->kind == FAT_PTX)
+            ptx = e;
+        at += e->header_bytes + e->nbytes;
+    }
+    if (ptx)
+        return read_ptx(module, (const char *)ptx + ptx->header_bytes);
+    if (at == nbytes && at)
+        return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    module->any = 1;
+    return CUDA_SUCCESS;
+}
+
 static int read_image(CUmodule module, const void *image) {
     uint32_t magic;
     memcpy(&magic, image, 4);
     if (magic == 0x464c457f)
         return read_elf(module, image);
-    if (magic == 0xba55ed50 || magic == 0x466243b1) {
-        module->any = 1;
-        return CUDA_SUCCESS;
+    if (magic == 0xba55ed50)
+        return read_fatbin(module, image);
+    if (magic == 0x466243b1) {
+        const unsigned char *data;
+        memcpy(&data, (const char *)image + 8, sizeof data);
+        return read_fatbin(module, data);
     }
     if (!memcmp(image, "//FA", 4) && !strncmp(image, "//FAKE", 6))
         return read_fake(module, image);
@@ -326,13 +394,14 @@ static void drop_module(CUmodule module) {
         struct global *next = module->globals->next;
         fake_release(module->globals->address);
         free(module->globals->name);
+        free(module->globals->initial);
         free(module->globals);
         module->globals = next;
     }
     fake_drop(module);
 }
 
-static int load(CUmodule *module, const void *image, int library) {
+static int load(CUmodule *module, const void *image) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -340,7 +409,6 @@ static int load(CUmodule *module, const void *image, int library) {
     if (!module || !image)
         return leave(CUDA_ERROR_INVALID_VALUE);
     CUmodule made = fake_make(FAKE_MODULE, sizeof *made, context);
-    made->library = library;
     if ((error = read_image(made, image)))
         drop_module(made);
     else
@@ -351,10 +419,10 @@ static int load(CUmodule *module, const void *image, int library) {
 /* -- modules, libraries
  * ---------------------------------------------------------------------------------------------------- */
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load(module, image, 0); }
+CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load(module, image); }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int32_t *options, void **values) {
-    int error = load(module, image, 0);
+    int error = load(module, image);
     for (uint32_t i = 0; i < n && options && values; i++) { /* logs: one line of an error, empty else */
         char *log = NULL;
         size_t room = 0;
@@ -375,12 +443,12 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int
     return error;
 }
 
-static int unload(CUmodule module, int library, const char *symbol) {
+static int unload(CUmodule module, const char *symbol) {
     CUcontext context;
     int error = enter(&context);
     if (error)
         return error;
-    if (!fake_valid(module, FAKE_MODULE) || module->library != library)
+    if (!fake_valid(module, FAKE_MODULE))
         return leave(CUDA_ERROR_INVALID_HANDLE);
     fake_wait_all(context, symbol);
     if (fake_valid(module, FAKE_MODULE))
@@ -388,7 +456,7 @@ static int unload(CUmodule module, int library, const char *symbol) {
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuModuleUnload(CUmodule module) { return unload(module, 0, "cuModuleUnload"); }
+CUresult cuModuleUnload(CUmodule module) { return unload(module, "cuModuleUnload"); }
 
 static int get_function(CUfunction *function, CUmodule module, const char *name) {
     CUcontext context;
@@ -462,60 +530,169 @@ CUresult cuModuleGetLoadingMode(int32_t *mode) {
     return CUDA_SUCCESS;
 }
 
+/* -- libraries ----------------------------------------------------------------------------------------------------- */
+
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int32_t *options, void **values, uint32_t n,
                            int32_t *library_options, void **library_values, uint32_t nlibrary) {
     (void)options, (void)values, (void)n, (void)library_options, (void)library_values, (void)nlibrary;
-    return load((CUmodule *)library, image, 1);
+    CUmodule first;
+    int error = library ? load(&first, image) : CUDA_ERROR_INVALID_VALUE;
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    *library = fake_make(FAKE_LIBRARY, sizeof **library, &no_context);
+    (*library)->first = first;
+    (*library)->modules[first->object.context->device] = first;
+    return leave(CUDA_SUCCESS);
 }
 
-CUresult cuLibraryUnload(CUlibrary library) { return unload((CUmodule)library, 1, "cuLibraryUnload"); }
-
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
-    return get_function((CUfunction *)kernel, (CUmodule)library, name);
+/* A library's code in a context, with functions and globals as they were loaded. */
+static CUmodule module_in(CUlibrary library, CUcontext context) {
+    CUmodule module = library->modules[context->device];
+    if (fake_valid(module, FAKE_MODULE))
+        return module;
+    module = library->modules[context->device] = fake_make(FAKE_MODULE, sizeof *module, context);
+    module->any = library->first->any;
+    for (CUfunction f = library->first->functions; f; f = f->next) {
+        CUfunction copy = add_function(module, f->name, strlen(f->name));
+        struct fake_object object = copy->object;
+        struct CUfunc_st *next = copy->next;
+        char *name = copy->name;
+        *copy = *f;
+        copy->object = object, copy->next = next, copy->name = name, copy->module = module, copy->loaded = 0;
+    }
+    for (struct global *g = library->first->globals; g; g = g->next)
+        add_global(module, g->name, strlen(g->name), g->size, g->initial);
+    return module;
 }
 
-CUresult cuLibraryGetKernelCount(uint32_t *count, CUlibrary library) {
-    return cuModuleGetFunctionCount(count, (CUmodule)library);
-}
-
-CUresult cuLibraryEnumerateKernels(CUkernel *kernels, uint32_t room, CUlibrary library) {
-    return cuModuleEnumerateFunctions((CUfunction *)kernels, room, (CUmodule)library);
-}
-
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
-    if (!module)
-        return CUDA_ERROR_INVALID_VALUE;
-    *module = (CUmodule)library;
+/* Check a library and the current context; without error the lock is held. */
+static int enter_library(CUlibrary library, CUmodule *module) {
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!fake_valid(library, FAKE_LIBRARY))
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    *module = module_in(library, context);
     return CUDA_SUCCESS;
 }
 
+CUresult cuLibraryUnload(CUlibrary library) {
+    CUmodule module;
+    int error = enter_library(library, &module);
+    if (error)
+        return error;
+    for (struct CUkern_st *k = library->kernels; k; k = k->next)
+        fake_drop(k);
+    fake_drop(library);
+    leave(CUDA_SUCCESS);
+    return unload(module, "cuLibraryUnload"); /* other contexts keep what they have loaded */
+}
+
+static CUkernel kernel_named(CUlibrary library, const char *name) {
+    CUkernel k = library->kernels;
+    while (k && strcmp(k->name, name) != 0)
+        k = k->next;
+    if (k)
+        return k;
+    k = fake_make(FAKE_KERNEL, sizeof *k, &no_context);
+    k->name = strdup(name);
+    k->library = library;
+    k->next = library->kernels;
+    return library->kernels = k;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
+    CUmodule module;
+    int error = enter_library(library, &module);
+    if (error)
+        return error;
+    if (!kernel || !name || !*name)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (!module->any && !find_function(module, name, strlen(name)))
+        return leave(CUDA_ERROR_NOT_FOUND);
+    *kernel = kernel_named(library, name);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuLibraryGetKernelCount(uint32_t *count, CUlibrary library) {
+    CUmodule module;
+    int error = enter_library(library, &module);
+    return error ? error : (leave(CUDA_SUCCESS), cuModuleGetFunctionCount(count, module));
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, uint32_t room, CUlibrary library) {
+    CUmodule module;
+    int error = enter_library(library, &module);
+    if (error)
+        return error;
+    for (CUfunction f = kernels ? module->functions : NULL; f && room; f = f->next, room--)
+        *kernels++ = kernel_named(library, f->name);
+    return leave(kernels ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
+    CUmodule found;
+    int error = enter_library(library, &found);
+    if (error)
+        return error;
+    if (module)
+        *module = found;
+    return leave(module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
 CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name) {
-    return cuModuleGetGlobal_v2(address, size, (CUmodule)library, name);
+    CUmodule module;
+    int error = enter_library(library, &module);
+    return error ? error : (leave(CUDA_SUCCESS), cuModuleGetGlobal_v2(address, size, module, name));
+}
+
+/* Memory of this process is memory of all devices. */
+CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name) {
+    return cuLibraryGetGlobal(address, size, library, name);
 }
 
 /* -- functions
  * --------------------------------------------------------------------------------------------------------------- */
 
+/* The function behind a handle, which may be a kernel's, in a context. */
+static CUfunction function_in(CUfunction function, CUcontext context) {
+    CUkernel kernel = (CUkernel)(void *)function;
+    if (fake_valid(function, FAKE_FUNCTION))
+        return function->object.context == context ? function : NULL;
+    if (!fake_valid(kernel, FAKE_KERNEL))
+        return NULL;
+    CUmodule module = module_in(kernel->library, context);
+    CUfunction found = find_function(module, kernel->name, strlen(kernel->name));
+    return found ? found : add_function(module, kernel->name, strlen(kernel->name));
+}
+
 /* Check a function and its context; without error the lock is held. */
-static int enter_function(CUfunction function) {
+static int enter_function(CUfunction *function) {
     CUcontext context;
     int error = enter(&context);
     if (error)
         return error;
-    return fake_valid(function, FAKE_FUNCTION) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
+    CUfunction found = fake_valid(*function, FAKE_FUNCTION) ? *function : function_in(*function, context);
+    if (!found)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    *function = found;
+    return CUDA_SUCCESS;
 }
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
-    int error = enter_function((CUfunction)kernel);
+    CUfunction found = (CUfunction)(void *)kernel;
+    int error = enter_function(&found);
     if (error)
         return error;
     if (function)
-        *function = (CUfunction)kernel;
+        *function = found;
     return leave(function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUresult cuFuncGetName(const char **name, CUfunction function) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (name)
@@ -526,7 +703,7 @@ CUresult cuFuncGetName(const char **name, CUfunction function) {
 CUresult cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
 
 CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (module)
@@ -535,11 +712,19 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
 }
 
 CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel) {
-    return cuFuncGetModule((CUmodule *)library, (CUfunction)kernel);
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!fake_valid(kernel, FAKE_KERNEL))
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (library)
+        *library = kernel->library;
+    return leave(library ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
 CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (!offset || index >= (size_t)function->nparams)
@@ -555,7 +740,7 @@ CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, siz
 }
 
 CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction function) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTES)
@@ -598,7 +783,7 @@ CUresult cuKernelGetAttribute(int32_t *value, int32_t attribute, CUkernel kernel
 }
 
 CUresult cuFuncSetAttribute(CUfunction function, int32_t attribute, int32_t value) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (attribute == CU_FUNC_MAX_DYNAMIC_SHARED && value >= 0 && value <= MOST_SHARED)
@@ -616,7 +801,7 @@ CUresult cuKernelSetAttribute(int32_t attribute, int32_t value, CUkernel kernel,
 }
 
 CUresult cuFuncSetCacheConfig(CUfunction function, int32_t config) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     return error ? error : leave(config >= 0 && config <= 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -627,12 +812,12 @@ CUresult cuKernelSetCacheConfig(CUkernel kernel, int32_t config, CUdevice device
 
 CUresult cuFuncSetSharedMemConfig(CUfunction function, int32_t config) {
     (void)config;
-    int error = enter_function(function);
+    int error = enter_function(&function);
     return error ? error : leave(CUDA_SUCCESS);
 }
 
 CUresult cuFuncIsLoaded(int32_t *state, CUfunction function) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (state)
@@ -641,7 +826,7 @@ CUresult cuFuncIsLoaded(int32_t *state, CUfunction function) {
 }
 
 CUresult cuFuncLoad(CUfunction function) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     function->loaded = 1;
@@ -650,7 +835,7 @@ CUresult cuFuncLoad(CUfunction function) {
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, CUfunction function, int32_t threads,
                                                      size_t shared) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (!blocks || threads < 1)
@@ -669,7 +854,7 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int32_t *blocks, C
 }
 
 CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int32_t blocks, int32_t threads) {
-    int error = enter_function(function);
+    int error = enter_function(&function);
     if (error)
         return error;
     if (!bytes || blocks < 1 || threads < 1)
@@ -718,7 +903,7 @@ CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *con
     int error = enter(&context);
     if (error)
         return error;
-    if (!n || !config || !fake_valid(function, FAKE_FUNCTION))
+    if (!n || !config || !function_in(function, context))
         return leave(CUDA_ERROR_INVALID_VALUE);
     *n = cluster_size(config) > 8 ? 0 : 64 / (int32_t)cluster_size(config);
     return leave(CUDA_SUCCESS);
@@ -729,7 +914,7 @@ CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, voi
     int error = enter(&context);
     if (error)
         return error;
-    if (!n || !config || !fake_valid(function, FAKE_FUNCTION))
+    if (!n || !config || !function_in(function, context))
         return leave(CUDA_ERROR_INVALID_VALUE);
     *n = ((const struct cu_launch_config *)config)->block[0] > 512 ? 4 : 8;
     return leave(CUDA_SUCCESS);
@@ -857,9 +1042,18 @@ static const struct {
     {"count", kernel_count, 1},
 };
 
+/* Say whether a function has a name, perhaps one that C++ has mangled: _Z, its length, the name, and what follows. */
+static bool is_named(const char *function, const char *name) {
+    size_t n = strlen(name);
+    if (strncmp(function, "_Z", 2) != 0)
+        return !strcmp(function, name);
+    char *after;
+    return strtoul(function + 2, &after, 10) == n && !strncmp(after, name, n);
+}
+
 static int run_kernel(struct fake_op *op) {
     for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++) {
-        if (strcmp(KERNELS[i].name, op->function->name))
+        if (!is_named(op->function->name, KERNELS[i].name))
             continue;
         if (!KERNELS[i].memory)
             return KERNELS[i].run(op);
@@ -924,7 +1118,7 @@ static int launch(int per_thread, const struct cu_launch_config *config, CUfunct
         return error;
     if (!handle && per_thread)
         handle = CU_STREAM_PER_THREAD;
-    if (!fake_valid(function, FAKE_FUNCTION) || function->object.context != context)
+    if (!(function = function_in(function, context)))
         return leave(CUDA_ERROR_INVALID_HANDLE);
     if ((error = fake_stream(handle, context, &stream)) || (error = check_shape(config, function)))
         return leave(error);
