@@ -1,6 +1,7 @@
 /* Calls that follow from others: older names, host functions, files, memory with a pitch. */
 #include "fake.h"
 #include "gen_calls.h"
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +22,60 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     (void)element;
     *pitch = (width + 511) & ~(size_t)511;
     return cuMemAlloc_v2(address, *pitch * height);
+}
+
+/* -- rows and boxes: a copy or a fill of each row, in unified addresses ----------------------------------------------- */
+
+static uint64_t row_of(const struct cu_end3 *e, size_t y, size_t z) {
+    uint64_t base = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
+    return base + e->x + e->pitch * (e->y + y + e->height * (e->z + z));
+}
+
+static CUresult copy_box(int per_thread, const struct cu_copy3 *c, CUstream stream, bool waits) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t z = 0; z < c->depth && !result; z++)
+        for (size_t y = 0; y < c->height && !result; y++) {
+            uint64_t to = row_of(&c->to, y, z), from = row_of(&c->from, y, z);
+            result = waits ? ww_cuMemcpy(per_thread, to, from, c->width) : cuMemcpyAsync(to, from, c->width, stream);
+        }
+    return result;
+}
+
+static struct cu_end3 end3(const struct cu_end2 *e) {
+    return (struct cu_end3){
+        .x = e->x, .y = e->y, .type = e->type, .host = e->host, .device = e->device, .pitch = e->pitch};
+}
+
+static struct cu_copy3 copy3(const struct cu_copy2 *c) {
+    return (struct cu_copy3){.from = end3(&c->from), .to = end3(&c->to), .width = c->width, .height = c->height, .depth = 1};
+}
+
+CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *copy) {
+    struct cu_copy3 c = copy3(copy);
+    return copy_box(per_thread, &c, NULL, true);
+}
+
+CUresult cuMemcpy2DAsync_v2(void *copy, CUstream stream) {
+    struct cu_copy3 c = copy3(copy);
+    return copy_box(0, &c, stream, false);
+}
+
+CUresult ww_cuMemcpy3D_v2(int per_thread, void *copy) { return copy_box(per_thread, copy, NULL, true); }
+
+CUresult cuMemcpy3DAsync_v2(void *copy, CUstream stream) { return copy_box(0, copy, stream, false); }
+
+CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, uint8_t value, size_t width, size_t height) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t y = 0; y < height && !result; y++)
+        result = ww_cuMemsetD8_v2(per_thread, to + y * pitch, value, width);
+    return result;
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, uint8_t value, size_t width, size_t height, CUstream stream) {
+    CUresult result = CUDA_SUCCESS;
+    for (size_t y = 0; y < height && !result; y++)
+        result = cuMemsetD8Async(to + y * pitch, value, width, stream);
+    return result;
 }
 
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) { return cuModuleLoadData(module, image); }

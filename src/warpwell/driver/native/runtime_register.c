@@ -224,7 +224,7 @@ void *rt_host_function(CUkernel kernel) {
     pthread_mutex_lock(&lock);
     struct entry *e = newest;
     pthread_mutex_unlock(&lock);
-    while (e && atomic_load(&e->kernel) != kernel)
+    while (e && (!e->image || atomic_load(&e->kernel) != kernel))
         e = e->previous;
     return e ? (void *)(uintptr_t)e->host : (void *)kernel;
 }
@@ -240,7 +240,8 @@ CUDART_API int __cudaGetKernel(CUkernel *kernel, const void *function) {
 }
 
 CUDART_API int cudaGetKernel(CUkernel *kernel, const void *function) {
-    return kernel ? __cudaGetKernel(kernel, function) : rt_result(CUDA_ERROR_INVALID_VALUE);
+    int error = kernel ? __cudaGetKernel(kernel, function) : CUDA_ERROR_INVALID_VALUE;
+    return rt_result(error ? error : rt_add_kernel(*kernel));
 }
 
 /* -- variables ----------------------------------------------------------------------------------------------------- */

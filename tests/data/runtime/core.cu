@@ -1,0 +1,422 @@
+// Calls of the CUDA runtime whose results do not depend on the device: memory, copies, launches, variables, streams.
+#include "check.h"
+
+#include <cuda_runtime.h>
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define COUNT 4096u
+#define BYTES (4 * COUNT)
+
+__device__ unsigned factor = 2;
+__device__ unsigned table[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+__constant__ unsigned limit;
+
+#ifdef SEPARATE
+void fill_elsewhere(unsigned *to, u64 count, unsigned value); // other.cu
+unsigned elsewhere();
+#endif
+
+static unsigned host[COUNT], back[COUNT];
+
+static void number() {
+    for (unsigned i = 0; i < COUNT; i++)
+        host[i] = 7 * i + 1;
+    memset(back, 0, sizeof back);
+}
+
+static void devices() {
+    int count = -1, device = -1, value = 0, version = 0;
+    OK(cudaGetDeviceCount(&count));
+    CHECK(count >= 1);
+    OK(cudaGetDevice(&device));
+    EQUAL(device, 0);
+    cudaDeviceProp p;
+    for (int i = 0; i < count; i++) {
+        OK(cudaGetDeviceProperties(&p, i));
+        OK(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, i));
+        EQUAL(p.multiProcessorCount, value);
+        OK(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, i));
+        EQUAL(p.sharedMemPerBlockOptin, value);
+        OK(cudaDeviceGetAttribute(&value, cudaDevAttrClusterLaunch, i));
+        EQUAL(p.clusterLaunch, value);
+        CHECK(strlen(p.name) > 0 && p.warpSize == 32 && p.major > 0 && p.totalGlobalMem > 0);
+    }
+    EQUAL(cudaGetDeviceProperties(&p, count), cudaErrorInvalidDevice);
+    EQUAL(cudaSetDevice(count), cudaErrorInvalidDevice);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidDevice);
+    OK(cudaGetLastError());
+    OK(cudaRuntimeGetVersion(&version));
+    EQUAL(version / 1000, CUDART_VERSION / 1000);
+    OK(cudaDriverGetVersion(&version));
+    size_t free_bytes = 0, total = 0;
+    OK(cudaMemGetInfo(&free_bytes, &total));
+    CHECK(free_bytes <= total && total > 0);
+}
+
+static void memory() {
+    unsigned *a, *b;
+    number();
+    OK(cudaMalloc(&a, BYTES));
+    OK(cudaMalloc(&b, BYTES));
+    OK(cudaMemcpy(a, host, BYTES, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy(b, a, BYTES, cudaMemcpyDeviceToDevice));
+    OK(cudaMemcpy(back, b, BYTES, cudaMemcpyDeviceToHost));
+    CHECK(!memcmp(host, back, BYTES));
+    memset(back, 0, BYTES);
+    OK(cudaMemset(a, 0, BYTES));
+    OK(cudaMemcpy(a, host, BYTES, cudaMemcpyDefault));
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDefault));
+    CHECK(!memcmp(host, back, BYTES));
+    memset(back, 0, BYTES);
+    OK(cudaMemcpy(back, host, BYTES, cudaMemcpyHostToHost));
+    CHECK(!memcmp(host, back, BYTES));
+    EQUAL(cudaMemcpy(a, host, 4, (cudaMemcpyKind)7), cudaErrorInvalidMemcpyDirection);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidMemcpyDirection);
+    OK(cudaMemset(a, 0x5a, BYTES));
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 0x5a5a5a5a);
+    unsigned *none = a;
+    OK(cudaMalloc(&none, 0));
+    CHECK(!none);
+    OK(cudaFree(NULL));
+    EQUAL(cudaMalloc(&none, (size_t)1 << 60), cudaErrorMemoryAllocation);
+    EQUAL(cudaGetLastError(), cudaErrorMemoryAllocation);
+
+    cudaPointerAttributes attributes;
+    OK(cudaPointerGetAttributes(&attributes, a + 3));
+    CHECK(attributes.type == cudaMemoryTypeDevice && attributes.devicePointer == a + 3 && attributes.device == 0);
+    OK(cudaPointerGetAttributes(&attributes, host));
+    EQUAL(attributes.type, cudaMemoryTypeUnregistered);
+    unsigned *pinned;
+    OK(cudaMallocHost(&pinned, BYTES));
+    OK(cudaPointerGetAttributes(&attributes, pinned));
+    EQUAL(attributes.type, cudaMemoryTypeHost);
+    OK(cudaMemcpyAsync(a, host, BYTES, cudaMemcpyHostToDevice, 0));
+    OK(cudaMemcpyAsync(pinned, a, BYTES, cudaMemcpyDeviceToHost, 0));
+    OK(cudaStreamSynchronize(0));
+    CHECK(!memcmp(host, pinned, BYTES));
+    OK(cudaFreeHost(pinned));
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+}
+
+static void boxes() {
+    cudaPitchedPtr box;
+    cudaExtent extent = make_cudaExtent(40, 5, 3);
+    size_t pitch;
+    char *rows, from[3][5][40], to[3][5][40];
+    for (size_t i = 0; i < sizeof from; i++)
+        ((char *)from)[i] = (char)(3 * i + 1);
+    OK(cudaMallocPitch(&rows, &pitch, 40, 5));
+    CHECK(pitch >= 40);
+    OK(cudaMemset2D(rows, pitch, 9, 40, 5));
+    OK(cudaMemcpy2D(rows, pitch, from[0], 40, 20, 5, cudaMemcpyHostToDevice));
+    OK(cudaMemcpy2D(to[0], 40, rows, pitch, 40, 5, cudaMemcpyDeviceToHost));
+    for (int y = 0; y < 5; y++)
+        CHECK(!memcmp(to[0][y], from[0][y], 20) && to[0][y][20] == 9 && to[0][y][39] == 9);
+    EQUAL(cudaMemcpy2D(rows, 8, from[0], 40, 20, 5, cudaMemcpyHostToDevice), cudaErrorInvalidPitchValue);
+    cudaGetLastError();
+    OK(cudaFree(rows));
+
+    OK(cudaMalloc3D(&box, extent));
+    OK(cudaMemset3D(box, 4, extent));
+    cudaMemcpy3DParms copy = {};
+    copy.srcPtr = make_cudaPitchedPtr(from, 40, 40, 5);
+    copy.dstPtr = box;
+    copy.dstPos = make_cudaPos(8, 1, 1);
+    copy.extent = make_cudaExtent(16, 2, 2);
+    copy.kind = cudaMemcpyHostToDevice;
+    OK(cudaMemcpy3D(&copy));
+    cudaMemcpy3DParms out = {};
+    out.srcPtr = box;
+    out.dstPtr = make_cudaPitchedPtr(to, 40, 40, 5);
+    out.extent = extent;
+    out.kind = cudaMemcpyDeviceToHost;
+    OK(cudaMemcpy3D(&out));
+    CHECK(to[0][0][0] == 4 && to[1][0][8] == 4 && to[2][4][39] == 4);
+    for (int z = 0; z < 2; z++)
+        for (int y = 0; y < 2; y++)
+            CHECK(!memcmp(&to[z + 1][y + 1][8], from[z][y], 16) && to[z + 1][y + 1][24] == 4);
+    OK(cudaFree(box.ptr));
+}
+
+static void launches() {
+    unsigned *a, *b;
+    OK(cudaMalloc(&a, BYTES));
+    OK(cudaMalloc(&b, BYTES));
+    fill<<<1, 32>>>(a, COUNT, 40);
+    OK(cudaGetLastError());
+    fill<<<dim3(1, 1, 1), dim3(8, 4, 1)>>>(b, COUNT, 2);
+    add<<<1, 32>>>(a, b, COUNT);
+    copy<unsigned><<<1, 32>>>(b, a, BYTES);
+    OK(cudaMemcpy(back, b, BYTES, cudaMemcpyDeviceToHost));
+    CHECK(back[0] == 42 && back[COUNT - 1] == 42);
+
+    fill<<<0, 32>>>(a, COUNT, 1);
+    EQUAL(cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    fill<<<1, 4096>>>(a, COUNT, 1);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidConfiguration);
+    OK(cudaGetLastError());
+    EQUAL(cudaLaunchKernel((const void *)host, dim3(1), dim3(1), NULL, 0, 0), cudaErrorInvalidDeviceFunction);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidDeviceFunction);
+
+    u64 count = COUNT;
+    unsigned value = 5;
+    void *arguments[] = {&a, &count, &value};
+    OK(cudaLaunchKernel((const void *)fill, dim3(1), dim3(32), arguments, 0, 0));
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(32);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    void *doubled[] = {&a, &a, &count};
+    OK(cudaLaunchKernelExC(&config, (const void *)add, doubled));
+    OK(cudaLaunchCooperativeKernel((const void *)add, dim3(1), dim3(32), doubled, 0, 0));
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 20);
+
+    cudaKernel_t kernel;
+    OK(cudaGetKernel(&kernel, (const void *)fill));
+    value = 6;
+    OK(cudaLaunchKernel((const void *)kernel, dim3(1), dim3(32), arguments, 0, 0));
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[0], 6);
+#ifdef SEPARATE
+    fill_elsewhere(a, COUNT, 11);
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 11);
+    EQUAL(elsewhere(), 77);
+#endif
+
+    cudaFuncAttributes attributes;
+    OK(cudaFuncGetAttributes(&attributes, fill));
+    CHECK(attributes.maxThreadsPerBlock >= 32 && attributes.numRegs > 0 && attributes.sharedSizeBytes == 0);
+    OK(cudaFuncSetAttribute(fill, cudaFuncAttributeMaxDynamicSharedMemorySize, 65536));
+    OK(cudaFuncGetAttributes(&attributes, fill));
+    EQUAL(attributes.maxDynamicSharedSizeBytes, 65536);
+    OK(cudaFuncSetCacheConfig(fill, cudaFuncCachePreferL1));
+    const char *name;
+    OK(cudaFuncGetName(&name, (const void *)fill));
+    CHECK(!strcmp(name, "fill"));
+    int blocks, again, grid, block;
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, fill, 128, 0));
+    OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&again, fill, 128, 0));
+    CHECK(blocks > 0 && blocks == again);
+    OK(cudaOccupancyMaxPotentialBlockSize(&grid, &block, fill, 0, 0));
+    CHECK(grid > 0 && block > 0);
+    OK(cudaFree(a));
+    OK(cudaFree(b));
+}
+
+static void variables() {
+    unsigned value = 0, two[2] = {50, 60}, all[8];
+    OK(cudaMemcpyFromSymbol(&value, factor, 4));
+    EQUAL(value, 2);
+    value = 3;
+    OK(cudaMemcpyToSymbol(factor, &value, 4));
+    OK(cudaMemcpyToSymbol(table, two, 8, 8));
+    OK(cudaMemcpyToSymbolAsync(limit, &value, 4, 0, cudaMemcpyHostToDevice, 0));
+    OK(cudaMemcpyFromSymbol(all, table, 32));
+    CHECK(all[0] == 1 && all[1] == 2 && all[2] == 50 && all[3] == 60 && all[4] == 5 && all[7] == 8);
+    OK(cudaMemcpyFromSymbol(&value, limit, 4));
+    EQUAL(value, 3);
+    EQUAL(cudaMemcpyToSymbol(table, two, 8, 28), cudaErrorInvalidValue);
+    EQUAL(cudaMemcpyToSymbol(table, two, 8, 0, cudaMemcpyDeviceToHost), cudaErrorInvalidMemcpyDirection);
+    EQUAL(cudaMemcpyToSymbol((const void *)host, two, 8), cudaErrorInvalidSymbol);
+    EQUAL(cudaGetLastError(), cudaErrorInvalidSymbol);
+    size_t nbytes;
+    void *address;
+    OK(cudaGetSymbolSize(&nbytes, table));
+    EQUAL(nbytes, 32);
+    OK(cudaGetSymbolAddress(&address, table));
+    OK(cudaMemcpy(all, (char *)address + 8, 8, cudaMemcpyDeviceToHost));
+    CHECK(all[0] == 50 && all[1] == 60);
+}
+
+static void CUDART_CB note(void *data) { ++*(volatile int *)data; }
+
+static void CUDART_CB noted(cudaStream_t, cudaError_t error, void *data) {
+    *(volatile int *)data += error == cudaSuccess ? 10 : 1000;
+}
+
+static void streams() {
+    cudaStream_t stream, other;
+    cudaEvent_t begin, end;
+    unsigned *a, *pinned;
+    float milliseconds = -1;
+    int calls = 0, least, greatest, priority;
+    unsigned flags;
+    OK(cudaStreamCreate(&stream));
+    OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    OK(cudaEventCreate(&begin));
+    OK(cudaEventCreateWithFlags(&end, cudaEventBlockingSync));
+    OK(cudaMalloc(&a, BYTES));
+    OK(cudaHostAlloc(&pinned, BYTES, cudaHostAllocDefault));
+    OK(cudaEventRecord(begin, stream));
+    fill<<<1, 32, 0, stream>>>(a, COUNT, 21);
+    nap<<<1, 1, 0, stream>>>(30000);
+    OK(cudaEventRecord(end, stream));
+    OK(cudaStreamWaitEvent(other, end, 0));
+    add<<<1, 32, 0, other>>>(a, a, COUNT);
+    OK(cudaMemcpyAsync(pinned, a, BYTES, cudaMemcpyDeviceToHost, other));
+    EQUAL(cudaStreamQuery(other), cudaErrorNotReady);
+    cudaGetLastError();
+    OK(cudaLaunchHostFunc(other, note, &calls));
+    OK(cudaStreamAddCallback(other, noted, &calls, 0));
+    OK(cudaStreamSynchronize(other));
+    OK(cudaStreamQuery(other));
+    EQUAL(pinned[COUNT - 1], 42);
+    EQUAL(calls, 11);
+    OK(cudaEventSynchronize(end));
+    OK(cudaEventElapsedTime(&milliseconds, begin, end));
+    CHECK(milliseconds >= 20);
+    OK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    OK(cudaStreamGetPriority(stream, &priority));
+    EQUAL(priority, 0);
+    OK(cudaStreamGetFlags(other, &flags));
+    EQUAL(flags, cudaStreamNonBlocking);
+    OK(cudaMemsetAsync(a, 1, BYTES, stream));
+    OK(cudaMemcpyAsync(pinned, a, BYTES, cudaMemcpyDefault, stream));
+    OK(cudaStreamSynchronize(stream));
+    EQUAL(pinned[7], 0x01010101);
+    unsigned *ordered;
+    OK(cudaMallocAsync(&ordered, BYTES, stream));
+    fill<<<1, 32, 0, stream>>>(ordered, COUNT, 9);
+    OK(cudaMemcpyAsync(pinned, ordered, BYTES, cudaMemcpyDeviceToHost, stream));
+    OK(cudaFreeAsync(ordered, stream));
+    OK(cudaStreamSynchronize(stream));
+    EQUAL(pinned[COUNT - 1], 9);
+    // the default streams: what is posted to one comes before a synchronous copy
+    fill<<<1, 32>>>(a, COUNT, 1);
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 1);
+    fill<<<1, 32, 0, cudaStreamPerThread>>>(a, COUNT, 2);
+    OK(cudaStreamSynchronize(cudaStreamPerThread));
+    fill<<<1, 32, 0, cudaStreamLegacy>>>(a, COUNT, 3);
+    OK(cudaStreamSynchronize(cudaStreamLegacy));
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 3);
+    OK(cudaFreeHost(pinned));
+    OK(cudaFree(a));
+    OK(cudaEventDestroy(begin));
+    OK(cudaEventDestroy(end));
+    OK(cudaStreamDestroy(stream));
+    OK(cudaStreamDestroy(other));
+}
+
+static void *in_thread(void *expected) {
+    int device = -1;
+    unsigned *a, value = 0;
+    OK(cudaGetDevice(&device));
+    EQUAL(device, 0);
+    OK(cudaSetDevice(*(int *)expected));
+    OK(cudaMalloc(&a, BYTES));
+    fill<<<1, 32>>>(a, COUNT, 30u + (unsigned)*(int *)expected);
+    OK(cudaGetLastError());
+    OK(cudaMemcpy(&value, a + COUNT - 1, 4, cudaMemcpyDeviceToHost));
+    EQUAL(value, 30 + *(int *)expected);
+    OK(cudaFree(a));
+    return NULL;
+}
+
+static void several() {
+    int count, access = 0;
+    OK(cudaGetDeviceCount(&count));
+    for (int i = 0; i < count; i++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, in_thread, &i);
+        pthread_join(thread, NULL);
+    }
+    if (count < 2)
+        return;
+    unsigned *here, *there, value = 1;
+    OK(cudaMalloc(&here, BYTES));
+    fill<<<1, 32>>>(here, COUNT, 12);
+    OK(cudaDeviceSynchronize());
+    OK(cudaSetDevice(1));
+    OK(cudaMalloc(&there, BYTES));
+    OK(cudaMemcpyPeer(there, 1, here, 0, BYTES));
+    add<<<1, 32>>>(there, there, COUNT);
+    OK(cudaMemcpy(&value, there, 4, cudaMemcpyDeviceToHost));
+    EQUAL(value, 24);
+    OK(cudaMemcpy(here, there, BYTES, cudaMemcpyDefault));
+    OK(cudaMemcpyFromSymbol(&value, factor, 4)); // a variable of its own on each device
+    EQUAL(value, 2);
+    OK(cudaDeviceCanAccessPeer(&access, 0, 1));
+    OK(cudaFree(there));
+    OK(cudaSetDevice(0));
+    OK(cudaMemcpy(&value, here, 4, cudaMemcpyDeviceToHost));
+    EQUAL(value, 24);
+    OK(cudaMemcpyFromSymbol(&value, factor, 4));
+    EQUAL(value, 3);
+    OK(cudaFree(here));
+}
+
+static void names() {
+    CHECK(!strcmp(cudaGetErrorName(cudaErrorInvalidValue), "cudaErrorInvalidValue"));
+    CHECK(!strcmp(cudaGetErrorString(cudaSuccess), "no error"));
+    CHECK(!strcmp(cudaGetErrorName((cudaError_t)12345), "unrecognized error code"));
+    void *function = NULL;
+    cudaDriverEntryPointQueryResult found;
+    OK(cudaGetDriverEntryPointByVersion("cuMemAlloc", &function, 12000, cudaEnableDefault, &found));
+    CHECK(function && found == cudaDriverEntryPointSuccess);
+    OK(cudaGetDriverEntryPointByVersion("cuNoSuchCall", &function, 12000, cudaEnableDefault, &found));
+    CHECK(!function && found == cudaDriverEntryPointSymbolNotFound);
+    cudaArray_t array;
+    cudaChannelFormatDesc format = cudaCreateChannelDesc<float>();
+    CHECK(format.x == 32 && format.f == cudaChannelFormatKindFloat);
+    EQUAL(cudaMallocArray(&array, &format, 16), cudaErrorNotSupported);
+    EQUAL(cudaGetLastError(), cudaErrorNotSupported);
+}
+
+static void forks() {
+    int status = -1;
+    pid_t child = fork();
+    if (!child)
+        _exit(cudaDeviceSynchronize() == cudaErrorInitializationError ? 0 : 1);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    OK(cudaDeviceSynchronize());
+}
+
+static void resets() {
+    unsigned *a, value = 0;
+    OK(cudaDeviceReset());
+    OK(cudaMemcpyFromSymbol(&value, factor, 4));
+    EQUAL(value, 2); // its initial value again
+    OK(cudaMalloc(&a, BYTES));
+    fill<<<1, 32>>>(a, COUNT, 8);
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 8);
+    fault<<<1, 1>>>();
+    EQUAL(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+    EQUAL(cudaGetLastError(), cudaErrorIllegalAddress);
+    EQUAL(cudaGetLastError(), cudaErrorIllegalAddress); // until a reset
+    EQUAL(cudaMemset(a, 0, 4), cudaErrorIllegalAddress);
+    OK(cudaDeviceReset());
+    OK(cudaGetLastError());
+    OK(cudaMalloc(&a, BYTES));
+    fill<<<1, 32>>>(a, COUNT, 18);
+    OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 18);
+}
+
+int main() {
+    devices();
+    memory();
+    boxes();
+    launches();
+    variables();
+    streams();
+    several();
+    names();
+    forks();
+    resets();
+    puts("passed");
+    return 0;
+}
