@@ -290,9 +290,11 @@ static int read_symbols(CUmodule module, const unsigned char *image, const Elf64
     for (size_t i = 0; i < n; i++) {
         const char *name = text + symbols[i].st_name;
         const Elf64_Shdr *home = &sections[symbols[i].st_shndx];
-        if (ELF64_ST_TYPE(symbols[i].st_info) != STT_OBJECT || !symbols[i].st_size || symbols[i].st_shndx >= SHN_LORESERVE)
+        if (ELF64_ST_TYPE(symbols[i].st_info) != STT_OBJECT || !symbols[i].st_size ||
+            symbols[i].st_shndx >= SHN_LORESERVE)
             continue;
-        bool is_initialized = home->sh_type == SHT_PROGBITS && symbols[i].st_value + symbols[i].st_size <= home->sh_size;
+        bool is_initialized =
+            home->sh_type == SHT_PROGBITS && symbols[i].st_value + symbols[i].st_size <= home->sh_size;
         const void *initial = is_initialized ? image + home->sh_offset + symbols[i].st_value : NULL;
         if (add_global(module, name, strlen(name), symbols[i].st_size, initial))
             return CUDA_ERROR_OUT_OF_MEMORY;

@@ -24,7 +24,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return cuMemAlloc_v2(address, *pitch * height);
 }
 
-/* -- rows and boxes: a copy or a fill of each row, in unified addresses ----------------------------------------------- */
+/* -- rows and boxes: each row is copied or filled by itself, in unified addresses --- */
 
 static uint64_t row_of(const struct cu_end3 *e, size_t y, size_t z) {
     uint64_t base = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
@@ -47,7 +47,8 @@ static struct cu_end3 end3(const struct cu_end2 *e) {
 }
 
 static struct cu_copy3 copy3(const struct cu_copy2 *c) {
-    return (struct cu_copy3){.from = end3(&c->from), .to = end3(&c->to), .width = c->width, .height = c->height, .depth = 1};
+    return (struct cu_copy3){
+        .from = end3(&c->from), .to = end3(&c->to), .width = c->width, .height = c->height, .depth = 1};
 }
 
 CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *copy) {

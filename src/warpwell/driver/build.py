@@ -82,7 +82,7 @@ RUNTIMES = tuple(
     )
     for release in runtime.RELEASES
 )
-"""The CUDA runtime of each release. It is linked to the layer, whose soname is that of every driver."""
+"""The CUDA runtime of each release. It is linked to the layer, which has the soname of every driver."""
 
 
 def compiler() -> list[str]:
@@ -316,8 +316,9 @@ def _finish(process: subprocess.Popen[str]) -> None:
 def wheel(folder: Path) -> Path:
     """Write the companion wheel warpwell-driver into a folder, and return its path.
 
-    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. Where the package
-    ziglang is installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
+    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. Where
+    the package ziglang is installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name
+    says which.
     """
     with tempfile.TemporaryDirectory() as made:
         if _ziglang():

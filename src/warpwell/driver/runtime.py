@@ -61,7 +61,7 @@ class Function:
         return tuple(ROLES[role[4:]] + " *" if role.startswith("out_") else ROLES[role] for role in self.roles)
 
 
-def _lines(file: str) -> Iterator[str]:
+def _read_data(file: str) -> Iterator[str]:
     for line in (NATIVE / file).read_text().splitlines():
         if line and not line.startswith("#"):
             yield line
@@ -75,7 +75,7 @@ _LIST = re.compile(r"(?:(?P<only>12|13) )?(?P<how>own|refused) (?P<names>.*)")
 def functions(release: int) -> tuple[Function, ...]:
     """Return the exported functions of a release, in the order of the file."""
     found = []
-    for line in _lines("runtime_calls.txt"):
+    for line in _read_data("runtime_calls.txt"):
         if line.startswith("errors "):
             continue
         if listed := _LIST.fullmatch(line):
@@ -98,7 +98,7 @@ def functions(release: int) -> tuple[Function, ...]:
 @cache
 def errors() -> dict[int, str]:
     """Return the names of the error codes."""
-    words = [word for line in _lines("runtime_calls.txt") if line.startswith("errors ") for word in line.split()[1:]]
+    words = [word for line in _read_data("runtime_calls.txt") if line.startswith("errors ") for word in line.split()[1:]]
     named = {int(code): f"cudaError{name}" for code, _, name in (word.partition(":") for word in words)}
     return named | {0: "cudaSuccess"}
 
@@ -107,7 +107,7 @@ def properties(release: int) -> list[tuple[str, int, int, int]]:
     """Return (name, offset, size in bytes, driver attribute) of the numbers in the device properties of a release."""
     found = []
     offset = _FIRST_PROPERTY
-    for line in _lines("runtime_properties.txt"):
+    for line in _read_data("runtime_properties.txt"):
         words = line.split()
         only = int(words.pop(0)) if words[0].isdigit() else release
         for word in words if only == release else ():
@@ -176,7 +176,7 @@ def _code(release: int) -> str:
         if function.variant and function.how != "own":
             lines.append(_per_thread(function))
     lines.append("const struct rt_error rt_errors[] = {")
-    lines += [f'    {{{code}, "{name}", "{_words(name)}"}},' for code, name in errors().items()]
+    lines += [f'    {{{code}, "{name}", "{_error_text(name)}"}},' for code, name in errors().items()]
     lines += ["    {0, NULL, NULL}};", "const struct rt_property rt_properties[] = {"]
     lines += [f"    {{{offset}, {size}, {attribute}}}, /* {n} */" for n, offset, size, attribute in properties(release)]
     return "\n".join([*lines, "    {0, 0, 0}};", ""])
@@ -223,7 +223,7 @@ def _is_flagged(function: Function) -> bool:
     return function.variant == "z" and "stream" not in function.roles and function.how == "hand"
 
 
-def _words(name: str) -> str:
+def _error_text(name: str) -> str:
     """Return what an error code means, in words made from its name."""
     if name == "cudaSuccess":
         return "no error"

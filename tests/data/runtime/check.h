@@ -26,7 +26,7 @@
 
 typedef unsigned long long u64;
 
-/* Kernels that the stub driver computes: it knows them by name. */
+/* The stub driver computes kernels with these names. */
 extern "C" __global__ void fill(unsigned *to, u64 count, unsigned value) {
     for (u64 i = threadIdx.x; i < count; i += blockDim.x)
         to[i] = value;

@@ -292,7 +292,7 @@ static void streams() {
     OK(cudaFreeAsync(ordered, stream));
     OK(cudaStreamSynchronize(stream));
     EQUAL(pinned[COUNT - 1], 9);
-    // the default streams: what is posted to one comes before a synchronous copy
+    // A launch to a default stream comes before a synchronous copy.
     fill<<<1, 32>>>(a, COUNT, 1);
     OK(cudaMemcpy(back, a, BYTES, cudaMemcpyDeviceToHost));
     EQUAL(back[COUNT - 1], 1);

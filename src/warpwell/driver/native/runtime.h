@@ -1,8 +1,8 @@
-/* The CUDA runtime library over public functions of the driver: what its files share.
+/* The CUDA runtime library over public functions of the driver: interfaces between its files.
  *
- * One source serves releases 12 and 13: CUDART_MAJOR says which. Levels, each of which calls only those in front of it:
- * state (start, contexts, errors), register (code of the program), launch, memory, device, graph. Forwards, variants for
- * per-thread streams and refusals are generated, see runtime.py.
+ * One source serves releases 12 and 13: CUDART_MAJOR is the release. Levels, each of which calls only those in front of
+ * it: state (start, contexts, errors), register (code of the program), launch, memory, device, graph. Forwards,
+ * variants for per-thread streams and refusals are generated, see runtime.py.
  *
  * Handles are the driver's own. Error codes are the driver's, except where the runtime has its own: RT_...
  */

@@ -1,4 +1,4 @@
-/* Devices, their properties, flags and limits; what belongs to no other file. See runtime.h. */
+/* Devices, their properties and flags, entry points of the driver, channel descriptors. See runtime.h. */
 #include "runtime.h"
 
 #include <string.h>
@@ -83,7 +83,8 @@ CUDART_API int CUDART_V2(cudaGetDeviceProperties)(void *properties, int device) 
         if (cuDeviceGetAttribute(&value, one->attribute, device)) /* an older driver */
             value = 0;
         size_t wide = (size_t)value;
-        memcpy((char *)properties + one->offset, one->nbytes == sizeof wide ? (void *)&wide : (void *)&value, one->nbytes);
+        memcpy((char *)properties + one->offset, one->nbytes == sizeof wide ? (void *)&wide : (void *)&value,
+               one->nbytes);
     }
     return 0;
 }
@@ -154,7 +155,7 @@ static int entry_point(const char *name, void **function, uint32_t version, uint
     int found = 0, error = function ? rt_start() : CUDA_ERROR_INVALID_VALUE;
     if (!error)
         error = cuGetProcAddress_v2(name, function, (int)version, flags, &found);
-    if (error == CUDA_ERROR_NOT_FOUND && status) /* the status says so */
+    if (error == CUDA_ERROR_NOT_FOUND && status) /* reported by the status */
         error = 0;
     if (status)
         *status = found;
@@ -166,7 +167,7 @@ int rt_cudaGetDriverEntryPoint(const char *name, void **function, uint64_t flags
 }
 
 int rt_cudaGetDriverEntryPointByVersion(const char *name, void **function, uint32_t version, uint64_t flags,
-                                               int *status, int per_thread) {
+                                        int *status, int per_thread) {
     return entry_point(name, function, version, flags || !per_thread ? flags : PER_THREAD, status);
 }
 

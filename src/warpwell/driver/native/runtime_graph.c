@@ -236,7 +236,7 @@ static int to_node(const struct node_params *from, struct cu_node_params *to) {
     }
 }
 
-/* What the driver wrote: the address of an allocation, graphs of a condition. */
+/* Copy the results of the driver: the address of an allocation, graphs of a condition. */
 static void from_node(const struct cu_node_params *from, struct node_params *to) {
     if (from->type == CU_NODE_ALLOC || from->type == CU_NODE_CONDITION)
         memcpy(&to->of, &from->of, sizeof to->of);
@@ -246,8 +246,7 @@ CUDART_API int CUDART_V2(cudaGraphAddNode)(void **node, void *graph, void *after
                                            void *params) {
     struct cu_node_params n;
     int error = rt_enter();
-    if (!error && !(error = to_node(params, &n)) &&
-        !(error = cuGraphAddNode_v2(node, graph, after, edges, nafter, &n)))
+    if (!error && !(error = to_node(params, &n)) && !(error = cuGraphAddNode_v2(node, graph, after, edges, nafter, &n)))
         from_node(&n, params);
     return rt_result(error);
 }

@@ -18,7 +18,8 @@ static _Thread_local struct {
     unsigned n;
 } pending;
 
-static _Atomic uint64_t changes; /* of attributes of kernels: what is known about occupancy is out of date */
+/* Number of changes to attributes of kernels: each makes the cached occupancy out of date. */
+static _Atomic uint64_t changes;
 
 /* -- launches ------------------------------------------------------------------------------------------------------ */
 
@@ -41,7 +42,8 @@ CUDART_API int __cudaPopCallConfiguration(void *grid, void *block, size_t *share
     return 0;
 }
 
-/* Say whether the device cannot have such a grid or block: the driver has one code for this and for other arguments. */
+/* Return true if the device cannot have such a grid or block: the driver has one code for this and for other arguments.
+ */
 static bool is_bad_shape(const uint32_t *grid, const uint32_t *block) {
     int device, most[6], threads;
     if (cuCtxGetDevice(&device) || cuDeviceGetAttribute(&threads, CU_DEVICE_MAX_THREADS_PER_BLOCK, device))
@@ -149,10 +151,10 @@ CUDART_API int cudaFuncGetAttributes(void *attributes, const void *function) {
     if (error)
         return rt_result(error);
     memset(a, 0, sizeof *a);
-    int32_t *const to[] = {&a->threads,        &bytes[0],      &bytes[1],      &bytes[2],      &a->registers,
-                           &a->ptx,            &a->binary,     &a->cache,      &a->dynamic,    &a->carveout,
-                           &a->cluster_must,   &a->cluster[0], &a->cluster[1], &a->cluster[2], &a->nonportable,
-                           &a->policy};
+    int32_t *const to[] = {&a->threads,    &bytes[0],      &bytes[1],        &bytes[2],
+                           &a->registers,  &a->ptx,        &a->binary,       &a->cache,
+                           &a->dynamic,    &a->carveout,   &a->cluster_must, &a->cluster[0],
+                           &a->cluster[1], &a->cluster[2], &a->nonportable,  &a->policy};
     for (int i = 0; i < (int)(sizeof to / sizeof *to); i++) {
         error = cuKernelGetAttribute(to[i], i, kernel, device);
         if (error && i <= CU_FUNC_SHARED_CARVEOUT) /* older drivers lack the others */
@@ -244,8 +246,9 @@ CUDART_API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *block
         return rt_result(error ? error : CUDA_ERROR_INVALID_VALUE);
     size_t i = ((uintptr_t)function / 16 + shared + (unsigned)threads / 32 + flags) % CACHED;
     uint64_t generation = rt_generation(), changed = atomic_load(&changes);
-    if (cache[i].generation == generation && cache[i].changes == changed && cache[i].function == function && cache[i].shared == shared &&
-        cache[i].flags == flags && cache[i].device == device && cache[i].threads == threads) {
+    if (cache[i].generation == generation && cache[i].changes == changed && cache[i].function == function &&
+        cache[i].shared == shared && cache[i].flags == flags && cache[i].device == device &&
+        cache[i].threads == threads) {
         *blocks = cache[i].blocks;
         return 0;
     }

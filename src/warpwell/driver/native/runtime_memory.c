@@ -152,8 +152,8 @@ CUDART_API int cudaMemcpyAsync(void *to, const void *from, size_t nbytes, int di
 
 #if CUDART_MAJOR >= 13
 /* Hints about locations and orders of reading are not needed: each copy is one call of the stream's order. */
-CUDART_API int cudaMemcpyBatchAsync(void **to, void **from, void *nbytes, size_t count, void *attributes, size_t *indices,
-                                    size_t nattributes, CUstream stream) {
+CUDART_API int cudaMemcpyBatchAsync(void **to, void **from, void *nbytes, size_t count, void *attributes,
+                                    size_t *indices, size_t nattributes, CUstream stream) {
     int error = count && (!to || !from || !nbytes) ? CUDA_ERROR_INVALID_VALUE : 0;
     (void)attributes, (void)indices, (void)nattributes;
     for (size_t i = 0; i < count && !error; i++)
@@ -329,8 +329,8 @@ struct peer_copy3 {
 static int of_peers(const struct peer_copy3 *p, struct cuda_copy3 *c) {
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
-    *c = (struct cuda_copy3){p->from_array,  p->from_position, p->from,   p->to_array,
-                             p->to_position, p->to,            p->extent, BY_ADDRESS};
+    *c = (struct cuda_copy3){p->from_array, p->from_position, p->from,   p->to_array, p->to_position,
+                             p->to,         p->extent,        BY_ADDRESS};
     return 0;
 }
 

@@ -1,8 +1,8 @@
-/* Code of the program: what nvcc's start-up code registers. See runtime.h.
+/* Code of the program, which nvcc's start-up code registers. See runtime.h.
  *
- * Each registered fatbin becomes one library of the driver, loaded at first use. Kernels and variables are found by their
- * host addresses in a hash table: readers take no lock; entries and tables are never freed, because a thread may still
- * look at them.
+ * Each registered fatbin becomes one library of the driver, loaded at first use. Kernels and variables are found by
+ * their host addresses in a hash table: readers take no lock; entries and tables are never freed, because a thread may
+ * still look at them.
  */
 #include "runtime.h"
 
@@ -153,8 +153,8 @@ CUDART_API void __cudaRegisterFunction(void **handle, const char *host, char *de
         add((struct image *)handle, host, name);
 }
 
-CUDART_API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external, size_t nbytes,
-                                  int constant, int global) {
+CUDART_API void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external,
+                                  size_t nbytes, int constant, int global) {
     (void)device, (void)external, (void)constant, (void)global;
     struct entry *e = handle ? add((struct image *)handle, host, name) : NULL;
     if (e)
@@ -246,7 +246,7 @@ CUDART_API int cudaGetKernel(CUkernel *kernel, const void *function) {
 
 /* -- variables ----------------------------------------------------------------------------------------------------- */
 
-/* A managed variable whose address is `symbol`: the program passes it in place of the host variable's. */
+/* A managed variable whose address is `symbol`: programs pass it in place of the address of the host variable. */
 static const struct entry *managed_at(const void *symbol) {
     pthread_mutex_lock(&lock);
     const struct entry *e = newest;

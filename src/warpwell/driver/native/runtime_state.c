@@ -1,8 +1,9 @@
 /* Start of the driver, contexts of threads, errors. See runtime.h.
  *
- * Nothing happens when the library is loaded. A thread without a current context enters the primary context of its device
- * (0, or that of cudaSetDevice) at its first call. A context that the program made current with the driver's functions
- * stays. A reset gives up the primary context; `generation` tells the other threads to enter the next one.
+ * Nothing happens when the library is loaded. A thread without a current context enters the primary context of its
+ * device (0, or that of cudaSetDevice) at its first call. A context that the program made current with the driver's
+ * functions stays. A reset gives up the primary context and advances `generation`, so that the other threads enter the
+ * next one.
  */
 #include "runtime.h"
 
@@ -84,7 +85,7 @@ int rt_context(int device, CUcontext *context) {
     return error;
 }
 
-/* Say whether a context is a primary one that this library retained, perhaps before a reset. */
+/* Return true if a context is a primary one that this library retained, perhaps before a reset. */
 static bool is_ours(CUcontext context) {
     bool found = false;
     pthread_mutex_lock(&lock);
