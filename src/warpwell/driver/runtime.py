@@ -98,7 +98,9 @@ def functions(release: int) -> tuple[Function, ...]:
 @cache
 def errors() -> dict[int, str]:
     """Return the names of the error codes."""
-    words = [word for line in _read_data("runtime_calls.txt") if line.startswith("errors ") for word in line.split()[1:]]
+    words = [
+        word for line in _read_data("runtime_calls.txt") if line.startswith("errors ") for word in line.split()[1:]
+    ]
     named = {int(code): f"cudaError{name}" for code, _, name in (word.partition(":") for word in words)}
     return named | {0: "cudaSuccess"}
 
