@@ -436,14 +436,16 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
 
     def healthy_lanes_went_on() -> bool:
         received = told[:, 0].copy()
-        if faults[0].counts["lost"] == 0 or not received.all() or (received > before).sum() < lanes - 1:
+        # The lane whose command is lost may have received nothing before.
+        if faults[0].counts["lost"] == 0 or (received > before).sum() < lanes - 1:
             return False
         before[:] = received
         return True
 
     with opened(path, device, timeout=timeout, drive=drive(faults)) as store:
         load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
-        faults[0].configure(["ok"] * 30 + ["lost"], repeat=False)
+        healthy_commands = 0 if kernel is load.retrieve_for else 30
+        faults[0].configure(["ok"] * healthy_commands + ["lost"], repeat=False)
         rows, _ = arrays(lanes)
         passing = time_passes(timeout / 8, healthy_lanes_went_on) if device == "cpu" else contextlib.nullcontext()
         with passing, pytest.raises(errors.StallError):
