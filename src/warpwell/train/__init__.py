@@ -5,18 +5,15 @@ number.
 
 Files, in the order in which a row meets them:
 
-- sources.py    rows of one array or column, opened by path in each process
-- records.py    readers of records by their keys: rows of sources, and records of a store
+- records.py    records by their keys: rows of arrays and columns, which each process opens, and records of a store
 - dataset.py    `Dataset`: records by position, decoded, for `DataLoader` and PyTorch's ``DataLoader``
-- sampler.py    `Sampler`: epochs in shuffled batches of positions, ranks, resuming
-- loader.py     `DataLoader`: the records of these batches, fetched ahead
+- loader.py     `Sampler`: epochs in shuffled batches, ranks, resuming; `DataLoader`: their records, fetched ahead
 - tensors.py    columns of decoded records, and columns as tensors of PyTorch
 - neighbors.py  `Neighbors`: sampled neighborhoods in a graph on storage, by the number of the batch
 """
 
 from .dataset import Dataset
-from .loader import DataLoader
+from .loader import DataLoader, Sampler
 from .neighbors import Neighbors
-from .sampler import Sampler
 
 __all__ = ["DataLoader", "Dataset", "Neighbors", "Sampler"]

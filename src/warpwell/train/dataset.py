@@ -16,8 +16,18 @@ from .. import errors, table
 from .._check import checked_callable, checked_path
 from ..array import DeviceArray
 from ..kv import HostFuture, Keys, Store
-from .records import UNREADABLE, VALUE, JoinedReader, RowReader, StoreReader, Waiting, compact_keys, rows_of
-from .sources import Source, source_of
+from .records import (
+    UNREADABLE,
+    VALUE,
+    JoinedReader,
+    RowReader,
+    Source,
+    StoreReader,
+    Waiting,
+    compact_keys,
+    rows_of,
+    source_of,
+)
 from .tensors import columns_of, set_default_collate, tensors_of
 
 SKIPPED = "skipped"

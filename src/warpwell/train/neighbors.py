@@ -26,7 +26,7 @@ from .._check import checked_flag, checked_integer
 from ..graph import Graph
 from ..kv import Permutation
 from .dataset import Dataset
-from .sources import source_of
+from .records import source_of
 from .tensors import import_torch
 
 Numbers = NDArray[np.int64]
