@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -175,6 +176,23 @@ def test_an_interrupt_while_something_is_replaced_leaves_the_old_or_the_new(
         assert len(store) == 3 and store[b"a"] in (b"first", b"second")
 
 
+def test_a_full_disk_leaves_what_was_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "t.npz", x=np.random.default_rng(1).integers(0, 255, (40, 1 << 20), np.uint8))
+    load = ["load", tmp_path / "t.npz", tmp_path / "s.kv"]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25 << 20, limits[1]))
+    try:
+        assert called(*load) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    text = " ".join(capsys.readouterr().err.split())
+    assert "no space left" in text and "s.kv opens, with 24 records; continue with --append" in text
+    result = answer(capsys, *load, "--append")
+    assert (result["records_read"], result["records"]) == (16, 40)
+    with kv.open(tmp_path / "s.kv") as store:
+        assert np.array_equal(store[39]["x"], np.load(tmp_path / "t.npz")["x"][39])
+
+
 def test_load_lmdb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lmdb = pytest.importorskip("lmdb")
     with lmdb.open(str(tmp_path / "db"), map_size=1 << 24) as environment, environment.begin(write=True) as transaction:
@@ -288,7 +306,7 @@ def test_a_bad_source_leaves_what_was_committed(tmp_path: Path, capsys: pytest.C
 
 def test_a_file_that_cannot_be_read(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = open_source(images)
-    read = "warpwell.kv.convert.import_folder.read_value"
+    read = "warpwell.kv.convert.import_files.read_value"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(read, lambda path: (images / "none.jpg").read_bytes())
         assert "none.jpg: No such file" in failing(capsys, "load", images, tmp_path / "s.kv")
@@ -448,6 +466,22 @@ def test_names_of_files(
     if names == "hex":
         assert "--names hex" in failing(capsys, "dump", tmp_path / "s.kv", tmp_path / "o", "--names", "text")
         assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("schema", [None, {"x": "int64"}])
+@pytest.mark.parametrize("out", ["d.npz", "d"])
+def test_a_dump_keeps_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str], schema: Any, out: str) -> None:
+    metadata = {"classes": {"x": ["cat", "dog"]}, "source": "unit"}
+    with kv.create(tmp_path / "s.kv", schema, metadata=metadata) as store:
+        store.put_many([b"a", b".warpwell.json"], [b"1", b"2"] if schema is None else {"x": [0, 1]})
+    result = answer(capsys, "dump", tmp_path / "s.kv", tmp_path / out)
+    assert result["names"] == ("bytes" if schema or out == "d.npz" else "hex")
+    if schema and out == "d":
+        assert json.loads((tmp_path / "d" / ".warpwell.json").read_text()) == metadata
+        return
+    assert answer(capsys, "load", tmp_path / out, tmp_path / "again.kv")["records"] == 2
+    with kv.open(tmp_path / "again.kv") as store:
+        assert store.metadata == metadata and len(store) == 2
 
 
 def test_dump_to_npz_and_back(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -310,7 +310,7 @@ def images_in(root: Path, classes: Iterable[str] = ("b", "a", "c"), count: int =
 def test_classes(tmp_path: Path) -> None:
     expected = images_in(tmp_path / "r")
     source = open_source(tmp_path / "r")
-    assert (source.kind, source.records, source.classes) == ("classes", 9, {"label": ["a", "b", "c"]})
+    assert (source.kind, source.records, source.metadata) == ("classes", 9, {"classes": {"label": ["a", "b", "c"]}})
     assert source.schema == {"image": ("uint8", (None,)), "label": "int64", "name": "str"}
     store = loaded(source)
     assert store.records == expected
@@ -354,7 +354,7 @@ def test_folders_whose_classes_are_not_clear(tmp_path: Path) -> None:
     images_in(tmp_path / "val")
     with pytest.raises(FormatError, match="give one of train, val"):
         open_source(tmp_path)
-    assert open_source(tmp_path, layout="classes").classes == {"label": ["train", "val"]}
+    assert open_source(tmp_path, layout="classes").metadata == {"classes": {"label": ["train", "val"]}}
     assert open_source(tmp_path / "train").records == 9
     (tmp_path / "train" / "empty").mkdir()
     with pytest.raises(FormatError, match="the folder empty holds no image"):
@@ -589,7 +589,7 @@ def test_hugging_face_images(tmp_path: Path) -> None:
     sources = {"parquet": tmp_path / "hub", "arrow": saved(tmp_path / "saved", [table1, table2])}
     for kind, path in [*sources.items(), ("arrow", tmp_path / "f.arrow")]:
         source = open_source(path)
-        assert (source.kind, source.records, source.classes) == (kind, 5500, {"label": ["cat", "dog"]})
+        assert (source.kind, source.records, source.metadata) == (kind, 5500, {"classes": {"label": ["cat", "dog"]}})
         assert source.schema == {"image": ("uint8", (None,)), "name": "str", "label": ("int64", ())}
         store = loaded(source)
         assert store.records == expected

@@ -21,7 +21,7 @@ from warpwell import errors
 from warpwell.cli import main
 from warpwell.kv import Ragged, as_keys
 from warpwell.kv.convert import importers
-from warpwell.kv.convert.exporters import to_folder, to_npz
+from warpwell.kv.convert.dumps import to_folder, to_npz
 from warpwell.kv.log.format import offset_of, size_of
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
@@ -355,8 +355,22 @@ def test_fields_and_out(store: ww.kv.Store) -> None:
         store.get_many([1], out=np.zeros((1, 24), np.uint8))
 
 
+def test_lists_of_a_fixed_size_are_arrays(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    numbers = np.arange(24, dtype=np.float32)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.array(numbers), 2)
+    boxes = pa.FixedSizeListArray.from_arrays(pairs, 3)
+    with ww.kv.create(tmp_path / "s", {"pair": ("float32", (2,)), "box": ("float32", (3, 2))}) as store:
+        store.put_many(range(3), {"pair": pa.chunked_array([pairs[9:11], pairs[11:]]), "box": boxes.slice(1)})
+        assert np.array_equal(store[1]["pair"], [20, 21]) and np.array_equal(store[1]["box"], boxes[2].as_py())
+        for wrong in (pa.array([[1, 2]], pa.list_(pa.float64(), 2)), pa.array([[1, None]], pairs.type), pairs[:2]):
+            with pytest.raises(errors.SchemaError, match="'pair'"):
+                store.put_many([9], {"pair": wrong, "box": boxes[:1]})
+        assert len(store) == 3
+
+
 def test_dump_and_load(store: ww.kv.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.convert.exporters.BATCH_RECORDS", 2)
+    monkeypatch.setattr("warpwell.kv.convert.dumps.BATCH_RECORDS", 2)
     monkeypatch.setattr("warpwell.kv.convert.sources.BATCH_RECORDS", 2)
     store.put_many([5, -4], {name: column[1:] for name, column in columns(3).items()})
     to_npz(store, tmp_path / "a.npz")

@@ -108,7 +108,7 @@ def load(arguments: argparse.Namespace) -> int:
     import time
 
     from .. import kv
-    from ..errors import WarpwellError
+    from ..errors import StorageFullError, WarpwellError
     from ..kv.convert.importers import open_source
     from ..kv.schema import as_schema
 
@@ -129,7 +129,9 @@ def load(arguments: argparse.Namespace) -> int:
         schema = as_schema(source.schema)
         try:
             done, disk_bytes = run(arguments, source, schema, _progress(report))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StorageFullError):
+            if exists and arguments.overwrite:  # the old store is unchanged
+                raise
             with contextlib.suppress(WarpwellError), kv.open(arguments.store) as store:
                 print(f"warpwell: {path} opens, with {len(store):,} records; continue with --append", file=sys.stderr)
             raise
@@ -181,12 +183,12 @@ def _progress(report: Report) -> LoadProgress:
 def _create(
     arguments: argparse.Namespace, source: Source, schema: Schema | None, progress: LoadProgress
 ) -> tuple[LoadReport, int]:
-    """Fill a new store. Bad input leaves the old one; an interrupt leaves the records up to the last commit."""
+    """Fill a new store. Bad input leaves the old one; an interrupt or a full disk leaves what was committed."""
     import shutil
 
     from .. import kv
     from .._check import checked_nbytes
-    from ..errors import CorruptionError, StoreVersionError
+    from ..errors import CorruptionError, StorageFullError, StoreVersionError
     from ..replacing import temporary_name
 
     path = Path(arguments.store)
@@ -198,7 +200,7 @@ def _create(
             kv.open(path, mode="r+").close()  # refuses another folder, or a store in use
         target = temporary_name(path)
     existed = target.is_dir()
-    options = {"durability": arguments.durability, "overwrite": arguments.overwrite, "metadata": _metadata(source)}
+    options = {"durability": arguments.durability, "overwrite": arguments.overwrite, "metadata": source.metadata}
     store = kv.create(target, schema=schema, segment_bytes=segment_bytes, **options)
     try:
         done = _fill(source, store, progress)
@@ -206,7 +208,7 @@ def _create(
             _replace(path, target)
     except BaseException as error:
         store.close()
-        if target != path or isinstance(error, Exception):
+        if target != path or (isinstance(error, Exception) and not isinstance(error, StorageFullError)):
             shutil.rmtree(target, ignore_errors=True)  # `_replace` may have moved it already
             if existed:
                 target.mkdir()
@@ -240,13 +242,9 @@ def _append(
                 f"{arguments.store} has {described(store.schema)}, and {source.where} {described(schema)}; load it "
                 "into a new store"
             )
-        if store.metadata != _metadata(source):
+        if store.metadata != source.metadata:
             raise SchemaError(f"{source.where} has other classes than {arguments.store}; load it into a new store")
         return _fill(source, store, progress)
-
-
-def _metadata(source: Source) -> dict[str, Any]:
-    return {"classes": source.classes} if source.classes else {}
 
 
 def _fill(source: Source, store: Store, progress: LoadProgress) -> tuple[LoadReport, int]:
@@ -392,7 +390,7 @@ def dump(arguments: argparse.Namespace) -> int:
 
     from .. import kv
     from ..cache import format_size
-    from ..kv.convert.exporters import to_folder, to_npz
+    from ..kv.convert.dumps import to_folder, to_npz
     from ..replacing import replacing
 
     output = output_of(arguments)

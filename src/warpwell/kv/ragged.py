@@ -148,7 +148,7 @@ class Ragged:
             array = array.combine_chunks()
         _refuse_nulls(array)
         if item_type is np.ndarray:
-            return cls(_arrow_numbers(pa, array.values), array.offsets.to_numpy())
+            return cls(numbers_of_lists(array.values), array.offsets.to_numpy())
         _, bounds, contents = array.buffers()
         if not len(array):
             return cls(np.empty(0, np.uint8), [0], item_type)
@@ -285,8 +285,17 @@ def _refuse_nulls(array: Any) -> None:
         )
 
 
-def _arrow_numbers(pa: Any, array: Any) -> NDArray[Any]:
-    """Return the items of lists: numbers, or lists of a fixed size."""
+def numbers_of_lists(array: Any) -> NDArray[Any]:
+    """Return the items of an Arrow array of numbers, or of lists of a fixed size, as an array [N, ...].
+
+    Raises
+    ------
+    ArgumentError
+        The array has nulls.
+    """
+    pa = imported("pyarrow", "table")
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
     shape: list[int] = []
     while True:
         _refuse_nulls(array)

@@ -19,7 +19,7 @@ from .keys import Keys, require_no_padding, shown
 from .log.format import MAX_VALUE, UNIT
 from .log.segments import ValueBuffers, too_large
 from .native import address_of, compiled
-from .ragged import Ragged, copy_items
+from .ragged import Ragged, copy_items, numbers_of_lists
 
 ALIGNMENT = 8
 """Bytes; each field starts at a multiple of it. Records without ragged fields also end at one."""
@@ -191,8 +191,8 @@ class Schema:
         Parameters
         ----------
         values : mapping of str to array
-            Each of shape ``(count, *shape)`` and of the field's dtype; lists are converted. A ragged field is a list of
-            items, a `Ragged`, or an Arrow array.
+            Each of shape ``(count, *shape)`` and of the field's dtype; lists are converted, and so are Arrow arrays of
+            lists of a fixed size. A ragged field is a list of items, a `Ragged`, or an Arrow array.
         count : int
 
         Returns
@@ -420,9 +420,11 @@ def _checked(field: Field, value: Any, shape: tuple[Any, ...]) -> NDArray[Any]:
     if nulls() if callable(nulls) else nulls:
         raise _field_error(field.name, "has nulls, and records have a value in each field: fill or drop them")
     try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
+        is_list = str(getattr(value, "type", "")).startswith("fixed_size_list")  # of pyarrow
+        array = numbers_of_lists(value) if is_list else np.asarray(value)
+    except (TypeError, ValueError, errors.ArgumentError) as error:
         raise _field_error(field.name, f"is not an array: {error}") from None
+    typed = typed or is_list
     if typed and array.dtype != field.dtype:
         raise _field_error(
             field.name,

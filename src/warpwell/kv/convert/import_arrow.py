@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..._check import imported
 from ...cache import batches_of
 from ...errors import ArgumentError, FormatError
-from ..ragged import Ragged
+from ..ragged import Ragged, numbers_of_lists
 from .sources import BATCH_BYTES, BATCH_RECORDS, IMAGE, Batch, Source, check_value, choose, require_names, rows_of
 
 _ADVICE = "leave it out with --fields"
@@ -106,7 +106,7 @@ class ArrowSource(Source):
                 self._columns["name"] = _Column(name, "path", "str")
             return
         if feature.get("_type") == "ClassLabel" and feature.get("names"):
-            self.classes[name] = list(feature["names"])
+            self.metadata.setdefault("classes", {})[name] = list(feature["names"])
         shape = tuple(feature.get("shape") or ())
         if isinstance(type, self._pa.BaseExtensionType):
             type = type.storage_type
@@ -141,14 +141,14 @@ class ArrowSource(Source):
 
     def _split(self, table: Any, start: int, where: str) -> Iterator[Batch]:
         """Yield the rows of a record batch, as many at a time as fit into memory."""
-        count = table.num_rows
         values: dict[str, Any] = {}
-        sizes = np.zeros(count, np.int64)
+        sizes = np.zeros(table.num_rows, np.int64)
         for name, column in self._columns.items():
             array = self._child(table.column(column.column), column.child, where + column.column, start)
             values[name], nbytes = self._values(array, column.spec, where + name)
             sizes += nbytes
-        check_value(int(sizes.max(initial=0)), f"{where}row {start + int(sizes.argmax())}" if count else where)
+        if len(sizes):
+            check_value(int(sizes.max()), f"{where}row {start + int(sizes.argmax())}")
         keys = self._keys(table, start, where)
         for rows in batches_of(sizes, BATCH_BYTES, BATCH_RECORDS):
             part = {name: column[rows] for name, column in values.items()}
@@ -170,47 +170,43 @@ class ArrowSource(Source):
             raise FormatError(f"{where} has no value in row {row}: {advice}", path=self.where)
         return array
 
-    def _values(self, array: Any, spec: Any, where: str) -> tuple[Any, NDArray[np.int64]]:
-        """Return a column for `Store.put_many`, and the size of each item."""
-        pa, count = self._pa, len(array)
+    def _values(self, array: Any, spec: Any, where: str) -> tuple[Any, Any]:
+        """Return a column for `Store.put_many`, and the size of each item, or of all."""
+        pa = self._pa
         if not pa.types.is_nested(array.type) and spec in ("str", IMAGE):
-            wide = pa.large_string() if spec == "str" else pa.large_binary()
-            array = array if array.type in (pa.string(), pa.binary(), wide) else array.cast(wide)
-            return array, self._compute.binary_length(array).to_numpy().astype(np.int64)
+            array = array.cast(pa.large_string() if spec == "str" else pa.large_binary())
+            return array, self._compute.binary_length(array).to_numpy()
         dtype, shape = np.dtype(spec[0]), spec[1]
-        if None in shape:
-            lengths = array.value_lengths().to_numpy().astype(np.int64)
-            items = self._flat(array.flatten(), shape[1:], int(lengths.sum()), where).to_numpy(zero_copy_only=False)
-            column = Ragged(items.reshape(-1, *shape[1:]), np.append(0, np.cumsum(lengths)))
-            return column, lengths * dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
-        flat = self._flat(array, shape, count, where).to_numpy(zero_copy_only=False)
-        values = np.ascontiguousarray(flat).reshape(count, *shape)
-        return values, np.full(count, dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
-
-    def _flat(self, array: Any, shape: tuple[int, ...], count: int, where: str) -> Any:
-        """Return the items of nested lists, all of which have one shape."""
-        for extent in shape:
-            lengths = self._compute.list_value_length(array).to_numpy(zero_copy_only=False)
-            count *= extent
-            if (lengths != extent).any():
-                raise FormatError(f"{where} has lists of other lengths than {extent}: {_ADVICE}", path=self.where)
-            array = array.flatten()
-        if array.null_count or len(array) != count:
-            raise FormatError(f"{where} has lists with missing items: fill them, or {_ADVICE}", path=self.where)
-        return array
+        kind = pa.from_numpy_dtype(dtype)
+        for extent in reversed(shape):
+            kind = pa.large_list(kind) if extent is None else pa.list_(kind, extent)
+        row_bytes = dtype.itemsize * math.prod(extent or 1 for extent in shape)
+        try:
+            array = array.cast(kind)
+            if None not in shape:
+                return numbers_of_lists(array), row_bytes
+            column = Ragged.from_arrow(array)
+        except pa.ArrowInvalid:
+            lengths = " and ".join(str(extent) for extent in shape if extent is not None)
+            text = f"{where} has lists of other lengths than {lengths}: {_ADVICE}"
+            raise FormatError(text, path=self.where) from None
+        except ArgumentError:
+            text = f"{where} has lists with missing items: fill them, or {_ADVICE}"
+            raise FormatError(text, path=self.where) from None
+        return column, column.lengths * row_bytes
 
     def _keys(self, table: Any, start: int, where: str) -> Any:
         if self._key is None:
-            return self.rule.from_numbers(start, table.num_rows)
+            return np.arange(start, start + table.num_rows)
         where += self._key
         spec = self._spec(table.schema.field(self._key).type, where)
         array = self._child(table.column(self._key), None, where, start)
         if self._pa.types.is_nested(array.type):
             raise FormatError(f"{where} is {array.type}: keys are integers, text or bytes", path=self.where)
         if spec in ("str", IMAGE):
-            names = [item if isinstance(item, bytes) else item.encode() for item in array.to_pylist()]
-            return self.rule.from_names(names, start, where)
-        return self.rule.from_column(self._values(array, spec, where)[0], start, where)
+            names = array.cast(self._pa.large_binary()).to_pylist()
+            return self.keys_from_names(names, start, where)
+        return self.keys_from_column(self._values(array, spec, where)[0], start, where)
 
     # -- files -------------------------------------------------------------------------------------------------
 

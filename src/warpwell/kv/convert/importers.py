@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...errors import ArgumentError, FormatError, MissingFileError
+from ..schema import as_schema
 from ..store import Store
+from .dumps import NpzSource
 from .import_arrow import ArrowSource, data_set_files
-from .import_folder import FolderSource
-from .import_lmdb import LmdbSource
-from .import_npz import NpzSource
-from .import_tar import TarSource
+from .import_files import FolderSource, LmdbSource, TarSource
 from .sources import KEY_RULES, Batch, Source
 
 _COMMIT_BYTES = 8 << 20
@@ -198,22 +195,18 @@ def _unloaded(source: Source, store: Store) -> Iterator[Batch]:
 
 def _is_same(source: Source, batch: Batch, stored: Any) -> bool:
     """Return whether the first record of a batch is equal to a value of the store."""
-    if source.schema is None or stored is None or not isinstance(batch.values, dict):
+    schema = as_schema(source.schema)
+    if schema is None:
         return bool(stored == batch.values[0])  # type: ignore[index]
-    types = {name: spec if isinstance(spec, str) else spec[0] for name, spec in source.schema.items()}
-    return all(_raw(batch.values[name][0], type) == _raw(stored[name], type) for name, type in types.items())
-
-
-def _raw(item: Any, type: str) -> bytes:
-    item = item.as_py() if hasattr(item, "as_py") else item
-    if isinstance(item, str | bytes):
-        return item.encode() if isinstance(item, str) else item
-    return np.asarray(item, type).tobytes()
+    if stored is None:
+        return False
+    first = {name: column[:1] for name, column in batch.values.items()}  # type: ignore[union-attr]
+    return bytes(schema.pack(first, 1)[0]) == bytes(schema.pack_one(stored))
 
 
 def _check_new(source: Source, store: Store, batch: Batch) -> None:
     """Raise FormatError if a key of a batch occurs twice, because its first record would be lost."""
-    if source.rule.rule == "number":
+    if source.rule == "number":
         return
     checked: set[Any] = set()
     for key in batch.keys if isinstance(batch.keys, list) else batch.keys.tolist():

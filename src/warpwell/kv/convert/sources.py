@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ BATCH_RECORDS = 4096
 
 IMAGE = ("uint8", (None,))
 """The field of an encoded image, and of other bytes."""
+
+METADATA = ".warpwell.json"
+"""File of a dump with the metadata of the store, in JSON."""
 
 SchemaFields = dict[str, Any]
 
@@ -70,13 +74,13 @@ class Source:
     kind : str
         The format, for messages.
     where : str
-    rule : KeyRule
+    rule : str
     schema : dict or None
         Fields of every record; None if values are bytes.
     records : int
         Number of records; 0 if it is known only at the end.
-    classes : dict of str to list of str
-        Names of the values 0, 1, ... of a field of labels.
+    metadata : dict
+        Metadata of the store: under "classes", the names of the values 0, 1, ... of fields of labels.
     skipped : list of str
         Files that are not part of the records.
     note : str
@@ -89,9 +93,8 @@ class Source:
     note = ""
 
     def __init__(self, where: str | Path, rule: str) -> None:
-        self.where = str(where)
-        self.rule = KeyRule(rule)
-        self.classes: dict[str, list[str]] = {}
+        self.where, self.rule = str(where), rule
+        self.metadata: dict[str, Any] = {}
         self.skipped: list[str] = []
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
@@ -101,19 +104,7 @@ class Source:
     def close(self) -> None:
         """Close the source (idempotent)."""
 
-
-class KeyRule:
-    """Makes keys from names.
-
-    Parameters
-    ----------
-    rule : {"name", "number", "hash"}
-    """
-
-    def __init__(self, rule: str) -> None:
-        self.rule = rule
-
-    def from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[bytes]:
+    def keys_from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[Any]:
         """Return a key for each name; `start` is the number of the first name.
 
         Raises
@@ -122,7 +113,7 @@ class KeyRule:
             A name is empty or too long for a key.
         """
         if self.rule == "number":
-            return self.from_numbers(start, len(names))
+            return np.arange(start, start + len(names))
         if self.rule == "hash":
             return [hash_of_long(name) for name in names]
         for k, name in enumerate(names):
@@ -134,11 +125,7 @@ class KeyRule:
                 )
         return names
 
-    def from_numbers(self, start: int, count: int) -> NDArray[np.int64]:
-        """Return `count` numbers from `start` as keys."""
-        return np.arange(start, start + count, dtype=np.int64)
-
-    def from_column(self, column: NDArray[Any], start: int, where: str) -> NDArray[np.int64] | list[bytes]:
+    def keys_from_column(self, column: NDArray[Any], start: int, where: str) -> NDArray[np.int64] | list[Any]:
         """Return keys from an array of integers, ``S`` or ``U`` strings, or uint8 [N, width].
 
         Raises
@@ -147,30 +134,29 @@ class KeyRule:
             The array has another dtype or shape.
         """
         if self.rule == "number":
-            return self.from_numbers(start, len(column))
+            return np.arange(start, start + len(column))
         if column.dtype.kind in "iu" and column.ndim == 1:
             if column.dtype == np.uint64 and column.size and column.max() >> np.uint64(63):
                 raise FormatError(f"{where} holds {column.max()}, over 63 bits: save it as int64", path=where)
             numbers = column.astype("<i8")
-            if self.rule != "hash":
-                return numbers
-            return self.from_names([n.tobytes() for n in numbers], start, where)
+            return (
+                numbers if self.rule == "name" else self.keys_from_names([n.tobytes() for n in numbers], start, where)
+            )
         if column.dtype == np.uint8 and column.ndim == 2:
-            names = [row.tobytes() for row in column]
-        elif column.dtype.kind in "SU" and column.ndim == 1:
-            names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
-            if any(b"\0" in n for n in names):
-                raise FormatError(
-                    f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
-                    " of a name: save uint8 [N, width] and key_lengths",
-                    path=where,
-                )
-        else:
+            return self.keys_from_names([row.tobytes() for row in column], start, where)
+        if column.dtype.kind not in "SU" or column.ndim != 1:
             raise FormatError(
                 f"{where} is {column.dtype} of shape {column.shape}: take integers [N], strings [N] or uint8 [N, size]",
                 path=where,
             )
-        return self.from_names(names, start, where)
+        names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
+        if any(b"\0" in n for n in names):
+            raise FormatError(
+                f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
+                " of a name: save uint8 [N, width] and key_lengths",
+                path=where,
+            )
+        return self.keys_from_names(names, start, where)
 
 
 class Record(NamedTuple):
@@ -201,7 +187,7 @@ def _batch(group: list[Record], source: Source, start: int) -> Batch:
     values: Any = [record.value for record in group]
     if isinstance(values[0], dict):
         values = {name: [value[name] for value in values] for name in values[0]}
-    keys = source.rule.from_names([record.name for record in group], start, source.where)
+    keys = source.keys_from_names([record.name for record in group], start, source.where)
     return Batch(keys, values, sum(record.nbytes for record in group), group[-1].share)
 
 
@@ -227,6 +213,14 @@ def as_text(raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise FormatError(f"{where} holds {raw[:40]!r}, which is not text in UTF-8: convert it", path=where) from None
+
+
+def read_metadata(raw: bytes, where: str) -> dict[str, Any]:
+    """Return the contents of a file `METADATA`; raise FormatError if it is damaged."""
+    try:
+        return dict(json.loads(raw))
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"{where}/{METADATA} is damaged ({error}): dump the store again", path=where) from None
 
 
 def read_value(path: Path) -> bytes:
