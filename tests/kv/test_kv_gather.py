@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 
 from warpwell import closing, errors, kv
+from warpwell.kv import lifetime
 from warpwell.kv.device import gather
 from warpwell.kv.device.future import BatchSpaces, DeviceFuture
+from warpwell.storage import io_threads
 
 SCHEMA = {"x": ("uint8", (5,)), "y": "int64"}
 COUNT = 3000
@@ -38,7 +41,7 @@ def store(path: Path) -> Any:
 
 
 def start(store: Any, keys: Any, spaces: BatchSpaces | None = None) -> Any:
-    return gather.GatheredBatch(store._engine, spaces or BatchSpaces(), store._records, keys, store.schema, None)
+    return gather.GatheredBatch(store, spaces or BatchSpaces(), keys, None)
 
 
 def check(batch: Any, keys: Any) -> None:
@@ -142,18 +145,40 @@ def test_dropped_batches_end_when_the_store_is_closed(path: Path) -> None:
         start(store, [1])
 
 
-def test_a_damaged_value(tmp_path: Path) -> None:
+@pytest.fixture
+def damaged_path(tmp_path: Path) -> Path:
     with kv.create(tmp_path / "a", schema=SCHEMA) as store:
         store.put_many(np.arange(COUNT), {"x": np.zeros((COUNT, 5), np.uint8), "y": np.arange(COUNT)})
     segment = next((tmp_path / "a").glob("*.val"))
     raw = bytearray(segment.read_bytes())
     raw[4096 + 64 * 1234] ^= 1
     segment.write_bytes(raw)
-    with kv.open(tmp_path / "a", device="cpu") as store:
+    return tmp_path / "a"
+
+
+def test_a_damaged_value(damaged_path: Path) -> None:
+    with kv.open(damaged_path, device="cpu") as store:
         batch = start(store, np.arange(COUNT))
         for _ in range(2):
             with pytest.raises(errors.CorruptionError, match="1234 is damaged"):
                 batch.wait()
+
+
+@pytest.mark.parametrize("end", ["close", "drop", "reap"])
+def test_a_batch_keeps_its_error_when_the_store_is_closed(damaged_path: Path, end: str) -> None:
+    store = kv.open(damaged_path, device="cpu")
+    batch = start(store, np.arange(COUNT))
+    if end == "reap":
+        batch.read()
+        start(store, [1]).settle()  # the engine forgets batches that are done
+    if end == "drop":
+        del store
+        gc.collect()
+        lifetime.settle()
+    else:
+        store.close()
+    with pytest.raises(errors.CorruptionError, match="1234 is damaged"):
+        batch.wait()
 
 
 def test_another_store_has_all_places(path: Path) -> None:
@@ -172,7 +197,7 @@ def test_a_batch_is_read_if_no_thread_can_be_started(store: Any, monkeypatch: py
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    monkeypatch.setattr(gather, "_readers", [gather.PieceReaders()])
+    monkeypatch.setattr(io_threads, "_pool", io_threads.IOThreadPool())
     monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)
     batch = start(store, np.arange(COUNT))
     assert batch.done()  # else another wait in the stream would wait for the batch
@@ -220,10 +245,9 @@ def test_batches_of_both_kinds_have_spaces_of_their_own(tmp_path: Path, first: A
 
 
 def test_the_end_of_the_program_reads_batches_in_flight(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    readers = gather.PieceReaders()
-    monkeypatch.setattr(gather, "_readers", [readers])
     monkeypatch.setattr(store._engine.stream, "wait_for_word", lambda *_: None)  # as on a GPU
-    readers._awake = gather.THREADS  # threads that have stopped
+    monkeypatch.setattr(gather, "current_io_threads", io_threads.IOThreadPool)
+    monkeypatch.setattr(io_threads.IOThreadPool, "submit", lambda *_: None)  # threads that have stopped
     batch = start(store, np.arange(COUNT))
     assert not batch.done()
     estate, _ = closing._unfinished[id(store._estate)]
@@ -288,7 +312,7 @@ def test_a_forked_child_has_threads_of_its_own(store: Any) -> None:
             with pytest.raises(errors.ForkError, match="start it again here"):
                 batch.settle()
             readers = gather.piece_readers()
-            fine = sorted(readers._free) == list(range(gather.SLOTS)) and readers._threads == 0
+            fine = sorted(readers._free) == list(range(gather.SLOTS)) and not readers._workers.occupied
             os._exit(0 if fine else 1)
         except BaseException:
             os._exit(2)

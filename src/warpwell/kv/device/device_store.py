@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +16,9 @@ from ..schema import Schema
 from ..store import HostFuture, Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
-from .future import BatchSpaces, DeviceFuture
+from .future import BatchSpaces, DeviceFuture, copied_from_gpu, upload
 from .gather import GatheredBatch
 from .kernel_view import KernelStore
-from .upload import copied_from_gpu, upload
 
 MakeMedium = Callable[[NativeMedium], Any]
 
@@ -54,14 +52,11 @@ class DeviceStore(Store):
         self._controller_store = beside
         self._engine: Engine
         try:
-            natives = records.natives()
-            if beside is not None:
-                natives = []
-            self._drives = [drive(native) for native in natives] if drive is not None else []
-            served = [d.native() for d in self._drives] if self._drives else natives
-            if beside is not None:
-                served = beside._engine._natives
-            self._engine = Engine(served, options, name=self.path, host=None if beside is None else beside._engine)
+            host = None if beside is None else beside._engine
+            natives = records.natives() if host is None else host.natives
+            self._drives = [drive(native) for native in natives] if drive is not None and host is None else []
+            served = [d.native() for d in self._drives] or natives
+            self._engine = Engine(served, options, name=self.path, host=host)
         except BaseException:
             super()._close(commit=False)
             raise
@@ -76,8 +71,7 @@ class DeviceStore(Store):
             and not (options.cache or self._drives)
             and (beside is None or beside._gathers)
         )
-        # for each thread the failure counts at the start of its launches in flight
-        self._marks = threading.local()
+        self._failures_before: dict[LaunchFlag, int] = {}  # by launch in flight
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
         """Start to fetch the values of many keys to the device; return a future, whose ``wait()`` returns them.
@@ -93,8 +87,7 @@ class DeviceStore(Store):
         self.check_open()
         names = None if fields is None else self._checked_fields(fields)
         if self._gathers and not hasattr(keys, "__cuda_array_interface__"):
-            assert self.schema is not None
-            return GatheredBatch(self._engine, self._spaces, self._records, keys, self.schema, names)
+            return GatheredBatch(self, self._spaces, keys, names)
         return DeviceFuture(self._engine, self._spaces, keys, self.schema, names, keep=self)
 
     def _start_ragged(self, keys: Any, fields: Sequence[str] | None) -> HostFuture:
@@ -170,23 +163,17 @@ class DeviceStore(Store):
     def launch_begins(self, flag: LaunchFlag) -> None:
         """Register the start of a launch with this store."""
         self._engine.begin()
-        self._stack().append(self._engine.failures)
-
-    def _stack(self) -> list[int]:
-        if not hasattr(self._marks, "stack"):
-            self._marks.stack = []
-        stack: list[int] = self._marks.stack
-        return stack
+        self._failures_before.setdefault(flag, self._engine.failures)
 
     def launch_ended(self, flag: LaunchFlag) -> None:
         """Register the end of a launch; raise if one of its commands failed or timed out."""
-        failures = self._stack().pop()
+        failures = self._failures_before.pop(flag, self._engine.failures)
         self._engine.end()
         self._engine.raise_since(failures)
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
         """Serve a launch that continues in a stream until `done` returns True; a later launch raises its errors."""
-        self._stack().pop()
+        self._failures_before.pop(flag, None)
         self._engine.continues(done)
 
     def interp_services(self) -> list[Callable[[], int]]:

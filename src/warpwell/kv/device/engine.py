@@ -109,7 +109,7 @@ class Engine:
         self.gathered: deque[Any] = deque()
         """Gathered batches in flight, which are kept until they have ended."""
         self.guests: weakref.WeakSet[Engine] = weakref.WeakSet()
-        self._natives = list(natives)
+        self.natives = list(natives)
         with self.stream.on_device():
             memory = memory_for(self.target)
             self.memory = memory
@@ -139,7 +139,7 @@ class Engine:
                     window=options.window,
                     weight=options.weight,
                 )
-                ids = [self.controller.attach_kv(n, self) for n in self._natives]
+                ids = [self.controller.attach_kv(n, self) for n in self.natives]
                 self.nsid = ids[0]
             else:
                 self.controller, self.nsid = host.controller, host.nsid
@@ -147,7 +147,7 @@ class Engine:
                 host.guests.add(self)
             fields = np.zeros(at.K_WORDS, np.int64)
             fields[at.K_QUEUES], fields[at.K_N_QUEUES] = self.pairs.records, self.pairs.count
-            fields[at.K_NSID], fields[at.K_SHARDS] = self.nsid, len(self._natives)
+            fields[at.K_NSID], fields[at.K_SHARDS] = self.nsid, len(self.natives)
             fields[at.K_CHUNK], fields[at.K_TIMEOUT] = self.chunk, int(options.timeout * 1e9)
             fields[at.K_CACHE] = self._cache.address if self._cache is not None else 0
             fields[at.K_ABORT] = self._abort.address
@@ -259,7 +259,7 @@ class Engine:
         """End continued launches that are done, and batches that were abandoned or dropped."""
         for batch in list(self.gathered):
             if batch.done():
-                self.forget_gathered(batch)
+                batch.settle()
         for _ in range(len(self._going)):
             done = self._going.popleft()
             if done():

@@ -1,4 +1,4 @@
-"""DeviceFuture: a batch whose values are being fetched to a device."""
+"""DeviceFuture: a batch whose values are being fetched to a device. `upload`: a batch that the host has read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import errors
 from ...array import DeviceArray
 from ...targets import Block
 from ..keys import MAX_KEY, Keys, as_keys
+from ..ragged import Ragged
 from ..schema import Schema
 from . import batch as at
 from .engine import Engine
@@ -335,3 +337,51 @@ def checked_gpu_keys(keys: Any) -> dict[str, Any]:
             name="keys",
         )
     return interface
+
+
+def copied_from_gpu(engine: Engine, keys: Any) -> NDArray[np.int64]:
+    """Return keys in GPU memory as an array of the host."""
+    interface = checked_gpu_keys(keys)
+    nbytes = 8 * int(interface["shape"][0])
+    block = engine.memory.allocate_shared(max(8, nbytes))
+    engine.stream.after_default(interface.get("stream"))
+    engine.stream.copy(block.address, int(interface["data"][0]), nbytes)
+    engine.stream.wait()
+    return block.words[: nbytes // 8].copy()
+
+
+# -- batches with ragged fields, which the host reads ---------------------------------------------------------------
+
+
+class RaggedArrays(NamedTuple):
+    """A ragged field in GPU memory.
+
+    Attributes
+    ----------
+    values : DeviceArray
+        [total, ...]: the items one after the other.
+    offsets : DeviceArray
+        int64 [N + 1]: item i is ``values[offsets[i]:offsets[i + 1]]``.
+    """
+
+    values: DeviceArray
+    offsets: DeviceArray
+
+
+def upload(engine: Engine, batch: dict[str, Any], found: NDArray[np.bool_]) -> tuple[dict[str, Any], DeviceArray]:
+    """Return a batch of `Store.get_many` with arrays in the memory of an engine's GPU (any thread)."""
+    engine.check()
+
+    def copied(array: NDArray[Any]) -> DeviceArray:
+        block = engine.memory.allocate(max(1, array.nbytes))
+        block.write(0, array)
+        return DeviceArray(block._owner, array.shape, array.dtype)
+
+    with engine.stream.on_device():
+        fields = {
+            name: RaggedArrays(copied(field.values), copied(field.offsets))
+            if isinstance(field, Ragged)
+            else copied(field)
+            for name, field in batch.items()
+        }
+        return fields, copied(found)

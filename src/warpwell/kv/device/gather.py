@@ -4,15 +4,17 @@ The batch's stream waits until all pieces were read, and then copies, without Py
 involved, so a concurrent kernel is not slowed down. Kernels use the queues instead, because they know their keys only
 while they run. Stores with a device cache use the queues, too.
 
-The host's threads read in native code, without Python's interpreter lock. To them a batch is a *job* in one of `SLOTS`
-slots. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has claimed
-piece k - 1. The word is stored last when a job is published, and all decrements follow this store, so a thread that has
-claimed a piece sees the job's other words. A slot is reused when the words at `J_DONE` show that all pieces of its job
-were read. A thread that comes too late lowers a count that is not positive, and the next job replaces this count.
+The I/O threads of the process read in native code, without Python's interpreter lock. To them a batch is a *job* in one
+of `SLOTS` slots. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has
+claimed piece k - 1. The word is stored last when a job is published, and all decrements follow this store, so a thread
+that has claimed a piece sees the job's other words. A slot is reused when the words at `J_DONE` show that all pieces of
+its job were read. A thread that comes too late lowers a count that is not positive, and the next job replaces this
+count.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -20,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from ... import errors
 from ..._os import clock, uninterrupted
+from ...storage import WorkerSlots, current_io_threads
 from ...targets import device, private_block
 from ...targets.primitives import SYSTEM, backoff, clock_ns, fetch_add, load_acquire, load_relaxed, store_release
 from ..index.index import addresses
@@ -28,8 +32,6 @@ from ..index.reader import read_many
 from ..keys import as_keys
 from ..log.lock import check_process
 from ..native import compiled
-from ..records import Records
-from ..schema import Schema
 from .engine import Engine
 from .future import BatchSpaces, Lease, fields_of
 
@@ -63,45 +65,38 @@ class GatherSpace:
 class GatheredBatch:
     """A batch in flight; ``wait()`` returns the same result as `Store.get_many`, in device memory.
 
-    See `DeviceFuture` about the memory of its arrays.
+    See `DeviceFuture` about the memory of its arrays. The batch ends before its store is closed, so `wait` may follow.
 
     Parameters
     ----------
-    engine : Engine
+    store : DeviceStore
     spaces : BatchSpaces
-    records : Records
     keys : array or iterable
         As for `Store.get_many`.
-    schema : Schema
     names : sequence of str or None
         The fields to return, by default all.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        spaces: BatchSpaces,
-        records: Records,
-        keys: Any,
-        schema: Schema,
-        names: Sequence[str] | None,
-    ) -> None:
-        engine.check()
-        engine.reap()
+    def __init__(self, store: Any, spaces: BatchSpaces, keys: Any, names: Sequence[str] | None) -> None:
+        self._engine: Engine = store._engine
+        self._engine.check()
+        self._engine.reap()
         self._keys = as_keys(keys).copied()
         self.count = n = self._keys.size
-        self._engine, self._records, self._schema, self._names = engine, records, schema, names
+        self._schema, self._names, self._read_again = store.schema, names, store._records.rows
+        self._failed: Exception | None = None
         self._result: Any = None
         self._pid = os.getpid()
-        self._lease = Lease(spaces, spaces.take(engine, max(1, n), schema.nbytes, GatherSpace))
-        space, stream = self._lease.space, engine.stream
+        self._lock = threading.RLock()
+        self._lease = Lease(spaces, spaces.take(self._engine, max(1, n), self._schema.nbytes, GatherSpace))
+        space, stream = self._lease.space, self._engine.stream
         base = space.host.address
         space.host.words[:2] = 0
         self._locations = np.empty((n, 2), np.int64)
         self._pieces = max(1, min(MAX_PIECES, n // PIECE_KEYS))
         arguments = [
             n,
-            records.state.address,
+            store._records.state.address,
             *addresses(self._keys),
             self._locations.ctypes.data,
             base + space.rows_at,
@@ -109,7 +104,7 @@ class GatheredBatch:
             base + space.found_at,
             base,
         ]
-        self._readers: PieceReaders = piece_readers()
+        self._readers = piece_readers()
         self._is_copied: Callable[[], bool] = lambda: True
         # `engine.gathered` keeps the memory that the threads and the stream use, until the copy has ended. A batch that
         # is there before its copy is in the stream could end too early, in another thread.
@@ -123,7 +118,7 @@ class GatheredBatch:
                 stream.wait_for_word(base, self._pieces)
                 self._copy()
             finally:
-                engine.gathered.append(self)
+                self._engine.gathered.append(self)
 
     def _copy(self) -> None:
         space = self._lease.space
@@ -157,16 +152,9 @@ class GatheredBatch:
             Another process, from which this one was forked, started the batch.
         """
         self.settle()
+        if self._failed is not None:
+            raise self._failed
         if self._result is None:
-            space = self._lease.space
-            if space.host.words[1]:
-                # This read raises the error, unless the values can be read now.
-                rows = space.host.view(np.dtype(np.uint8))[space.rows_at :][: self.count * space.stride]
-                _, found = self._records.rows(self._keys, space.stride, rows.reshape(self.count, space.stride))
-                space.host.view(np.dtype(np.uint8))[space.found_at :][: self.count] = found
-                self._copy()
-                self._engine.stream.wait()
-                space.host.words[1] = 0
             self._result = fields_of(self._lease, self._schema, self.count, self._names)
         return self._result  # type: ignore[no-any-return]
 
@@ -187,7 +175,24 @@ class GatheredBatch:
             spins += 1
             if spins > 100:
                 clock.sleep(5e-5)
+        with self._lock:
+            words = self._lease.space.host.words
+            if words[1]:
+                # This read finds the error, unless the values can be read now. It comes before the store is closed.
+                try:
+                    self._repair()
+                except (errors.CorruptionError, errors.MediumError) as error:
+                    self._failed = error
+                words[1] = 0
         self._engine.forget_gathered(self)
+
+    def _repair(self) -> None:
+        space, n = self._lease.space, self.count
+        raw = space.host.view(np.dtype(np.uint8))
+        rows = raw[space.rows_at :][: n * space.stride]
+        _, raw[space.found_at :][:n] = self._read_again(self._keys, space.stride, rows.reshape(n, space.stride))
+        self._copy()
+        self._engine.stream.wait()
 
     def retire(self) -> None:
         """Release the slot of the job (once, by `Engine.forget_gathered`)."""
@@ -297,61 +302,12 @@ def wait_for_pieces(done: int, pieces: int, nanoseconds: int) -> int:
     return 1
 
 
-class PieceReaders:
-    """The threads of this process, which all stores share."""
-
-    def __init__(self) -> None:
-        self._read_jobs = compiled(read_jobs)
-        compiled(read_pieces)
-        self._block = private_block(SLOTS * JOB_BYTES)
-        self._jobs = self._block.words.reshape(SLOTS, JOB_BYTES // 8)
-        self._free = list(range(SLOTS))
-        self._lock = threading.Lock()
-        self._wake = threading.Semaphore(0)
-        self._threads = self._awake = 0
-
-    def start(self, pieces: int, arguments: list[int]) -> int:
-        """Publish a job with `arguments` from word `J_COUNT` on; return its place.
-
-        If no place is free, or no thread can be started, this thread reads all pieces. Without a place it returns -1.
-        """
-        with self._lock:
-            slot = self._free.pop() if self._free else -1
-            job = self._jobs[slot] if slot >= 0 else np.empty(JOB_BYTES // 8, np.int64)
-            job[J_PIECES] = pieces
-            job[J_COUNT : J_COUNT + len(arguments)] = arguments
-            compiled(publish)(job.ctypes.data, pieces)
-            while slot >= 0 and self._awake < min(THREADS, pieces):
-                if self._threads <= self._awake:
-                    try:
-                        threading.Thread(target=self._work, name="warpwell-kv-pieces", daemon=True).start()
-                    except RuntimeError:  # the system allows no more threads, or Python is shutting down
-                        break
-                    self._threads += 1
-                else:
-                    self._wake.release()
-                self._awake += 1
-            is_read_here = slot < 0 or not self._awake
-        if is_read_here:
-            compiled(read_pieces)(job.ctypes.data)
-        return slot
-
-    def address_of(self, slot: int) -> int:
-        """Return the address of a job."""
-        return self._block.address + JOB_BYTES * slot
-
-    def give_back(self, slot: int) -> None:
-        """Let others use the place of a job whose pieces were all read (without the lock: for signal handlers)."""
-        self._free.append(slot)
-
-    def _work(self) -> None:
-        while True:
-            self._read_jobs(self._block.address)
-            with self._lock:
-                if (self._jobs[:, J_LEFT] > 0).any():
-                    continue
-                self._awake -= 1
-            self._wake.acquire()
+def count_unclaimed(jobs: int) -> int:
+    """Return the number of pieces of all jobs that no thread has claimed."""
+    pieces = 0
+    for slot in range(SLOTS):
+        pieces += max(0, load_relaxed(jobs + JOB_BYTES * slot + 8 * J_LEFT, SYSTEM))
+    return pieces
 
 
 def publish(job: int, pieces: int) -> int:
@@ -360,24 +316,60 @@ def publish(job: int, pieces: int) -> int:
     return 0
 
 
-_readers: list[Any] = []
-_making = threading.Lock()
+class PieceReaders:
+    """The jobs of this process, which all stores share; I/O threads of the process read their pieces."""
+
+    def __init__(self) -> None:
+        self._read_jobs = compiled(read_jobs)
+        self._count_unclaimed = compiled(count_unclaimed)
+        compiled(read_pieces)
+        self._block = private_block(SLOTS * JOB_BYTES)
+        self._jobs = self._block.words.reshape(SLOTS, JOB_BYTES // 8)
+        self._free = list(range(SLOTS))
+        self._workers = WorkerSlots(self._count_needed, self._serve, lambda: None)
+
+    def start(self, pieces: int, arguments: list[int]) -> int:
+        """Publish a job with `arguments` from word `J_COUNT` on; return its slot.
+
+        If no slot is free, or no thread can be started, this thread reads all pieces. Without a slot it returns -1.
+        """
+        try:
+            slot = self._free.pop()
+            job = self._jobs[slot]
+        except IndexError:
+            slot, job = -1, np.empty(JOB_BYTES // 8, np.int64)
+        job[J_PIECES] = pieces
+        job[J_COUNT : J_COUNT + len(arguments)] = arguments
+        compiled(publish)(job.ctypes.data, pieces)
+        try:
+            if slot >= 0:
+                current_io_threads().submit(self._workers)
+                return slot
+        except RuntimeError:  # the system allows no more threads, or Python is shutting down
+            pass
+        compiled(read_pieces)(job.ctypes.data)
+        return slot
+
+    def address_of(self, slot: int) -> int:
+        """Return the address of a job."""
+        return self._block.address + JOB_BYTES * slot
+
+    def give_back(self, slot: int) -> None:
+        """Let other batches use the slot of a job whose pieces were all read."""
+        self._free.append(slot)
+
+    def _count_needed(self) -> int:
+        """Return the number of threads; those that look for jobs are not spare, because they leave at `IDLE_NS`."""
+        return max(len(self._workers.occupied), min(THREADS, self._count_unclaimed(self._block.address)))
+
+    def _serve(self, slot: int) -> None:
+        self._read_jobs(self._block.address)
 
 
-def _after_fork() -> None:
-    """Forget the threads, which exist only in the parent, and a lock that one of them may hold."""
-    global _making
-    _readers.clear()
-    _making = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
+@functools.cache
 def piece_readers() -> PieceReaders:
-    """Return the threads of this process."""
-    while not _readers:
-        with _making:
-            if not _readers:
-                _readers.append(PieceReaders())
-    return _readers[0]  # type: ignore[no-any-return]
+    """Return the jobs of this process."""
+    return PieceReaders()
+
+
+os.register_at_fork(after_in_child=piece_readers.cache_clear)  # the threads exist only in the parent
