@@ -21,7 +21,7 @@ from warpwell import errors
 from warpwell.cli import main
 from warpwell.kv import Ragged, as_keys
 from warpwell.kv.convert import importers
-from warpwell.kv.convert.dumps import to_folder, to_npz
+from warpwell.kv.convert.exporters import to_folder, to_npz
 from warpwell.kv.log.format import offset_of, size_of
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
@@ -370,7 +370,7 @@ def test_lists_of_a_fixed_size_are_arrays(tmp_path: Path) -> None:
 
 
 def test_dump_and_load(store: ww.kv.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.convert.dumps.BATCH_RECORDS", 2)
+    monkeypatch.setattr("warpwell.kv.convert.exporters.BATCH_RECORDS", 2)
     monkeypatch.setattr("warpwell.kv.convert.sources.BATCH_RECORDS", 2)
     store.put_many([5, -4], {name: column[1:] for name, column in columns(3).items()})
     to_npz(store, tmp_path / "a.npz")

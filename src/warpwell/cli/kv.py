@@ -390,7 +390,7 @@ def dump(arguments: argparse.Namespace) -> int:
 
     from .. import kv
     from ..cache import format_size
-    from ..kv.convert.dumps import to_folder, to_npz
+    from ..kv.convert.exporters import to_folder, to_npz
     from ..replacing import replacing
 
     output = output_of(arguments)

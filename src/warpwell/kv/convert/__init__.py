@@ -4,5 +4,5 @@ importers.py      the table of formats; opens a source, and loads it into a stor
 sources.py        the interface of a source: batches of records, and keys made from names
 import_files.py   files in a folder, samples in tar archives, an LMDB environment: one record at a time
 import_arrow.py   Parquet and Arrow files, and data sets of Hugging Face
-dumps.py          a store as a ``.npz`` file or a folder, and ``.npz`` files: one array at a time
+exporters.py      a store as a ``.npz`` file or a folder, and ``.npz`` files: one array at a time
 """

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...errors import ArgumentError, FormatError, MissingFileError
 from ..schema import as_schema
 from ..store import Store
-from .dumps import NpzSource
+from .exporters import NpzSource
 from .import_arrow import ArrowSource, data_set_files
 from .import_files import FolderSource, LmdbSource, TarSource
 from .sources import KEY_RULES, Batch, Source
