@@ -613,13 +613,13 @@ def read_ends(state: int, stripe: int, locations: int, count: int, ends: int, fo
 
 
 def place_values(locations: int, count: int, starts: int, sizes: int) -> int:
-    """Store the offset (a multiple of 8) and the size of each value in one buffer; return the size of the buffer."""
+    """Store the offset (a multiple of 16) and the size of each value in one buffer; return the size of the buffer."""
     end = 0
     for k in range(count):
         size = size_of(load_weak_as(locations + 16 * k, INT64), load_weak_as(locations + 16 * k + 8, INT64))
         store_weak_as(starts + 8 * k, end, INT64)
         store_weak_as(sizes + 8 * k, size, INT64)
-        end += (size + 7) & -8
+        end += (size + 15) & -16  # the processor copies aligned memory faster
     return end
 
 
@@ -974,7 +974,7 @@ class ValueBuffer(NamedTuple):
     ----------
     buffer : uint8
     starts, sizes : int64 [N]
-        Offset, a multiple of 8, and size of each value in `buffer`.
+        Offset, a multiple of 16, and size of each value in `buffer`.
     found : bool [N]
     """
 
