@@ -9,7 +9,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.kv.log import lock
+from warpwell.kv.log import files as lock
 from warpwell.kv.log.files import Files
 
 

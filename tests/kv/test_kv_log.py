@@ -22,8 +22,7 @@ from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_o
 from warpwell.kv.log.journal import INLINE_BYTES, journal_path
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
-from warpwell.kv.log.recovery import split
-from warpwell.kv.log.verify import verify
+from warpwell.kv.log.recovery import split, verify
 from warpwell.kv.records import Records
 from warpwell.targets.checksum import crc32c_of
 

@@ -19,8 +19,8 @@ from warpwell.kv.index.index import T_MASK, T_SEALED, Index, StoreState, lookup,
 from warpwell.kv.keys import as_keys
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT, SUPERBLOCK
-from warpwell.kv.log.recovery import join
-from warpwell.kv.log.snapshot import open_index, write_snapshot
+from warpwell.kv.log.manifest import open_index, write_snapshot
+from warpwell.kv.log.recovery import join, verify
 from warpwell.nvme import KV_RETRIEVE, key_value_word5
 from warpwell.nvme.status import KV_UNRECOVERED_ERROR
 from warpwell.targets import bus_error
@@ -231,7 +231,7 @@ def test_a_file_without_its_beginning_or_end_is_refused(tmp_path, keys, part) ->
     for mode in ("r", "r+"):
         with pytest.raises(errors.CorruptionError, match=file.name):
             ww.kv.open(path, mode)
-    assert not ww.kv.log.verify.verify(path).sound
+    assert not verify(path).sound
     assert ww.kv.salvage(path, tmp_path / "new.kv").complete
     with ww.kv.open(tmp_path / "new.kv") as store:
         assert dict(store.items()) == contents
@@ -331,7 +331,7 @@ def test_a_snapshot_that_meets_damage_leaves_the_commit(tmp_path) -> None:
 def test_a_file_system_that_cannot_map(tmp_path, monkeypatch) -> None:
     path = tmp_path / "a.kv"
     contents = sealed_store(path, NAMES)
-    monkeypatch.setattr("warpwell.kv.log.snapshot.map_guarded", lambda fd, nbytes: None)
+    monkeypatch.setattr("warpwell.kv.log.manifest.map_guarded", lambda fd, nbytes: None)
     with ww.kv.open(path) as store:
         assert dict(store.items()) == contents
 

@@ -13,7 +13,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
-from warpwell.kv.log import opening
+from warpwell.kv.log import log as opening
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.log import Log
 

@@ -15,12 +15,11 @@ from functools import partial
 import numpy as np
 
 from warpwell import errors
-from warpwell.kv.log.files import Files
+from warpwell.kv.log.files import LOCK_NAME, Files
 from warpwell.kv.log.format import RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import COMMITTED_NAME
-from warpwell.kv.log.lock import LOCK_NAME
 from warpwell.kv.log.log import Log
-from warpwell.kv.log.verify import verify
+from warpwell.kv.log.recovery import verify
 
 from .kv_load import Run, State, WrongBytes, contents, write_script
 

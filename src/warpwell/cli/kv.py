@@ -445,7 +445,7 @@ def stats(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """Read everything and check it; return 1 if something is damaged."""
-    from ..kv.log.verify import verify
+    from ..kv.log.recovery import verify
 
     with _measured(arguments) as (report, values, problems):
         found = verify(arguments.store, progress=partial(report, "verify"))

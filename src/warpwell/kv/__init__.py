@@ -28,7 +28,7 @@ from ..nvme import key_words
 from .device.device_store import DeviceStore
 from .keys import Keys, as_key, as_keys
 from .log.checksum import crc32c
-from .log.verify import Problem
+from .log.recovery import Problem
 from .opening import create, seal
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .permutation import Permutation, permuted

@@ -19,8 +19,7 @@ from ..targets import has_cuda
 from . import lifetime
 from .device.device_store import DeviceStore, MakeMedium
 from .device.engine import DeviceOptions
-from .log.files import Files
-from .log.lock import WriterLock
+from .log.files import Files, WriterLock
 from .log.log import Log
 from .log.manifest import read_manifest
 from .log.shards import MAX_SHARDS, home_of, own_shards

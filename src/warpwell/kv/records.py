@@ -20,14 +20,12 @@ from .index.reader import STALE, Reader, ValueBuffer, other_size, read_error
 from .index.serve import kv_start
 from .keys import MAX_KEY, Keys, as_key, from_bytes, suffix_of
 from .log.checksum import BAD_CRC
-from .log.compaction import CompactionReport, compact
 from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
 from .log.journal import Pending
-from .log.log import Log
-from .log.recovery import split
+from .log.log import CompactionReport, Log, compact
+from .log.recovery import VerifyReport, split, verify
 from .log.segments import too_large
 from .log.shards import shards_of
-from .log.verify import VerifyReport, verify
 
 Progress = Callable[[int, int], object]
 STAGED_BYTES = 1 << 20

@@ -22,7 +22,7 @@ from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
 from .keys import Keys, suffix_of
 from .log.checksum import check_file, crc32c, crc32c_many
-from .log.files import read_at
+from .log.files import LOCK_NAME, read_at
 from .log.format import (
     COMMIT,
     DELETE,
@@ -51,13 +51,10 @@ from .log.format import (
     size_of,
 )
 from .log.journal import highest, read_marks
-from .log.lock import LOCK_NAME
-from .log.manifest import IDENTITY_NAME, Manifest, read_identity, read_manifest
-from .log.recovery import live
+from .log.manifest import IDENTITY_NAME, Manifest, is_index, read_identity, read_manifest
+from .log.recovery import Problem, live, stored_key
 from .log.segments import StoredValue, segment_path
 from .log.shards import locate_segments
-from .log.snapshot import is_index
-from .log.verify import Problem, stored_key
 from .opening import create
 
 _BATCH_BYTES = 8 << 20

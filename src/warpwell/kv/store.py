@@ -23,10 +23,10 @@ from ..storage import NativeMedium
 from . import lifetime
 from .index.reader import BAD_RECORD, read_error
 from .keys import INT_KEY, MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
-from .log.compaction import CompactionReport
+from .log.files import check_process
 from .log.format import size_of
-from .log.lock import check_process
-from .log.verify import VerifyReport
+from .log.log import CompactionReport
+from .log.recovery import VerifyReport
 from .records import STAGED_RECORD_BYTES, Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
 

@@ -20,8 +20,8 @@ from ...nvme.status import KV_UNRECOVERED_ERROR, describe
 from ...queues import QueuePairs
 from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, ReturnSlots, service_threads
 from ...targets import Block, LaunchFlag, memory_for, stream_on
+from ..log.files import check_process
 from ..log.format import MAX_VALUE
-from ..log.lock import check_process
 from . import requests as at
 from .batch import settle
 from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS

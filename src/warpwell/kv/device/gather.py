@@ -30,7 +30,7 @@ from ...targets.primitives import SYSTEM, backoff, clock_ns, fetch_add, load_acq
 from ..index.index import addresses
 from ..index.reader import read_many
 from ..keys import as_keys
-from ..log.lock import check_process
+from ..log.files import check_process
 from ..native import compiled
 from .engine import Engine
 from .future import BatchSpaces, Lease, fields_of

@@ -2,18 +2,13 @@
 
 In the order in which a record meets them:
 
-    log.py         append, commit, snapshot, close; the order of writes that makes a commit durable
+    log.py         create, open, append, commit, snapshot, compact, close; the order of the writes of a commit
     format.py      the bytes of records, superblocks and locations
     checksum.py    CRC-32C of values and records, in native code
     segments.py    files of values, and the offset of the next value
     shards.py      the shard of each key; the folders of segments, even of a store that was moved or copied
     journal.py     chained records of puts and deletes, in atomic groups; COMMITTED: the last record known to be durable
-    snapshot.py    all live records in one file, the index that processes map
-    manifest.py    MANIFEST: which files a store consists of
-    files.py       every system call that changes a file, and the handling of its errors
-    lock.py        LOCK: one writer at a time; refuse file systems whose locks do nothing
-    opening.py     create a log; open one for writing
+    manifest.py    MANIFEST: which files a store consists of; snapshots: all live records, the index that processes map
+    files.py       every system call that changes a file, and the handling of its errors; LOCK: one writer at a time
     recovery.py    recover live records from files; follow a writer as a reader; repair after a crash
-    compaction.py  reclaim the space of dead values
-    verify.py      check every committed byte
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -127,18 +127,6 @@ SUPER = layout_of(
     ],
 )
 SUPER_MAGIC = b"warpwkv1"
-_NUMBERS = (
-    "id",
-    "seq",
-    "chain",
-    "salt",
-    "count",
-    "body_crc",
-    "positions",
-    "value_bytes",
-    "segments",
-    "block_type",
-)
 
 
 @dataclass(frozen=True)
@@ -164,7 +152,7 @@ class Superblock:
         block["magic"], block["version"], block["kind"] = SUPER_MAGIC, FORMAT_VERSION, self.kind
         block["uuid"] = np.void(self.uuid)
         block["alignment"] = UNIT
-        for name in _NUMBERS:
+        for name in _numbers():
             block[name] = getattr(self, name)
         block["crc"] = crc32c(block.view(np.uint8)[: SUPERBLOCK - 4])
         return block.tobytes()
@@ -182,27 +170,34 @@ class Superblock:
         """
         file_type = KINDS[kind]
         if len(data) < SUPERBLOCK:
-            raise errors.CorruptionError(
+            raise corruption(
+                path,
                 f"{path} is truncated: {len(data)} bytes where a {file_type} starts with {SUPERBLOCK}; "
                 "restore it from a copy",
-                path=path,
-                offset=len(data),
+                len(data),
             )
         block = np.frombuffer(data, SUPER, 1)[0]
         if int(block["crc"]) != crc32c(data[: SUPERBLOCK - 4]) or block["magic"] != SUPER_MAGIC:
-            raise errors.CorruptionError(
-                f"{path}: the first {SUPERBLOCK} bytes are damaged; restore the file from a copy", path=path, offset=0
-            )
+            raise corruption(path, f"{path}: the first {SUPERBLOCK} bytes are damaged; restore the file from a copy", 0)
         if int(block["version"]) > FORMAT_VERSION:
             raise newer(path, int(block["version"]))
         if int(block["kind"]) != kind or block["uuid"].tobytes() != uuid or int(block["id"]) != id:
-            raise errors.CorruptionError(
+            raise corruption(
+                path,
                 f"{path} is not the {file_type} {id} of this store but another file with its name; restore the "
                 "right one",
-                path=path,
-                offset=0,
+                0,
             )
-        return cls(kind, uuid, **{name: int(block[name]) for name in _NUMBERS})
+        return cls(kind, uuid, **{name: int(block[name]) for name in _numbers()})
+
+
+def _numbers() -> list[str]:
+    return [field.name for field in fields(Superblock)][2:]
+
+
+def corruption(path: str, message: str, offset: int) -> errors.CorruptionError:
+    """Return the error for damage at a byte of a file."""
+    return errors.CorruptionError(message, path=path, offset=offset)
 
 
 def newer(path: str, version: int) -> errors.StoreVersionError:

@@ -17,39 +17,57 @@ record refers to the segment. After a failed fsync the log never retries: it acc
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
-from collections.abc import Callable, Sequence
+import uuid as uuids
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..._os import uninterrupted
+from ...cache import batches_of
 from ..index.sealed import SealedIndex
 from ..ragged import Ragged
-from .files import Files, Guard
+from .checksum import crc32c
+from .files import LOCK_NAME, Files, Guard, WriterLock, check_process, full, read_at, storage_full, write_new
 from .format import (
     DELETE,
     FORMAT_VERSION,
     INLINE_VERSION,
     INTEGER,
     LONG,
+    MAX_SEGMENT_BYTES,
     MOVED,
     PUT,
     RECORD_BYTES,
     SLOT_BYTES,
     SUPERBLOCK,
+    footprint,
     low_size,
+    marked_len_of,
     segment_of,
+    size_of,
 )
-from .journal import INLINE_BYTES, Floor, Journal, Pending, Values, new_records
-from .lock import WriterLock, check_process
-from .manifest import Manifest, ManifestWriter
-from .opening import OpenedLog, create_writable, open_writable
-from .recovery import Changes, LoadedLog, Recovered, follow, join, load_for_reading, split
-from .segments import Segments, ValueBuffers
-from .snapshot import is_index, open_index
+from .journal import COMMITTED_NAME, INLINE_BYTES, Floor, Journal, Pending, Position, Values, new_journal, new_records
+from .manifest import (
+    DURABILITIES,
+    IDENTITY_NAME,
+    MANIFEST_NAME,
+    NEW_NAME,
+    Manifest,
+    ManifestWriter,
+    is_index,
+    open_index,
+    read_manifest,
+)
+from .recovery import Changes, LoadedLog, Recovered, follow, join, load, load_for_reading, open_segments, repair, split
+from .segments import SegmentFolder, Segments, ValueBuffers
+from .shards import take_shards, written
 
 _SPILL = 1 << 18
 """Maximum number of records of one group that are kept in memory."""
@@ -572,3 +590,375 @@ def _by_shard(
         chosen = values[rows] if isinstance(values, np.ndarray | Ragged) else [values[k] for k in rows.tolist()]
         groups.append((shard, rows, ValueBuffers(chosen)))
     return groups
+
+
+# -- compaction -----------------------------------------------------------------------------------------------
+
+
+_BATCH_BYTES = 8 << 20
+_BATCH_RECORDS = 8192
+
+Index = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64]]
+"""Keys uint8 [N, 16], their lengths uint8 [N], locations int64 [N, 2]."""
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """The result of a compaction.
+
+    Attributes
+    ----------
+    segments : tuple of int
+        Segments that were retired.
+    moved : int
+        Values that were copied.
+    moved_bytes : int
+    freed_bytes : int
+        Size of the retired files minus the size of the copies, in bytes.
+    """
+
+    segments: tuple[int, ...]
+    moved: int
+    moved_bytes: int
+    freed_bytes: int
+
+
+def compact(
+    log: Log,
+    *,
+    live: Callable[[], Index],
+    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
+    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
+    threshold: float = 0.5,
+    progress: Callable[[int, int], object] | None = None,
+) -> CompactionReport:
+    """Reclaim the space of dead values while readers and the writer continue.
+
+    Copies are ordinary records, so a crash at any time leaves a store with both or with the old values. If a caller has
+    appended records without committing them, the copies join that group, which the caller commits, and the segments are
+    removed at the next snapshot (see `Log.emptied`): until then the journal may refer to their values. The caller
+    deletes their files by `Log.release`, when no reader uses a location that it looked up before. All callbacks except
+    `progress` run with `Log.lock` held.
+
+    Parameters
+    ----------
+    log : Log
+        Open for writing.
+    live : callable
+        Returns keys, lengths and locations of the whole index.
+    lookup : callable
+        ``(keys, key_lens) -> int64 [N, 2]``: the locations of keys in the index (first word 0 or -1: absent).
+    relocate : callable
+        ``(keys, key_lens, old, new)``: moves keys whose location is still `old`.
+    threshold : float
+        Segments with at least this share of dead bytes are compacted.
+    progress : callable, optional
+        Called with the bytes moved so far and the bytes to move in all.
+
+    Raises
+    ------
+    CorruptionError
+        A live value is damaged. The store stays valid; copies that were made are kept.
+    StorageFullError, StoreFailedError
+        As for `Log.append`.
+    """
+    with log.lock, uninterrupted():
+        victims, slots = _victims(log, live(), threshold)
+    if not victims:
+        return CompactionReport((), 0, 0, 0)
+    sizes = size_of(slots[:, 2], slots[:, 3])
+    total, done, moved = int(sizes.sum()), 0, 0
+    for rows in batches_of(sizes, _BATCH_BYTES, _BATCH_RECORDS):
+        batch = slots[rows]
+        values = _read(log, batch)
+        moved += _move(log, batch, values, lookup, relocate)
+        done += int(sizes[rows].sum())
+        if progress is not None:
+            progress(done, total)
+    with log.lock, uninterrupted():
+        freed = sum(_size(log, segment) for segment in victims) - done
+        log.emptied(victims)
+        if not log.group_open:
+            log.snapshot(*live())
+    return CompactionReport(tuple(victims), moved, done, freed)
+
+
+def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArray[np.int64]]:
+    """Return the segments to retire and their live slots, in file order."""
+    slots = join(*index)
+    sizes = size_of(slots[:, 2], slots[:, 3])
+    used = np.bincount(segment_of(slots[:, 2]), footprint(sizes), max(log.segments.ids()) + 1)
+    victims = []
+    for segment in sorted(set(log.segments.ids()) - log.to_be_dropped()):
+        total = _size(log, segment)
+        dead = total - int(used[segment])
+        if dead > 0 and dead >= threshold * total:
+            victims.append(segment)
+    for shard, head in enumerate(log.segments.heads):
+        if head in victims:
+            log.roll(shard)
+    slots = slots[np.isin(segment_of(slots[:, 2]), victims)]
+    return victims, slots[np.argsort(slots[:, 2], kind="stable")]
+
+
+def _size(log: Log, segment: int) -> int:
+    return os.fstat(log.segments.fd(segment)).st_size - SUPERBLOCK
+
+
+def _read(log: Log, slots: NDArray[np.int64]) -> list[Any]:
+    """Read values and check them: a damaged value must not be copied with a new checksum.
+
+    A value that is larger than a batch is not read: it checks itself when it is copied.
+    """
+    stored = [log.segments.stored(location) for location in slots[:, 2:]]
+    if len(stored) == 1 and stored[0].nbytes > _BATCH_BYTES:
+        return stored
+    values = [read_at(value.fd, value.nbytes, value.offset) for value in stored]
+    for value, contents in zip(stored, values, strict=True):
+        if len(contents) != value.nbytes or crc32c(contents) != value.crc:
+            raise value.damaged()
+    return values
+
+
+def _move(
+    log: Log,
+    slots: NDArray[np.int64],
+    values: list[Any],
+    lookup: Callable[[NDArray[np.uint8], NDArray[np.uint8]], NDArray[np.int64]],
+    relocate: Callable[[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], object],
+) -> int:
+    """Append copies of the values that are still live, with the lock held."""
+    keys = np.ascontiguousarray(slots[:, :2]).view(np.uint8).reshape(-1, 16)
+    lens = marked_len_of(slots[:, 3]).astype(np.uint8)
+    with log.lock, uninterrupted():
+        still = np.flatnonzero(lookup(keys, lens)[:, 0] == slots[:, 2])
+        if not len(still):
+            return 0
+        chosen = [values[k] for k in still.tolist()]
+        shards = log.segments.shard_of(segment_of(slots[still, 2])).astype(np.uint8)
+        new = log.append(keys[still], lens[still], chosen, shards=shards, moved=True)
+        relocate(keys[still], lens[still], np.ascontiguousarray(slots[still, 2:]), new)
+        return len(still)
+
+
+# -- creation and opening of files ----------------------------------------------------------------------------
+
+
+MIN_SEGMENT_BYTES = 1 << 16
+
+
+@dataclass
+class OpenedLog:
+    """The files of a log that is open for writing, and the records that recovery found in them."""
+
+    manifest: Manifest
+    segments: Segments
+    loaded: LoadedLog
+    journal: Journal
+    floor: Floor
+    writer: WriterLock
+
+
+def create_writable(
+    files: Files,
+    path: str,
+    *,
+    schema: dict[str, Any] | None,
+    durability: str,
+    segment_bytes: int,
+    shards: Sequence[str] = (),
+) -> OpenedLog:
+    """Create an empty log and open it; see `Log.create`. If it raises, it leaves no new files."""
+    if durability not in DURABILITIES:
+        raise errors.ArgumentError(
+            f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
+        )
+    if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
+        raise errors.ArgumentError(
+            f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
+            name="segment_bytes",
+        )
+    manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema, kinds=True)
+    with contextlib.ExitStack() as undo, _translate_os_errors(path, "choose a folder that can be written"):
+        writer = _new_folder(files, path, undo)
+        folders = [SegmentFolder(path, manifest.uuid_bytes)]
+        if shards:
+            folders = [_create_shard(files, path, manifest, number, shard, undo) for number, shard in enumerate(shards)]
+        segments = Segments(files, folders, segment_bytes, writable=True)
+        first = tuple(segments.id_of(shard, 1) for shard in range(len(folders)))
+        listed = tuple({"path": written(shard, path), "uuid": uuid.hex()} for shard, uuid in folders if shards)
+        manifest = manifest.with_changes(segments=first, shards=listed)
+        try:
+            for segment in first:
+                segments.create(segment)
+        finally:
+            segments.close()
+        new_journal(files, path, manifest.uuid_bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
+        Floor(files, path, manifest.uuid_bytes).close()
+        files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
+        files.sync_folder(os.path.dirname(path))
+        files.sync_folder(path)
+        undo.callback(remove_made, path, False)  # `undo` runs this first: it removes the manifest before other files
+        manifest.publish(files, path)
+        files.sync_folder(path)
+        opened = _open(files, path, writer)
+        undo.pop_all()
+        return opened
+
+
+def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLock:
+    """Make the folder of a new store and take its lock; `undo` removes both."""
+    made = make_folder(files, path)
+    try:
+        writer = WriterLock(files, path)
+        undo.callback(writer.release, clean=False)
+        clear(files, path)
+    except BaseException as error:
+        # The lock is held by a process that creates a store here. With a cause, the file system has no locks.
+        is_locked = isinstance(error, errors.SharingError) and error.__cause__ is None
+        if made and not is_locked and not isinstance(error, errors.ArgumentError):
+            remove_made(path, made)
+        raise
+    undo.callback(remove_made, path, made)
+    return writer
+
+
+def _create_shard(
+    files: Files, main: str, manifest: Manifest, number: int, path: str, undo: contextlib.ExitStack
+) -> SegmentFolder:
+    """Create the folder of a shard, durably, without segments."""
+    identity = uuids.uuid4()
+    schema = {"shard": number, "store": written(main, path)}
+    own = manifest.with_changes(uuid=identity.hex, schema=schema, journal=0, next_segment=0, next_file=0)
+    with _translate_os_errors(path, "choose a folder that can be written"):
+        writer = _new_folder(files, path, undo)
+        own.publish(files, path)
+        files.sync_folder(os.path.dirname(path))
+        files.sync_folder(path)
+    writer.release()
+    return SegmentFolder(path, identity.bytes)
+
+
+def open_writable(files: Files, path: str) -> OpenedLog:
+    """Open a log for writing and repair it after a crash; see `Log.open`."""
+    read_manifest(path)  # raises before a lock file is created in a folder that does not hold a store
+    with _translate_os_errors(path, 'open it with mode="r"'):
+        writer = WriterLock(files, path)
+        try:
+            return _open(files, path, writer)
+        except BaseException:
+            writer.release(opened=False)
+            raise
+
+
+def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
+    manifest = read_manifest(path)  # the writer before us may have replaced it
+    segments = open_segments(files, path, manifest, writable=True)
+    take_shards(files, path, manifest)
+    try:
+        try:
+            manifest, loaded = load(files, path, manifest, segments, writable=True)
+        except FileNotFoundError as error:
+            raise errors.CorruptionError(
+                f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
+                path=error.filename,
+            ) from None
+        with contextlib.ExitStack() as undo:
+            undo.callback(loaded.close, files)
+            repair(files, path, loaded, manifest, segments)
+            for segment in manifest.segments:
+                # After the file's end, not after the last record: a location is never used twice.
+                segments.set_head(segment, segments.size(segment))
+            journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
+            floor = Floor(files, path, manifest.uuid_bytes)
+            if not manifest.separate_logs:
+                floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
+            undo.pop_all()
+    except BaseException:
+        segments.close()
+        raise
+    return OpenedLog(manifest, segments, loaded, journal, floor, writer)
+
+
+@contextlib.contextmanager
+def _translate_os_errors(path: str, instead: str) -> Iterator[None]:
+    """Turn errors of the system that users can correct into Warpwell's errors."""
+    try:
+        yield
+    except errors.WarpwellError:
+        raise
+    except OSError as error:
+        if full(error):
+            raise storage_full(path) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise errors.ReadOnlyError(
+                f"{path} cannot be written ({os.strerror(error.errno)}): {instead}, or change its file system or "
+                "permissions"
+            ) from error
+        raise
+
+
+def make_folder(files: Files, path: str) -> bool:
+    """Make the folder of a new store; return False if a usable folder already exists.
+
+    Raises
+    ------
+    ArgumentError
+        Another file or folder is there.
+    MissingFileError
+        The parent does not exist.
+    """
+    try:
+        files.mkdir(path)
+        return True
+    except FileNotFoundError:
+        raise errors.MissingFileError(
+            f"{os.path.dirname(path)}: no such folder to create {os.path.basename(path)} in; create it first", path=path
+        ) from None
+    except FileExistsError:
+        pass
+    if not os.path.isdir(path):
+        raise errors.ArgumentError(f"{path} is a file: choose another name, or remove it yourself", name="path")
+    check_empty(path)
+    return False
+
+
+def check_empty(path: str) -> None:
+    """Raise ArgumentError if a folder holds files that an interrupted creation did not leave."""
+    names = os.listdir(path)
+    if MANIFEST_NAME in names:
+        raise errors.ArgumentError(
+            f'{path} is already a store: open it with mode="r+", or replace it with overwrite=True', name="path"
+        )
+    for name in names:
+        if not _left_over(os.path.join(path, name)):
+            raise errors.ArgumentError(
+                f"{path} exists and holds other files ({name}): choose another name, or remove it yourself", name="path"
+            )
+
+
+def clear(files: Files, path: str) -> None:
+    """Remove the files of an interrupted creation; the lock is held."""
+    check_empty(path)
+    for name in os.listdir(path):
+        if name != LOCK_NAME:
+            files.unlink(os.path.join(path, name))
+
+
+def remove_made(path: str, made: bool) -> None:
+    """Remove the files of a creation that failed, and the folder if the creation made it."""
+    with contextlib.suppress(OSError):
+        # The manifest first: a crash in this loop must leave either a whole store or a folder that is not a store.
+        for name in sorted(os.listdir(path), key=lambda name: name != MANIFEST_NAME):
+            os.unlink(os.path.join(path, name))
+        if made:
+            os.rmdir(path)
+
+
+def _left_over(path: str) -> bool:
+    """Return whether a file can only belong to a store that never held a record."""
+    name = os.path.basename(path)
+    if name in (LOCK_NAME, NEW_NAME, IDENTITY_NAME):
+        return True
+    empty = os.path.getsize(path) <= SUPERBLOCK
+    return empty and (name == COMMITTED_NAME or os.path.splitext(name)[1] in (".val", ".jnl"))

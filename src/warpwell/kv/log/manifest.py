@@ -1,4 +1,8 @@
-"""Manifest: the list of a store's files; replaced as a whole, by a rename. Changes of it by a writer."""
+"""Manifest: the list of a store's files; replaced as a whole, by a rename. Changes of it by a writer. Snapshots.
+
+A snapshot has all live records in one file, which a journal continues. It is the index that all processes map. Stores
+of formats 1 to 3 have a list of slots in its place (``.snap``), which is read and never written.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,36 @@ import contextlib
 import json
 import os
 import uuid as uuids
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets.bus_error import map_guarded, unmap
+from ..index.sealed import SealedIndex, block_counts, new_blocks
 from .checksum import crc32c
-from .files import Files, Guard, write_new
-from .format import FORMAT_VERSION, JOURNAL_FILE, SUFFIXES, SUPERBLOCK, file_name, newer
+from .files import Files, Guard, read_at, write_new
+from .format import (
+    FORMAT_VERSION,
+    INDEX_FILE,
+    JOURNAL_FILE,
+    SLOT_BYTES,
+    SNAPSHOT_FILE,
+    SUFFIXES,
+    SUPERBLOCK,
+    Superblock,
+    corruption,
+    file_name,
+    new_salt,
+    newer,
+    size_of,
+)
 from .journal import Journal, Position, journal_path, new_journal
 from .segments import Segments
-from .snapshot import snapshot_path, write_snapshot
 
 MANIFEST_NAME = "MANIFEST"
 NEW_NAME = "MANIFEST.new"
@@ -167,18 +187,16 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
     title, _, body = data.partition(b"\n")
     title_fields = title.split(b" ")
     if title_fields[0] != TITLE.encode() or len(title_fields) != 4:
-        raise errors.CorruptionError(
+        raise corruption(
+            path,
             f"{path} does not start with '{TITLE}': it is damaged or belongs to another program; restore it from "
             "a copy",
-            path=path,
-            offset=0,
+            0,
         )
     version = int(title_fields[1]) if title_fields[1].isdigit() else 0
     if data != _title(version, body) + body:
-        raise errors.CorruptionError(
-            f"{path} is damaged or was edited: restore it from a copy, or see `warpwell kv salvage`",
-            path=path,
-            offset=0,
+        raise corruption(
+            path, f"{path} is damaged or was edited: restore it from a copy, or see `warpwell kv salvage`", 0
         )
     if version > FORMAT_VERSION:
         raise newer(path, version)
@@ -191,10 +209,8 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
             fields["previous"] = tuple(fields["previous"])
         return Manifest(**fields, version=version)
     except (ValueError, TypeError, KeyError) as error:
-        raise errors.CorruptionError(
-            f"{path} has other fields than format {version} ({error}): restore it from a copy",
-            path=path,
-            offset=0,
+        raise corruption(
+            path, f"{path} has other fields than format {version} ({error}): restore it from a copy", 0
         ) from None
 
 
@@ -324,3 +340,129 @@ def remove_strays(files: Files, folder: str, manifest: Manifest, segments: Segme
             is_log_file = suffix in SUFFIXES.values() and stem.isdigit() and len(stem) >= 8
             if os.path.join(parent, name) not in named and (is_log_file or name == NEW_NAME):
                 files.unlink(os.path.join(parent, name))
+
+
+# -- snapshots ------------------------------------------------------------------------------------------------
+
+
+_PART_BYTES = 64 << 20
+
+
+def snapshot_path(folder: str, id: int) -> str:
+    """Return a snapshot's file: an index, or a list of slots if a store of an earlier format has one."""
+    old = os.path.join(folder, file_name(SNAPSHOT_FILE, id))
+    return old if os.path.lexists(old) else os.path.join(folder, file_name(INDEX_FILE, id))
+
+
+def is_index(folder: str, id: int) -> bool:
+    """Return whether a snapshot has the present format."""
+    return snapshot_path(folder, id).endswith(SUFFIXES[INDEX_FILE])
+
+
+def write_snapshot(
+    files: Files, folder: str, uuid: bytes, id: int, slots: NDArray[np.int64], seq: int, chain: int
+) -> None:
+    """Write an index file. Its contents are durable, its name is not durable yet.
+
+    Parameters
+    ----------
+    files : Files
+    folder : str
+    uuid : bytes
+    id : int
+    slots : int64 [N, 4]
+        key0, key1, loc0, loc1; with different keys.
+    seq, chain : int
+        Number of its last record, and that record's checksum.
+    """
+    salt = new_salt() | 1  # so that no block ends with zeros
+    block_type, positions, segments, blocks = new_blocks(slots, salt)
+    block = Superblock(
+        INDEX_FILE,
+        uuid,
+        id,
+        seq,
+        chain,
+        salt,
+        count=len(slots),
+        positions=positions,
+        value_bytes=int(size_of(slots[:, 2], slots[:, 3]).sum()),
+        segments=segments,
+        block_type=block_type,
+    )
+    parts = [blocks[at : at + _PART_BYTES] for at in range(0, len(blocks), _PART_BYTES)]
+    files.close(write_new(files, os.path.join(folder, file_name(INDEX_FILE, id)), [block.pack(), *parts]))
+
+
+def open_index(folder: str, uuid: bytes, id: int) -> tuple[SealedIndex, Superblock]:
+    """Map an index; return it and its superblock. No block has been read.
+
+    Raises
+    ------
+    CorruptionError
+        The superblock is damaged, or the file is truncated.
+    FileNotFoundError
+    """
+    path = os.path.join(folder, file_name(INDEX_FILE, id))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        block = Superblock.unpack(read_at(fd, SUPERBLOCK, 0), INDEX_FILE, uuid, id, path)
+        size = os.fstat(fd).st_size
+        nbytes = SUPERBLOCK * (1 + sum(block_counts(block.block_type, block.positions, block.segments)))
+        if size != nbytes:
+            raise corruption(path, f"{path} has {size} bytes, but {nbytes} are expected: restore it from a copy", size)
+        address = map_guarded(fd, nbytes)
+        release: Callable[[], object]
+        if address is None:  # the file system cannot map files: read a copy
+            copied = np.frombuffer(read_at(fd, nbytes, 0), np.uint8)
+            address, release = int(copied.ctypes.data), [copied].clear
+        else:
+            release = partial(unmap, address, nbytes)
+    finally:
+        os.close(fd)
+    sealed = SealedIndex(
+        path,
+        address + SUPERBLOCK,
+        block_type=block.block_type,
+        positions=block.positions,
+        segments=block.segments,
+        salt=block.salt,
+        count=block.count,
+        value_bytes=block.value_bytes,
+        release=release,
+    )
+    return sealed, block
+
+
+def read_old_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64], int, int]:
+    """Return the slots of a snapshot of formats 1 to 3, its last sequence number and that record's checksum.
+
+    Raises
+    ------
+    CorruptionError
+        The file is damaged or truncated.
+    FileNotFoundError
+    """
+    path = os.path.join(folder, file_name(SNAPSHOT_FILE, id))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        block = Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SNAPSHOT_FILE, uuid, id, path)
+        nbytes = os.fstat(fd).st_size - SUPERBLOCK
+        if nbytes != SLOT_BYTES * block.count:
+            raise corruption(
+                path,
+                f"{path} has {nbytes} bytes of records, but {SLOT_BYTES * block.count} are expected: "
+                "restore it from a copy",
+                SUPERBLOCK,
+            )
+        slots = np.frombuffer(read_at(fd, nbytes, SUPERBLOCK), np.int64).reshape(-1, SLOT_BYTES // 8)
+    finally:
+        os.close(fd)
+    if crc32c(slots) != block.body_crc:
+        raise corruption(
+            path,
+            f"{path} is damaged: its {block.count} records do not match its checksum; "
+            "restore it from a copy, or copy its undamaged records into a new store with `warpwell kv salvage`",
+            SUPERBLOCK,
+        )
+    return slots, block.seq, block.chain

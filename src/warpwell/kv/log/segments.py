@@ -33,6 +33,7 @@ from .format import (
     SUPERBLOCK,
     UNIT,
     Superblock,
+    corruption,
     crc_of,
     file_name,
     footprint,
@@ -296,11 +297,11 @@ class StoredValue:
 
     def damaged(self) -> errors.CorruptionError:
         """Return the error for a value with a wrong checksum."""
-        return errors.CorruptionError(
+        return corruption(
+            self.path,
             f"{self.path}: the value of {self.nbytes} bytes at byte {self.offset} is damaged; "
             "`warpwell kv verify` lists all damaged values; restore a copy of the store",
-            path=self.path,
-            offset=self.offset,
+            self.offset,
         )
 
 
