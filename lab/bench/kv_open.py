@@ -31,21 +31,13 @@ LATER_RECORDS = 100_000
 RECORD_BYTES = 64
 
 
-def write_warpwell(folder: Path, sizes: np.ndarray) -> None:
-    """Write a sealed store."""
-    import warpwell as ww
-
-    kv_reads.write_warpwell(folder, sizes)
-    ww.kv.seal(folder / "store.kv")
-
-
-def write_hashed(folder: Path, sizes: np.ndarray) -> None:
-    """Write a sealed store with even numbers as keys."""
+def write_warpwell(folder: Path, sizes: np.ndarray, step: int = 1) -> None:
+    """Write a sealed store whose keys are multiples of `step`."""
     import warpwell as ww
 
     with ww.kv.create(folder / "store.kv") as store:
         for first in range(0, len(sizes), 100_000):
-            keys = 2 * np.arange(first, min(first + 100_000, len(sizes)))
+            keys = step * np.arange(first, min(first + 100_000, len(sizes)))
             store.put_many(keys, np.zeros((len(keys), RECORD_BYTES), np.uint8))
     ww.kv.seal(folder / "store.kv")
 
@@ -83,7 +75,7 @@ def open_rocksdb(folder: Path) -> Callable[[np.ndarray], Any]:
 
 SYSTEMS = {
     "Warpwell": (write_warpwell, kv_reads.open_warpwell),
-    "hashed": (write_hashed, kv_reads.open_warpwell),
+    "hashed": (lambda folder, sizes: write_warpwell(folder, sizes, 2), kv_reads.open_warpwell),
     "journal": (write_journal, kv_reads.open_warpwell),
     "LMDB": kv_reads.SYSTEMS["LMDB"],
     "RocksDB": (write_rocksdb, open_rocksdb),
