@@ -332,6 +332,7 @@ def test_files_beside_classes(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_bytes(b"about")
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "a" / ".DS_Store").write_bytes(b"")
+    (tmp_path / "b" / "Thumbs.db").write_bytes(b"")
     source = open_source(tmp_path)
     assert (source.kind, source.skipped) == ("classes", ["README.md"])
     assert loaded(source).records == expected
@@ -346,7 +347,7 @@ def test_files_beside_classes(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"loose\.png: move it into a folder"):
         open_source(tmp_path)
     assert loaded(open_source(tmp_path, layout="classes")).records == expected
-    assert open_source(tmp_path, layout="files").records == 12
+    assert open_source(tmp_path, layout="files").records == 13
 
 
 def test_folders_whose_classes_are_not_clear(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ DATA_SETS = (".parquet", ".arrow", ".tar", ".lance", ".mdb")
 
 LAYOUTS = ("classes", "files")
 
+_LISTINGS = ("thumbs.db", "desktop.ini")
+"""Files that Windows puts into folders of images, in lower case."""
+
 
 class FolderSource(Source):
     """Files at any depth, in the order of their paths: the values of a store, or images in a folder for each class.
@@ -70,7 +73,7 @@ class FolderSource(Source):
         if layout not in (None, *LAYOUTS):
             raise ArgumentError(f"layout is {layout!r}: choose one of {', '.join(LAYOUTS)}", name="layout")
         with os.scandir(path) as entries:
-            shown = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
+            shown = sorted((entry for entry in entries if not _is_hidden(entry.name)), key=lambda e: e.name)
         self.path = path
         self._classes = [entry.name for entry in shown if entry.is_dir()]
         loose = [entry.name for entry in shown if not entry.is_dir()]
@@ -131,7 +134,7 @@ class FolderSource(Source):
         for file in _walk(self.path / name, ()):
             if _is_image(file):
                 count += 1
-            elif not file.name.startswith("."):
+            elif not _is_hidden(file.name):
                 self.skipped.append(file.relative_to(self.path).as_posix())
         if not count:
             raise FormatError(
@@ -144,7 +147,7 @@ class FolderSource(Source):
         count, is_split = 0, True
         for name in self._classes:
             for file in _walk(self.path / name, ()):
-                if not _is_image(file) and not file.name.startswith("."):
+                if not _is_image(file) and not _is_hidden(file.name):
                     if any(map(_is_image, _walk(self.path / name, ()))):
                         odd_file = file.relative_to(self.path)
                         self.note = (
@@ -165,7 +168,11 @@ class FolderSource(Source):
 
 
 def _is_image(file: Path) -> bool:
-    return file.name.lower().endswith(IMAGES) and not file.name.startswith(".")
+    return file.name.lower().endswith(IMAGES) and not _is_hidden(file.name)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LISTINGS
 
 
 def _walk(folder: Path, above: tuple[str, ...] | None = None) -> Iterator[Path]:
