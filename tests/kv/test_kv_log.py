@@ -18,8 +18,8 @@ from warpwell import errors
 from warpwell.kv import as_keys
 from warpwell.kv.log.checksum import crc32c, crc32c_many
 from warpwell.kv.log.files import Files
-from warpwell.kv.log.format import MAX_VALUE, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from warpwell.kv.log.journal import INLINE_BYTES, journal_path
+from warpwell.kv.log.format import MAX_VALUE, RECORD, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
+from warpwell.kv.log.journal import COMMITTED_NAME, INLINE_BYTES, MARK_OFFSETS, journal_path, read_marks
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.recovery import split, verify
@@ -706,6 +706,39 @@ def test_damage_of_what_was_committed_is_refused_and_left_alone(path, record, ho
         assert str(caught.value.path) == journal and "copy" in str(caught.value)
     assert snap(path) == before
     assert [problem.path for problem in verify(path).problems] == [journal]
+
+
+@pytest.mark.parametrize("field", ["seq", "ordinal", "salt", "previous", "crc"])
+def test_a_record_that_does_not_continue_its_group_ends_the_journal(path, field):
+    """A valid record of an earlier group or journal may be left behind the last group; it is not part of the log."""
+    with Log.create(path, durability="none") as log:
+        put(log, {b"first": b"1"})
+        log.commit()
+        put(log, {b"a": b"2", b"b": b"3"})
+        log.commit()
+    journal = journal_of(path)
+    data = np.fromfile(journal, np.uint8)
+    last = data[SUPERBLOCK:].view(RECORD)[-1:]
+    last[field] += 1
+    if field != "crc":
+        last["crc"] = crc32c(last.view(np.uint8)[:60])
+    data.tofile(journal)
+    edit(os.path.join(path, COMMITTED_NAME), 0, bytes(MARK_OFFSETS[1] + 64))  # as if the last mark had been lost
+    assert read(path) == {b"first": b"1"}
+
+
+def test_one_mark_survives_a_torn_write(path):
+    with Log.create(path) as log:
+        for key in (b"a", b"b", b"c"):
+            put(log, {key: b"value"})
+            log.commit()
+        uuid = read_manifest(path).uuid_bytes
+        marks, _ = read_marks(path, uuid)
+        assert {mark[0] for mark in marks} == {2, 3}
+        for offset in MARK_OFFSETS:
+            shutil.copytree(path, copy := f"{path}.{offset}")
+            edit(os.path.join(copy, COMMITTED_NAME), offset, os.urandom(64))
+            assert len(read_marks(copy, uuid)[0]) == 1
 
 
 def test_a_torn_end_is_dropped_by_the_writer_only(path):
