@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.targets.memory import view_of
 
 
-class EmulatedDevice(CpuRuntime):
+class EmulatedDevice(Runtime):
     """Copies between staging and "device" memory by a thread, in order, at a bandwidth; kernels run on the CPU.
 
     As on a GPU, `write` of lent memory and `fetch` return at once, and marks tell when the engine has come so far.

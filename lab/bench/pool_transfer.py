@@ -72,10 +72,10 @@ def transport_of(link: float, latency: float) -> Any:
 def agent(link: float, latency: float, copy: float) -> None:
     from lab.emulated_device import EmulatedDevice
     from warpwell.pool.agent.agent import Agent
-    from warpwell.pool.agent.runtime import CpuRuntime
+    from warpwell.pool.agent.runtime import Runtime
 
     transport = transport_of(link, latency)
-    Agent(transport, EmulatedDevice(copy * MB) if copy else CpuRuntime()).run()
+    Agent(transport, EmulatedDevice(copy * MB) if copy else Runtime()).run()
     transport.close()
 
 

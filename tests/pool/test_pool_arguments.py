@@ -18,7 +18,7 @@ from warpwell.pool import copies
 from warpwell.pool.agent import code
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.arguments import answer
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.local_transport import local_pair
 from warpwell.pool.transport.tags import Tags
@@ -31,7 +31,7 @@ RECORDS["n"] = NUMBERS
 
 @pytest.fixture(scope="module")
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
-    with pool_of(CpuRuntime() for _ in range(2)) as made:
+    with pool_of(Runtime() for _ in range(2)) as made:
         yield made
 
 
@@ -186,7 +186,7 @@ def test_no_room_for_an_argument_or_a_result(devices: Devices, monkeypatch: pyte
 
 
 def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
-    with pool_of([CpuRuntime()]) as (devices, (agent,)):
+    with pool_of([Runtime()]) as (devices, (agent,)):
         put = agent.transport.put
         begun = threading.Event()
 

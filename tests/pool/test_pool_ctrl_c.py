@@ -16,7 +16,7 @@ from tests.harness.until import until
 import warpwell as ww
 from warpwell import gpu
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 
@@ -39,7 +39,7 @@ def length(x: Any, y: int) -> int:
 
 @pytest.fixture(scope="module")
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
-    with pool_of(CpuRuntime() for _ in range(2)) as made:
+    with pool_of(Runtime() for _ in range(2)) as made:
         yield made
 
 

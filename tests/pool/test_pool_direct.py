@@ -26,7 +26,7 @@ from warpwell.pool.agent import peer_access
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.peer_access import LocalHostAccess
 from warpwell.pool.agent.peer_memory import PeerMemory
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.copies import _may_write
 
 
@@ -37,7 +37,7 @@ def late(k: int) -> EmulatedDevice:
 
 @pytest.fixture
 def agents() -> Iterator[Pool]:
-    with pool_of(CpuRuntime() for _ in range(2)) as made:
+    with pool_of(Runtime() for _ in range(2)) as made:
         yield made
 
 
@@ -102,9 +102,9 @@ def test_data_are_sent_where_memory_cannot_be_reached(
         raise OSError("no way")
 
     if refused == "address":
-        monkeypatch.setattr(CpuRuntime, "peer_address", lambda self: None)
+        monkeypatch.setattr(Runtime, "peer_address", lambda self: None)
     elif refused == "access":
-        monkeypatch.setattr(CpuRuntime, "peer_access", no)
+        monkeypatch.setattr(Runtime, "peer_access", no)
     else:
         monkeypatch.setattr(LocalHostAccess, "open", no)
     offer, offered = PeerMemory.offer, []
@@ -186,7 +186,7 @@ def shuffled(request: pytest.FixtureRequest) -> Iterator[Pool]:
         yield made
 
 
-@pytest.mark.parametrize("shuffled", [(3, 1, late), (2, 2, lambda k: CpuRuntime())], indirect=True, ids=["late", "cpu"])
+@pytest.mark.parametrize("shuffled", [(3, 1, late), (2, 2, lambda k: Runtime())], indirect=True, ids=["late", "cpu"])
 def test_random_programs_in_any_order_of_messages(shuffled: Pool) -> None:
     devices, both = shuffled
     run(list(devices), 6, 7)
@@ -396,7 +396,7 @@ def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> N
 
 def test_agents_that_end_leave_no_threads() -> None:
     before = threading.active_count()
-    with pool_of(CpuRuntime() for _ in range(3)) as (devices, _):
+    with pool_of(Runtime() for _ in range(3)) as (devices, _):
         a = devices[0].to_device(np.arange(1000))
         copies = [device.to_device(a) for device in devices[1:]]
         for device in devices:
@@ -412,7 +412,7 @@ def test_data_are_sent_where_memory_cannot_be_offered(agents: Pool, what: str, m
     def no(*_: object) -> None:
         raise OSError("Too many open files")
 
-    monkeypatch.setattr(CpuRuntime, what, no)
+    monkeypatch.setattr(Runtime, what, no)
     data = np.arange(100_000)
     assert np.array_equal(two.to_device(one.to_device(data)).copy_to_host(), data)
     assert transfers(both) == 2
@@ -424,7 +424,7 @@ def test_a_sender_without_a_way_keeps_nothing_of_its_copies(agents: Pool, monkey
     def no(*_: object) -> None:
         raise OSError("no way")
 
-    monkeypatch.setattr(CpuRuntime, "peer_access", no)
+    monkeypatch.setattr(Runtime, "peer_access", no)
     sources = []
     for _ in range(5):
         a, b = one.to_device(np.arange(9000)), two.empty(9000, np.int64)

@@ -13,7 +13,7 @@ import pytest
 
 from warpwell.driver.build import Built
 from warpwell.errors import AgentError, DeviceNotFoundError
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.launch import cuda_programs
 from warpwell.pool.launch.gpus import FOLDER, Claim, assign, user_of, users
 
@@ -94,7 +94,7 @@ def test_without_a_folder_to_lock_in_it_says_so(folder: Path, capsys: pytest.Cap
 
 
 def test_every_cpu_agent_has_a_uuid_of_its_own() -> None:
-    first, second = CpuRuntime(), CpuRuntime()
+    first, second = Runtime(), Runtime()
     assert first.info()["uuid"] == first.info()["uuid"] != second.info()["uuid"]
 
 

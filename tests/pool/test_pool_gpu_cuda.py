@@ -1,4 +1,4 @@
-"""A GPU as a device of a pool, its agent in this process: what `CudaRuntime` does that `CpuRuntime` cannot show."""
+"""A GPU as a device of a pool, its agent in this process: what `CudaRuntime` does that `Runtime` cannot show."""
 
 from __future__ import annotations
 

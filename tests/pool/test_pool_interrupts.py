@@ -19,7 +19,7 @@ from tests.harness.until import HANG_SECONDS
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.protocol import Op
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.devices import Devices
 from warpwell.pool.pinned import pinned_empty
 from warpwell.pool.reply import Reply
@@ -32,7 +32,7 @@ def nap(seconds: float) -> float:
 
 @pytest.fixture
 def agents() -> Iterator[tuple[Devices, list[Agent]]]:
-    with pool_of(CpuRuntime() for _ in range(2)) as made:
+    with pool_of(Runtime() for _ in range(2)) as made:
         yield made
 
 

@@ -24,7 +24,7 @@ from warpwell.pool.agent.memory import BufferView, DeviceMemory
 from warpwell.pool.agent.peer_access import LocalHostAccess, RemoteHostAccess
 from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.protocol import Op
-from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.agent.runtime import Runtime
 
 
 def can_watch() -> bool:
@@ -44,7 +44,7 @@ class _Agent:
     stopped = False
 
     def __init__(self) -> None:
-        self.runtime = CpuRuntime()
+        self.runtime = Runtime()
         self.told: list[tuple[Any, ...]] = []
 
     def tell(self, op: Op, *operands: Any, to: int) -> None:
@@ -233,8 +233,8 @@ def _open(sharing: PeerMemory, offer: Any) -> None:
 
 CHILD = """
 import sys
-from warpwell.pool.agent.runtime import CpuRuntime
-runtime = CpuRuntime()
+from warpwell.pool.agent.runtime import Runtime
+runtime = Runtime()
 block = runtime.allocate(1 << 20)
 block.bytes[:] = 1
 print(*runtime.peer_address()[1:3], runtime.peer_address()[3].hex(), runtime.export(block), flush=True)

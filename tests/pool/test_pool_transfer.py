@@ -18,6 +18,8 @@ from tests.harness.pool_programs import double, run
 
 from lab.emulated_device import EmulatedDevice
 from warpwell import errors
+from warpwell.pool.agent.cuda_runtime import CudaRuntime
+from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.agent.staged import give_up
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.bulk import DONE, Region, Transfer
@@ -76,6 +78,12 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_POOL_BUFFERS", "many")
     with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_BUFFERS"):
         Tuning.from_environment()
+
+
+def test_a_gpu_overrides_the_operations_of_the_cpu() -> None:
+    """An operation of the CPU would access device memory as host memory."""
+    inherited = {name for name in vars(Runtime) if not name.startswith("_")} - set(vars(CudaRuntime))
+    assert inherited == {"reach"}
 
 
 @pytest.mark.timing

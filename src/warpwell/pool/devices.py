@@ -23,7 +23,7 @@ from .._check import checked_device
 from ..targets import DeviceStruct, has_cuda, is_argument, set_place
 from .agent.agent import Agent, start
 from .agent.protocol import Op
-from .agent.runtime import CpuRuntime, Runtime
+from .agent.runtime import Runtime
 from .caller import Caller
 from .device import Buffer, Device, Stream, entered
 from .lease import DeviceGroup, Lease, Leases
@@ -357,7 +357,7 @@ def runtime_for(target: str) -> Runtime:
     """Return the runtime for "cpu", "cuda" (the first GPU) or "cuda:1"."""
     device = checked_device(target, "targets", among=("cpu", "cuda"), every_gpu=True)
     if device == "cpu":
-        return CpuRuntime()
+        return Runtime()
     from .agent.cuda_runtime import CudaRuntime
 
     return CudaRuntime(int(device.removeprefix("cuda").removeprefix(":") or 0))

@@ -17,14 +17,14 @@ NBYTES = 32 << 20
 
 
 def no_room() -> None:
-    from warpwell.pool.agent.runtime import CpuRuntime
+    from warpwell.pool.agent.runtime import Runtime
 
     def allocate(self: object, nbytes: int) -> None:
         if nbytes == NBYTES:
             raise MemoryError("no room")
         return allocated(self, nbytes)
 
-    allocated, CpuRuntime.allocate = CpuRuntime.allocate, allocate  # type: ignore[method-assign,assignment]
+    allocated, Runtime.allocate = Runtime.allocate, allocate  # type: ignore[method-assign,assignment]
 
 
 def nap() -> None:

@@ -79,7 +79,8 @@ class CudaRuntime(Runtime):
         """Return what makes CuPy's arrays, if CuPy knows the dtype; to make one anew takes longer than to use it."""
         cupy = _cupy()
         if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
-            return super().operand(block, offset, dtype, shape)
+            array = self.array(block, offset, dtype, shape)
+            return lambda: array
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.gpu.ordinal)
         make: Callable[[], Any] = cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset)).view
         return make
