@@ -12,12 +12,15 @@ import tempfile
 import pytest
 
 from lab.campaigns import kv_crash
+from lab.campaigns.crash.kv_faults import Verdict, judge
 from lab.campaigns.crash.kv_flips import flip_campaign
-from lab.campaigns.crash.power import Disk, RecordingFiles
+from lab.campaigns.crash.kv_load import Script, append_one, contents, write_script
+from lab.campaigns.crash.power import Disk, Event, RecordingFiles
 from lab.campaigns.kv_crash import Counts, failed_calls, interrupted_calls, power_cuts
 from warpwell import errors
 from warpwell.kv.log.files import Guard
 from warpwell.kv.log.journal import Floor, Journal
+from warpwell.kv.log.log import Log
 
 # A forked child of a process with threads only runs the load and ends.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -166,6 +169,48 @@ def test_an_fsync_that_is_tried_again_is_found(memory, short, monkeypatch):
     monkeypatch.setattr(Guard, "sync", again)
     outcome = failed_calls(8, memory, errno.EIO)
     assert outcome.lost + outcome.refused + outcome.holes + outcome.wrong_bytes > 0
+
+
+def recorded(memory: str, seed: int) -> tuple[Script, list[Event]]:
+    """Return a load and its calls."""
+    script, folder = write_script(seed), os.path.join(memory, "live", "store.kv")
+    os.mkdir(os.path.dirname(folder))
+    return script, kv_crash._record(script, RecordingFiles(folder), folder)
+
+
+@pytest.mark.parametrize("seed", [4, 5])  # without and with shards
+def test_each_change_of_a_name_may_be_the_only_one_that_survives(memory, seed):
+    """Of all calls since the last syncs, a power cut leaves one that creates, replaces or deletes a file, or none."""
+    script, events = recorded(memory, seed)
+    count = 0
+    for at, event in enumerate(events, 1):
+        if event.kind in ("create", "rename", "unlink", "mark"):
+            done, durable = (kv_crash._last_mark(events[:at], name) for name in ("done", "durable"))
+            os.mkdir(f"{memory}/{at}")
+            Disk(events[:at]).drop(f"{memory}/{at}/store.kv", None if event.kind == "mark" else event)
+            verdict = judge(f"{memory}/{at}/store.kv", script, durable, done + 1, write=False)
+            assert not isinstance(verdict, Verdict), f"{event.kind} of {event.target or event.name}: {verdict}"
+            count += 1
+    assert count > 50
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_a_recovery_makes_a_rename_of_a_killed_writer_durable(memory, seed):
+    _, events = recorded(memory, seed)
+    renames = [at for at, event in enumerate(events, 1) if event.target == "MANIFEST"]
+    assert len(renames) > 3
+    for at in renames[1:]:  # the first one creates the store
+        for name in ("killed", "cut"):
+            os.makedirs(f"{memory}/{at}/{name}")
+        Disk(events[:at]).keep(f"{memory}/{at}/killed/store.kv")
+        files = RecordingFiles(f"{memory}/{at}/killed/store.kv", events[:at])
+        with Log.open(files.folder, writable=True, files=files) as log:
+            held = contents(log)
+            append_one(log, b"second", b"value")
+            log.commit()
+            Disk(files.events).drop(f"{memory}/{at}/cut/store.kv")
+        with Log.open(f"{memory}/{at}/cut/store.kv", writable=False) as log:
+            assert contents(log) == {**held, b"second": b"value"}, f"call {at}"
 
 
 def test_the_disk_keeps_what_was_synced_and_may_drop_the_rest(tmp_path):

@@ -208,6 +208,18 @@ class Disk:
             with open(_path(folder, name), "wb") as file:
                 file.write(content)
 
+    def drop(self, folder: str, survivor: Event | None = None) -> None:
+        """Create `folder` with durable contents and names alone, and with one change of a name that is not durable."""
+        names = dict(self._names)
+        if survivor is not None:
+            _rename(names, survivor)
+        for name in (name for name, durable in self._folders.items() if durable):
+            os.mkdir(_path(folder, name))
+        for name, inode in names.items():
+            if self._folders[_folder_of(name)]:
+                with open(_path(folder, name), "wb") as file:
+                    file.write(self._inodes[inode].durable)
+
     def cut(self, folder: str, rng: random.Random) -> None:
         """Create `folder` with the contents that survive if the power fails now.
 
