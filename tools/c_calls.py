@@ -1,10 +1,11 @@
-"""List C files that call each other in a cycle: ``python -m tools.c_calls [--update]``.
+"""List C files that depend on each other in a cycle: ``python -m tools.c_calls [--update]``.
 
 The sources of a program are the files of a folder whose names share the part in front of the first underscore:
-``layer.c``, ``layer_copy.c``. A file depends on the files that define the functions it calls. A static function belongs
-to its file only. Functions that are passed by address are not calls.
+``layer.c``, ``layer_copy.c``. A file depends on the files that define the functions it calls, directly or by an inline
+function of a header, and the variables that headers declare as ``extern``. A static function belongs to its file only.
+Functions that are passed by address are not calls.
 
-``tests/system/c_cycles.json`` lists the calls that close cycles: caller's file, called file, functions. The list may
+``tests/system/c_cycles.json`` lists what closes cycles: dependent file, other file, names. The list may
 only shrink. ``--update`` removes what no longer occurs; it refuses to add to it.
 """
 
@@ -33,6 +34,7 @@ _IGNORED = re.compile(
     r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|^[ \t]*#(?:\\\n|[^\n])*', re.S | re.M
 )
 _TOKEN = re.compile(r"[A-Za-z_]\w*|[(){};]")
+_EXTERN = re.compile(r"^extern\s+[^;()]*?(\w+(?:\s*,\s*\w+)*)(?:\[[^;]*)?;", re.M)
 _KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "do", "else", "case"}
 
 
@@ -84,7 +86,7 @@ def _closing(tokens: list[str], start: int) -> int:
 
 
 def cycles(folders: Iterable[Path]) -> Calls:
-    """Return the calls between files that are part of a cycle."""
+    """Return the functions and variables by which files depend on each other in a cycle."""
     programs: dict[tuple[Path, str], list[Path]] = defaultdict(list)
     for folder in folders:
         for path in sorted(folder.glob("*.c")):
@@ -95,14 +97,29 @@ def cycles(folders: Iterable[Path]) -> Calls:
     return found
 
 
+def variables(text: str, declared: set[str]) -> set[str]:
+    """Return the variables of `declared` that a C file defines."""
+    lines = _IGNORED.sub(" ", text).splitlines()
+    defining = [line for line in lines if re.match(r"(?!extern|static|typedef)[A-Za-z_][^()=]*[;=]", line)]
+    return {name for line in defining for name in re.findall(r"\w+", line.split("=")[0])} & declared
+
+
 def _cycles(paths: list[Path]) -> Calls:
-    defined = {path.name: list(functions(path.read_text())) for path in paths}
+    texts = {path.name: path.read_text() for path in paths}
+    headers = [path.read_text() for path in sorted(paths[0].parent.glob("*.h"))]
+    inlined = {function.name: function.calls for text in headers for function in functions(text)}
+    declared = {name for text in headers for names in _EXTERN.findall(text) for name in re.findall(r"\w+", names)}
+    defined = {file: list(functions(text)) for file, text in texts.items()}
     homes = {f.name: file for file, inside in defined.items() for f in inside if not f.is_static}
+    homes |= {name: file for file, text in texts.items() for name in variables(text, declared)}
     edges: dict[str, dict[str, set[str]]] = {file: defaultdict(set) for file in defined}
     for file, inside in defined.items():
         own = {function.name for function in inside}
-        for name in set().union(*(function.calls for function in inside)) - own:
-            if name in homes:
+        called = set().union(*(function.calls for function in inside))
+        called |= set().union(*(inlined[name] for name in called & inlined.keys()))
+        used = set(re.findall(r"\w+", _IGNORED.sub(" ", texts[file]))) & declared
+        for name in (called | used) - own:
+            if homes.get(name, file) != file:
                 edges[file][homes[name]].add(name)
     groups = house.circles({file: set(targets) for file, targets in edges.items()})
     return {

@@ -31,12 +31,10 @@ struct ww_device *device(int i) { return &layer.devices[i]; }
 struct ww_ranges *ranges(int i) { return &layer.devices[i].ranges; }
 struct ww_ids *streams(int i) { return &layer.devices[i].streams; }
 int index_of(struct ww_device *d) { return d ? (int)(d - layer.devices) : -1; }
-void ww_pool_give(struct ww_pool *pool, size_t nbytes) { (void)pool; (void)nbytes; }
 void new_life(int i) { layer.devices[i].life++; ww_ids_clear(&layer.devices[i]); }
 __attribute__((constructor)) static void begin(void)
 {
     layer.ndevices = 2;
-    pthread_mutex_init(&layer.objects, NULL);
     for (int i = 0; i < 2; i++) {
         pthread_mutex_init(&layer.devices[i].ranges.lock, NULL);
         ww_ids_clear(&layer.devices[i]);

@@ -297,10 +297,10 @@ void ww_release(struct ww_channel *c) {
     if (atomic_fetch_sub(&c->references, 1) != 1)
         return;
     unmap(c);
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&layer.ending);
     struct ww_channel *oldest = ended[at % 4];
     ended[at++ % 4] = c;
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&layer.ending);
     forget(oldest);
 }
 
@@ -380,29 +380,12 @@ int ww_open(struct ww_device *d) {
     return error;
 }
 
-void ww_close(struct ww_device *d) {
-    pthread_mutex_lock(&d->opening);
-    pthread_mutex_lock(&d->post);
-    struct ww_channel *c = atomic_exchange(&d->channel, NULL);
-    if (c) {
-        int alive = 0;
-        atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-        atomic_fetch_add(&d->life, 1);
-        ww_ids_clear(d);
-        ww_peers_clear(d);
-    }
-    pthread_mutex_unlock(&d->post);
-    if (c) {
-        char byte;
-        int64_t until = now_ms() + GONE_MS;
-        shutdown(c->socket, SHUT_WR); /* the worker sees it, frees the device's memory, and goes */
-        while (ww_receive(c->socket, &byte, 1, NULL, 0, GONE_MS) > 0 && now_ms() < until)
-            ;
-        ww_unkeep(d);
-        ww_ranges_clear(d);
-        ww_release(c);
-    }
-    pthread_mutex_unlock(&d->opening);
+void ww_await_end(struct ww_channel *c) {
+    char byte;
+    int64_t until = now_ms() + GONE_MS;
+    shutdown(c->socket, SHUT_WR); /* the worker sees it, frees the device's memory, and goes */
+    while (ww_receive(c->socket, &byte, 1, NULL, 0, GONE_MS) > 0 && now_ms() < until)
+        ;
 }
 
 bool ww_alive(struct ww_channel *c) {
@@ -424,7 +407,7 @@ static void make_locks(void) {
     pthread_mutex_init(&layer.starting, NULL);
     pthread_mutex_init(&layer.loading, NULL);
     pthread_mutex_init(&layer.linking, NULL);
-    pthread_mutex_init(&layer.objects, NULL);
+    pthread_mutex_init(&layer.ending, NULL);
     pthread_mutex_init(&layer.registered.lock, NULL);
     for (int i = 0; i < WW_DEVICES; i++) {
         struct ww_device *d = &layer.devices[i];
@@ -439,6 +422,7 @@ static void make_locks(void) {
 static void after_fork(void) {
     if (layer.state < 2) {
         make_locks();
+        ww_objects_after_fork();
         atomic_store(&layer.state, 0);
         return;
     }

@@ -1,31 +1,39 @@
 /* The layer: libcuda.so.1 in a program's process. It keeps handles, addresses and errors, and posts calls to workers.
  *
- *     layer.c          state of the process: devices, the way to servers and workers, fork
- *     layer_ring.c     posting, answers, places, errors
- *     layer_object.c   handles and ids
- *     layer_context.c  cuInit, devices, contexts
- *     layer_range.c    which addresses belong to whom
- *     layer_memory.c   memory on devices and pinned
- *     layer_copy.c     copies and memsets
- *     layer_peer.c     what one device may do with another's memory and events
- *     layer_stream.c   streams and events
- *     layer_image.c    lengths of images (no other part of the layer)
- *     layer_code.c     modules, libraries, functions
- *     layer_launch.c   launches
- *     layer_managed.c  managed memory: pinned memory that a device reaches
- *     layer_pool.c     memory pools: accounts over the device's memory
- *     layer_graph.c    graphs, their nodes and edges, user objects
- *     layer_node.c     what a node does: its parameters
- *     layer_condition.c graphs with conditional nodes: the worker's driver has a twin of them
- *     layer_exec.c     executable graphs: plans, launches, updates
- *     layer_capture.c  streams that record a graph
- *     layer_host.c     host functions
- *     layer_names.c    names of errors, cuGetProcAddress, refusals
+ * Each file calls those above it only:
  *
- * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > `layer.objects`, those of
- * ranges, that of layer_host.c. No thread is made here but one for host functions, while there are any, and those of a
- * large pageable copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED before
- * any lock is taken.
+ *     layer_object.c        handles and ids
+ *     layer_image.c         lengths of images
+ *     layer.c               state of the process: devices, the way to servers and workers, fork
+ *     layer_names.c         names of errors, cuGetProcAddress, refusals
+ *     layer_hold.c          streams that a host function holds
+ *     layer_context.c       contexts, and the calling thread's stack of them
+ *     layer_range.c         which addresses belong to whom
+ *     layer_ring.c          posting, answers, places, errors
+ *     layer_peer.c          what one device may do with another's memory and events
+ *     layer_host.c          host functions
+ *     layer_stream.c        streams and events by their ids
+ *     layer_code.c          modules, libraries, functions
+ *     layer_launch.c        launches
+ *     layer_copy.c          copies and memsets
+ *     layer_memory.c        memory on devices and pinned
+ *     layer_owned.c         memory and user objects of graphs
+ *     layer_graph.c         graphs, their nodes and edges
+ *     layer_condition.c     graphs with conditional nodes: the worker's driver has a twin of them
+ *     layer_capture.c       streams that record a graph
+ *     layer_managed.c       managed memory: pinned memory that a device reaches
+ *     layer_pool.c          memory pools: accounts over the device's memory
+ *     layer_exec.c          executable graphs: plans, launches, updates
+ *     layer_node.c          what a node does: its parameters
+ *     layer_device.c        calls: cuInit, devices, primary contexts
+ *     layer_stream_calls.c  .. streams and events
+ *     layer_memory_calls.c  .. memory
+ *     layer_work_calls.c    .. copies, memsets, launches, host functions
+ *
+ * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > locks of
+ * objects, ranges and host functions. No thread is made here but one for host functions, while there are any, and those
+ * of a large pageable copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED
+ * before any lock is taken.
  */
 #ifndef WW_LAYER_H
 #define WW_LAYER_H
@@ -140,7 +148,7 @@ struct ww_layer {
     int driver_version;
     const char *folder; /* of the sockets */
     bool strict, many_cores;
-    pthread_mutex_t starting, loading, linking, objects;
+    pthread_mutex_t starting, loading, linking, ending;
     struct ww_ranges registered; /* flags: the device */
     struct ww_device devices[WW_DEVICES];
 };
@@ -149,16 +157,19 @@ extern struct ww_layer layer;
 
 /* -- layer.c ------------------------------------------------------------------------------------------------------- */
 
-int ww_facts_once(void);            /* ask the servers, once; 0 or a code */
-int ww_open(struct ww_device *d);   /* make sure that there is a worker */
-void ww_close(struct ww_device *d); /* let the worker go: a new life of the device */
+int ww_facts_once(void);                 /* ask the servers, once; 0 or a code */
+int ww_open(struct ww_device *d);        /* make sure that there is a worker */
+void ww_await_end(struct ww_channel *c); /* of the worker, for a bounded time */
 void ww_release(struct ww_channel *c);
 bool ww_alive(struct ww_channel *c); /* looks at the socket; marks the channel lost */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
 
 /* -- layer_context.c ----------------------------------------------------------------------------------------------- */
 
-int ww_ready(void);                        /* initialized, not forked, no host function: 0 or a code */
+int ww_ready(void);                                 /* initialized, not forked, no host function: 0 or a code */
+int ww_device_at(CUdevice k, struct ww_device **d); /* by its number here */
+/* The device of a context, NULL being the thread's. */
+int ww_context_or_current(CUcontext context, struct ww_device **d);
 int ww_need(struct ww_device **d);         /* of the current context, with a worker that lives */
 int ww_context_code(struct ww_device *d);  /* 0, or why no call to the device can succeed */
 struct ww_device *ww_current(void);        /* or NULL */
@@ -213,6 +224,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was); /*
 int ww_id_take(struct ww_ids *ids, uint32_t *id);                             /* 0 or OUT_OF_MEMORY */
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
 void ww_ids_clear(struct ww_device *d);
+void ww_objects_after_fork(void);
 
 /* -- layer_range.c ------------------------------------------------------------------------------------------------- */
 
@@ -229,7 +241,8 @@ struct ww_device *ww_range_owner(uint64_t at,
                                  struct ww_span *r); /* the current device's first; NULL: plain host memory */
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
 uint64_t ww_ranges_pinned(struct ww_ranges *t); /* bytes of pinned memory */
-void ww_ranges_clear(struct ww_device *d);      /* unmaps its pinned memory, too */
+/* Unmaps pinned memory, too; `give` takes a block of a pool. */
+void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t));
 
 /* -- layer_peer.c ---------------------------------------------------------------------------------------------------
  */
@@ -252,6 +265,14 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
 /* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ---------------------------------------------------- */
 
 int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id);
+int ww_stream_of(void *h, struct ww_device **d, uint32_t *id);
+int ww_stream_create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id);
+struct ww_ending { /* of a stream */
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t id;
+};
+int ww_stream_end(const struct ww_ending *what);
 int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy stream returns without waiting */
 int ww_event(void *h, struct ww_device *d, uint32_t *id);
 int ww_function(void *h, struct ww_device *d, uint32_t *id);
@@ -271,15 +292,35 @@ int ww_image_length(const void *image, size_t most, const void **start, size_t *
 
 /* -- layer_host.c ------------------------------------------------------------------------------------------------- */
 
-extern _Thread_local bool ww_in_host_function;
+extern _Thread_local bool ww_in_host_function, ww_in_host_thread;
 
-void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one); /* free_one: it does not block */
+struct ww_host { /* a function that has not run yet; in order of posting */
+    struct ww_host *next;
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t stream, event; /* event 0: due when those of its stream before it have run */
+    bool blocking, lent;    /* lent: the event belongs to another function */
+    CUstream handle;
+    void (*run)(void *);
+    void (*callback)(CUstream, CUresult, void *);
+    bool (*due)(void *);       /* in place of an event; it holds no stream */
+    void (*then)(void *, int); /* posts what comes behind it, while the stream is held */
+    void *data;
+};
+
+extern pthread_mutex_t ww_hosts_lock; /* of the queue */
+extern pthread_cond_t ww_hosts_changed;
+extern struct ww_host *ww_hosts;
+
+bool ww_hosts_hold(const struct ww_device *d, uint32_t stream, bool itself); /* with the lock */
+void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one);    /* free_one: it does not block */
 bool ww_host_blocking(const struct ww_device *d, uint32_t stream);
 bool ww_host_held(struct ww_device *d, uint32_t stream); /* calls to it must wait for a host function */
 bool ww_host_has(struct ww_device *d, uint32_t stream);  /* one of its own has not run */
 void ww_host_wait(struct ww_device *d, uint32_t stream); /* until it is not; 0: until no stream is */
 /* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which
  * may post to the stream while it is still held. */
+int ww_host_post(struct ww_device *d, uint32_t stream, const struct ww_host *what); /* of the program */
 int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data);
 /* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays
  * the caller's. */
@@ -288,7 +329,6 @@ int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int),
 int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data);
 /* The same when all that was posted to the stream is done. */
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
-extern _Thread_local bool ww_in_host_thread;
 
 /* -- layer_memory.c, layer_managed.c, layer_pool.c
  * ----------------------------------------------------------------------------------- */
@@ -296,6 +336,8 @@ extern _Thread_local bool ww_in_host_thread;
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address);
 int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
+/* Of the host's pool: when its stream gets there; the caller does not wait. */
+int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
 void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there); /* .. and nobody waits */
 bool ww_unkeep(struct ww_device *d); /* gives back what is kept pinned for a device, NULL: for all; false: nothing */
@@ -307,6 +349,8 @@ struct ww_pool *ww_pool_of(struct ww_device *d);
 bool ww_pool_take(struct ww_pool *p, size_t nbytes); /* false: it would be too large */
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
+int ww_pool_at(void *handle, struct ww_pool **p);
+int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
 
 /* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ----------------------------------------
  */
@@ -328,14 +372,19 @@ struct ww_kernel_work { /* a launch with its parameters; one allocation holds it
     void **params; /* into packed */
 };
 
+/* Find the function and check the launch; *buffer: its packed parameters, if it came with them. */
+int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn **f, const void **buffer);
+int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
+                   const void *buffer);
 int ww_kernel_make(struct ww_device *d, const struct ww_launch *k,
                    struct ww_kernel_work **made);                      /* checked; freed by free */
 struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k); /* NULL: no memory */
 int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *k);
 int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c);
-int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c);
+int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits);
+int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t from, size_t nbytes, bool waits);
 int ww_set_check(struct ww_device *d, const struct cu_node_set *s);
-int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s);
+int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits);
 
 /* -- layer_graph.c, layer_node.c -------------------------------------------------------------------------------------
  */
@@ -421,18 +470,28 @@ struct ww_graph {
 extern pthread_mutex_t ww_graphs;
 void ww_graphs_leave(void);
 
+struct ww_user {
+    struct ww_object *object;
+    uint32_t refs;
+    void (*run)(void *);
+    void *data;
+    struct ww_user *next;
+};
+
 struct ww_graph *ww_graph_new(void); /* with ww_graphs held; NULL: no memory */
 void ww_graph_drop(struct ww_graph *g);
 struct ww_graph *ww_graph(const void *handle);
 struct ww_node *ww_node(const void *handle);
 int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n,
                 struct ww_work *work, struct ww_node **made); /* takes what `work` owns, also on errors */
+void ww_node_remove(struct ww_node *n);                       /* from its graph */
 void ww_work_drop(struct ww_work *w);
 int ww_work_copy(struct ww_work *to, const struct ww_work *from);
 bool ww_graph_has(const struct ww_graph *g, int kind); /* in its child graphs and those of conditional nodes, too */
-struct ww_graph *ww_graph_clone(struct ww_graph *g);   /* with ww_graphs held; NULL: no memory */
+bool ww_graph_has_memory(const struct ww_graph *g);
+struct ww_graph *ww_graph_clone(struct ww_graph *g); /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
-void ww_graph_memory_free(struct ww_graph_memory *m);  /* nobody names it any more; waits, without ww_graphs */
+void ww_graph_memory_drop(struct ww_graph_memory *m);  /* with ww_graphs held: a name less */
 bool ww_graph_memory_freed(struct ww_graph_memory *m); /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
 
@@ -441,6 +500,7 @@ void ww_graph_memory_live(struct ww_graph_memory *m);
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
 void ww_condition_drop(struct ww_condition *c);
+int ww_twin_code(const struct ww_twin *t);         /* 0, or why it is not there */
 void ww_twin_drop(struct ww_twin *t, uint16_t op); /* GRAPH_DROP or EXEC_DROP */
 int ww_twin_begin(const struct ww_twin *t);
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w,
@@ -454,7 +514,6 @@ int ww_exec_set(void *exec, void *node, struct ww_work *work, int error);
 
 void ww_user_retain(struct ww_user *user, uint32_t count);
 void ww_user_release(struct ww_user *user, uint32_t count);
-void ww_memory_due(struct ww_graph_memory *m);
 
 /* -- layer_capture.c --------------------------------------------------------------------------------------------------
  */
@@ -487,8 +546,6 @@ int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *ev
 int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done);
 void ww_capture_forget_event(struct ww_object *event);
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream);
-void ww_capture_node_gone(const struct ww_node *n);
-void ww_capture_graph_gone(const struct ww_graph *g);
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -107,6 +107,33 @@ static void end_capture(struct capture *c) {
     atomic_fetch_sub(&ww_captures, 1);
 }
 
+static void graph_gone(const struct ww_graph *g);
+
+static void graphs_of_node_gone(const struct ww_work *w) {
+    if (w->kind == CU_NODE_GRAPH)
+        graph_gone(w->of.graph);
+    for (uint32_t i = 0; w->kind == CU_NODE_CONDITION && i < w->of.condition->size; i++)
+        graph_gone(w->of.condition->graphs[i]);
+}
+
+static void break_all(struct capture *c) { c->broken = 1; }
+
+/* A graph goes with the graphs of its nodes. */
+static void graph_gone(const struct ww_graph *g) {
+    for (struct capture *c = captures; c; c = c->next)
+        if (c->graph == g) {
+            break_all(c);
+            c->graph = NULL;
+        }
+    for (size_t i = 0; i < g->n; i++)
+        graphs_of_node_gone(&g->nodes[i]->work);
+}
+
+static void drop_graph(struct ww_graph *g) {
+    graph_gone(g);
+    ww_graph_drop(g);
+}
+
 /* Captures of an earlier life of their device are over. */
 static void sweep(void) {
     for (struct capture *c = captures, *next; c; c = next) {
@@ -116,7 +143,7 @@ static void sweep(void) {
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            ww_graph_drop(g);
+            drop_graph(g);
     }
 }
 
@@ -146,8 +173,6 @@ static struct noted *noted_of(const struct capture *c, const struct ww_object *e
             return e;
     return NULL;
 }
-
-static void break_all(struct capture *c) { c->broken = 1; }
 
 /* -- what calls ask
  * ----------------------------------------------------------------------------------------------------------- */
@@ -344,56 +369,16 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            ww_graph_drop(g);
+            drop_graph(g);
     } else if (c) {
         m->stream = 0; /* its id may come back */
     }
     leave(0);
 }
 
-static void take(struct nodes *l, const struct ww_node *n) {
-    size_t kept = 0;
-    for (size_t i = 0; i < l->n; i++)
-        if (l->all[i] != n)
-            l->all[kept++] = l->all[i];
-    l->n = kept;
-}
-
-/* With ww_graphs held. */
-void ww_capture_node_gone(const struct ww_node *n) {
-    for (struct capture *c = captures; c; c = c->next) {
-        for (struct member *m = c->members; m && c->graph == n->graph; m = m->next)
-            take(&m->last, n);
-        for (struct noted *e = c->events; e && c->graph == n->graph; e = e->next)
-            take(&e->last, n);
-    }
-}
-
-/* With ww_graphs held. */
-void ww_capture_graph_gone(const struct ww_graph *g) {
-    for (struct capture *c = captures; c; c = c->next)
-        if (c->graph == g) {
-            break_all(c);
-            c->graph = NULL;
-        }
-}
-
 /* -- calls
  * --------------------------------------------------------------------------------------------------------------------
  */
-
-static int stream_of(void *h, struct ww_device **d, uint32_t *id) {
-    struct ww_object *o = (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL;
-    int error = ww_ready();
-    if (error || ((uintptr_t)h > 2 && !o))
-        return error ? error : CUDA_ERROR_INVALID_HANDLE;
-    if (o) {
-        *d = o->device;
-        *id = o->id;
-        return 0;
-    }
-    return (error = ww_need(d)) ? error : ww_stream(h, 0, d, id);
-}
 
 /* Nodes of a graph by their handles. */
 static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to) {
@@ -409,7 +394,7 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
-    int error = stream_of(h, &d, &stream);
+    int error = ww_stream_of(h, &d, &stream);
     if (error || mode < CU_CAPTURE_GLOBAL || mode > CU_CAPTURE_RELAXED)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (stream == WW_LEGACY)
@@ -475,7 +460,7 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
-    int error = stream_of(h, &d, &stream);
+    int error = ww_stream_of(h, &d, &stream);
     if (error || !graph)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *graph = NULL;
@@ -492,7 +477,7 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
     if (!error)
         *graph = g->object;
     else if (g && !into)
-        ww_graph_drop(g);
+        drop_graph(g);
     leave(error);
     return error;
 }
@@ -505,7 +490,7 @@ CUresult cuStreamIsCapturing(CUstream h, int *status) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
-    int error = stream_of(h, &d, &stream);
+    int error = ww_stream_of(h, &d, &stream);
     if (error || !status)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *status = CU_CAPTURE_NONE;
@@ -523,7 +508,7 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void *
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
-    int error = stream_of(h, &d, &stream);
+    int error = ww_stream_of(h, &d, &stream);
     if (error || !status)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     enter();
@@ -568,7 +553,7 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edge
     struct member *m;
     uint32_t stream;
     struct nodes more = {NULL, 0};
-    int error = stream_of(h, &d, &stream);
+    int error = ww_stream_of(h, &d, &stream);
     (void)edges;
     if (error || set > 1)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -594,4 +579,57 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     mode_of_thread = *mode;
     *mode = before;
     return 0;
+}
+
+/* -- graphs and nodes that go ----------------------------------------------------------------------------------------
+ */
+
+static void take(struct nodes *l, const struct ww_node *n) {
+    size_t kept = 0;
+    for (size_t i = 0; i < l->n; i++)
+        if (l->all[i] != n)
+            l->all[kept++] = l->all[i];
+    l->n = kept;
+}
+
+static void node_gone(const struct ww_node *n) {
+    for (struct capture *c = captures; c; c = c->next) {
+        for (struct member *m = c->members; m && c->graph == n->graph; m = m->next)
+            take(&m->last, n);
+        for (struct noted *e = c->events; e && c->graph == n->graph; e = e->next)
+            take(&e->last, n);
+    }
+    graphs_of_node_gone(&n->work);
+}
+
+static int enter_graphs(void) {
+    int error = ww_ready();
+    if (!error)
+        pthread_mutex_lock(&ww_graphs);
+    return error;
+}
+
+CUresult cuGraphDestroy(void *h) {
+    int error = enter_graphs();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || g->within)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    drop_graph(g);
+    return leave(0);
+}
+
+CUresult cuGraphDestroyNode(void *h) {
+    int error = enter_graphs();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    if (!n)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (ww_graph_has_memory(n->graph))
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    node_gone(n);
+    ww_node_remove(n);
+    return leave(0);
 }

@@ -680,10 +680,9 @@ static int fn_of(void *h, struct ww_fn **f) {
 }
 
 static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f) {
-    int error = ww_ready();
-    if (error || k < 0 || k >= layer.ndevices)
-        return error ? error : CUDA_ERROR_INVALID_DEVICE;
-    return ww_fn_of(h, &layer.devices[k], f);
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    return error ? error : ww_fn_of(h, d, f);
 }
 
 static int get_attribute(const struct ww_fn *f, int attribute, int *value) {

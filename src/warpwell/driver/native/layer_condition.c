@@ -7,13 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int alive(const struct ww_twin *t) {
-    if (!t->device)
-        return CUDA_ERROR_INVALID_VALUE;
-    int error = ww_context_code(t->device);
-    return error ? error : t->life == atomic_load(&t->device->life) ? 0 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
 static int name(struct ww_twin *t, struct ww_device *d) {
     int error = ww_id_take(&d->graphs, &t->id);
     if (!error) {
@@ -21,13 +14,6 @@ static int name(struct ww_twin *t, struct ww_device *d) {
         t->life = atomic_load(&d->life);
     }
     return error;
-}
-
-void ww_twin_drop(struct ww_twin *t, uint16_t op) {
-    struct ww_args_graph args = {t->id, 0}; /* of EXEC_DROP, too: its second number is not used */
-    if (t->device && !alive(t) && !ww_send(t->device, op, 0, &args, sizeof args))
-        ww_id_give(t->device, &t->device->graphs, t->life, t->id);
-    t->device = NULL;
 }
 
 /* -- handles, nodes
@@ -49,27 +35,13 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
     error = !g || (g->twin.device && g->twin.device != d) ? CUDA_ERROR_INVALID_VALUE : 0;
     if (!error && !g->twin.device)
         error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
-    if (!error && !(error = alive(&g->twin))) {
+    if (!error && !(error = ww_twin_code(&g->twin))) {
         struct ww_args_graph_handle args = {g->twin.id, value, flags, 0};
         error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle, &got);
         error = error ? error : got == sizeof *handle ? 0 : CUDA_ERROR_UNKNOWN;
     }
     ww_graphs_leave();
     return error;
-}
-
-void ww_condition_drop(struct ww_condition *c) {
-    if (!c)
-        return;
-    for (uint32_t i = 0; i < c->size; i++)
-        if (c->graphs && c->graphs[i])
-            ww_graph_drop(c->graphs[i]);
-    struct ww_args_graph args = {c->within.id, 1 + c->node};
-    if (!alive(&c->within))
-        ww_send(c->within.device, WW_OP_GRAPH_DROP, 0, &args, sizeof args);
-    free(c->graphs);
-    free(c->handles);
-    free(c);
 }
 
 /* Graphs of the node, each with a name for its twin. */
@@ -111,8 +83,8 @@ static int send_node(const struct ww_graph *g, const struct ww_condition *c) {
 }
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w) {
-    int error =
-        p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? alive(&g->twin) : CUDA_ERROR_INVALID_VALUE;
+    int error = p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? ww_twin_code(&g->twin)
+                                                                                : CUDA_ERROR_INVALID_VALUE;
     if (!error && p->context && ww_context(p->context) != g->twin.device)
         error = CUDA_ERROR_INVALID_VALUE;
     struct ww_condition *c = error ? NULL : calloc(1, sizeof *c);
@@ -137,7 +109,7 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
 int ww_twin_begin(const struct ww_twin *t) {
     struct ww_args_id args = {t->id, 0};
     uint32_t got;
-    int error = alive(t);
+    int error = ww_twin_code(t);
     return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0, &got);
 }
 
@@ -148,9 +120,9 @@ int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node
         return w->device == t->device ? ww_kernel_post(t->device, WW_RECORDED, w->of.kernel)
                                       : ww_refused("graphs with kernels of several devices");
     case CU_NODE_COPY:
-        return ww_copy_post(t->device, WW_RECORDED, &w->of.copy);
+        return ww_copy_post(t->device, WW_RECORDED, &w->of.copy, false);
     case CU_NODE_SET:
-        return ww_set_post(t->device, WW_RECORDED, &w->of.set);
+        return ww_set_post(t->device, WW_RECORDED, &w->of.set, false);
     case CU_NODE_CONDITION:
         return ww_send(t->device, WW_OP_GRAPH_NODE, 0, &args, sizeof args);
     case CU_NODE_EMPTY:
@@ -183,7 +155,7 @@ int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
 
 int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream) {
     struct ww_args_id args = {exec->id, 0};
-    int error = alive(exec);
+    int error = ww_twin_code(exec);
     if (!error && exec->device != d)
         error = ww_refused("launches of graphs with conditional nodes in streams of another device");
     return error ? error : ww_send(d, WW_OP_GRAPH_LAUNCH, stream, &args, sizeof args);

@@ -193,7 +193,7 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
         return error;
     }
     memcpy(p.entry + 1, &args, sizeof args);
-    ww_finish(&p); /* the place says what came of it */
+    ww_finish(&p); /* the place has the result */
     return 0;
 }
 
@@ -359,100 +359,9 @@ static int dispatch(struct copy *k) {
     return error;
 }
 
-enum side { ANY, HOST, DEVICE };
-
-/* An end of a copy as a graph's node knows it. */
-static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes) {
-    struct cu_end3 e = {.type = is == HOST     ? CU_MEMORY_HOST
-                                : is == DEVICE ? CU_MEMORY_DEVICE
-                                               : CU_MEMORY_UNIFIED,
-                        .pitch = nbytes,
-                        .height = 1};
-    if (is == HOST)
-        e.host = (const void *)(uintptr_t)at;
-    else
-        e.device = at;
-    return e;
-}
-
-/* A stream that records gets a node. */
-static int captured_copy(const struct copy *k, enum side to_is, enum side from_is) {
-    struct ww_work work = {.kind = CU_NODE_COPY, .device = k->device};
-    if (k->waits)
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    work.of.copy = (struct cu_copy3){.from = end3(k->from, from_is, k->nbytes),
-                                     .to = end3(k->to, to_is, k->nbytes),
-                                     .width = k->nbytes,
-                                     .height = 1,
-                                     .depth = 1};
-    return ww_capture_add(k->device, k->stream, &work);
-}
-
-static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
-                bool waits) {
-    struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes, .begins = waits};
-    struct ww_span r;
-    bool captured;
-    int error = ww_need(&k.device);
-    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)) ||
-        (error = ww_captured(k.device, k.stream, &captured)))
-        return error;
-    if (!nbytes)
-        return 0;
-    if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) ||
-        (from_is == DEVICE && !ww_range_owner(from, &r)))
-        return CUDA_ERROR_INVALID_VALUE;
-    return captured ? captured_copy(&k, to_is, from_is) : dispatch(&k);
-}
-
-CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
-    return copy(to, ANY, from, ANY, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy(to, ANY, from, ANY, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t nbytes) {
-    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t nbytes, CUstream h) {
-    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t nbytes) {
-    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
-    return copy(to, DEVICE, from, DEVICE, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
-}
-
-/* Contexts are those of the addresses: arenas of devices do not overlap. */
-static int peer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
-                int per_thread, bool waits) {
-    if (ww_ready() || !ww_context(there) || !ww_context(here))
-        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_CONTEXT;
-    return copy(to, DEVICE, from, DEVICE, nbytes, h, per_thread, waits);
-}
-
-CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
-                         size_t nbytes) {
-    return peer(to, there, from, here, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes,
-                           CUstream h) {
-    return peer(to, there, from, here, nbytes, h, 0, false);
+int ww_copy_line(struct ww_device *d, uint32_t stream, uint64_t to, uint64_t from, size_t nbytes, bool waits) {
+    struct copy k = {d, stream, waits, to, from, nbytes, waits, 0, false};
+    return dispatch(&k);
 }
 
 /* -- rows and boxes ---------------------------------------------------------------------------------------------- */
@@ -500,7 +409,7 @@ int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c) {
 }
 
 /* One after another, as few copies as the rows allow. */
-static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits) {
+int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits) {
     uint64_t to = start_of(&c->to), from = start_of(&c->from);
     size_t row = c->width, rows = c->height, planes = c->depth;
     size_t plane_to = c->to.pitch * (c->to.height ? c->to.height : rows);
@@ -531,56 +440,6 @@ static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy
         }
     return error;
 }
-
-int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c) {
-    return copy_boxes(d, stream, c, false);
-}
-
-static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits) {
-    struct ww_work work = {.kind = CU_NODE_COPY};
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&work.device);
-    if (error || (error = ww_stream(h, per_thread, &work.device, &stream)) || (error = ww_earlier(work.device)) ||
-        (error = ww_captured(work.device, stream, &captured)) || !captured)
-        return error ? error : copy_boxes(work.device, stream, c, waits);
-    if (waits || (error = ww_copy_check(work.device, c)))
-        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    work.of.copy = *c;
-    return ww_capture_add(work.device, stream, &work);
-}
-
-static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c) {
-    return (struct cu_end3){.x = e->x,
-                            .y = e->y,
-                            .type = e->type,
-                            .host = e->host,
-                            .device = e->device,
-                            .array = e->array,
-                            .pitch = e->pitch ? e->pitch : c->width,
-                            .height = e->y + c->height};
-}
-
-static int plane(const void *given, void *h, int per_thread, bool waits) {
-    const struct cu_copy2 *c = given;
-    if (!c)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct cu_copy3 k = {
-        .from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height, .depth = 1};
-    return boxes(&k, h, per_thread, waits);
-}
-
-CUresult ww_cuMemcpy2D_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
-
-CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
-
-CUresult cuMemcpy2DAsync_v2(void *c, CUstream h) { return plane(c, h, 0, false); }
-
-CUresult ww_cuMemcpy3D_v2(int per_thread, void *c) {
-    return c ? boxes(c, NULL, per_thread, true) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemcpy3DAsync_v2(void *c, CUstream h) { return c ? boxes(c, h, 0, false) : CUDA_ERROR_INVALID_VALUE; }
 
 /* -- memsets ------------------------------------------------------------------------------------------------------- */
 
@@ -619,7 +478,7 @@ static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, si
     return posted(k, flags, ww_finish(&p));
 }
 
-static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits) {
+int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits) {
     struct copy k = {.device = d, .stream = stream};
     struct ww_span r;
     struct ww_device *owner = set_owner(s, &r);
@@ -645,88 +504,4 @@ static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_
                      : fill_row(&k, s->to + y * s->pitch, s, columns);
     }
     return error;
-}
-
-int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s) {
-    return fill_rows(d, stream, s, false);
-}
-
-static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits) {
-    struct ww_work work = {.kind = CU_NODE_SET, .of.set = *s};
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&work.device);
-    if (error || (error = ww_stream(h, per_thread, &work.device, &stream)) || (error = ww_earlier(work.device)) ||
-        (error = ww_captured(work.device, stream, &captured)))
-        return error;
-    if (!s->columns || !s->rows)
-        return 0;
-    if (!captured)
-        return fill_rows(work.device, stream, s, waits);
-    if (waits || (error = ww_set_check(work.device, s)))
-        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return ww_capture_add(work.device, stream, &work);
-}
-
-static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits) {
-    struct cu_node_set s = {.to = to, .value = value, .width = width, .columns = count, .rows = 1};
-    return set(&s, h, per_thread, waits);
-}
-
-static int fill2(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
-                 int per_thread, bool waits) {
-    struct cu_node_set s = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows};
-    return set(&s, h, per_thread, waits);
-}
-
-CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned char value, size_t columns,
-                            size_t rows) {
-    return fill2(to, pitch, value, 1, columns, rows, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD2D16_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned short value, size_t columns,
-                             size_t rows) {
-    return fill2(to, pitch, value, 2, columns, rows, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD2D32_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned value, size_t columns,
-                             size_t rows) {
-    return fill2(to, pitch, value, 4, columns, rows, NULL, per_thread, true);
-}
-
-CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows, CUstream h) {
-    return fill2(to, pitch, value, 1, columns, rows, h, 0, false);
-}
-
-CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows,
-                            CUstream h) {
-    return fill2(to, pitch, value, 2, columns, rows, h, 0, false);
-}
-
-CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows, CUstream h) {
-    return fill2(to, pitch, value, 4, columns, rows, h, 0, false);
-}
-
-CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count) {
-    return fill(to, value, 1, count, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, unsigned short value, size_t count) {
-    return fill(to, value, 2, count, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, unsigned value, size_t count) {
-    return fill(to, value, 4, count, NULL, per_thread, true);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream h) {
-    return fill(to, value, 1, count, h, 0, false);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream h) {
-    return fill(to, value, 2, count, h, 0, false);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream h) {
-    return fill(to, value, 4, count, h, 0, false);
 }

@@ -562,9 +562,9 @@ static int post_step(const struct run *r, const struct ww_work *w) {
         return w->device == r->device ? ww_kernel_post(r->device, r->stream, w->of.kernel)
                                       : ww_refused("graphs with kernels of several devices");
     case CU_NODE_COPY:
-        return ww_copy_post(r->device, r->stream, &w->of.copy);
+        return ww_copy_post(r->device, r->stream, &w->of.copy, false);
     case CU_NODE_SET:
-        return ww_set_post(r->device, r->stream, &w->of.set);
+        return ww_set_post(r->device, r->stream, &w->of.set, false);
     case CU_NODE_WAIT:
     case CU_NODE_RECORD:
         return post_event(r->device, r->stream, w);

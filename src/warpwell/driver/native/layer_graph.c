@@ -8,20 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct ww_user {
-    struct ww_object *object;
-    uint32_t refs;
-    void (*run)(void *);
-    void *data;
-    struct ww_user *next;
-};
-
-pthread_mutex_t ww_graphs = PTHREAD_MUTEX_INITIALIZER;
-static struct { /* whose last reference was dropped: they go when the lock is left */
-    struct ww_user *users;
-    struct ww_graph_memory *memory;
-} due;
-
 struct ww_graph *ww_graph(const void *h) {
     struct ww_object *o = ww_object(h, WW_GRAPH);
     return o ? o->more : NULL;
@@ -46,46 +32,6 @@ static int leave(int error) {
 
 /* -- user objects ----------------------------------------------------------------------------------------------------
  */
-
-void ww_user_retain(struct ww_user *user, uint32_t count) { user->refs += count; }
-
-void ww_user_release(struct ww_user *user, uint32_t count) {
-    struct ww_object was;
-    user->refs -= count < user->refs ? count : user->refs;
-    if (user->refs)
-        return;
-    ww_object_drop(user->object, WW_USER, &was);
-    user->next = due.users;
-    due.users = user;
-}
-
-void ww_memory_due(struct ww_graph_memory *m) {
-    m->next = due.memory;
-    due.memory = m;
-}
-
-/* What was dropped goes now: a destructor may take its time, and memory waits for the devices that may use it. */
-void ww_graphs_leave(void) {
-    bool before = ww_in_host_function;
-    struct ww_user *user = due.users;
-    struct ww_graph_memory *memory = due.memory;
-    due.users = NULL;
-    due.memory = NULL;
-    pthread_mutex_unlock(&ww_graphs);
-    while (user) {
-        struct ww_user *next = user->next;
-        ww_in_host_function = true;
-        user->run(user->data);
-        ww_in_host_function = before;
-        free(user);
-        user = next;
-    }
-    while (memory) {
-        struct ww_graph_memory *next = memory->next;
-        ww_graph_memory_free(memory);
-        memory = next;
-    }
-}
 
 static struct ww_user *user_of(const void *h) {
     struct ww_object *o = ww_object(h, WW_USER);
@@ -241,11 +187,10 @@ static void disconnect(const struct ww_node *from, struct ww_node *to) {
 }
 
 /* Take the node out of its graph and end it. */
-static void remove_node(struct ww_node *n) {
+void ww_node_remove(struct ww_node *n) {
     struct ww_graph *g = n->graph;
     struct ww_object was;
     size_t at = 0;
-    ww_capture_node_gone(n);
     for (size_t i = 0; i < g->n; i++) {
         disconnect(n, g->nodes[i]);
         if (g->nodes[i] == n)
@@ -277,17 +222,83 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
     }
     if (node) {
         node->work.kind = CU_NODE_EMPTY;
-        remove_node(node);
+        ww_node_remove(node);
     }
     ww_work_drop(work); /* of a graph that nobody else has seen: no destructor is due */
     return error;
 }
 
+int ww_twin_code(const struct ww_twin *t) {
+    if (!t->device)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = ww_context_code(t->device);
+    return error ? error : t->life == atomic_load(&t->device->life) ? 0 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+void ww_twin_drop(struct ww_twin *t, uint16_t op) {
+    struct ww_args_graph args = {t->id, 0}; /* of EXEC_DROP, too: its second number is not used */
+    if (t->device && !ww_twin_code(t) && !ww_send(t->device, op, 0, &args, sizeof args))
+        ww_id_give(t->device, &t->device->graphs, t->life, t->id);
+    t->device = NULL;
+}
+
+void ww_condition_drop(struct ww_condition *c) {
+    if (!c)
+        return;
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->graphs && c->graphs[i])
+            ww_graph_drop(c->graphs[i]);
+    struct ww_args_graph args = {c->within.id, 1 + c->node};
+    if (!ww_twin_code(&c->within))
+        ww_send(c->within.device, WW_OP_GRAPH_DROP, 0, &args, sizeof args);
+    free(c->graphs);
+    free(c->handles);
+    free(c);
+}
+
+int ww_work_copy(struct ww_work *to, const struct ww_work *from) {
+    *to = *from;
+    switch (from->kind) {
+    case CU_NODE_KERNEL:
+        to->of.kernel = ww_kernel_copy(from->of.kernel);
+        return to->of.kernel ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    case CU_NODE_GRAPH:
+        to->of.graph = ww_graph_clone(from->of.graph);
+        return to->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    case CU_NODE_ALLOC:
+    case CU_NODE_FREE:
+        atomic_fetch_add(&from->of.memory->refs, 1);
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+void ww_work_drop(struct ww_work *w) {
+    switch (w->kind) {
+    case CU_NODE_KERNEL:
+        free(w->of.kernel);
+        break;
+    case CU_NODE_GRAPH:
+        ww_graph_drop(w->of.graph);
+        break;
+    case CU_NODE_CONDITION:
+        ww_condition_drop(w->of.condition);
+        break;
+    case CU_NODE_ALLOC:
+    case CU_NODE_FREE:
+        ww_graph_memory_drop(w->of.memory);
+        break;
+    default:
+        break;
+    }
+    w->kind = CU_NODE_EMPTY;
+}
+
 void ww_graph_drop(struct ww_graph *g) {
     struct ww_object was;
-    ww_capture_graph_gone(g);
     while (g->n)
-        remove_node(g->nodes[g->n - 1]);
+        ww_node_remove(g->nodes[g->n - 1]);
     for (size_t i = 0; i < g->nusers; i++)
         ww_user_release(g->users[i].user, g->users[i].count);
     ww_twin_drop(&g->twin, WW_OP_GRAPH_DROP);
@@ -310,7 +321,7 @@ bool ww_graph_has(const struct ww_graph *g, int kind) {
 }
 
 /* Such graphs lose no nodes and are not cloned, as with the driver: their memory has one address. */
-static bool has_memory(const struct ww_graph *g) {
+bool ww_graph_has_memory(const struct ww_graph *g) {
     return ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE);
 }
 
@@ -362,17 +373,6 @@ CUresult cuGraphCreate(void **graph, unsigned flags) {
     return 0;
 }
 
-CUresult cuGraphDestroy(void *h) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || g->within)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    ww_graph_drop(g);
-    return leave(0);
-}
-
 CUresult cuGraphClone(void **clone, void *h) {
     int error = enter();
     if (error)
@@ -380,7 +380,7 @@ CUresult cuGraphClone(void **clone, void *h) {
     struct ww_graph *g = ww_graph(h);
     if (!g || !clone)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    if (has_memory(g) || ww_graph_has(g, CU_NODE_CONDITION))
+    if (ww_graph_has_memory(g) || ww_graph_has(g, CU_NODE_CONDITION))
         return leave(CUDA_ERROR_NOT_SUPPORTED);
     struct ww_graph *c = ww_graph_clone(g);
     *clone = c ? c->object : NULL;
@@ -557,7 +557,7 @@ CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data,
     struct ww_graph *g = ww_graph(h);
     if (!g || (n && (!from || !to)))
         return leave(CUDA_ERROR_INVALID_VALUE);
-    if (n && has_memory(g))
+    if (n && ww_graph_has_memory(g))
         return leave(CUDA_ERROR_NOT_SUPPORTED);
     for (size_t i = 0; i < n; i++)
         if (ends(g, from, to, i, &a, &b) || !edge_of(a, b))
@@ -571,19 +571,6 @@ CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data,
 
 CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n) {
     return cuGraphRemoveDependencies_v2(h, from, to, NULL, n);
-}
-
-CUresult cuGraphDestroyNode(void *h) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    if (!n)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    if (has_memory(n->graph))
-        return leave(CUDA_ERROR_NOT_SUPPORTED);
-    remove_node(n);
-    return leave(0);
 }
 
 CUresult cuGraphNodeGetType(void *h, int *type) {

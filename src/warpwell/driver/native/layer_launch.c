@@ -85,24 +85,17 @@ static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *b
             memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
 }
 
-static int launch(const struct ww_launch *k, void *h, int per_thread) {
-    struct ww_device *d;
-    struct ww_fn *f;
+int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn **f, const void **buffer) {
+    int error = ww_fn_of(k->function, d, f);
+    return error || (error = check_shape(d, *f, k)) ? error : check_params(*f, k, buffer);
+}
+
+int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
+                   const void *buffer) {
     struct ww_post p;
-    const void *buffer;
-    uint32_t stream;
     char *to;
-    bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, per_thread, &d, &stream)) || (error = ww_fn_of(k->function, d, &f)) ||
-        (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)) || (error = ww_earlier(d)) ||
-        (error = ww_captured(d, stream, &captured)))
-        return error;
-    if (captured) {
-        struct ww_work work = {.kind = CU_NODE_KERNEL, .device = d};
-        return (error = ww_kernel_make(d, k, &work.of.kernel)) ? error : ww_capture_add(d, stream, &work);
-    }
-    if ((error = begin(d, stream, f, k, &p, &to)))
+    int error = begin(d, stream, f, k, &p, &to);
+    if (error)
         return error;
     pack(f, k, buffer, to);
     return ww_finish(&p);
@@ -129,8 +122,8 @@ int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_ker
     struct ww_kernel_work like = {.function = k->function, .shared = k->shared, .nattributes = k->nattributes};
     const void *buffer;
     struct ww_fn *f;
-    int error = ww_fn_of(k->function, d, &f);
-    if (error || (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)))
+    int error = ww_launch_check(d, k, &f, &buffer);
+    if (error)
         return error;
     memcpy(like.grid, k->grid, sizeof like.grid);
     memcpy(like.block, k->block, sizeof like.block);
@@ -165,106 +158,4 @@ int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_
         return error;
     memcpy(to, w->packed, w->nbytes);
     return ww_finish(&p);
-}
-
-/* -- calls ------------------------------------------------------------------------------------------------------------
- */
-
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned shared, CUstream stream, void **params, void **extra) {
-    struct ww_launch k;
-    k.function = f;
-    k.grid[0] = gx, k.grid[1] = gy, k.grid[2] = gz;
-    k.block[0] = bx, k.block[1] = by, k.block[2] = bz;
-    k.shared = shared;
-    k.nattributes = 0;
-    k.params = params;
-    k.extra = extra;
-    return launch(&k, stream, 0);
-}
-
-CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                                   unsigned bz, unsigned shared, CUstream stream, void **params) {
-    struct ww_launch k = {.function = f,
-                          .grid = {gx, gy, gz},
-                          .block = {bx, by, bz},
-                          .shared = shared,
-                          .nattributes = 1,
-                          .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}},
-                          .params = params};
-    return launch(&k, stream, 0);
-}
-
-/* Take the attributes that travel; those that are off are left out, others are refused. */
-static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c) {
-    k->nattributes = 0;
-    if (c->nattributes > 64 || (c->nattributes && !c->attributes))
-        return CUDA_ERROR_INVALID_VALUE;
-    for (uint32_t i = 0; i < c->nattributes; i++) {
-        const struct cu_launch_attribute *a = &c->attributes[i];
-        struct ww_launch_attribute *to = &k->attributes[k->nattributes];
-        switch (a->id) {
-        case CU_LAUNCH_IGNORE:
-            continue;
-        case CU_LAUNCH_COOPERATIVE:
-        case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
-            if (!a->value.number)
-                continue;
-            break;
-        case CU_LAUNCH_CLUSTER_DIMENSION:
-        case CU_LAUNCH_PRIORITY:
-            break;
-        default:
-            return ww_refused(
-                "cuLaunchKernelEx with an attribute other than cooperative, cluster, serialization, priority");
-        }
-        if (k->nattributes == WW_LAUNCH_ATTRIBUTES)
-            return CUDA_ERROR_INVALID_VALUE;
-        to->id = a->id;
-        memcpy(to->value, a->value.cluster, sizeof to->value);
-        k->nattributes++;
-    }
-    return 0;
-}
-
-CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **params, void **extra) {
-    const struct cu_launch_config *c = config;
-    struct ww_launch k;
-    int error = ww_ready();
-    if (error || !c || (error = read_attributes(&k, c)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    k.function = f;
-    memcpy(k.grid, c->grid, sizeof k.grid);
-    memcpy(k.block, c->block, sizeof k.block);
-    k.shared = c->shared;
-    k.params = params;
-    k.extra = extra;
-    return launch(&k, c->stream, per_thread);
-}
-
-static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what) {
-    struct {
-        struct ww_args_launch launch;
-        struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
-    } args = {.launch = {.shared = c ? c->shared : 0}};
-    struct ww_launch k;
-    struct ww_device *d;
-    struct ww_fn *f;
-    uint32_t got;
-    int error = ww_need(&d);
-    if (error || !n || !c || (error = read_attributes(&k, c)) || (error = ww_fn_of(h, d, &f)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    args.launch.function = f->object->id | what;
-    args.launch.attributes = k.nattributes;
-    memcpy(args.launch.grid, c->grid, sizeof args.launch.grid);
-    memcpy(args.launch.block, c->block, sizeof args.launch.block);
-    memcpy(args.attributes, k.attributes, k.nattributes * sizeof *k.attributes);
-    error = ww_call(d, WW_OP_CLUSTERS, 0, &args, sizeof args, n, sizeof *n, &got);
-    return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
-}
-
-CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, void *config) { return clusters(n, f, config, 0); }
-
-CUresult cuOccupancyMaxPotentialClusterSize(int *n, CUfunction f, void *config) {
-    return clusters(n, f, config, WW_CLUSTER_SIZE);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ww_object *_Atomic table; /* WW_OBJECTS of them; pages come with their first use */
 static _Atomic uint32_t used;
 static struct ww_object *free_first, *free_last; /* the one dropped longest ago is used first */
@@ -33,7 +34,7 @@ static struct ww_object *next_object(void) {
 }
 
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d) {
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&lock);
     struct ww_object *o = next_object();
     if (o) {
         memset((char *)o + sizeof o->kind, 0, sizeof *o - sizeof o->kind);
@@ -42,7 +43,7 @@ struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d) {
         o->serial = ++last_serial;
         atomic_store_explicit(&o->kind, kind, memory_order_release);
     }
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&lock);
     return o;
 }
 
@@ -65,9 +66,9 @@ struct ww_object *ww_object(const void *handle, uint32_t kind) {
 int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     struct ww_object *o = at(handle);
     uint32_t expected = kind;
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&lock);
     if (!o || !atomic_compare_exchange_strong(&o->kind, &expected, WW_DEAD)) {
-        pthread_mutex_unlock(&layer.objects);
+        pthread_mutex_unlock(&lock);
         return CUDA_ERROR_INVALID_HANDLE;
     }
     memcpy(was, o, sizeof *was);
@@ -77,7 +78,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     else
         free_first = o;
     free_last = o;
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&lock);
     return was->device && was->life != atomic_load(&was->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
 }
 
@@ -85,7 +86,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
 
 int ww_id_take(struct ww_ids *ids, uint32_t *id) {
     int error = 0;
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&lock);
     if (ids->next < ids->most) {
         *id = ids->next++;
     } else if (ids->nfree) {
@@ -95,17 +96,17 @@ int ww_id_take(struct ww_ids *ids, uint32_t *id) {
     } else {
         error = CUDA_ERROR_OUT_OF_MEMORY;
     }
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&lock);
     return error;
 }
 
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id) {
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&lock);
     if (!ids->free)
         ids->free = malloc(ids->most * sizeof *ids->free);
     if (ids->free && life == atomic_load(&d->life) && ids->nfree < ids->most)
         ids->free[(ids->at + ids->nfree++) % ids->most] = id;
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&lock);
 }
 
 static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
@@ -115,10 +116,12 @@ static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
 }
 
 void ww_ids_clear(struct ww_device *d) {
-    pthread_mutex_lock(&layer.objects);
+    pthread_mutex_lock(&lock);
     clear(&d->streams, WW_FIRST_ID, WW_IDS);
     clear(&d->events, 1, WW_IDS);
     clear(&d->modules, 1, WW_MODULES);
     clear(&d->graphs, 1, WW_GRAPHS);
-    pthread_mutex_unlock(&layer.objects);
+    pthread_mutex_unlock(&lock);
 }
+
+void ww_objects_after_fork(void) { pthread_mutex_init(&lock, NULL); }

@@ -181,12 +181,8 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
  */
 
 static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_device **owner) {
-    int error = ww_ready();
-    if (error || k < 0 || k >= layer.ndevices || other < 0 || other >= layer.ndevices)
-        return error ? error : CUDA_ERROR_INVALID_DEVICE;
-    *d = &layer.devices[k];
-    *owner = &layer.devices[other];
-    return 0;
+    int error = ww_device_at(k, d);
+    return error ? error : ww_device_at(other, owner);
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other) {

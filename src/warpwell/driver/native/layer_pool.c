@@ -105,7 +105,7 @@ void ww_pool_give(struct ww_pool *p, size_t nbytes) {
         free(p);
 }
 
-static int pool_of(void *h, struct ww_pool **p) {
+int ww_pool_at(void *h, struct ww_pool **p) {
     int error = ww_ready();
     struct ww_object *o = error ? NULL : ww_object(h, WW_POOL);
     *p = o ? o->more : NULL;
@@ -140,7 +140,7 @@ CUresult cuMemPoolCreate(void **pool, void *wanted) {
 CUresult cuMemPoolDestroy(void *h) {
     struct ww_pool *p, *no = NULL;
     struct ww_object was;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error || p->is_default || (error = ww_object_drop(h, WW_POOL, &was)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     for (int i = 0; i < layer.ndevices; i++) {
@@ -161,7 +161,7 @@ CUresult cuMemPoolDestroy(void *h) {
 
 CUresult cuMemPoolTrimTo(void *h, size_t keep) {
     struct ww_pool *p;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error)
         return error;
     pthread_mutex_lock(&lock);
@@ -174,7 +174,7 @@ CUresult cuMemPoolTrimTo(void *h, size_t keep) {
 
 CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to) {
     struct ww_pool *p;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error || !to)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -223,7 +223,7 @@ CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to) {
 
 CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from) {
     struct ww_pool *p;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error || !from)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -267,7 +267,7 @@ static bool is_place(const struct cu_mem_location *at) {
 
 CUresult cuMemPoolGetAccess(int *flags, void *h, void *where) {
     struct ww_pool *p;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error || !flags || !where || !is_place(where))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *flags = reaches(p, where) ? CU_MEM_READ_WRITE : 0;
@@ -278,7 +278,7 @@ CUresult cuMemPoolGetAccess(int *flags, void *h, void *where) {
 CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
     const struct cu_mem_access *all = list;
     struct ww_pool *p;
-    int error = pool_of(h, &p);
+    int error = ww_pool_at(h, &p);
     if (error || (n && !all))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n; i++) {
@@ -302,10 +302,7 @@ static int give_handle(void **pool, struct ww_pool *p) {
 
 static int device_at(CUdevice k, const void *out, struct ww_device **d) {
     int error = ww_ready();
-    if (error || k < 0 || k >= layer.ndevices || !out)
-        return error ? error : out ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
-    *d = &layer.devices[k];
-    return 0;
+    return error ? error : out ? ww_device_at(k, d) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device) {
@@ -324,7 +321,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, void *pool) {
     struct ww_device *d = NULL;
     struct ww_pool *p;
     int error = device_at(device, &d, &d);
-    if (error || (error = pool_of(pool, &p)))
+    if (error || (error = ww_pool_at(pool, &p)))
         return error;
     if (p->device != d)
         return CUDA_ERROR_INVALID_VALUE;
@@ -366,7 +363,7 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool) {
     struct ww_device *d = NULL;
     struct ww_pool *p;
     int error = place_of(where, type, where, &d);
-    if (error || (error = pool_of(pool, &p)))
+    if (error || (error = ww_pool_at(pool, &p)))
         return error;
     if (p->device != d || p->props.type != type)
         return CUDA_ERROR_INVALID_VALUE;
@@ -380,7 +377,7 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool) {
 /* -- allocations ------------------------------------------------------------------------------------------------------
  */
 
-static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
+int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     void *at = NULL;
     size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as the range that is given back */
     if (!ww_pool_take(p, taken))
@@ -393,32 +390,4 @@ static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, si
     else if (!p->device)
         *address = (uintptr_t)at;
     return error;
-}
-
-static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
-    struct ww_device *d;
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)))
-        return error;
-    if (!address || (error = ww_captured(d, stream, &captured)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (captured)
-        return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* no bytes: a node all the same */
-    if (!nbytes) {                                                        /* as the driver: no memory, and no error */
-        *address = 0;
-        return 0;
-    }
-    if (!p && !(p = ww_pool_of(d)))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    return from_pool(p, d, stream, nbytes, address);
-}
-
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h) { return allocate(address, nbytes, NULL, h); }
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h) {
-    struct ww_pool *p;
-    int error = pool_of(pool, &p);
-    return error ? error : allocate(address, nbytes, p, h);
 }

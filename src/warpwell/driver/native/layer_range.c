@@ -107,14 +107,14 @@ uint64_t ww_ranges_pinned(struct ww_ranges *t) {
     return nbytes;
 }
 
-void ww_ranges_clear(struct ww_device *d) {
+void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)) {
     struct ww_ranges *t = &d->ranges;
     pthread_mutex_lock(&t->lock);
     for (size_t i = 0; i < t->n; i++) {
         if (t->all[i].what == WW_PINNED_MEMORY)
             munmap((void *)(uintptr_t)t->all[i].start, t->all[i].size);
         if (t->all[i].owner && !(t->all[i].flags & WW_OF_GRAPH))
-            ww_pool_give(t->all[i].owner, t->all[i].size);
+            give(t->all[i].owner, t->all[i].size);
     }
     t->n = 0;
     pthread_mutex_unlock(&t->lock);

@@ -1,0 +1,258 @@
+/* cuInit, devices, primary contexts and their reset. */
+#include "layer.h"
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+/* Attributes of what programs cannot do here: pageable memory, memory made by parts, handles for other
+ * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
+static const unsigned char absent[] = {CU_DEVICE_PAGEABLE_ACCESS,
+                                       CU_DEVICE_HOST_POINTER_FOR_REGISTERED,
+                                       92,
+                                       93,
+                                       94,
+                                       CU_DEVICE_PAGEABLE_BY_HOST_TABLES,
+                                       CU_DEVICE_DIRECT_MANAGED,
+                                       CU_DEVICE_VMM,
+                                       CU_DEVICE_HANDLE_POSIX_FD,
+                                       104,
+                                       105,
+                                       113,
+                                       114,
+                                       CU_DEVICE_RDMA,
+                                       117,
+                                       118,
+                                       CU_DEVICE_POOL_HANDLE_TYPES,
+                                       121,
+                                       122,
+                                       123,
+                                       CU_DEVICE_DMA_BUF,
+                                       CU_DEVICE_IPC_EVENT,
+                                       126,
+                                       CU_DEVICE_TENSOR_MAP,
+                                       CU_DEVICE_HANDLE_FABRIC,
+                                       CU_DEVICE_UNIFIED_FUNCTION_POINTERS,
+                                       130,
+                                       CU_DEVICE_MULTICAST,
+                                       135,
+                                       136,
+                                       141,
+                                       142,
+                                       143};
+
+CUresult cuInit(unsigned flags) {
+    if (layer.forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = ww_facts_once(), known = 1;
+    if (!error)
+        atomic_compare_exchange_strong(&layer.state, &known, 2);
+    return error;
+}
+
+CUresult cuDriverGetVersion(int *version) {
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!layer.forked && ww_facts_once() == 0)
+        *version = layer.driver_version;
+    else
+        *version = 0;
+    return 0;
+}
+
+/* -- devices ------------------------------------------------------------------------------------------------------- */
+
+CUresult cuDeviceGetCount(int *n) {
+    int error = ww_ready();
+    if (error || !n)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *n = layer.ndevices;
+    return 0;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal) {
+    struct ww_device *d;
+    int error = ww_device_at(ordinal, &d);
+    if (error || !device)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *device = ordinal;
+    return 0;
+}
+
+static int text_out(char *to, int room, const char *text) {
+    if (!to || room <= 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    snprintf(to, (size_t)room, "%s", text);
+    return 0;
+}
+
+CUresult cuDeviceGetName(char *name, int room, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    return error ? error : text_out(name, room, d->facts.name);
+}
+
+CUresult cuDeviceGetPCIBusId(char *name, int room, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    return error ? error : text_out(name, room, d->facts.pci);
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
+    int error = ww_ready();
+    if (error || !device || !name)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < layer.ndevices; i++) {
+        const char *full = layer.devices[i].facts.pci, *brief = strchr(full, ':');
+        if (!strcasecmp(name, full) || (brief && !strcasecmp(name, brief + 1))) {
+            *device = i;
+            return 0;
+        }
+    }
+    return CUDA_ERROR_INVALID_DEVICE;
+}
+
+CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || !uuid)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    memcpy(uuid, d->facts.uuid, sizeof d->facts.uuid);
+    return 0;
+}
+
+CUresult cuDeviceGetUuid(void *uuid, CUdevice k) { return cuDeviceGetUuid_v2(uuid, k); }
+
+CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || !nbytes)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *nbytes = d->facts.total_bytes;
+    return 0;
+}
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || !value || attribute <= 0 || attribute >= (int)WW_ATTRIBUTES)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (attribute == CU_DEVICE_MANAGED_MEMORY || attribute == CU_DEVICE_CONCURRENT_MANAGED)
+        *value = ww_manages(d);
+    else
+        *value = memchr(absent, attribute, sizeof absent) ? 0 : d->facts.attributes[attribute];
+    return 0;
+}
+
+CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k) {
+    int error = cuDeviceGetAttribute(major, CU_DEVICE_MAJOR, k);
+    return error ? error : cuDeviceGetAttribute(minor, CU_DEVICE_MINOR, k);
+}
+
+/* -- primary contexts ---------------------------------------------------------------------------------------------- */
+
+/* Let the worker go: a new life of the device. */
+static void reset(struct ww_device *d) {
+    pthread_mutex_lock(&d->opening);
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_exchange(&d->channel, NULL);
+    if (c) {
+        int alive = 0;
+        atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        atomic_fetch_add(&d->life, 1);
+        ww_ids_clear(d);
+        ww_peers_clear(d);
+    }
+    pthread_mutex_unlock(&d->post);
+    if (c) {
+        ww_await_end(c);
+        ww_unkeep(d);
+        ww_ranges_clear(d, ww_pool_give);
+        ww_release(c);
+    }
+    pthread_mutex_unlock(&d->opening);
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || !context)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if ((error = ww_open(d)))
+        return error;
+    pthread_mutex_lock(&d->opening);
+    d->retained++;
+    pthread_mutex_unlock(&d->opening);
+    *context = ww_context_handle(d);
+    return 0;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error)
+        return error;
+    pthread_mutex_lock(&d->opening);
+    bool last = d->retained == 1;
+    error = d->retained ? 0 : CUDA_ERROR_INVALID_CONTEXT;
+    d->retained -= d->retained > 0;
+    pthread_mutex_unlock(&d->opening);
+    if (last)
+        reset(d);
+    return error;
+}
+
+CUresult cuDevicePrimaryCtxRelease(CUdevice k) { return cuDevicePrimaryCtxRelease_v2(k); }
+
+CUresult cuDevicePrimaryCtxReset(CUdevice k) { return cuDevicePrimaryCtxReset_v2(k); }
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice k) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (!error)
+        reset(d); /* whoever has the context retained or current goes on with a new worker */
+    return error;
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice k, unsigned *flags, int *active) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || !flags || !active)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *flags = d->context_flags;
+    *active = atomic_load(&d->channel) != NULL;
+    return 0;
+}
+
+/* Flags say how the calling thread waits, which is the layer's affair: kept, and told when asked. */
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags) {
+    struct ww_device *d;
+    int error = ww_device_at(k, &d);
+    if (error || flags > 0xff || (flags & 7) == 3 || (flags & 7) > 4)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    d->context_flags = flags;
+    return 0;
+}
+
+static int synchronize(struct ww_device *d) {
+    int error = ww_no_synchronize(d, 0);
+    if (error)
+        return error;
+    if (atomic_load(&d->holds))
+        ww_host_wait(d, 0);
+    error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
+    return error ? error : ww_earlier(d);
+}
+
+CUresult cuCtxSynchronize(void) {
+    struct ww_device *d;
+    int error = ww_need(&d);
+    return error ? error : synchronize(d);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+    struct ww_device *d;
+    int error = ww_context_or_current(context, &d);
+    return error ? error : (error = ww_open(d)) ? error : synchronize(d);
+}

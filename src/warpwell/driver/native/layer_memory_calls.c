@@ -1,0 +1,345 @@
+/* The driver's calls on memory: on devices, pinned and registered, and what a pointer is. */
+#include "layer.h"
+#include <string.h>
+
+#define PITCH 512
+#define REGISTER_DEVICEMAP 2u
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes) {
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address || !nbytes)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    return (error = ww_unsafe()) ? error : ww_allocate(d, WW_OP_ALLOC, 0, nbytes, 0, NULL, address);
+}
+
+/* Rows one behind another, each at a multiple of the pitch. */
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
+    size_t row = (width + PITCH - 1) / PITCH * PITCH;
+    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16) || row < width ||
+        row > SIZE_MAX / height)
+        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
+    int error = cuMemAlloc_v2(address, row * height);
+    if (!error)
+        *pitch = row;
+    return error;
+}
+
+/* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
+ * allocates stays there: it belongs to the graph. The rest of a graph that is posted behind a host function may use the
+ * block, so what holds the freeing stream of the device `on`, else any of the owner's, runs first. */
+static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream,
+                                    struct ww_span *r) {
+    struct ww_device *d = ww_range_owner(address, r);
+    if (!d || address != r->start)
+        return NULL;
+    if (r->flags & WW_OF_GRAPH)
+        return d;
+    if (atomic_load(&d->holds))
+        ww_host_wait(d, d == on ? stream : 0);
+    bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && (r->owner || r->flags & WW_MANAGED));
+    if (!ours || !ww_range_take(&d->ranges, address, r->what, r))
+        return NULL;
+    if (r->owner)
+        ww_pool_give(r->owner, r->size);
+    return d;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+    struct ww_device *d;
+    struct ww_span r;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error;
+    struct ww_args_free args = {address};
+    if ((error = ww_unsafe()))
+        return error;
+    if (!(d = take_block(address, NULL, 0, &r)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (r.flags & WW_OF_GRAPH)
+        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return ww_unpin_taken(d, &r);
+    ww_peers_done(d);
+    return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
+}
+
+/* In a stream that records: a node, for memory that a graph allocates. */
+static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
+    struct ww_span r;
+    if (!ww_range_owner(address, &r) || !(r.flags & WW_OF_GRAPH) || r.start != address)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct ww_work work = {.kind = CU_NODE_FREE, .device = d, .of.memory = r.owner};
+    atomic_fetch_add(&work.of.memory->refs, 1);
+    return ww_capture_add(d, stream, &work);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
+    struct ww_device *d, *owner;
+    struct ww_span r;
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, 0, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
+        return error;
+    if (captured)
+        return free_in_graph(d, stream, address);
+    struct ww_args_free args = {address};
+    if (!(owner = take_block(address, d, stream, &r)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (r.flags & WW_OF_GRAPH)
+        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return ww_unpin_in_stream(d, stream, owner, &r);
+    if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
+        ww_peers_done(owner);
+        return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
+    }
+    return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
+}
+
+static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
+    struct ww_device *d;
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, 0, &d, &stream)))
+        return error;
+    if (!address || (error = ww_captured(d, stream, &captured)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (captured)
+        return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* no bytes: a node all the same */
+    if (!nbytes) {                                                        /* as the driver: no memory, and no error */
+        *address = 0;
+        return 0;
+    }
+    if (!p && !(p = ww_pool_of(d)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return ww_pool_allocate(p, d, stream, nbytes, address);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h) { return allocate(address, nbytes, NULL, h); }
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h) {
+    struct ww_pool *p;
+    int error = ww_pool_at(pool, &p);
+    return error ? error : allocate(address, nbytes, p, h);
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    struct ww_device *d;
+    struct ww_mem_info info = {0, 0};
+    int error = ww_need(&d);
+    if (error || (error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info, NULL)))
+        return error;
+    if (free_bytes)
+        *free_bytes = info.free;
+    if (total)
+        *total = info.total;
+    return 0;
+}
+
+CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address || flags > 7 || nbytes > SIZE_MAX / 2)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *address = NULL;
+    if ((error = ww_unsafe()))
+        return error;
+    return nbytes ? ww_pin(d, address, nbytes, flags, NULL) : 0;
+}
+
+CUresult cuMemAllocHost_v2(void **address, size_t nbytes) {
+    return cuMemHostAlloc(address, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+}
+
+CUresult cuMemFreeHost(void *address) {
+    struct ww_span r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error;
+    if ((error = ww_unsafe()))
+        return error;
+    d = ww_range_owner((uintptr_t)address, &r);
+    if (d && atomic_load(&d->holds))
+        ww_host_wait(d, 0); /* as in take_block */
+    if (!d || r.owner || r.flags & WW_MANAGED || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
+        return CUDA_ERROR_INVALID_VALUE;
+    return ww_unpin_taken(d, &r);
+}
+
+CUresult cuMemHostGetFlags(unsigned *flags, void *address) {
+    struct ww_span r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY || r.flags & WW_MANAGED)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = r.flags & ~WW_OF_GRAPH;
+    return 0;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags) {
+    struct ww_span r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !device || flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (d->facts.remote && ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
+        return ww_refused("cuMemHostGetDevicePointer for a device of another host");
+    if (ww_range_find(&d->ranges, (uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY) {
+        *device = (uintptr_t)address;
+        return 0;
+    }
+    if (ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
+        return ww_refused("cuMemHostGetDevicePointer of memory that was pinned on another device");
+    if (ww_range_find(&layer.registered, (uintptr_t)address, &r))
+        return ww_refused("cuMemHostGetDevicePointer of registered memory");
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
+ * kernels cannot read it. */
+CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
+    struct ww_device *d;
+    struct ww_span r;
+    int error = ww_need(&d);
+    if (error || !address || !nbytes || flags > 15)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (flags & (REGISTER_DEVICEMAP | 4u))
+        return ww_refused("cuMemHostRegister of memory that the device maps");
+    if (ww_range_owner((uintptr_t)address, &r))
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal);
+    return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
+}
+
+CUresult cuMemHostUnregister(void *address) {
+    struct ww_device *d;
+    struct ww_span r;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    bool found = ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r);
+    return found ? 0 : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+/* -- what a pointer is --------------------------------------------------------------------------------------------- */
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
+    struct ww_device *d;
+    struct ww_span r;
+    int error = ww_need(&d);
+    if (error)
+        return error;
+    if (!ww_range_owner(address, &r))
+        return CUDA_ERROR_NOT_FOUND;
+    if (start)
+        *start = r.start;
+    if (nbytes)
+        *nbytes = r.size;
+    return 0;
+}
+
+/* Write one attribute of a pointer with a known range. */
+static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
+    bool pinned = r->what == WW_PINNED_MEMORY, managed = pinned && r->flags & WW_MANAGED,
+         mapped = !pinned || !d->facts.remote;
+    switch (attribute) {
+    case CU_POINTER_CONTEXT:
+        *(CUcontext *)to = ww_context_handle(d);
+        return 0;
+    case CU_POINTER_MEMORY_TYPE:
+        *(unsigned *)to = pinned && !managed ? 1 : 2;
+        return 0;
+    case CU_POINTER_DEVICE_POINTER:
+        *(CUdeviceptr *)to = mapped ? at : 0;
+        return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_HOST_POINTER:
+        *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
+        return pinned ? 0 : CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_BUFFER_ID:
+        *(uint64_t *)to = r->serial;
+        return 0;
+    case CU_POINTER_DEVICE_ORDINAL:
+        *(int *)to = (int)(d - layer.devices);
+        return 0;
+    case CU_POINTER_RANGE_START:
+        *(CUdeviceptr *)to = r->start;
+        return 0;
+    case CU_POINTER_RANGE_SIZE:
+        *(size_t *)to = r->size;
+        return 0;
+    case CU_POINTER_MAPPED:
+        *(int *)to = mapped;
+        return 0;
+    case CU_POINTER_IS_MANAGED:
+        *(int *)to = managed;
+        return 0;
+    case CU_POINTER_SYNC_MEMOPS:
+    case CU_POINTER_IS_IPC_CAPABLE:
+        *(int *)to = 0;
+        return 0;
+    case CU_POINTER_HANDLE_TYPES:
+        *(uint64_t *)to = 0;
+        return 0;
+    case 15:
+        *(int *)to = 0;
+        return 0; /* capable of GPUDirect RDMA */
+    case 16:
+        *(int *)to = 3;
+        return 0; /* access: read and write */
+    case 17:      /* pool */
+        *(void **)to = r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
+        return 0;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
+    struct ww_span r;
+    int error = ww_ready();
+    if (error || !to)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_device *d = ww_range_owner(at, &r);
+    return d ? attribute_of(d, &r, at, attribute, to) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Bytes of an attribute's value. */
+static size_t width_of(int attribute) {
+    switch (attribute) {
+    case CU_POINTER_MEMORY_TYPE:
+    case CU_POINTER_SYNC_MEMOPS:
+    case CU_POINTER_IS_MANAGED:
+    case CU_POINTER_DEVICE_ORDINAL:
+    case CU_POINTER_IS_IPC_CAPABLE:
+    case CU_POINTER_MAPPED:
+    case 15:
+    case 16:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
+CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at) {
+    struct ww_span r;
+    int error = ww_ready();
+    if (error || !attributes || !to)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_device *d = ww_range_owner(at, &r);
+    for (unsigned i = 0; i < n; i++) {
+        if (attributes[i] < 1 || attributes[i] > 17)
+            return CUDA_ERROR_INVALID_VALUE;
+        memset(to[i], 0, width_of(attributes[i]));
+        if (d)
+            attribute_of(d, &r, at, attributes[i], to[i]); /* what the memory has not stays 0 */
+        else if (attributes[i] == CU_POINTER_DEVICE_ORDINAL)
+            *(int *)to[i] = -2; /* plain host memory */
+    }
+    return 0;
+}

@@ -1,0 +1,272 @@
+/* The driver's calls on streams and events. */
+#include "layer.h"
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !stream || flags > CU_STREAM_NON_BLOCKING)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (priority > d->facts.least_priority)
+        priority = d->facts.least_priority;
+    if (priority < d->facts.greatest_priority)
+        priority = d->facts.greatest_priority;
+    struct ww_object *o = ww_object_new(WW_STREAM, d);
+    if (!o)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    o->flags = flags;
+    o->priority = priority;
+    if ((error = ww_stream_create(d, flags, priority, &o->id))) {
+        struct ww_object was;
+        ww_object_drop(o, WW_STREAM, &was);
+        return error;
+    }
+    *stream = (CUstream)(void *)o;
+    return 0;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
+
+CUresult cuStreamDestroy_v2(CUstream h) {
+    struct ww_object was;
+    int error = ww_ready();
+    if (error || (error = (uintptr_t)h <= 2 ? CUDA_ERROR_INVALID_HANDLE : ww_object_drop(h, WW_STREAM, &was)))
+        return error;
+    if (atomic_load(&ww_captures))
+        ww_capture_stream_gone(was.device, was.id);
+    return ww_stream_end(&(struct ww_ending){was.device, was.life, was.id});
+}
+
+CUresult cuStreamDestroy(CUstream h) { return cuStreamDestroy_v2(h); }
+
+CUresult cuStreamSynchronize(CUstream h) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    if (error || (error = ww_no_synchronize(d, id)) ||
+        (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
+        return error;
+    return ww_earlier(d);
+}
+
+CUresult cuStreamQuery(CUstream h) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    if (!error)
+        error = ww_no_synchronize(d, id);
+    if (!error && atomic_load(&d->holds) && ww_host_held(d, id))
+        return CUDA_ERROR_NOT_READY;
+    if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0, NULL)))
+        return error;
+    return ww_earlier(d);
+}
+
+#define EXTERNAL 1u /* flag of records and waits: nodes of their own in a stream that records */
+
+/* A record or wait that is a node of its own. */
+static int external(struct ww_device *d, uint32_t stream, int kind, struct ww_object *event) {
+    struct ww_work work = {.kind = kind, .device = event->device, .of.event = (CUevent)(void *)event};
+    return ww_capture_add(d, stream, &work);
+}
+
+/* A wait while there are captures; done: it belongs to one. */
+static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, struct ww_object *event, bool *done) {
+    bool captured;
+    int error = ww_captured(d, stream, &captured);
+    *done = captured;
+    if (error || !(captured && flags == EXTERNAL))
+        return error ? error : ww_capture_wait(d, stream, captured, event, done);
+    return external(d, stream, CU_NODE_WAIT, event);
+}
+
+CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    struct ww_object *e = ww_object(event, WW_EVENT);
+    if (error || !e)
+        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    if (flags > EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (atomic_load(&ww_captures) || e->recorded == WW_IN_CAPTURE) {
+        bool done;
+        if ((error = wait_captured(d, id, flags, e, &done)) || done)
+            return error;
+    }
+    if (e->device != d) {
+        bool can;
+        if (!atomic_load_explicit(&e->recorded, memory_order_relaxed))
+            return 0;
+        error = ww_wait_across(d, id, e->device, e->id, &can);
+        return can ? error : cuEventSynchronize(event); /* without a link between the workers the program waits */
+    }
+    struct ww_args_event args = {e->id, 0};
+    return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
+}
+
+CUresult cuStreamGetCtx(CUstream h, CUcontext *context) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    if (error || !context)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *context = ww_context_handle(d);
+    return 0;
+}
+
+CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green) {
+    if (green)
+        *(void **)green = NULL;
+    return cuStreamGetCtx(h, context);
+}
+
+CUresult cuStreamGetDevice(CUstream h, CUdevice *device) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    if (error || !device)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *device = (CUdevice)(d - layer.devices);
+    return 0;
+}
+
+/* Check the handle and return its object, NULL for the null stream and its like. */
+static int look(void *h, const void *out, struct ww_object **o) {
+    struct ww_device *d;
+    uint32_t id;
+    int error = ww_stream_of(h, &d, &id);
+    *o = (uintptr_t)h > 2 && !error ? ww_object(h, WW_STREAM) : NULL;
+    return error ? error : out ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamGetFlags(CUstream h, unsigned *flags) {
+    struct ww_object *o;
+    int error = look(h, flags, &o);
+    if (!error)
+        *flags = o ? o->flags : 0;
+    return error;
+}
+
+CUresult cuStreamGetPriority(CUstream h, int *priority) {
+    struct ww_object *o;
+    int error = look(h, priority, &o);
+    if (!error)
+        *priority = o ? o->priority : 0;
+    return error;
+}
+
+CUresult cuStreamGetId(CUstream h, uint64_t *id) {
+    struct ww_object *o;
+    int error = look(h, id, &o);
+    if (!error && o) {
+        *id = o->serial + WW_IDS;
+    } else if (!error) {
+        struct ww_device *d;
+        uint32_t own_id;
+        error = ww_stream_of(h, &d, &own_id);
+        *id = own_id;
+    }
+    return error;
+}
+
+/* -- events -------------------------------------------------------------------------------------------------------- */
+
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !event || flags > 7)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (flags & CU_EVENT_INTERPROCESS)
+        return ww_refused("cuEventCreate for other processes");
+    struct ww_object *o = ww_object_new(WW_EVENT, d);
+    if (!o)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    o->flags = flags;
+    error = ww_id_take(&d->events, &o->id);
+    struct ww_args_event args = {o->id, flags};
+    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args))) {
+        struct ww_object was;
+        ww_object_drop(o, WW_EVENT, &was);
+        return error;
+    }
+    *event = (CUevent)(void *)o;
+    return 0;
+}
+
+CUresult cuEventDestroy_v2(CUevent h) {
+    struct ww_object was;
+    int error = ww_ready();
+    if (error || (error = ww_object_drop(h, WW_EVENT, &was)))
+        return error;
+    struct ww_args_event args = {was.id, 0};
+    if (!(error = ww_send(was.device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args)))
+        ww_id_give(was.device, &was.device->events, was.life, was.id);
+    return error;
+}
+
+CUresult cuEventDestroy(CUevent h) { return cuEventDestroy_v2(h); }
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
+    struct ww_device *d;
+    uint32_t id, stream;
+    int error = ww_stream_of(h, &d, &stream);
+    if (error || (error = ww_event(event, d, &id)))
+        return error;
+    struct ww_object *o = (struct ww_object *)(void *)event;
+    bool captured;
+    if (flags > EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
+        return error;
+    if (captured)
+        return flags ? external(d, stream, CU_NODE_RECORD, o) : ww_capture_record(d, stream, o);
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE; /* external records belong to captures */
+    if (o->recorded == WW_IN_CAPTURE)
+        ww_capture_forget_event(o);
+    struct ww_args_event args = {id, 0};
+    if (!(error = ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args)))
+        atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
+    return error;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream h) { return cuEventRecordWithFlags(event, h, 0); }
+
+/* Ask about an event; errors of earlier calls come with the answer. */
+static int about(CUevent h, uint16_t op) {
+    struct ww_object *o = ww_object(h, WW_EVENT);
+    int error = ww_ready();
+    if (error || !o)
+        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    if (o->recorded == WW_IN_CAPTURE)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (op == WW_OP_EVENT_QUERY && (error = ww_unsafe()))
+        return error;
+    struct ww_args_event args = {o->id, 0};
+    error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0, NULL);
+    return error ? error : ww_earlier(o->device);
+}
+
+CUresult cuEventQuery(CUevent h) { return about(h, WW_OP_EVENT_QUERY); }
+
+CUresult cuEventSynchronize(CUevent h) { return about(h, WW_OP_EVENT_SYNC); }
+
+CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
+    struct ww_object *a = ww_object(first, WW_EVENT), *b = ww_object(second, WW_EVENT);
+    int error = ww_ready();
+    uint32_t got;
+    if (error || !ms)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (a && b && (a->recorded == WW_IN_CAPTURE || b->recorded == WW_IN_CAPTURE))
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (!a || !b || a->device != b->device || !a->recorded || !b->recorded ||
+        ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct ww_args_elapsed args = {a->id, b->id};
+    error = ww_call(a->device, WW_OP_EVENT_ELAPSED, 0, &args, sizeof args, ms, sizeof *ms, &got);
+    return error ? error : got == sizeof *ms ? 0 : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult cuEventElapsedTime(float *ms, CUevent first, CUevent second) {
+    return cuEventElapsedTime_v2(ms, first, second);
+}
