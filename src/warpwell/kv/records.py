@@ -18,7 +18,7 @@ from ..storage import NativeMedium
 from .index.index import Index, StoreState
 from .index.reader import STALE, Reader, ValueBuffer, other_size, read_error
 from .index.serve import kv_start
-from .keys import MAX_KEY, Keys, as_key, from_bytes, suffix_of
+from .keys import MAX_KEY, Keys, as_key, from_bytes, one_key, suffix_of
 from .log.checksum import BAD_CRC
 from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
 from .log.journal import Pending
@@ -118,7 +118,7 @@ class Records:
         if self._staged_value(key) is not None:
             return True
         # The index has the hash of a long key, which another key may have.
-        return self.reader.contains(key) and (len(key) <= MAX_KEY or bool(self.contains(from_bytes([key]))[0]))
+        return self.reader.contains(key) and (len(key) <= MAX_KEY or bool(self.contains(one_key(key))[0]))
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None

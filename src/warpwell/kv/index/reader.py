@@ -46,7 +46,7 @@ from ...targets.primitives import (
     store_release,
     store_weak_as,
 )
-from ..keys import SUFFIX_BYTES, Keys, as_keys, long_key_in, suffix_of, words_of
+from ..keys import LONGEST_KEY, MAX_KEY, SUFFIX_BYTES, Keys, as_keys, long_key_in, one_key, suffix_of, words_of
 from ..log.checksum import BAD_CRC, FAILED, FOUND, SHORT, read_chunks, read_exactly
 from ..log.format import DAMAGED, LONG, crc_of, offset_of, segment_of, size_of
 from ..native import ARRAY_DATA, CONTENTS, SIZE, TYPE, address_of, compiled, has_known_layout, method, python_function
@@ -775,7 +775,8 @@ class Reader:
         """Return one value, None for an absent key."""
         if self._unmapped:
             self._batches += _MAP_INTERVAL // 8
-        return self.values(as_keys([key]))[0][0]
+        keys = one_key(key) if type(key) is bytes and MAX_KEY < len(key) <= LONGEST_KEY else as_keys([key])
+        return self.values(keys)[0][0]
 
     def getter(self, slow: Callable[..., Any], schema: Any = None) -> Callable[..., Any]:
         """Return a native function that reads a value, or a record, and calls `slow` in all other cases.
