@@ -42,7 +42,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "run", run, "run a program with devices of other processes and hosts")
-    parser.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] FILE.py [ARG ...]"
+    parser.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] PROGRAM [ARG ...]"
     parser.set_defaults(handles_interrupt=True)
     _agent_options(parser)
     parser.add_argument("--trace", metavar="FILE", help="write statistics of calls as JSON: counts, bytes and waits")
@@ -63,7 +63,9 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--explain-refused", action="store_true", help=text)
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="program to run")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help="Python file or compiled program"
+    )
 
 
 def _add_notebook(verbs: Commands[argparse.ArgumentParser]) -> None:
@@ -130,13 +132,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _program(argv: Sequence[str]) -> list[str]:
+    from ..driver import elf
+
     command = list(argv[1:] if argv[:1] == ["--"] else argv)
     if not command:
-        raise ArgumentError("name a program: warpwell run --agents 2 FILE.py [ARG ...]", name="program")
+        raise ArgumentError("name a program: warpwell run --agents 2 app.py [ARG ...]", name="program")
     if command[0].startswith("-"):
         raise ArgumentError(f"unknown option {command[0]}; see warpwell run --help", name="program")
     if not os.path.exists(command[0]):
-        raise MissingFileError(f"{command[0]} does not exist; give a Python file", path=command[0])
+        raise MissingFileError(f"{command[0]} does not exist; give a Python file or a program", path=command[0])
+    elf.is_compiled(command[0])  # raises if this host cannot run it
     return command
 
 

@@ -4,6 +4,7 @@
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
 - environment: what makes a program find the layer in the place of the driver
+- elf: reads the file of a compiled program before it starts
 - hook: what Python programs run at their start, for a few functions of NVIDIA's runtime
 - clients: accepts clients of devices, up to where somebody serves them
 - server: starts a worker for each client and device

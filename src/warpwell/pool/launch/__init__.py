@@ -11,9 +11,8 @@ In the order of a job's life:
     lifeline.py     Lifeline: the process's end of that connection; a process ends when it breaks
     connecting.py   `connect`: how a process joins the others of the job: MPI, or the transport that a variable names
     cuda_programs.py  CUDA calls of the application reach the agents' GPUs: `prepare`, `serve`
-    own_runtime.py  `own_runtime`: the package of a program whose CUDA runtime does not work on pooled GPUs
     supervise.py    a program: starts the application, and tells the launcher how it ended
-    application.py  a program: runs the user's file as ``python`` would, with a pool
+    application.py  a program: runs the user's Python file, or its compiled program as a child, with a pool
     job_output.py   what agents and mpiexec write, and the application's stdin
     kernel_spec.py  KernelSpec: a kernel of Jupyter that ``warpwell run`` starts
     describe.py     a program: writes the devices of its pool, for ``warpwell pool info``

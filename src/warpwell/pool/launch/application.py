@@ -1,5 +1,7 @@
 """``python -m warpwell.pool.launch.application FILE ...``: runs a program as ``python FILE ...`` would, with a pool.
 
+A compiled program is a child of this process.
+
 `supervise` starts this process, so that the launcher learns how it ended.
 """
 
@@ -14,6 +16,7 @@ import json
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -26,12 +29,13 @@ from typing import Any
 from ...errors import WarpwellError
 from .. import devices
 from ..device import Device
-from . import connecting, job_output
+from . import connecting, cuda_programs, job_output
 from .lifeline import Lifeline, interrupt
 
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
+_NOT_EXECUTED = 126  # as of a shell
 _SOON = 0.01
 """Seconds until an interrupt is repeated: the finalizer in which it came is over by then."""
 
@@ -65,7 +69,7 @@ def main(command: Sequence[str]) -> None:
     atexit.register(_say_goodbye, found, trace)
     sys.unraisablehook = _raise_again
     lifeline.tell(ready=True)  # from now on the launcher passes interrupts on
-    sys.exit(_run(command))
+    sys.exit(_run(command, lifeline))
 
 
 def _restore_signals() -> None:
@@ -78,7 +82,7 @@ def _restore_signals() -> None:
         faulthandler.enable()
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], lifeline: Lifeline) -> int:
     """Run the program; return its exit status."""
     global _status, _ended
     try:
@@ -90,6 +94,8 @@ def _run(command: Sequence[str]) -> int:
             sys.argv = ["-c", *command[2:]]
             sys.path[0] = ""
             exec(compile(command[1], "<string>", "exec", dont_inherit=True), vars(_main_module(None)))
+        elif cuda_programs.is_compiled(command):
+            sys.exit(_run_compiled(command, lifeline))
         else:
             _run_file(command)
         _status = 0
@@ -101,6 +107,32 @@ def _run(command: Sequence[str]) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
     _ended = True
     return _status
+
+
+def _run_compiled(command: Sequence[str], lifeline: Lifeline) -> int:
+    """Run a program in a process group of its own, which gets the signals; return its status as a shell does."""
+    path, prctl = os.path.abspath(command[0]), ctypes.CDLL(None).prctl
+    try:
+        child = subprocess.Popen(
+            command,
+            executable=path,
+            env=cuda_programs.program_environ(path),
+            process_group=0,
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+    except OSError as error:
+        print(f"warpwell: error: {command[0]} cannot be executed: {error.strerror}", file=sys.stderr)
+        return _NOT_EXECUTED
+
+    def send(number: int) -> None:
+        if child.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+
+    lifeline.before_exit = lambda: send(signal.SIGKILL)
+    lifeline.on("signal", lambda said: send(int(said["signal"])))
+    status = child.wait()
+    return status if status >= 0 else 128 - status
 
 
 def _run_file(command: Sequence[str]) -> None:

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...driver import DriverServer, build, make_library_folder
+from ...driver import DriverServer, build, elf, make_library_folder
 from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
 from .gpus import has_driver
-from .own_runtime import own_runtime
 
 JOB = "WARPWELL_POOL_CUDA"
 """What supervisor and agents must know, as JSON: the changes of the application's environment, and the native parts."""
@@ -30,6 +29,8 @@ DRIVER = "WARPWELL_CUDA_DRIVER"
 CHOICES = ("auto", "pool", "local")
 MOST = 64
 """Devices of an application: as many ranges of addresses there are."""
+_EXIT = "WARPWELL_CUDA_EXIT"
+"""Variable with which the layer ends a process whose CUDA runtime does not work on pooled GPUs."""
 _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes names of functions that it refuses."""
 
@@ -46,15 +47,13 @@ def prepare(
     away: bool = False,
     gpus: bool = True,
     explain: bool = False,
-    command: Sequence[str] = (),
 ) -> str | None:
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
     Parameters
     ----------
     choice : {"auto", "pool", "local"}
-        auto: the pool's GPUs if there is a driver, agents may have GPUs, the program imports no package whose CUDA
-        runtime needs a driver of this machine, and the layer can be built.
+        auto: the pool's GPUs if there is a driver, agents may have GPUs, and the layer can be built.
     folder : Path
         That of the job.
     environ : mapping
@@ -67,8 +66,6 @@ def prepare(
         This host may have GPUs, if it has a driver.
     explain : bool
         What the pool refuses is noted, for `refused`.
-    command : sequence of str
-        The application.
 
     Raises
     ------
@@ -80,15 +77,6 @@ def prepare(
         return None
     if why_not:
         raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
-    found = own_runtime(command) if choice == "auto" and command and has_driver(environ) else None
-    if found:
-        print(
-            f"warpwell: {found[0]} imports {found[1]}, whose CUDA runtime does not work on pooled GPUs: the program"
-            " has those of this machine (--cuda local does that without this line, --cuda pool keeps the pool's)",
-            file=sys.stderr,
-            flush=True,
-        )
-        return None
     try:
         with _told():
             parts = build.parts()
@@ -102,10 +90,39 @@ def prepare(
     served.mkdir(mode=0o700)
     make_library_folder(served, parts.layer)
     changed = changes(served, {})  # the supervisor joins it to the library path that mpiexec has made
+    if choice == "auto":  # "pool" is for programs that need no GPU there
+        changed[_EXIT] = "1"
     if explain:
         changed[_NOTES] = str(served / "refused")
     about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker), "relay": str(parts.relay)}
     return json.dumps(about | {"folder": str(served), "driver": environ.get(DRIVER)})
+
+
+def refusal(
+    command: Sequence[str], choice: str, environ: Mapping[str, str], *, target: str, away: bool, gpus: bool
+) -> str | None:
+    """Return why a compiled program cannot have the pool's GPUs, as one line; None if it can, or does not get them.
+
+    The parameters are those of `prepare`; `command` is the program.
+    """
+    if choice == "local" or _why_not(environ, target, away and choice == "pool", gpus) or not is_compiled(command):
+        return None
+    return elf.examine(command[0], environ.get("LD_LIBRARY_PATH", ""))[0]
+
+
+def is_compiled(command: Sequence[str]) -> bool:
+    """Return whether a command of `warpwell run` is a program of its own, and not one for this Python."""
+    return command[0] not in ("-c", "-m") and elf.is_compiled(command[0])
+
+
+def program_environ(program: str) -> dict[str, str]:
+    """Return this process's environment for a compiled program: its DT_RPATH must not hide the job's libraries."""
+    environ = dict(os.environ)
+    if folder := environ.get(LAYER):
+        _, hidden = elf.examine(program, environ.get("LD_LIBRARY_PATH", ""))
+        preload = [*(f"{folder}/lib/{name}" for name in hidden), environ.get("LD_PRELOAD", "")]
+        environ |= {"LD_PRELOAD": ":".join(filter(None, preload))} if hidden else {}
+    return environ
 
 
 @contextlib.contextmanager

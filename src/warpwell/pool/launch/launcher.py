@@ -116,7 +116,7 @@ class Launcher:
     Parameters
     ----------
     command : sequence of str
-        The application: a file and its arguments, or ``-m``, a module and its arguments.
+        The application: a Python file or a compiled program and its arguments, or ``-m``, a module and its arguments.
     options : RunOptions
     """
 
@@ -146,6 +146,13 @@ class Launcher:
             A process did not become ready, or the job cannot go on without an agent that was lost.
         """
         options = self._options
+        away = any(not is_here(host.name) for host in options.hosts)
+        refusal = cuda_programs.refusal(
+            self._command, options.cuda, os.environ, target=options.target, away=away, gpus=options.gpus
+        )
+        if refusal is not None:
+            print(f"warpwell: error: {refusal}", file=sys.stderr)
+            return 1
         if importlib.util.find_spec("mpi4py") is None:
             raise AgentError(f"mpi4py is not installed: install {extra('mpi')}")
         self._mpiexec = Mpiexec.find(options.mpiexec)
@@ -155,7 +162,6 @@ class Launcher:
             for _ in range(host.agents or 1):
                 self._places[rank] = host.name
                 rank += 1
-        away = any(not is_here(name) for name in self._places.values())
         self._files = JobFiles.create()
         try:
             if options.notebook:
@@ -490,7 +496,6 @@ class Launcher:
             away=away,
             gpus=options.gpus,
             explain=options.explain_refused,
-            command=self._command,
         )
         if cuda is not None:
             found[cuda_programs.JOB] = cuda

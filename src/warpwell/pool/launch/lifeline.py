@@ -81,6 +81,8 @@ class Lifeline(JsonLine):
     def __init__(self, kind: str, environ: Mapping[str, str] = os.environ, about: Mapping[str, Any] = {}) -> None:
         self._files = JobFiles(environ[JOB])
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self.before_exit: Callable[[], object] = bool
+        """Called before the process ends because the launcher has ended or says so."""
         try:
             super().__init__(connect(environ[ADDRESS]))
         except OSError as error:
@@ -127,6 +129,7 @@ class Lifeline(JsonLine):
 
     def _leave(self) -> NoReturn:
         """End the process at once: a thread in MPI would not let it end in any other way."""
+        self.before_exit()
         shutil.rmtree(self._files.memory, ignore_errors=True)  # the launcher removes only those of its own host
         os._exit(ENDED)
 
