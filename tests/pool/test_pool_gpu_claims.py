@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,18 +11,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.driver.build import Built
 from warpwell.errors import AgentError, DeviceNotFoundError
 from warpwell.pool.agent.runtime import Runtime
-from warpwell.pool.launch import cuda_programs
-from warpwell.pool.launch.gpus import FOLDER, Claim, assign, user_of, users
+from warpwell.pool.launch import cuda_programs, reservation
+from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, user_of, users
 
 OTHER = """
 import sys, time
-from warpwell.pool.launch.gpus import Claim
+from warpwell.pool.launch.reservation import Claim
 try:
-    Claim(sys.argv[1], sys.argv[2] == "share")
+    Claim(sys.argv[1], exclusive=sys.argv[2] == "own")
     print("has", flush=True)
 except Exception as error:
     print(error, flush=True)
@@ -57,33 +59,149 @@ def test_a_second_job_takes_another_gpu_until_the_first_has_died(other: Callable
     assert said == "has"
     taken = users(["GPU-1", "GPU-2"])
     assert list(taken) == ["GPU-1"] and f"process {process.pid} of user" in taken["GPU-1"]
-    assert assign([1], ["GPU-1", "GPU-2"], "auto", False, "n", taken)[1]["uuid"] == "GPU-2"
-    with pytest.raises(AgentError, match=f"GPU-1 was taken just now by process {process.pid}"):
-        Claim("GPU-1")
-    Claim("GPU-1", share=True).free()  # on purpose
+    second = Reservation(["GPU-1", "GPU-2"], 1)
+    assert second.poll() == second.poll() == ["GPU-2"]
+    second.close()
+    with pytest.raises(AgentError, match=f"GPU-1 is in use by process {process.pid}"):
+        Claim("GPU-1", exclusive=True)
+    with pytest.raises(AgentError, match=f"2 GPUs of the 2 .*GPU-1 is in use by process {process.pid}.*--wait"):
+        Reservation(["GPU-1", "GPU-2"], 2).poll()
+    Claim("GPU-1").free()  # shared
     process.kill()
     process.wait()
     assert not users(["GPU-1", "GPU-2"])
+    Claim("GPU-1", exclusive=True).free()
+
+
+def test_a_closed_file_in_one_thread_drops_no_claim_of_another() -> None:
+    first = Claim("GPU-1", exclusive=True)
     Claim("GPU-1").free()
+    assert user_of("GPU-1") is not None
+    with pytest.raises(AgentError, match="GPU-1 is in use"):
+        Claim("GPU-1", exclusive=True)
+    first.free()
+    assert user_of("GPU-1") is None
 
 
 def test_who_shares_keeps_others_from_having_it_for_themselves(other: Callable[..., tuple]) -> None:
-    mine = Claim("GPU-1", share=True)
+    mine = Claim("GPU-1")
     assert other("GPU-1", "share")[1] == "has"
-    assert "was taken just now by process" in other("GPU-1", "own")[1]
+    assert "is in use by process" in other("GPU-1", "own")[1]
     mine.free()
-    with pytest.raises(AgentError, match="was taken just now"):
-        Claim("GPU-1")
+    with pytest.raises(AgentError, match="is in use"):
+        Claim("GPU-1", exclusive=True)
     assert user_of("GPU-1") is not None
+
+
+def tickets(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder / "queue"))
+
+
+def test_more_gpus_than_there_are_fail_at_once() -> None:
+    with pytest.raises(AgentError, match=r"3 GPUs of the 2 on host .*: start fewer, add hosts"):
+        Reservation(["GPU-1", "GPU-2"], 3, wait=60)
+
+
+def test_jobs_get_gpus_in_the_order_of_their_tickets(folder: Path) -> None:
+    notes: list[str] = []
+    first = Reservation(["GPU-1", "GPU-2"], 1, 60, notes.append)
+    assert first.poll() == ["GPU-1"] and not tickets(folder)
+    both = Reservation(["GPU-1", "GPU-2"], 2, 60, notes.append)
+    third = Reservation(["GPU-2", "GPU-1"], 1, 60, notes.append)
+    for _ in range(2):
+        assert not both.poll() and not third.poll()  # GPU-2 is free, but `both` is before
+    assert len(notes) == 2 and "waiting for 2 GPUs of the 2" in notes[0] and "1 job ahead" in notes[1]
+    with pytest.raises(AgentError, match="2 jobs ahead in the queue; wait for them with --wait"):
+        Reservation(["GPU-2"], 1).poll()
+    assert tickets(folder) == ["1", "2"]
+    unrelated = Reservation(["GPU-3"], 1)  # for a GPU that no job before it wants
+    assert unrelated.poll() == ["GPU-3"]
+    first.close()
+    assert not third.poll() and both.poll() == ["GPU-1", "GPU-2"] and not third.poll()
+    both.close()
+    assert third.poll() == ["GPU-2"] and not tickets(folder)
+    for each in (third, unrelated):
+        each.close()
+    assert not users(["GPU-1", "GPU-2", "GPU-3"])
+
+
+def test_a_wait_ends_with_the_names_of_the_holders(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    notes: list[str] = []
+    holder = Reservation(["GPU-1", "GPU-2"], 2)
+    holder.poll()
+    waiting = Reservation(["GPU-1"], 1, 0.2, notes.append)
+    monkeypatch.setattr(reservation, "NOTE_SECONDS", 0.05)
+    until = time.monotonic() + 60
+    with pytest.raises(
+        AgentError, match=rf"GPU-1 is in use by process {os.getpid()} .*GPU-2 is .*not free within 0.2 s"
+    ):
+        while not waiting.poll() and time.monotonic() < until:
+            time.sleep(0.02)
+    assert len(notes) > 2 and not tickets(folder)
+
+
+JOB = """
+import sys, time
+from warpwell.pool.launch.reservation import Reservation
+job = Reservation(["GPU-1", "GPU-2"], int(sys.argv[2]), 600, lambda text: print("waits", flush=True))
+while not job.poll():
+    time.sleep(0.01)
+print("has", sys.argv[1], flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+def begin(name: object, count: int = 2, seconds: float = 60) -> subprocess.Popen[str]:
+    """Start a job that waits for GPUs, and keeps them for some time."""
+    command = [sys.executable, "-c", JOB, str(name), str(count), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def line_of(job: subprocess.Popen[str]) -> str:
+    assert job.stdout is not None
+    return job.stdout.readline().strip()
+
+
+def end(*jobs: subprocess.Popen[str]) -> None:
+    for job in jobs:
+        job.kill()
+        job.communicate()
+
+
+def test_three_jobs_run_in_order_and_the_first_is_killed(folder: Path) -> None:
+    jobs = []
+    for name in range(3):
+        jobs.append(begin(name))
+        assert line_of(jobs[name]) == ("waits" if name else "has 0")
+    end(jobs[0])
+    assert line_of(jobs[1]) == "has 1" and tickets(folder) == ["2"]
+    end(jobs[1])
+    assert line_of(jobs[2]) == "has 2" and tickets(folder) == []
+    end(jobs[2])
+
+
+def test_kills_at_random_moments_leave_no_ticket(folder: Path) -> None:
+    seed = random.Random(7)
+    jobs: list[subprocess.Popen[str]] = []
+    for name in range(8):
+        jobs.append(begin(name, seed.randint(1, 2), 0.05))
+    for job in jobs[1:]:
+        time.sleep(seed.random() * 0.3)
+        end(job)
+    assert "has 0" in jobs[0].communicate(timeout=HANG_SECONDS)[0]
+    last = Reservation(["GPU-1", "GPU-2"], 2)
+    assert last.poll() and not tickets(folder)
+    last.close()
 
 
 def test_files_are_for_all_users_of_the_host(folder: Path) -> None:
     before = os.umask(0o077)
     try:
-        Claim("GPU-1").free()
+        assert Reservation(["GPU-1"], 1).poll() == ["GPU-1"]
     finally:
         os.umask(before)
-    assert folder.stat().st_mode & 0o7777 == 0o1777 and (folder / "GPU-1").stat().st_mode & 0o777 == 0o666
+    modes = [path.stat().st_mode & 0o7777 for path in (folder, folder / "queue", folder / "GPU-1")]
+    assert modes == [0o1777, 0o777, 0o666]
 
 
 def test_without_a_folder_to_lock_in_it_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +209,8 @@ def test_without_a_folder_to_lock_in_it_says_so(folder: Path, capsys: pytest.Cap
     Claim("GPU-1").free()
     assert f"set {FOLDER} to a folder" in capsys.readouterr().err
     assert not users(["GPU-1"])
+    assert Reservation(["GPU-1", "GPU-2"], 1).poll() == ["GPU-1"]
+    assert f"set {FOLDER} to a folder" in capsys.readouterr().err
 
 
 def test_every_cpu_agent_has_a_uuid_of_its_own() -> None:

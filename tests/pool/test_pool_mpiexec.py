@@ -113,17 +113,12 @@ def test_gpus_go_round_by_rank() -> None:
     assert assign([1, 2], [], "auto", False, "a") == {1: {"target": "cpu"}, 2: {"target": "cpu"}}
     assert assign([1, 2], ["x", "y"], "cpu", False, "a")[2] == {"target": "cpu"}
     assert assign([3, 4], ["x", "y"], "auto", False, "a") == {
-        3: {"target": "cuda", "gpu": 0, "uuid": "x"},
-        4: {"target": "cuda", "gpu": 1, "uuid": "y"},
+        3: {"target": "cuda", "uuid": "x"},
+        4: {"target": "cuda", "uuid": "y"},
     }
-    assert assign([1, 2, 3], ["x", "y"], "cuda", True, "a")[3] == {"target": "cuda", "gpu": 0, "uuid": "x"}
+    assert assign([1, 2, 3], ["x", "y"], "cuda", True, "a")[3] == {"target": "cuda", "uuid": "x"}
     with pytest.raises(AgentError, match=r"host a has 2 GPUs for 3 agents.*--share-gpu"):
         assign([1, 2, 3], ["x", "y"], "auto", False, "a")
-    assert assign([1], ["x", "y"], "auto", False, "a", {"x": "ann"})[1] == {"target": "cuda", "gpu": 1, "uuid": "y"}
-    shared = assign([1, 2], ["x", "y"], "auto", True, "a", {"x": "ann"})
-    assert [shared[rank]["uuid"] for rank in (1, 2)] == ["y", "x"]
-    with pytest.raises(AgentError, match=r"other jobs have 1 \(GPU x: ann\) for 2 agents: start fewer, wait for them"):
-        assign([1, 2], ["x", "y"], "auto", False, "a", {"x": "ann"})
     with pytest.raises(AgentError, match="host a has no GPU"):
         assign([1], [], "cuda", True, "a")
 

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 from warpwell.cli import main
-from warpwell.pool.launch.gpus import FOLDER
+from warpwell.pool.launch.reservation import FOLDER
 
 from .runs import PROGRAMS, SOURCES, Start, start
 
@@ -210,7 +210,7 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         "    gpus.list_gpus = lambda: ['GPU-0']\n"
     )
     environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
-    code = "from warpwell.pool.launch.gpus import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
+    code = "from warpwell.pool.launch.reservation import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
     with subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as other:

@@ -59,6 +59,17 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
         help="GPUs for CUDA calls of the program itself: in the pool, or in this machine (default: in the pool, "
         "if a driver, and once a C compiler, are installed)",
     )
+    text = "wait so long for GPUs that other jobs use; with Slurm, for an allocation (default: fail at once)"
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
+    text = "options for the salloc that --wait starts outside a Slurm job"
+    parser.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
+    parser.add_argument(
+        "--allocate",
+        choices=("start", "use"),
+        default="start",
+        help="claim GPUs before the program runs, or each when the program opens its first CUDA context there; agents "
+        "are CPU devices then (default: start)",
+    )
     text = "list the CUDA driver functions that the program called and the pool does not support"
     parser.add_argument("--explain-refused", action="store_true", help=text)
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
@@ -117,6 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program; return its exit status."""
     from ..pool import Launcher
 
+    if (allocation := _allocation(arguments)) is not None:
+        sys.stdout.flush()
+        os.execvp(allocation[0], allocation)
     options = run_options(arguments)
     if arguments.of_module is not None:
         if not arguments.of_module:
@@ -129,6 +143,27 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         command = _program(arguments.program)
     return Launcher(command, options).run()
+
+
+def _allocation(arguments: argparse.Namespace) -> list[str] | None:
+    """Return the command that runs this one in a Slurm allocation, or None if it needs none."""
+    import shlex
+    import shutil
+
+    wait = arguments.wait
+    if wait is not None and not (wait > 0 and math.isfinite(wait)):
+        raise ArgumentError(f"--wait must be a positive number of seconds, got {wait:g}", name="wait")
+    if (
+        wait is None
+        or arguments.hosts
+        or arguments.hostfile
+        or os.environ.get("SLURM_JOB_ID")
+        or not shutil.which("salloc")
+    ):
+        return None
+    command = ["salloc", f"--ntasks={arguments.agents or 1}", f"--immediate={math.ceil(wait)}"]
+    command += [] if arguments.target == "cpu" else ["--gpus-per-task=1"]
+    return [*command, *shlex.split(arguments.slurm), sys.executable, "-m", "warpwell", *sys.argv[1:]]
 
 
 def _program(argv: Sequence[str]) -> list[str]:
@@ -166,6 +201,12 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             text = f"--trace {trace} cannot be written; give another path, or check its permissions"
             raise ArgumentError(text, name="trace")
+    allocate = getattr(arguments, "allocate", "start")
+    if allocate == "use":
+        for option in ("target", "share_gpu", "cuda"):
+            if getattr(arguments, option) in ("cpu", "local", True):
+                name = option.replace("_", "-")
+                raise ArgumentError(f"--allocate use and --{name} exclude each other; leave out one", name=option)
     gpus = [] if arguments.target == "cpu" else list_gpus()
     return RunOptions(
         hosts=_hosts(arguments, gpus),
@@ -178,7 +219,9 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout,
         mpiexec=arguments.mpiexec,
-        cuda=getattr(arguments, "cuda", "local"),
+        cuda="pool" if allocate == "use" else getattr(arguments, "cuda", "local"),
+        wait=getattr(arguments, "wait", None) or 0.0,
+        allocate=allocate,
         explain_refused=getattr(arguments, "explain_refused", False),
     )
 
@@ -194,7 +237,8 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
         listed = read_hostfile(arguments.hostfile)
     else:
         listed = slurm_hosts(os.environ) or []
-    used_gpus = users(gpus)
+    waits = getattr(arguments, "wait", None) is not None or getattr(arguments, "allocate", "start") == "use"
+    used_gpus = {} if waits else users(gpus)
     if not listed:
         listed = [Host("localhost")]
         if arguments.agents is None:
@@ -207,6 +251,7 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
         used = "".join(f"; {user} uses GPU {uuid}" for uuid, user in list(used_gpus.items())[:1])
         more = f", and other jobs use {len(used_gpus) - 1} more" if len(used_gpus) > 1 else ""
         advice = "start fewer, or use --share-gpu to run several on one" if gpus else "use --target cpu or auto"
+        advice = f"wait for them with --wait, {advice}" if used_gpus else advice
         raise ArgumentError(
             f"{here} agent{'s' * (here > 1)} on this host, which has {len(gpus) or 'no'} GPU{'s' * (len(gpus) != 1)}"
             f"{used}{more}: {advice}",

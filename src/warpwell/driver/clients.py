@@ -92,8 +92,11 @@ class ClientListener(ABC):
         """Return a device's facts; None: the client was refused, or `waits` for `tick`."""
 
     @abstractmethod
-    def open(self, client: Client, output: int, errors: int) -> None:
-        """Serve a client, with descriptors of its output; its connection and these are closed here afterwards."""
+    def open(self, client: Client, output: int, errors: int) -> bool:
+        """Serve a client, with descriptors of its output; its connection and these are closed here afterwards.
+
+        Return False if the client is served later: its connection stays open.
+        """
 
     @abstractmethod
     def tick(self) -> None:
@@ -260,8 +263,8 @@ class ClientListener(ABC):
             return True
         if said != OPEN or len(descriptors) != 2:
             return False
-        self.open(client, *descriptors)
-        self._drop(client)  # who serves it has the connection now
+        if self.open(client, *descriptors):
+            self._drop(client)  # its worker has the connection
         return True
 
     def answer_waiting(self, served: Served) -> None:

@@ -19,13 +19,13 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import DriverBuildError
+from ..errors import DriverBuildError, WarpwellError
 from . import build
 from .clients import (
     CLIENTS,
@@ -95,6 +95,9 @@ class DriverServer(ClientListener):
         From which the environment of workers is made; by default that of this process.
     parts : Built, optional
         Layer and worker; by default those of `build.parts`.
+    claim : callable, optional
+        Returns what reserves the device for the first context and until the last worker has ended: its ``poll`` returns
+        whether the device is reserved, or raises a `WarpwellError`, and ``close`` releases it.
     listens : bool
         Without, there is no folder and no socket in it: clients come by `connect` alone.
 
@@ -122,6 +125,7 @@ class DriverServer(ClientListener):
         environ: Mapping[str, str] | None = None,
         parts: build.Built | None = None,
         listens: bool = True,
+        claim: Callable[[], Any] | None = None,
     ) -> None:
         parts = parts or build.parts()
         if parts.layer is None or parts.worker is None:
@@ -136,6 +140,9 @@ class DriverServer(ClientListener):
         self._workers: dict[subprocess.Popen[bytes], _Program] = {}
         self._spares: dict[int, _Spare] = {}
         self._opened: dict[int, float] = {}
+        self._claim = claim
+        self._claims: dict[int, Any] = {}
+        self._waiting: dict[Client, tuple[int, int]] = {}
         self._life: tuple[int, int] | None = None
         self._lock: int | None = None
         self.folder = Path(folder or "")
@@ -198,6 +205,7 @@ class DriverServer(ClientListener):
             os.close(descriptor)
         self._life = None
         self._await_workers()
+        self._serve_waiting()
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
@@ -242,6 +250,7 @@ class DriverServer(ClientListener):
     def tick(self) -> None:
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
             self._workers.pop(worker).close()
+        self._serve_waiting()
         late = time.monotonic() - _SPARE_SECONDS
         for served in self._served:
             if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < late:
@@ -260,7 +269,38 @@ class DriverServer(ClientListener):
             served.facts, self._spares[served.ordinal] = said, spare
         return served.facts
 
-    def open(self, client: Client, output: int, errors: int) -> None:
+    def open(self, client: Client, output: int, errors: int) -> bool:
+        if self._claim is None:
+            self._serve_client(client, output, errors)
+            return True
+        if client in self._waiting:
+            raise ConnectionError("its device is being claimed")
+        self._waiting[client] = os.dup(output), os.dup(errors)  # until `tick`
+        return False
+
+    def _serve_waiting(self) -> None:
+        """Serve the waiting clients of reserved devices, and release devices without clients."""
+        for client, outputs in list(self._waiting.items()):
+            ordinal = client.served.ordinal
+            if client in self._clients:
+                try:
+                    if ordinal not in self._claims:
+                        assert self._claim is not None
+                        self._claims[ordinal] = self._claim()
+                    if not self._claims[ordinal].poll():
+                        continue
+                    self._serve_client(client, *outputs)
+                except (WarpwellError, OSError, subprocess.SubprocessError) as error:
+                    client.refuse(DEVICE_UNAVAILABLE, str(error))
+                self._drop(client)
+            del self._waiting[client]
+            for descriptor in outputs:
+                os.close(descriptor)
+        used = {each.ordinal for each in self._workers.values()} | {each.served.ordinal for each in self._waiting}
+        for ordinal in set(self._claims) - used:
+            self._claims.pop(ordinal).close()
+
+    def _serve_client(self, client: Client, output: int, errors: int) -> None:
         ordinal = client.served.ordinal
         credentials = client.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         counts = os.memfd_create("warpwell-counts", os.MFD_CLOEXEC)

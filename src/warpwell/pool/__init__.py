@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from .device import Buffer, Device, Stream
     from .devices import broadcast, current_device, empty, empty_like, to_device, zeros
     from .host_arrays import HostArrays
-    from .launch.gpus import list_gpus, users
+    from .launch.gpus import list_gpus
     from .launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
     from .launch.kernel_spec import KernelSpec, kernels_folder
     from .launch.launcher import Launcher, RunOptions
+    from .launch.reservation import users
     from .pinned import pinned_empty
     from .reply import Reply
     from .result import CallResult
@@ -53,7 +54,8 @@ _FROM = {
     "devices": "broadcast current_device empty empty_like to_device zeros",
     "pinned": "pinned_empty",
     "launch.hosts": "Host is_here parse_hosts place read_hostfile slurm_hosts",
-    "launch.gpus": "list_gpus users",
+    "launch.gpus": "list_gpus",
+    "launch.reservation": "users",
     "host_arrays": "HostArrays",
     "reply": "Reply",
     "agent.protocol": "Op pack_arguments",

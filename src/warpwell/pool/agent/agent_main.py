@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 
 from ... import closing
@@ -14,8 +16,9 @@ from ..cuda.far import FarEnd
 from ..devices import runtime_for
 from ..launch import cuda_programs
 from ..launch.connecting import connect
-from ..launch.gpus import Claim, list_gpus, users, visible
-from ..launch.lifeline import Lifeline
+from ..launch.gpus import list_gpus, visible
+from ..launch.lifeline import WAIT, Lifeline
+from ..launch.reservation import POLL_SECONDS, Claim, Reservation, users
 from .agent import Agent
 
 
@@ -26,24 +29,34 @@ def main() -> int:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
     gpus = list_gpus()  # before there are threads
     try:
-        lifeline = Lifeline("agent", about={"gpus": gpus, "taken": users(gpus)})
+        lifeline = Lifeline("agent", about={"gpus": gpus, "used": list(users(gpus))})
     except WarpwellError as error:
         print(f"warpwell: error: {error}", file=sys.stderr)
         return 1
-    chosen = lifeline.wait_for_go()
-    lifeline.watch()
+    reservation: Reservation | None = None  # until this process ends
+
+    def reserve(count: int, wait: float) -> list[str]:
+        nonlocal reservation
+        reservation = Reservation(gpus, count, wait, lambda text: lifeline.tell(note=text))
+        while not (found := reservation.poll()):
+            time.sleep(POLL_SECONDS)
+        return found
+
+    chosen = lifeline.wait_for_go(reserve)
     try:
         if chosen.get("target") == "cuda":
-            Claim(chosen["uuid"], chosen["share"])  # until this process ends
+            Claim(chosen["uuid"])  # until this process ends
+        if "uuid" in chosen:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
         about = cuda_programs.wanted() if "cuda" in chosen else None
+        claim = functools.partial(_claim, chosen["uuid"]) if chosen.get("claim") else None
         if about is not None and not chosen["away"]:  # before the application goes on; it ends with this process
-            server = cuda_programs.serve(about, chosen["cuda"])
+            server = cuda_programs.serve(about, chosen["cuda"], claim)
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
         if about is not None and chosen["away"]:
             ordinal = chosen["cuda"]
-            far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal))
+            far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal, claim))
             agent.cuda, agent.programs = far.heard, far.programs
         elif about is not None:
             agent.programs = server.programs
@@ -65,6 +78,12 @@ def main() -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _claim(uuid: str) -> Reservation:
+    """Return a reservation of the GPU of this agent for a program that opens its first context."""
+    wait = float(os.environ.get(WAIT, 0))
+    return Reservation([uuid], 1, wait, lambda text: print(f"warpwell: {text}", file=sys.stderr, flush=True))
 
 
 if __name__ == "__main__":

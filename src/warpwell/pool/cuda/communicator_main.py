@@ -33,7 +33,6 @@ def main() -> int:
         print(f"warpwell: error: {error}", file=sys.stderr)
         return 1
     chosen = lifeline.wait_for_go()
-    lifeline.watch()
     try:
         about = cuda_programs.wanted()
         assert about is not None

@@ -19,6 +19,7 @@ from typing import Any
 from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, clients, generate, receive
 from ...errors import ClosedError, PoolError, StallError, WarpwellError
 from ..agent.protocol import Op, pack
+from ..launch.lifeline import WAIT
 from ..transport.bulk import Transfer
 from ..transport.transport import Transport
 from .ends import IN, Far, Kind, Relay
@@ -101,7 +102,7 @@ class FarEnd:
             raise RefusedError(MISMATCH, why)
         line = self._server.connect(self.ordinal)
         try:
-            line.settimeout(_OPENED_SECONDS)
+            line.settimeout(_OPENED_SECONDS + float(os.environ.get(WAIT, 0)))
             line.send(self.hello(clients.HELLO))
             return line, expect(line, clients.FACTS)[0]
         except BaseException:

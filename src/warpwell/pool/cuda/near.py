@@ -22,6 +22,7 @@ from typing import Any
 from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
 from ...errors import ClosedError, DeviceLostError, PoolError, StallError
 from ..agent.protocol import Op, pack
+from ..launch.lifeline import WAIT
 from ..transport.bulk import Transfer
 from ..transport.tags import Tags
 from ..transport.transport import Transport
@@ -114,16 +115,17 @@ class NearServer(ClientListener):
             if remote.facts is not None or remote.refusal is not None or remote.lost:
                 self.answer_waiting(remote)
 
-    def open(self, client: Client, output: int, errors: int) -> None:
+    def open(self, client: Client, output: int, errors: int) -> bool:
         remote = client.served
         assert isinstance(remote, Remote)
         if remote.lost:
             client.refuse(DEVICE_UNAVAILABLE, f"{remote.device} is lost: {remote.lost}")
-            return
+            return True
         pidfd = None if client.pidfd is None else os.dup(client.pidfd)
         served = NearClient(self, next(self._numbers), remote, client.line.dup(), pidfd)
         self.served[served.number] = served
         served.thread.start()
+        return True
 
     def _ask(self, remote: Remote) -> None:
         remote.asked = True
@@ -218,7 +220,7 @@ class NearClient:
 
     def _open(self) -> Near | None:
         self._tell(Kind.OPEN, self.remote.ordinal, self._server._protocol)
-        until = time.monotonic() + _OPENED_SECONDS
+        until = time.monotonic() + _OPENED_SECONDS + float(os.environ.get(WAIT, 0))
         while not self.opened.wait(0.05):
             late = time.monotonic() > until
             if late or self.remote.lost or self._stopped or self._server.relay.gone(self._line.fileno(), self._pidfd):

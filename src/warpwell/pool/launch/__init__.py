@@ -3,7 +3,8 @@
 In the order of a job's life:
 
     hosts.py        Host: how many agents each host gets, from ``--hosts``, a host file or Slurm
-    gpus.py         the GPUs of a host: listing them, claiming them for a job, assigning them to agents
+    gpus.py         the GPUs of a host: listing them, assigning them to agents
+    reservation.py  GPUs between jobs: Claim, Reservation
     launcher.py     Launcher: runs one job, from the first process to the last; notices an agent's death
     job_files.py    JobFiles: the folders of a job, which do not outlive it
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line

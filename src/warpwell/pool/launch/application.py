@@ -51,9 +51,8 @@ def main(command: Sequence[str]) -> None:
     except WarpwellError as error:
         print(f"warpwell: error: {error}", file=sys.stderr)
         os._exit(1)
-    chosen = lifeline.wait_for_go()
     lifeline.on("signal", lambda said: interrupt(int(said["signal"])))
-    lifeline.watch()
+    chosen = lifeline.wait_for_go()
     atexit.register(_finish)  # registered first, it is called last
     try:
         trace = os.environ.get("WARPWELL_POOL_TRACE")
@@ -130,7 +129,7 @@ def _run_compiled(command: Sequence[str], lifeline: Lifeline) -> int:
                 os.killpg(child.pid, number)
 
     lifeline.before_exit = lambda: send(signal.SIGKILL)
-    lifeline.on("signal", lambda said: send(int(said["signal"])))
+    lifeline.on("signal", lambda message: send(int(message["signal"])))
     status = child.wait()
     return status if status >= 0 else 128 - status
 

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
 from .gpus import has_driver
+from .reservation import Reservation
 
 JOB = "WARPWELL_POOL_CUDA"
 """What supervisor and agents must know, as JSON: the changes of the application's environment, and the native parts."""
@@ -163,16 +164,16 @@ def refused(folder: Path) -> str:
     return f"the program asked the driver for what the pool does not serve: {', '.join(names)}"
 
 
-def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:
+def ordinals(agents: Sequence[tuple[int, bool]]) -> dict[int, int]:
     """Return the application's number for the GPU of each agent, by rank: the first `MOST` have one.
 
     Parameters
     ----------
-    agents : sequence of (int, str)
-        Rank and target of each.
+    agents : sequence of (int, bool)
+        The rank of each, and whether it has a GPU.
     """
     anyway = DRIVER in os.environ
-    found = sorted(r for r, target in agents if target == "cuda" or anyway)
+    found = sorted(rank for rank, has_gpu in agents if has_gpu or anyway)
     return {rank: i for i, rank in enumerate(found[:MOST])}
 
 
@@ -182,15 +183,25 @@ def wanted() -> dict[str, Any] | None:
     return None if text is None else json.loads(text)
 
 
-def serve(about: Mapping[str, Any], ordinal: int) -> DriverServer:
-    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent."""
+def serve(about: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None = None) -> DriverServer:
+    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent.
+
+    The first context waits for the reservation that `claim` returns.
+    """
     parts = build.Built(Path(about["layer"]), Path(about["worker"]), None)
     return DriverServer(
-        [_device(about, ordinal)], driver=about["driver"], folder=about["folder"], first=ordinal, parts=parts
+        [_device(about, ordinal)],
+        driver=about["driver"],
+        folder=about["folder"],
+        first=ordinal,
+        parts=parts,
+        claim=claim,
     )
 
 
-def serve_away(about: Mapping[str, Any], ordinal: int) -> tuple[DriverServer, Path]:
+def serve_away(
+    about: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None = None
+) -> tuple[DriverServer, Path]:
     """Serve this agent's GPU to the communicator of another host; return the server and the native part for it.
 
     Raises
@@ -201,7 +212,8 @@ def serve_away(about: Mapping[str, Any], ordinal: int) -> tuple[DriverServer, Pa
     parts = build.parts()
     if parts.worker is None or parts.relay is None:
         raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
-    made = DriverServer([_device(about, ordinal)], driver=about["driver"], first=ordinal, parts=parts, listens=False)
+    device = _device(about, ordinal)
+    made = DriverServer([device], driver=about["driver"], first=ordinal, parts=parts, listens=False, claim=claim)
     return made, parts.relay
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import math
 import os
 import signal
 import socket
@@ -77,6 +78,11 @@ class RunOptions:
         Tell in the end which of the driver's functions the application called in vain.
     gpus : bool
         This host may have GPUs; without any, no layer for CUDA calls is built.
+    wait : float
+        Seconds that the job, or a CUDA program of it, may wait for GPUs that other jobs use.
+    allocate : {"start", "use"}
+        When a GPU is claimed: before the program runs, or when it opens its first context there. With "use" agents are
+        CPU devices.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -91,6 +97,8 @@ class RunOptions:
     cuda: str = "auto"
     explain_refused: bool = False
     gpus: bool = True
+    wait: float = 0.0
+    allocate: str = "start"
 
     @property
     def agents(self) -> int:
@@ -125,6 +133,8 @@ class Launcher:
         self._places: dict[int, str] = {}
         self._here: dict[tuple[str, int], JobProcess] = {}
         self._phase = "here"
+        self._by_host: dict[str, list[JobProcess]] = defaultdict(list)
+        self._unreserved: list[list[JobProcess]] = []
         self._status: int | None = None
         self._interrupts, self._interrupted = 0, 0.0
         self._doom: tuple[float, AgentError | int] | None = None
@@ -238,6 +248,13 @@ class Launcher:
             if connection.kind == "supervisor":
                 connection.hand([self._stdin, 1, 2])
             self._go()
+        elif "note" in said:
+            print(f"warpwell: {said['note']}", file=sys.stderr, flush=True)
+        elif "reserved" in said:
+            connection.about["gpus"] = said["reserved"]
+            self._reserve_next()
+        elif "unavailable" in said:
+            raise AgentError(said["unavailable"])
         elif "mapped" in said:
             self._mapped |= set(said["mapped"]) if connection.local else set()
         elif "compiling" in said:
@@ -288,28 +305,46 @@ class Launcher:
         count = 1 + self._options.agents + (self._communicator is not None)
         if self._phase != "here" or len(ranks) < count or ("supervisor", 0) not in self._here:
             return
-        by_host: dict[str, list[JobProcess]] = defaultdict(list)
-        for connection in ranks:
+        self._phase = "reserve"
+        for connection in sorted(ranks, key=lambda c: (c.host, c.rank)):
             if connection.kind == "agent":
-                by_host[connection.host].append(connection)
+                self._by_host[connection.host].append(connection)
+        options = self._options
+        if options.target != "cpu" and options.allocate == "start" and not options.share_gpu:
+            self._unreserved = [found for found in self._by_host.values() if found[0].about.get("gpus")]
+        self._reserve_until = time.monotonic() + options.wait
+        self._reserve_next()
+
+    def _reserve_next(self) -> None:
+        """Have the next host reserve its GPUs; start all processes when each host has them.
+
+        The hosts do it in the order of their names, so that two jobs cannot wait for each other.
+        """
+        if self._unreserved:
+            found = self._unreserved.pop(0)
+            wait = max(0.0, self._reserve_until - time.monotonic())
+            found[0].tell(reserve={"count": len(found), "wait": wait})
+            return
+        options = self._options
         decided: dict[int, Any] = {}
-        for host, found in by_host.items():
-            numbers = sorted(c.rank for c in found)
-            gpus = found[0].about.get("gpus", [])
-            taken = found[0].about.get("taken", {})
-            decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host, taken)
-        decided[0] = {"agents": self._options.agents}
-        ordinals = cuda_programs.ordinals([(rank, decided[rank]["target"]) for rank in self._places])
+        for host, found in self._by_host.items():
+            about, numbers = found[0].about, [c.rank for c in found]
+            gpus = sorted(about.get("gpus", []), key=lambda uuid: uuid in about.get("used", []))
+            if options.allocate == "use":
+                chosen = assign(numbers, gpus, "cuda", False, host)
+                decided |= {rank: {**each, "target": "cpu", "claim": True} for rank, each in chosen.items()}
+            else:
+                decided |= assign(numbers, gpus, options.target, options.share_gpu, host)
+        decided[0] = {"agents": options.agents}
+        ordinals = cuda_programs.ordinals([(rank, "uuid" in decided[rank]) for rank in self._places])
         for rank, ordinal in ordinals.items():
             decided[rank] = {**decided[rank], "cuda": ordinal, "away": not is_here(self._places[rank])}
         if self._communicator is not None:
             away = {n: (r, self._name(r)) for r, n in ordinals.items() if decided[r]["away"]}
             decided[self._communicator] = {"devices": away}
         self._phase = "ready"
-        for connection in ranks:
-            connection.tell(
-                go={**decided.get(connection.rank, {}), "stay": not self._ft, "share": self._options.share_gpu}
-            )
+        for connection in self._ranks():
+            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft})
 
     def _ranks(self) -> list[JobProcess]:
         return [c for c in self._here.values() if c.kind != "supervisor"]
@@ -323,8 +358,9 @@ class Launcher:
                 self._output.settle()
                 agent = self._name(rank)
                 raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
-        if any(c.about.get("compiling") for c in self._ranks()):
-            self._allowance = min(self._allowance + seconds - self._looked, self._options.start + _COMPILING)
+        if self._phase == "reserve" or any(c.about.get("compiling") for c in self._ranks()):
+            longest = self._options.start + self._options.wait + _COMPILING
+            self._allowance = min(self._allowance + seconds - self._looked, longest)
         self._looked = seconds
         if seconds < self._allowance:
             return
@@ -482,6 +518,7 @@ class Launcher:
         found |= {
             lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
             lifeline.TOKEN: self._rendezvous.token,
+            lifeline.WAIT: f"{math.ceil(options.wait)}",
             JOB: self._files.job,
         }
         if options.notebook:

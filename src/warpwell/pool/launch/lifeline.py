@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import shutil
 import signal
 import socket
@@ -22,6 +23,9 @@ from .supervise import connect, is_closed
 
 ADDRESS, TOKEN = "WARPWELL_POOL_LAUNCHER", "WARPWELL_POOL_TOKEN"
 """Variables that the launcher sets for its processes: the address where it listens, and the password to it."""
+
+WAIT = "WARPWELL_CUDA_WAIT"
+"""Variable with the seconds that a job or its CUDA program may wait for GPUs."""
 
 ENDED = 70
 """Exit status of a process whose launcher has ended."""
@@ -80,9 +84,11 @@ class Lifeline(JsonLine):
 
     def __init__(self, kind: str, environ: Mapping[str, str] = os.environ, about: Mapping[str, Any] = {}) -> None:
         self._files = JobFiles(environ[JOB])
+        self._decisions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._wait_seconds = float(environ.get(WAIT, 0))
         self._answers: dict[str, Callable[[dict[str, Any]], Any]] = {}
         self.before_exit: Callable[[], object] = bool
-        """Called before the process ends because the launcher has ended or says so."""
+        """Called before the launcher, or its end, ends this process."""
         try:
             super().__init__(connect(environ[ADDRESS]))
         except OSError as error:
@@ -93,19 +99,31 @@ class Lifeline(JsonLine):
         self.rank = rank_of(environ)
         self.tell(here=kind, token=environ[TOKEN], rank=self.rank, pid=os.getpid(), host=socket.gethostname(), **about)
 
-    def wait_for_go(self) -> dict[str, Any]:
+    def wait_for_go(self, reserve: Callable[..., list[str]] = list) -> dict[str, Any]:
         """Wait until all processes are connected; return what the launcher decided. End the process if it says so.
 
-        No process enters MPI before all are connected, because MPI would wait for a dead one forever.
+        No process enters MPI before all are connected, because MPI would wait for a dead one forever. From this call on
+        the process ends when the launcher ends.
+
+        Parameters
+        ----------
+        reserve : callable
+            Returns the GPUs of this host that the job has for itself, if the launcher asks this process for them.
         """
         self._files.use()
-        self._socket.settimeout(_GO_SECONDS)
-        said = self.read()
-        self._socket.settimeout(None)
-        if said is None or "go" not in said:
-            self._leave()
-        found: dict[str, Any] = said["go"]
-        return found
+        threading.Thread(target=self._watch, name="warpwell lifeline", daemon=True).start()
+        while True:
+            try:
+                message = self._decisions.get(timeout=_GO_SECONDS + self._wait_seconds)
+            except queue.Empty:
+                self._leave()
+            if "go" in message:
+                found: dict[str, Any] = message["go"]
+                return found
+            try:
+                self.tell(reserved=reserve(**message["reserve"]))
+            except AgentError as error:
+                self.tell(unavailable=str(error))
 
     def shared_memory(self) -> str | None:
         """Return the folder for files in shared memory, which is removed with the job; None without shared memory."""
@@ -115,12 +133,10 @@ class Lifeline(JsonLine):
         """Call ``answer(message)`` for messages with this name, in the watching thread."""
         self._answers[name] = answer
 
-    def watch(self) -> None:
-        """Watch in a thread from now on: this process ends when the launcher ends or says so."""
-        threading.Thread(target=self._watch, name="warpwell lifeline", daemon=True).start()
-
     def _watch(self) -> None:
         while (said := self.read()) is not None and "end" not in said:
+            if "go" in said or "reserve" in said:
+                self._decisions.put(said)
             for name, answer in list(self._answers.items()):
                 if name in said:
                     with contextlib.suppress(Exception):  # whatever happens, watch on

@@ -1,0 +1,291 @@
+"""GPUs between jobs: `Claim`, a GPU that a process uses, and `Reservation`, the next GPUs that become free.
+
+All state is locks in one folder of the host, which the kernel releases when their process ends. Each GPU has a file of
+which two bytes are locked: the first by the job that has the GPU for itself, the second by the processes that use it.
+Each waiting job has a *ticket*, a locked file in the subfolder ``queue``; the lowest number is first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...errors import AgentError
+
+FOLDER = "WARPWELL_GPU_LOCKS"
+"""Variable that names another folder than `DEFAULT_FOLDER`; jobs see each other if they have the same folder."""
+DEFAULT_FOLDER = "/tmp/warpwell-gpus"
+POLL_SECONDS = 0.25
+"""Interval at which a waiting job looks for free GPUs."""
+NOTE_SECONDS = 30.0
+"""Interval at which a waiting job reports its position."""
+_LOCK_SECONDS = 10.0
+"""Time in which the lock of the queue, which processes hold for milliseconds, must become free."""
+
+_OWN, _USED = 0, 1
+_FLOCK = "hhqqi4x"  # struct flock of Linux, 64 bits: type, whence, start, length, process
+_MAX_TEXT_BYTES = 200
+
+
+class Claim:
+    """A GPU that this process uses, until `free` or its end.
+
+    Parameters
+    ----------
+    uuid : str
+    exclusive : bool
+        No other process may use it, unless it takes a claim that is not exclusive.
+
+    Raises
+    ------
+    AgentError
+        The claim is exclusive, and another process uses the GPU.
+    """
+
+    def __init__(self, uuid: str, *, exclusive: bool = False) -> None:
+        self._file = _open(uuid)
+        if self._file is None:
+            return
+        has_lock = _lock(self._file, _OWN, fcntl.F_WRLCK) if exclusive else _lock(self._file, _USED, fcntl.F_RDLCK)
+        if not has_lock or (exclusive and _is_locked(self._file, _USED)):
+            self.free()
+            raise AgentError(f"{uuid} is in use by {user_of(uuid)}: start again")
+        os.pwrite(self._file, _description().ljust(_MAX_TEXT_BYTES), 0)
+
+    def free(self) -> None:
+        """Release the GPU."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def user_of(uuid: str) -> str | None:
+    """Return the process that uses a GPU, alone or shared, and its user, as text; None if the GPU is free."""
+    file = _open(uuid, make=False)
+    if file is None:
+        return None
+    try:
+        if not _is_locked(file, _OWN) and not _is_locked(file, _USED):
+            return None
+        text = os.pread(file, _MAX_TEXT_BYTES, 0).decode(errors="replace").strip()
+        return "".join(filter(str.isprintable, text)) or "another process"
+    finally:
+        os.close(file)
+
+
+def users(gpus: Iterable[str]) -> Mapping[str, str]:
+    """Return a process for each GPU in use."""
+    found = {uuid: user_of(uuid) for uuid in gpus}
+    return {uuid: user for uuid, user in found.items() if user is not None}
+
+
+class Reservation:
+    """GPUs that a job gets for itself, as soon as the jobs before it in the queue have theirs.
+
+    Parameters
+    ----------
+    gpus : sequence of str
+        UUIDs of which any will do.
+    count : int
+    wait : float
+        Seconds after which `poll` raises.
+    note : callable
+        Takes a line about the position in the queue, at once and every `NOTE_SECONDS`.
+
+    Raises
+    ------
+    AgentError
+        There are fewer than `count`.
+    """
+
+    def __init__(self, gpus: Sequence[str], count: int, wait: float = 0.0, note: Callable[[str], None] = print) -> None:
+        self._gpus, self._count, self._wait, self._note = gpus, count, wait, note
+        self._ticket: Path | None = None
+        self._lock: int | None = None
+        self._since = time.monotonic()
+        self._noted = -NOTE_SECONDS
+        self._claims: list[Claim] = []
+        self._reserved: list[str] = []
+        self._ahead = 0
+        if count > len(gpus):
+            raise AgentError(f"{self._shortage()}: start fewer, add hosts, or use --share-gpu")
+
+    def poll(self) -> list[str]:
+        """Claim the GPUs if that is possible; return them, or nothing.
+
+        Raises
+        ------
+        AgentError
+            The time is over.
+        """
+        if self._reserved:
+            return self._reserved
+        waited, limit = time.monotonic() - self._since, self._wait
+        try:
+            with _queue() as folder:
+                free = self._free(folder)
+                for uuid in free[: self._count] if len(free) >= self._count else ():
+                    self._claims.append(Claim(uuid, exclusive=True))
+                    self._reserved.append(uuid)
+        except AgentError:  # a process that shares GPUs has one of them since `_free` looked
+            self._release()
+        except BlockingIOError:  # another process is in the queue
+            limit += _LOCK_SECONDS
+        except OSError as error:
+            _report_unusable(", ".join(self._gpus), error)
+            self._reserved = list(self._gpus[: self._count])
+        if self._reserved:
+            self._leave()
+            return self._reserved
+        if waited >= limit:
+            self.close()
+            advice = f"; they were not free within {self._wait:g} s" if self._wait else "; wait for them with --wait"
+            raise AgentError(f"{self._shortage()}{advice}, start fewer, add hosts, or use --share-gpu")
+        if waited >= self._noted + NOTE_SECONDS and self._wait:
+            self._noted = waited
+            self._note(f"waiting for {self._shortage()}")
+        return []
+
+    def close(self) -> None:
+        """Release the GPUs, and leave the queue."""
+        self._leave()
+        self._release()
+
+    def _release(self) -> None:
+        for claim in self._claims:
+            claim.free()
+        self._claims, self._reserved = [], []
+
+    def _free(self, folder: Path) -> list[str]:
+        """Return the free GPUs that no job before this one in the queue wants; enter the queue."""
+        numbers = sorted(int(name) for name in os.listdir(folder) if name.isdecimal())
+        if self._ticket is None:
+            self._ticket = folder / str(numbers[-1] + 1 if numbers else 1)
+            self._lock = os.open(self._ticket, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            os.fchmod(self._lock, 0o666)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            os.write(self._lock, " ".join(self._gpus).encode())
+        reserved: set[str] = set()
+        self._ahead = 0
+        for number in numbers:
+            if number < int(self._ticket.name) and (gpus := _read_ticket(folder / str(number))) & set(self._gpus):
+                reserved |= gpus
+                self._ahead += 1
+        return [uuid for uuid in self._gpus if uuid not in reserved and user_of(uuid) is None]
+
+    def _leave(self) -> None:
+        if self._ticket is not None and self._lock is not None:
+            self._ticket.unlink(missing_ok=True)
+            os.close(self._lock)
+        self._ticket = self._lock = None
+
+    def _shortage(self) -> str:
+        """Return what is missing, with the holders of all GPUs of the host: two jobs may wait for each other."""
+        count, folder = len(self._gpus), _folder(make=False)
+        used = users(sorted(set(os.listdir(folder)) - {"queue"})) if folder.is_dir() else {}
+        text = f"{self._count} GPU{'s' * (self._count > 1)} of the {count or 'no'} on host {socket.gethostname()}"
+        parts = [f"{uuid} is in use by {user}" for uuid, user in used.items()]
+        if self._ahead:
+            parts.append(f"{self._ahead} job{'s' * (self._ahead > 1)} ahead in the queue")
+        return text + "".join(f", {part}" for part in parts)
+
+
+@contextlib.contextmanager
+def _queue() -> Iterator[Path]:
+    """Yield the folder of tickets with a lock on it; raise BlockingIOError if another process holds that."""
+    folder = _folder() / "queue"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o777)  # all users: each removes the tickets that killed processes have left
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        os.close(file)
+
+
+def _read_ticket(ticket: Path) -> set[str]:
+    """Return the GPUs for which the job of a ticket waits; remove the ticket if its process has ended."""
+    try:
+        file = os.open(ticket, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return set()
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):
+            ticket.unlink()
+        return set()
+    except BlockingIOError:
+        return set(os.pread(file, 1 << 16, 0).decode(errors="replace").split())
+    finally:
+        os.close(file)
+
+
+def _folder(*, make: bool = True) -> Path:
+    """Return the folder of all locks; make it."""
+    folder = Path(os.environ.get(FOLDER) or DEFAULT_FOLDER)
+    if make:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            folder.chmod(0o1777)  # all users: a lock needs a file that one may write
+    return folder
+
+
+def _open(uuid: str, *, make: bool = True) -> int | None:
+    """Open the file of a GPU; return None if that fails, with a note on stderr if the file was to be made."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        path = _folder(make=make) / uuid
+        try:
+            file = os.open(path, flags)  # not O_CREAT: the kernel may forbid that to others than its owner
+        except FileNotFoundError:
+            if not make:
+                return None
+            file = os.open(path, flags | os.O_CREAT, 0o666)
+            os.fchmod(file, 0o666)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(f"{path} is not a file")
+        return file
+    except OSError as error:
+        if make:
+            _report_unusable(uuid, error)
+        return None
+
+
+def _report_unusable(gpus: str, error: OSError) -> None:
+    advice = f"set {FOLDER} to a folder that all users of this host may write"
+    print(f"warpwell: note: {gpus} cannot be kept from other jobs ({error}): {advice}", file=sys.stderr)
+
+
+def _lock(file: int, byte: int, kind: int) -> bool:
+    """Lock a byte for this open file; return False if another open file has a lock that excludes it."""
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_locked(file: int, byte: int) -> bool:
+    """Return whether another open file has a lock on a byte."""
+    request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    kind = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, request))[0]
+    return bool(kind != fcntl.F_UNLCK)
+
+
+def _description() -> bytes:
+    owner: int | str = os.getuid()
+    with contextlib.suppress(KeyError):
+        owner = pwd.getpwuid(os.getuid()).pw_name
+    return f"process {os.getpid()} of user {owner}".encode()
