@@ -34,7 +34,7 @@ def build(folder: Path, name: str, text: str, *flags: str) -> str:
 
 
 def refusal(path: str, library_path: str = "") -> str:
-    return elf.examine(path, library_path)[0] or ""
+    return elf.examine_program(path, library_path)[0] or ""
 
 
 def test_a_program_with_the_shared_runtime_is_accepted(tmp_path: Path) -> None:
@@ -43,9 +43,9 @@ def test_a_program_with_the_shared_runtime_is_accepted(tmp_path: Path) -> None:
     found = elf.read(program)
     assert found is not None and found.machine == HOST and not found.has_runtime
     assert "libcudart.so.13" in found.needed and found.rpath == found.runpath == []
-    assert elf.examine(program) == (None, [])
+    assert elf.examine_program(program) == (None, [])
     stripped = build(tmp_path, "stripped", DYNAMIC + MAIN, runtime, "-s")
-    assert elf.examine(stripped) == (None, [])
+    assert elf.examine_program(stripped) == (None, [])
 
 
 @pytest.mark.parametrize("flags", [(), ("-s",), ("-static",)])
@@ -58,8 +58,10 @@ def test_a_program_with_the_static_runtime_is_refused(tmp_path: Path, flags: tup
 
 
 def test_a_program_without_cuda_is_accepted(tmp_path: Path) -> None:
-    assert elf.examine(build(tmp_path, "prog", MAIN)) == elf.examine(build(tmp_path, "static", MAIN, "-static"))
-    assert elf.examine("/bin/sh") == elf.examine(__file__) == (None, [])
+    assert elf.examine_program(build(tmp_path, "prog", MAIN)) == elf.examine_program(
+        build(tmp_path, "static", MAIN, "-static")
+    )
+    assert elf.examine_program("/bin/sh") == elf.examine_program(__file__) == (None, [])
 
 
 def test_an_old_runtime_is_named(tmp_path: Path) -> None:
@@ -91,11 +93,11 @@ def test_libraries_are_found_in_the_cache_of_the_linker() -> None:
 def test_a_dt_rpath_needs_preloaded_libraries_and_a_runpath_does_not(tmp_path: Path) -> None:
     runtime, driver = build(tmp_path, "libcudart.so.12", ""), build(tmp_path, "libcuda.so.1", "")
     old, new = (f"-Wl,-rpath,{tmp_path},--{verb}-new-dtags" for verb in ("disable", "enable"))
-    assert elf.examine(build(tmp_path, "new", MAIN, runtime, driver, new)) == (None, [])
-    found = elf.examine(build(tmp_path, "old", MAIN, runtime, driver, old))
+    assert elf.examine_program(build(tmp_path, "new", MAIN, runtime, driver, new)) == (None, [])
+    found = elf.examine_program(build(tmp_path, "old", MAIN, runtime, driver, old))
     assert found == (None, ["libcudart.so.12", "libcuda.so.1"])
     library = build(tmp_path, "libmine.so", "", runtime, old)
-    assert elf.examine(build(tmp_path, "inner", MAIN, library), str(tmp_path)) == (None, ["libcudart.so.12"])
+    assert elf.examine_program(build(tmp_path, "inner", MAIN, library), str(tmp_path)) == (None, ["libcudart.so.12"])
 
 
 def test_what_this_host_cannot_execute(tmp_path: Path) -> None:
@@ -137,9 +139,9 @@ def test_damaged_files_raise_nothing(tmp_path: Path) -> None:
     path = tmp_path / "damaged"
     for size in (4, 20, 64, 200, len(content) // 2, len(content) - 40):
         path.write_bytes(content[:size])
-        elf.examine(str(path))
+        elf.examine_program(str(path))
     for offset in range(0, len(content), 97):
         damaged = bytearray(content)
         damaged[offset : offset + 8] = b"\xff" * 8
         path.write_bytes(damaged)
-        elf.examine(str(path))
+        elf.examine_program(str(path))

@@ -167,7 +167,7 @@ def _allocation(arguments: argparse.Namespace) -> list[str] | None:
 
 
 def _program(argv: Sequence[str]) -> list[str]:
-    from ..driver import elf
+    from ..driver import is_compiled
 
     command = list(argv[1:] if argv[:1] == ["--"] else argv)
     if not command:
@@ -176,7 +176,7 @@ def _program(argv: Sequence[str]) -> list[str]:
         raise ArgumentError(f"unknown option {command[0]}; see warpwell run --help", name="program")
     if not os.path.exists(command[0]):
         raise MissingFileError(f"{command[0]} does not exist; give a Python file or a program", path=command[0])
-    elf.is_compiled(command[0])  # raises if this host cannot run it
+    is_compiled(command[0])  # raises if this host cannot run it
     return command
 
 

@@ -20,6 +20,7 @@ from .. import registry
 
 if TYPE_CHECKING:
     from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, Served, receive, refuse
+    from .elf import examine_program, is_compiled
     from .environment import make_library_folder
     from .server import DriverServer
 
@@ -30,6 +31,8 @@ __all__ = [
     "DriverServer",
     "MISMATCH",
     "Served",
+    "examine_program",
+    "is_compiled",
     "make_library_folder",
     "receive",
     "refuse",
@@ -38,6 +41,7 @@ __all__ = [
 _FROM = {
     "server": "DriverServer",
     "clients": "Client ClientListener Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
+    "elf": "examine_program is_compiled",
     "environment": "make_library_folder",
 }
 """Names of modules that are imported when a name is first used."""

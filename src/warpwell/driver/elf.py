@@ -120,7 +120,7 @@ def is_compiled(path: str) -> bool:
     return False
 
 
-def examine(path: str, library_path: str = "") -> tuple[str | None, list[str]]:
+def examine_program(path: str, library_path: str = "") -> tuple[str | None, list[str]]:
     """Return why a program cannot use pooled GPUs, and the libraries that must be preloaded because of its DT_RPATH.
 
     Parameters

@@ -93,7 +93,7 @@ def _run(command: Sequence[str], lifeline: Lifeline) -> int:
             sys.argv = ["-c", *command[2:]]
             sys.path[0] = ""
             exec(compile(command[1], "<string>", "exec", dont_inherit=True), vars(_main_module(None)))
-        elif cuda_programs.is_compiled(command):
+        elif cuda_programs.is_compiled_program(command):
             sys.exit(_run_compiled(command, lifeline))
         else:
             _run_file(command)

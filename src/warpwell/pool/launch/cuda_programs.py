@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...driver import DriverServer, build, elf, make_library_folder
+from ...driver import DriverServer, build, examine_program, is_compiled, make_library_folder
 from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
@@ -106,21 +106,25 @@ def refusal(
 
     The parameters are those of `prepare`; `command` is the program.
     """
-    if choice == "local" or _why_not(environ, target, away and choice == "pool", gpus) or not is_compiled(command):
+    if (
+        choice == "local"
+        or _why_not(environ, target, away and choice == "pool", gpus)
+        or not is_compiled_program(command)
+    ):
         return None
-    return elf.examine(command[0], environ.get("LD_LIBRARY_PATH", ""))[0]
+    return examine_program(command[0], environ.get("LD_LIBRARY_PATH", ""))[0]
 
 
-def is_compiled(command: Sequence[str]) -> bool:
+def is_compiled_program(command: Sequence[str]) -> bool:
     """Return whether a command of `warpwell run` is a program of its own, and not one for this Python."""
-    return command[0] not in ("-c", "-m") and elf.is_compiled(command[0])
+    return command[0] not in ("-c", "-m") and is_compiled(command[0])
 
 
 def program_environ(program: str) -> dict[str, str]:
     """Return this process's environment for a compiled program: its DT_RPATH must not hide the job's libraries."""
     environ = dict(os.environ)
     if folder := environ.get(LAYER):
-        _, hidden = elf.examine(program, environ.get("LD_LIBRARY_PATH", ""))
+        _, hidden = examine_program(program, environ.get("LD_LIBRARY_PATH", ""))
         preload = [*(f"{folder}/lib/{name}" for name in hidden), environ.get("LD_PRELOAD", "")]
         environ |= {"LD_PRELOAD": ":".join(filter(None, preload))} if hidden else {}
     return environ
