@@ -75,7 +75,7 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help="Python file or compiled program"
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help="program to run, in Python or compiled"
     )
 
 
