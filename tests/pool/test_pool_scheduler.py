@@ -19,9 +19,8 @@ from warpwell import errors, gpu
 from warpwell.pool.device import Device, Stream
 from warpwell.pool.devices import Devices
 from warpwell.remote import PoolHandle, PoolScheduler
+from warpwell.remote.placement import Batch, Member, Placements
 from warpwell.remote.scheduler_agent import AgentScheduler
-from warpwell.remote.scheduler_member import Member, Unit
-from warpwell.remote.scheduler_places import Places
 from warpwell.scheduler import Profile, Scheduler, State
 
 
@@ -242,8 +241,8 @@ def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, mon
             go_on.set()
             first.result(HANG_SECONDS)
         assert second.cancelled() and third.cancelled() and (there.copy_to_host() == 2).all()
-        member = scheduler._places.members[0]
-        assert not member.units and member.seconds == 0
+        member = scheduler._placements.members[0]
+        assert not member.batches and member.seconds == 0
 
 
 def test_tenants_and_load(devices: Devices) -> None:
@@ -317,10 +316,10 @@ def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch
         pool[0].target = "cuda"  # as far as its place is concerned
         send = Member.send
 
-        def sends(member: Member, unit: Unit, places: Places) -> None:
+        def sends(member: Member, batch: Batch, choose: Any) -> Any:
             if member.device is pool[0]:
                 lose(pool[0])
-            send(member, unit, places)
+            return send(member, batch, choose)
 
         monkeypatch.setattr(Member, "send", sends)
         gate: Any = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]
@@ -420,7 +419,7 @@ def test_many_threads_and_callbacks_submit(devices: Devices) -> None:
 
 
 def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.remote.scheduler_member.STAGED", 1e-12)
+    monkeypatch.setattr("warpwell.remote.placement.MAX_STAGED_SHARE", 1e-12)
     with Scheduler(devices=devices[:2]) as scheduler:
         arrays = [np.full(100, k) for k in range(20)]
         handles = [scheduler.submit(double[100], a) for a in arrays]
@@ -428,7 +427,7 @@ def test_waiting_arrays_do_not_fill_the_device(devices: Devices, monkeypatch: py
         assert all((a == 2 * k).all() for k, a in enumerate(arrays))
 
 
-@pytest.mark.parametrize("make", [lambda: Places([]), lambda: AgentScheduler("cpu")], ids=["places", "agent"])
+@pytest.mark.parametrize("make", [lambda: Placements([]), lambda: AgentScheduler("cpu")], ids=["places", "agent"])
 def test_who_drops_it_starts_no_thread(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # a finalizer may run while its thread holds a lock that starting another one takes
     dropped = make()
@@ -442,7 +441,7 @@ def test_who_drops_it_starts_no_thread(make: Any, monkeypatch: pytest.MonkeyPatc
         closed.set()
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    if isinstance(dropped, Places):
+    if isinstance(dropped, Placements):
         dropped.retire()
     del dropped
     assert closed.wait(HANG_SECONDS)

@@ -32,7 +32,7 @@ class Reply:
         Whether the answer is there.
     """
 
-    __slots__ = ("_came", "_told", "channel", "counted", "done", "error", "number", "transfer", "value")
+    __slots__ = ("_calls", "_came", "channel", "counted", "done", "error", "number", "transfer", "value")
 
     def __init__(self, channel: Channel | None = None) -> None:
         self.number = new_id()
@@ -44,7 +44,7 @@ class Reply:
         self.channel = channel
         self._came = threading.Lock()
         self._came.acquire()
-        self._told: Callable[[], None] | None = None
+        self._calls: list[Callable[[], None]] = []
 
     def come(self, value: Any, error: BaseException | None) -> None:
         """Answer, once."""
@@ -52,19 +52,22 @@ class Reply:
         self._came.release()
         if error is not None and self.transfer is not None:
             self.transfer.cancel()  # who waits for it asks whether there is an answer that tells more
-        if (told := self._told) is not None:
-            self._told = None
-            try:
-                told()
-            except Exception:  # the thread that all answers come by goes on
-                traceback.print_exc()
+        self._notify()
 
     def when_come(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` when the answer is there, perhaps twice, in the thread that receives: it must not wait."""
-        self._told = call
-        if self.done and self._told is not None:
-            self._told = None
-            call()
+        """Call ``call()`` once when the answer is there, in the thread that receives: it must not wait."""
+        self._calls.append(call)
+        if self.done:
+            self._notify()
+
+    def _notify(self) -> None:
+        while self._calls:
+            try:
+                self._calls.pop()()  # one step: only one thread gets a call
+            except IndexError:
+                return
+            except Exception:  # the thread that receives all answers continues
+                traceback.print_exc()
 
     def wait(self, what: str, timeout: float | None = None) -> None:
         """Wait for the answer, of either kind. Raises `StallError`."""

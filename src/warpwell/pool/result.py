@@ -32,7 +32,7 @@ class CallResult:
         return self._reply.done and (value.done if isinstance(value, Answer) else True)
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` once the result is there, or its large arrays are on their way: perhaps twice.
+        """Call ``call()`` once, when the result is there or its large arrays are on their way.
 
         A thread of the pool calls it, so it must not wait.
         """

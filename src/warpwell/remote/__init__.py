@@ -6,9 +6,7 @@ In the order in which a call meets them:
     array.py             RemoteArray: an array that a device has opened, ``device.open(path)``
     store.py             RemoteStore: a key-value store that a device has opened, ``device.open_store(path)``
     scheduler.py         PoolScheduler: ``Scheduler(devices=...)``; checks tasks and submits them
-    scheduler_places.py  Places: chooses a device for each task, and another one when a device is lost
-    scheduler_handle.py  PoolHandle: the future of a task
-    scheduler_member.py  Member: one device; sends it units of tasks, and brings results back
+    placement.py         PoolHandle; Placements: chooses a device for each batch of tasks; Member: sends batches to one
     scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
 """
 
@@ -18,8 +16,8 @@ from .. import registry
 
 if TYPE_CHECKING:
     from .array import RemoteArray
+    from .placement import PoolHandle
     from .scheduler import PoolScheduler
-    from .scheduler_handle import PoolHandle
     from .store import RemoteStore
 
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
@@ -28,7 +26,7 @@ if not TYPE_CHECKING:  # an agent that opens an array needs neither stores nor s
     __getattr__, __dir__ = registry.on_first_use(
         __name__,
         {
-            "PoolHandle": "scheduler_handle:",
+            "PoolHandle": "placement:",
             "PoolScheduler": "scheduler:",
             "RemoteArray": "array:",
             "RemoteStore": "store:",

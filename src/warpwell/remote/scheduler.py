@@ -20,8 +20,7 @@ from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
 from ..targets.blocks import BLOCK_INDICES
-from .scheduler_member import Member, Unit
-from .scheduler_places import Places
+from .placement import Batch, Member, Placements
 from .stand_in import Remote
 
 
@@ -73,15 +72,15 @@ class PoolScheduler(Scheduler):
             for d in found:
                 members.append(Member(d, settings, options))
             for member in members:
-                member.begin()
+                member.start()
         except BaseException:
             for member in members:
                 member.close(cancel=True)
             raise
         self.devices = tuple(found)
         self._members = {id(m.device): m for m in members}
-        self._places = Places(members)
-        weakref.finalize(self, self._places.retire).atexit = False
+        self._placements = Placements(members)
+        weakref.finalize(self, self._placements.retire).atexit = False
 
     def task(
         self,
@@ -133,13 +132,13 @@ class PoolScheduler(Scheduler):
         home = self._home([t.arguments for t in tasks])
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
-        handles = [self._places.handle(task) for task in tasks]
+        handles = [self._placements.handle(task) for task in tasks]
         staged = [_staged(t.arguments) for t in tasks]
         if any(staged):  # one by one: the next task may read what this one brings back
-            units = [Unit(request.name, [h], home, n) for h, n in zip(handles, staged, strict=True)]
+            batches = [Batch(request.name, [h], home, n) for h, n in zip(handles, staged, strict=True)]
         else:
-            units = [Unit(request.name, handles, home, 0)]
-        self._places.submit(units, after)
+            batches = [Batch(request.name, handles, home, 0)]
+        self._placements.submit(batches, after)
         return list(handles)
 
     def _home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
@@ -163,7 +162,7 @@ class PoolScheduler(Scheduler):
 
     def _check(self, task: Task, members: Sequence[Member]) -> None:
         """Raise if no device could ever run a task."""
-        members = [m for m in members if m.runs(task)]
+        members = [m for m in members if m.can_run(task)]
         if not members:
             raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} runs on a GPU, and no device is one")
         accounts = [m.tenants.account(task.tenant) for m in members]
@@ -180,24 +179,24 @@ class PoolScheduler(Scheduler):
 
     def inspect(self, function: Callable[[Any], Any]) -> list[Any]:  # type: ignore[override]
         """Return what ``function(core)`` returns on each device that is not lost, between two decisions."""
-        asked = [m.service.call("inspect", function, stream=m.stream) for m in self._places.members if m.alive]
-        return [result.get() for result in asked]
+        results = [m.call("inspect", function) for m in self._placements.members if m.is_alive]
+        return [result.get() for result in results]
 
     def logs(self) -> dict[int, Log]:
         """Return the decisions and their reasons, by index of the device."""
-        asked = {m.device.index: m.service.call("log", stream=m.stream) for m in self._places.members if m.alive}
-        return {index: Log.read(io.StringIO(result.get())) for index, result in asked.items()}
+        results = {m.device.index: m.call("log") for m in self._placements.members if m.is_alive}
+        return {index: Log.read(io.StringIO(result.get())) for index, result in results.items()}
 
     @property
     def failure(self) -> BaseException | None:
         """The loss of the last device; None while a device is left."""
-        if any(m.alive for m in self._places.members):
+        if any(m.is_alive for m in self._placements.members):
             return None
-        last = self._places.members[-1].device
+        last = self._placements.members[-1].device
         return errors.DeviceLostError(f"device {last.index} is gone, the last one: {last.lost}", device=last.index)
 
     def _end(self, cancel: bool) -> None:
-        self._places.close(cancel)
+        self._placements.close(cancel)
 
 
 def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
