@@ -1,5 +1,5 @@
 # make demo | check | format | test | test-loaded | test-cost | coverage | docs | docs-test | dist | thorough | sanitize | bench
-#     | interleavings | driver-wheel | lock | clean
+#     | interleavings | driver-wheel | nvcc | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` and `make coverage`
 # need besides is in requirements-docs.lock, and they install it into .venv: other targets do not wait for it.
 
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test test-loaded test-cost coverage test-gpu docs docs-test thorough bench interleavings driver-wheel lock clean
+.PHONY: demo test test-loaded test-cost coverage test-gpu docs docs-test thorough bench interleavings driver-wheel nvcc lock clean
 .PHONY: sanitize check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
@@ -124,6 +124,14 @@ interleavings: $(STAMP)
 # Layer and worker for machines without a C compiler. With the package ziglang in .venv, for glibc 2.17 and newer.
 driver-wheel: $(STAMP)
 	$(BIN)/python -m warpwell.driver.build --wheel dist
+
+# NVIDIA's compiler for the tests of CUDA runtime programs, in a folder of its own: its packages must be of one release.
+nvcc: $(STAMP) build/nvcc/.installed
+
+build/nvcc/.installed: requirements-nvcc.lock
+	rm -rf build/nvcc
+	$(PIP_INSTALL) --require-hashes --target build/nvcc -r requirements-nvcc.lock
+	touch $@
 
 # The package itself is linked, not copied, so only a changed lock or project file builds again.
 $(STAMP): requirements.lock pyproject.toml

@@ -77,8 +77,12 @@ def test_graphs_through_the_layer(pooled: dict[str, str]) -> None:
     passes(pooled, nvcc.compiled("graph", "graph.cu"))
 
 
-def test_managed_variables(native: dict[str, str]) -> None:
-    passes(native, nvcc.compiled("managed", "managed.cu"))
+def test_managed_variables(native: dict[str, str], pooled: dict[str, str]) -> None:
+    program = nvcc.compiled("managed", "managed.cu")
+    passes(native, program)
+    done = run(pooled, program)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "warpwell: __managed__ variables cannot be used here: cudaErrorNotSupported" in done.stderr
 
 
 def test_a_client_of_release_12_that_registers_by_hand(

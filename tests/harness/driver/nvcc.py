@@ -1,7 +1,7 @@
 """NVIDIA's compiler, if it is installed, and programs that it builds against Warpwell's CUDA runtime.
 
-``requirements-nvcc.lock`` names its packages: with them in a Python environment, or with a CUDA toolkit in
-``/usr/local/cuda*`` or on ``PATH``, tests compile the programs of ``tests/data/runtime``. Nothing of them is shipped.
+``make nvcc`` installs it from the packages in ``requirements-nvcc.lock``. With them, or with a CUDA toolkit in
+``/usr/local/cuda*`` or on ``PATH``, tests compile the programs of ``tests/data/runtime``. Nothing of it is shipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,13 @@ from warpwell.driver import build
 PROGRAMS = Path(__file__).parents[2] / "data" / "runtime"
 RELEASE = "13.0"
 """Release of the compiler that the tests are written for."""
-MISSING = f"nvcc {RELEASE} is not installed: pip install --require-hashes --no-deps -r requirements-nvcc.lock"
+MISSING = f"nvcc {RELEASE} is not installed: run make nvcc"
 _FLAGS = ("-cudart", "shared", "-arch=sm_90", "-Xfatbin", "-compress=false")
 
 
 def find() -> Path | None:
     """Return the path of nvcc, or None if the release is not installed."""
-    packages = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvcc"
+    packages = Path(__file__).parents[3] / "build" / "nvcc" / "nvidia" / "cu13" / "bin" / "nvcc"
     on_path = shutil.which("nvcc")
     for path in (packages, *sorted(Path("/usr/local").glob("cuda*/bin/nvcc")), Path(on_path or "nvcc")):
         if path.is_file():

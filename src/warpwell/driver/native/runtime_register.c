@@ -188,9 +188,11 @@ CUDART_API char __cudaInitModule(void **handle) {
     for (; e && !error; e = e->previous)
         if (e->image == image && e->managed && !(error = cuLibraryGetManaged(&address, &nbytes, library, e->name)))
             *e->managed = (void *)(uintptr_t)address;
-    if (error)
+    if (error) { /* the program would use addresses that it does not have */
         rt_say("__managed__ variables cannot be used here: %s", cudaGetErrorName(error));
-    return !rt_result(error);
+        exit(1);
+    }
+    return 1;
 }
 
 /* -- kernels ------------------------------------------------------------------------------------------------------- */
@@ -251,7 +253,7 @@ static const struct entry *managed_at(const void *symbol) {
     pthread_mutex_lock(&lock);
     const struct entry *e = newest;
     pthread_mutex_unlock(&lock);
-    while (e && !(e->managed && *e->managed == symbol))
+    while (e && (!e->managed || atomic_load(&e->image->is_gone) || *e->managed != symbol))
         e = e->previous;
     return e;
 }
