@@ -73,8 +73,10 @@ def test_core_calls_through_the_layer(pooled: dict[str, str], variant: str) -> N
     passes(pooled, nvcc.compiled(name, *sources, flags=flags))
 
 
-def test_graphs_through_the_layer(pooled: dict[str, str]) -> None:
-    passes(pooled, nvcc.compiled("graph", "graph.cu"))
+def test_graphs_and_managed_memory_through_the_layer(parts: lab_build.Built) -> None:
+    program = nvcc.compiled("graph", "graph.cu")
+    with DriverServer(1, driver=parts.fake, parts=parts) as server:  # several devices have no managed memory
+        passes(server.environ(), program)
 
 
 def test_managed_variables(native: dict[str, str], pooled: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-// Graphs of the CUDA runtime: captured, built from nodes, changed.
+// Calls that the layer serves without a driver: graphs that are captured, built from nodes and changed; managed memory.
 #include "check.h"
 
 #include <cuda_runtime.h>
@@ -140,7 +140,31 @@ static void of_any_type() {
     OK(cudaFree(a));
 }
 
+static void managed() {
+    cudaStream_t stream;
+    unsigned *a;
+    cudaStreamAttrValue attribute = {};
+    OK(cudaStreamCreate(&stream));
+    OK(cudaMallocManaged(&a, BYTES));
+    OK(cudaStreamAttachMemAsync(stream, a, 0, cudaMemAttachSingle));
+    EQUAL(cudaStreamAttachMemAsync(stream, back, 0, cudaMemAttachSingle), cudaErrorInvalidValue);
+    OK(cudaMemAdvise(a, BYTES, cudaMemAdviseSetReadMostly, {cudaMemLocationTypeDevice, 0}));
+    OK(cudaMemPrefetchAsync(a, BYTES, {cudaMemLocationTypeDevice, 0}, 0, stream));
+    OK(cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &attribute));
+    EQUAL(cudaStreamSetAttribute(stream, cudaStreamAttributePriority, &attribute), cudaErrorNotSupported);
+    a[7] = 3;
+    add<<<1, 32, 0, stream>>>(a, a, COUNT);
+    OK(cudaStreamSynchronize(stream));
+    EQUAL(a[7], 6);
+    cudaPointerAttributes attributes;
+    OK(cudaPointerGetAttributes(&attributes, a));
+    EQUAL(attributes.type, cudaMemoryTypeManaged);
+    OK(cudaFree(a));
+    OK(cudaStreamDestroy(stream));
+}
+
 int main() {
+    managed();
     captured();
     built();
     of_any_type();

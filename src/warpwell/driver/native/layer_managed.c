@@ -73,6 +73,12 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t nbytes, uint64_t loca
     return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(address, nbytes, kind_of(location), id_of(location), h);
 }
 
+/* Every stream reads and writes managed memory, wherever it is attached. */
+CUresult cuStreamAttachMemAsync(CUstream h, CUdeviceptr address, size_t nbytes, unsigned flags) {
+    bool is_one_flag = flags && flags <= 4 && !(flags & (flags - 1));
+    return is_one_flag ? prefetch(address, nbytes ? nbytes : 1, CU_LOCATION_HOST, 0, h) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cuMemAdvise(CUdeviceptr address, size_t nbytes, int advice, CUdevice device) {
     bool known = advice >= 1 && advice <= 6;
     return known ? hint(address, nbytes, device == -1 ? CU_LOCATION_HOST : CU_LOCATION_DEVICE, device)

@@ -155,6 +155,15 @@ CUresult cuStreamGetPriority(CUstream h, int *priority) {
     return error;
 }
 
+/* Windows of the L2 cache and policies of waiting change no results: they are checked and left out. */
+CUresult cuStreamSetAttribute(CUstream h, int attribute, void *value) {
+    struct ww_object *o;
+    int error = look(h, value, &o);
+    if (error || attribute == CU_LAUNCH_ACCESS_WINDOW || attribute == CU_LAUNCH_WAIT_POLICY)
+        return error;
+    return ww_refused("cuStreamSetAttribute with an attribute other than access policy and synchronization policy");
+}
+
 CUresult cuStreamGetId(CUstream h, uint64_t *id) {
     struct ww_object *o;
     int error = look(h, id, &o);
