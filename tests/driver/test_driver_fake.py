@@ -313,6 +313,7 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
 
     folder = site / "warpwell_driver"
     assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker")]
+    assert {"libcudart.so.12", "libcudart.so.13"} <= {path.name for path in folder.iterdir()}
     assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
     (folder / "sources").write_text("others")
     without = told(found + "build._ziglang = lambda: False\nbuild.parts()")
