@@ -99,9 +99,9 @@ static int enter_device(void) {
     CUcontext context, now = NULL;
     uint64_t entered = rt_generation();
     int error = rt_start();
-    if (error || (error = cuCtxGetCurrent(&now)))
+    if (error)
         return error;
-    if (!now || is_ours(now)) {
+    if (cuCtxGetCurrent(&now) || !now || is_ours(now)) {
         error = rt_context(mine.device, &context);
         if (error || (error = cuCtxSetCurrent(context)))
             return error;
