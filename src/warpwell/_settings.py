@@ -72,6 +72,18 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _positive_seconds(text: str) -> float:
+    if not float(text) > 0:
+        raise ValueError(text)
+    return float(text)
+
+
+def _finite_seconds(text: str) -> float:
+    if not 0 < float(text) < 1e6:
+        raise ValueError(text)
+    return float(text)
+
+
 def _switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(text)
@@ -162,6 +174,54 @@ class Settings:
         "an absolute path",
         "Folder of the files by which processes take turns on a GPU; the same for all of them.",
         "a folder of the user in `/dev/shm`",
+    )
+
+    pool_stall_seconds = Setting(
+        "WARPWELL_POOL_STALL",
+        3600.0,
+        _positive_seconds,
+        "seconds, more than 0",
+        "How many seconds a program waits for a device of a pool, or for a lease, before it raises `StallError`.",
+        "3600",
+    )
+    pool_silence_seconds = Setting(
+        "WARPWELL_POOL_TIMEOUT",
+        3.0,
+        _finite_seconds,
+        "seconds, more than 0",
+        "After how many seconds without a sign of life a process of a pool is lost.",
+        "3",
+    )
+    pool_chunk = Setting[int | None](
+        "WARPWELL_POOL_CHUNK",
+        None,
+        _positive_integer,
+        "a whole number of bytes",
+        "Bytes of a chunk of copies to and from devices of a pool, for copies of any size.",
+        "2 MiB, for copies from 24 MiB on",
+    )
+    pool_buffers = Setting(
+        "WARPWELL_POOL_BUFFERS",
+        4,
+        _positive_integer,
+        "a whole number, 1 or more",
+        "Staging buffers of a copy to or from a device of a pool.",
+    )
+    pool_pipeline = Setting(
+        "WARPWELL_POOL_PIPELINE",
+        True,
+        _switch,
+        "1 (or 0)",
+        "0: receive all data of a copy before they are copied to the device.",
+        "1",
+    )
+    pool_direct = Setting(
+        "WARPWELL_POOL_DIRECT",
+        True,
+        _switch,
+        "1 (or 0)",
+        "0: devices of one host send data to each other, as devices of different hosts do.",
+        "1",
     )
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:

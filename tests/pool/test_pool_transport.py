@@ -19,7 +19,6 @@ from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
 from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
-from warpwell.pool.transport.mpi_transport import silence_from_environment
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
 from warpwell.targets import native
@@ -207,13 +206,6 @@ def test_a_signal_wakes_and_a_change_is_never_missed() -> None:
     threading.Timer(0.02, signal.raise_).start()
     while signal.value == seen:
         signal.sleep(seen, 1e6)
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
-def test_a_patience_that_cannot_be(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setenv("WARPWELL_POOL_TIMEOUT", text)
-    with pytest.raises(ArgumentError, match="WARPWELL_POOL_TIMEOUT"):
-        silence_from_environment()
 
 
 def test_a_processor_without_futex_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

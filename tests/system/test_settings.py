@@ -39,6 +39,12 @@ def test_the_page_has_all_settings() -> None:
         ("read_gap_bytes", "0", 0),
         ("socket", "/a/s", Path("/a/s")),
         ("turns_folder", "/a/t", "/a/t"),
+        ("pool_stall_seconds", "0.5", 0.5),
+        ("pool_silence_seconds", "10", 10.0),
+        ("pool_chunk", "65536", 65536),
+        ("pool_buffers", "2", 2),
+        ("pool_pipeline", "0", False),
+        ("pool_direct", "0", False),
     ],
 )
 def test_a_variable_is_read_at_each_access(name: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
-from .. import errors
 from .._check import checked_integer
+from .._settings import settings
 from .transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20
@@ -61,18 +60,8 @@ class Tuning:
 
     @classmethod
     def from_environment(cls) -> Tuning:
-        """Return what ``WARPWELL_POOL_CHUNK``, ``_BUFFERS``, ``_PIPELINE`` and ``_DIRECT`` (0 or 1) say."""
-        numbers: dict[str, int | None] = {"CHUNK": None, "BUFFERS": BUFFERS, "PIPELINE": 1, "DIRECT": 1}
-        for name in numbers:
-            text = os.environ.get(f"WARPWELL_POOL_{name}")
-            if text:
-                try:
-                    numbers[name] = int(text)
-                except ValueError:
-                    raise errors.ArgumentError(
-                        f"WARPWELL_POOL_{name} is {text!r}: give a whole number", name=f"WARPWELL_POOL_{name}"
-                    ) from None
-        return cls(numbers["CHUNK"], numbers["BUFFERS"] or 0, bool(numbers["PIPELINE"]), bool(numbers["DIRECT"]))
+        """Return the settings of ``WARPWELL_POOL_CHUNK``, ``_BUFFERS``, ``_PIPELINE`` and ``_DIRECT``."""
+        return cls(settings.pool_chunk, settings.pool_buffers, settings.pool_pipeline, settings.pool_direct)
 
     def plan(self, nbytes: int) -> CopyPlan:
         """Return the plan of a copy of N bytes; a copy of one chunk has no pipeline."""

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ... import errors
+from ..._settings import settings
 
 LOOK = 0.25
 """Seconds between two looks at whether the wait has become pointless."""
 
 
 def limit(timeout: float | None = None) -> float:
-    """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, or an hour.
+    """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, by default an hour.
 
-    A device that is gone ends a wait long before: this bound is for programs that wait for what never comes.
-
-    Raises
-    ------
-    ArgumentError
-        The variable is no number, or not a positive one.
+    A lost device ends a wait long before: this bounds waits for events that never happen.
     """
-    if timeout is not None:
-        return timeout
-    text = os.environ.get("WARPWELL_POOL_STALL") or "3600"
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise errors.ArgumentError(
-            f"WARPWELL_POOL_STALL is {text!r}: give seconds, more than 0", name="WARPWELL_POOL_STALL"
-        )
-    return seconds
+    return settings.pool_stall_seconds if timeout is None else timeout
 
 
 class Milestone:

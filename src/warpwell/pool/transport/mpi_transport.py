@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import AgentError, ArgumentError, PoolVersionError
+from ..._settings import settings
+from ...errors import AgentError, PoolVersionError
 from ..several import several
 from .bulk import Transfer
 from .handshake import NBYTES, Hello
@@ -18,9 +19,6 @@ from .mpi_progress import GOODBYE_SAID, Progress, compiled_loop
 from .peers import PeerTransport
 
 _HELLO = 2
-
-SILENCE = 3.0
-"""Seconds after which a process that says nothing is lost: with everything else, less than 5."""
 
 
 class MpiTransport(PeerTransport):
@@ -59,7 +57,7 @@ class MpiTransport(PeerTransport):
         rank = int(self._comm.Get_rank())
         super().__init__(rank, [peer for peer in range(self._comm.Get_size()) if peer != rank])
         self.hellos = _exchange(self._comm, self.rank, self.peers, start)
-        silence = silence_from_environment() if silence is None else silence
+        silence = settings.pool_silence_seconds if silence is None else silence
         self._progress = Progress(self._comm, self.peers, silence, self._lose)
         self._arrived, self._acknowledged = self._progress.arrived, self._progress.acknowledged
         self._at_exit = functools.partial(_close_forgotten, weakref.ref(self))
@@ -105,26 +103,6 @@ class MpiTransport(PeerTransport):
     def _lose(self, peer: int, reason: str) -> None:
         if self._losses.add(peer, reason):
             self._losses.tell(peer)
-
-
-def silence_from_environment() -> float:
-    """Return the seconds in ``WARPWELL_POOL_TIMEOUT``, or the default.
-
-    Raises
-    ------
-    ArgumentError
-        It is no number, or not a positive one.
-    """
-    text = os.environ.get("WARPWELL_POOL_TIMEOUT", "")
-    try:
-        seconds = float(text) if text else SILENCE
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e6:
-        raise ArgumentError(
-            f"WARPWELL_POOL_TIMEOUT is {text!r}: give seconds, more than 0", name="WARPWELL_POOL_TIMEOUT"
-        )
-    return seconds
 
 
 def _close_forgotten(reference: weakref.ref[MpiTransport]) -> None:
