@@ -13,7 +13,6 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
-from warpwell.kv.log import log as opening
 from warpwell.kv.log.files import Files
 from warpwell.kv.log.log import Log
 
@@ -34,15 +33,11 @@ def snapshot_of(*folders):
     }
 
 
-@pytest.fixture(params=["now", "format 1"])
-def beside(request, tmp_path, monkeypatch):
-    """A store with its shards beside it, as now and as format 1 wrote paths."""
+@pytest.fixture
+def beside(tmp_path):
+    """A store with its shards beside it."""
     base = tmp_path / "base"
-    if request.param == "format 1":
-        monkeypatch.setattr(opening, "written", lambda path, near: os.path.abspath(path))
-    store = make(base, [base / "a", base / "b"])
-    monkeypatch.undo()
-    return store
+    return make(base, [base / "a", base / "b"])
 
 
 def test_a_copy_has_shards_of_its_own(beside, tmp_path):

@@ -2,6 +2,7 @@
 
 import ctypes
 import errno
+import json
 import multiprocessing
 import os
 import shutil
@@ -11,8 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-import zipfile
-from functools import partialmethod
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -996,28 +996,22 @@ def test_a_key_is_shown_as_it_was_put(tmp_path, shards):
         assert w.keys_array().tolist() == [-1, 2, 3] == w.list()
 
 
-def test_stores_of_format_1_are_as_they_were(tmp_path):
-    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-1.zip") as file:
-        file.extractall(tmp_path)
-    for mode in ("r", "r+", "r"):
-        with ww.kv.open(tmp_path / "ints.kv", mode) as s:
-            keys = sorted({*range(-3, 40), 300} - {5})
-            assert s.keys_array().tolist() == keys and len(s) == 43
-            assert sorted(s) == s.list() == sorted(k.to_bytes(8, "little", signed=True) for k in keys)
-            assert ww.train.Dataset(s)[0] == b"v-3" and s[300] == b"v300"
-        with ww.kv.open(tmp_path / "names.kv", mode) as s:
-            assert s.list() == sorted([b"a", *(b"img%05d" % k for k in (2, 11, 300)), (1).to_bytes(8, "little")])
-        with ww.kv.open(tmp_path / "snap.kv", mode) as s:
-            assert dict(s.items()) == {k.to_bytes(8, "little"): b"s%d" % k for k in range(21)} and s.verify().sound
-    with ww.kv.open(tmp_path / "snap.kv", "r+") as w:  # written by this release from now on
-        w.put_many(np.arange(15), [b"t"] * 15)
-        w.commit()
-        with w._records.lock:
-            w._records._snapshot()
-        w.put(100, b"last")
-    with ww.kv.open(tmp_path / "snap.kv") as r:
-        assert r.keys_array().tolist() == [*range(21), 100] and r[14] == b"t" and r[15] == b"s15"
-        assert (100).to_bytes(8, "little") in list(r) and r.verify().sound
+def test_stores_of_format_1_are_refused_and_stay_unchanged(tmp_path):
+    ww.kv.create(tmp_path / "a.kv").close()
+    path = tmp_path / "a.kv" / "MANIFEST"
+    fields = json.loads(path.read_bytes().partition(b"\n")[2])
+    del fields["kinds"]
+    for version in (1, 2):  # format 2 from a store of format 1
+        body = json.dumps(fields).encode()
+        path.write_bytes(manifest._title(version, body) + body)
+        before = {file: file.read_bytes() for file in (tmp_path / "a.kv").iterdir()}
+        salvage = partial(ww.kv.salvage, target=tmp_path / "b.kv")
+        for call in (ww.kv.open, partial(ww.kv.open, mode="r+"), ww.kv.seal, salvage):
+            with pytest.raises(errors.StoreVersionError, match="format 1, and this release reads formats 2 to 5: dump"):
+                call(tmp_path / "a.kv")
+        assert before == {file: file.read_bytes() for file in (tmp_path / "a.kv").iterdir()}
+    ww.kv.create(tmp_path / "a.kv", overwrite=True).close()
+    assert len(ww.kv.open(tmp_path / "a.kv")) == 0
 
 
 def test_values_that_hold_addresses_are_refused(tmp_path):

@@ -52,13 +52,11 @@ class Records:
     Attributes
     ----------
     writable : bool
-    kinds : bool
-        Keys are marked as integers or not; False in stores of format 1.
     """
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self.kinds, self.writable, self.path = log.kinds, log.writable, log.path
+        self.writable, self.path = log.writable, log.path
         self.shard_count = len(log.segments.paths)
         self.lock = log.lock
         self._compacting = threading.RLock()
@@ -222,7 +220,7 @@ class Records:
         if keys.full is not None:
             self._check_hashes(keys)
             values = _with_suffixes(keys, values)
-        padded, lengths = keys.marked() if self.kinds else keys.padded()
+        padded, lengths = keys.marked()
         shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
         self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
 

@@ -153,11 +153,10 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         try:
             with made:
                 total, done = sum(map(len, found)), 0
-                all_integers = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
                 for (_, paths), slots in zip(logs, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
                     for rows in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
-                        _put(made, paths, slots[rows], all_integers, copies, report)
+                        _put(made, paths, slots[rows], copies, report)
                         done += len(slots[rows])
                         if progress is not None:
                             progress(done, total)
@@ -186,7 +185,7 @@ def _described(folder: str, report: SalvageReport) -> Manifest:
         report.problems.append(
             Problem(os.path.join(folder, IDENTITY_NAME), None, "the schema is not known: values are recovered as bytes")
         )
-        return Manifest("0" * 32, "commit", 256 << 20, 0, None, (), 0, 0, kinds=True)
+        return Manifest("0" * 32, "commit", 256 << 20, 0, None, (), 0, 0)
 
 
 @contextlib.contextmanager
@@ -247,17 +246,10 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
 
 
-def _put(
-    store: Any,
-    folders: list[str],
-    slots: NDArray[np.int64],
-    all_integers: bool,
-    copies: Copies,
-    report: SalvageReport,
-) -> None:
+def _put(store: Any, folders: list[str], slots: NDArray[np.int64], copies: Copies, report: SalvageReport) -> None:
     """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
     lengths = key_len_of(slots[:, 3])
-    integers = np.full(len(slots), all_integers) | (marked_len_of(slots[:, 3]) & INTEGER != 0)
+    integers = marked_len_of(slots[:, 3]) & INTEGER != 0
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
     for segment in np.unique(segment_of(slots[:, 2])).tolist():
         rows = np.flatnonzero(segment_of(slots[:, 2]) == segment)
@@ -466,7 +458,7 @@ def _index_slots(found: DamagedFolder, path: str, block: Superblock | None, body
 
 
 def _old_slots(found: DamagedFolder, path: str, block: Superblock | None, body: bytes) -> SnapshotSlots:
-    """Return the readable slots of a snapshot of formats 1 to 3."""
+    """Return the readable slots of a snapshot of formats 2 and 3."""
     slots = np.frombuffer(body, np.int64, len(body) // SLOT_BYTES * 4).reshape(-1, 4)
     if block is None:
         return SnapshotSlots(_plausible(slots), 0, False)

@@ -22,7 +22,7 @@ from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
 from .index.reader import BAD_RECORD, read_error
-from .keys import INT_KEY, MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
+from .keys import MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.files import check_process
 from .log.format import size_of
 from .log.log import CompactionReport
@@ -345,8 +345,6 @@ class Store(MutableMapping[Any, Any]):
     def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[int | bytes]:
         """Return the keys in order: integers ascending, then all others in byte order.
 
-        In a store of format 1 no key is known to be an integer.
-
         Parameters
         ----------
         prefix : bytes or str
@@ -359,17 +357,14 @@ class Store(MutableMapping[Any, Any]):
         self.check_open()
         first = checked_bytes(prefix, "prefix")
         limit = None if limit is None else checked_integer(limit, "limit", minimum=0)
-        begin = None if start is None else shown(start) if self._records.kinds else as_key(start)
+        begin = None if start is None else shown(start)
         keys = with_prefix(self._records.entries()[0], first, begin)
         return in_order(keys).take(slice(limit)).to_list()
 
     def ordered(self) -> Keys:
         """Return all keys in the order of `keys_array`, and which of them are integers."""
         self.check_open()
-        keys, _ = self._records.entries()
-        if not self._records.kinds and (keys.padded()[1] == INT_KEY).all():
-            keys = keys._replace(integers=True)
-        return in_order(keys)
+        return in_order(self._records.entries()[0])
 
     def keys_array(self) -> NDArray[np.int64] | tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return all keys, sorted; `DataLoader` counts positions in this order.
@@ -378,8 +373,7 @@ class Store(MutableMapping[Any, Any]):
         -------
         numpy.ndarray or tuple
             int64 [N] if every key is an integer; else uint8 [N, 16], or wider if a key is longer, with lengths [N]. The
-            order is that of `list`. `get_many` accepts both. In a store of format 1, keys of 8 bytes are integers here
-            if there are no others.
+            order is that of `list`. `get_many` accepts both.
         """
         keys = self.ordered()
         return keys.numbers() if keys.all_integers else keys.arrays()

@@ -217,7 +217,7 @@ class _Dump:
 
     def write_values(self, path: Path, names: str, progress: Progress) -> str:
         """Write a file for each value; return how they are named."""
-        if names == "auto" and self._store._records.kinds and self._keys.size:
+        if names == "auto" and self._keys.size:
             kinds = np.asarray(self._keys.kinds)
             # a number and a name of the same digits would be one file
             names = "int" if kinds.all() else "hex" if kinds.any() else _NAMES_ONLY

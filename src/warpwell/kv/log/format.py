@@ -14,7 +14,7 @@ from ...targets import device
 from .checksum import crc32c
 
 FORMAT_VERSION = 5
-"""The format of new files. Stores of formats 1 to 4 are read, and become format 5 when a manifest is written."""
+"""The format of new files. Stores of formats 2 to 4 are read, and become format 5 when a manifest is written."""
 INLINE_VERSION = 5
 """The first format with `INLINE`."""
 
@@ -44,7 +44,7 @@ def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
 # -- location of a value: two words ---------------------------------------------------------------------------
 SEGMENT_SHIFT = 40
 SIZE_SHIFT = 33
-"""Bits 33 to 39 of the first word are the high 7 bits of the value's size; formats 1 to 3 have zeros there."""
+"""Bits 33 to 39 of the first word are the high 7 bits of the value's size; formats 2 and 3 have zeros there."""
 CRC_SHIFT = 32
 KEY_LEN_SHIFT = 25
 INTEGER = 32
@@ -93,13 +93,13 @@ RECORD = layout_of(
 )
 
 SLOT_BYTES = 32
-"""A live record in a snapshot of formats 1 to 3, or in an index: key0, key1, loc0, loc1."""
+"""A live record in a snapshot of formats 2 and 3, or in an index: key0, key1, loc0, loc1."""
 
 # -- superblock -----------------------------------------------------------------------------------------------
 SEGMENT_FILE = 1
 JOURNAL_FILE = 2
 SNAPSHOT_FILE = 3
-"""Of formats 1 to 3."""
+"""Of formats 2 and 3."""
 INDEX_FILE = 4
 KINDS = {SEGMENT_FILE: "segment", JOURNAL_FILE: "journal", SNAPSHOT_FILE: "snapshot", INDEX_FILE: "index"}
 SUFFIXES = {SEGMENT_FILE: ".val", JOURNAL_FILE: ".jnl", SNAPSHOT_FILE: ".snap", INDEX_FILE: ".idx"}

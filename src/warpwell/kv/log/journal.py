@@ -486,7 +486,7 @@ COMMITTED_NAME = "COMMITTED"
 MARK_OFFSETS = (0, 4096)
 _MARK = struct.Struct("<8s16sqIIq12x")
 """Magic, UUID, sequence number and checksum of a record, salt of its journal, and the number of records up to it whose
-values may not be durable in their segments (0 in formats 1 to 4); the CRC of these 60 bytes follows."""
+values may not be durable in their segments (0 in formats 2 to 4); the CRC of these 60 bytes follows."""
 _MARK_MAGIC = b"warpwfl1"
 _MARK_BYTES = 64
 
@@ -563,10 +563,9 @@ def read_marks(folder: str, uuid: bytes) -> tuple[list[Mark], list[int]]:
 def highest(marks: list[Mark], salt: int) -> Mark:
     """Return the highest mark for a journal, or zeros.
 
-    Marks of other journals do not count, because the manifest is newer than the earlier journals. Marks of format 1 do
-    not name their journal (0).
+    Marks of other journals do not count, because the manifest is newer than the earlier journals.
     """
-    return max((mark for mark in marks if mark.salt in (0, salt)), default=Mark())
+    return max((mark for mark in marks if mark.salt == salt), default=Mark())
 
 
 def _unpack_mark(data: bytes, uuid: bytes) -> Mark | None:

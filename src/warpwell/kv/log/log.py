@@ -90,8 +90,6 @@ class Log:
     uuid : str
     schema_json : dict or None
         The schema that was passed to `create`.
-    kinds : bool
-        Key lengths carry the flag `INTEGER`.
     lock : threading.RLock
         Every method takes it. A caller with an index holds it while it appends and changes its index, so that a
         compaction in another thread sees both changes or neither.
@@ -107,7 +105,7 @@ class Log:
     def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
         self.path, self.writable = folder, False
         self.durability, self.segment_bytes = manifest.durability, manifest.segment_bytes
-        self.uuid, self.schema_json, self.kinds = manifest.uuid, manifest.schema, manifest.kinds
+        self.uuid, self.schema_json = manifest.uuid, manifest.schema
         self.lock = threading.RLock()
         self.recovered: Recovered | None = None
         self.on_snapshot: Callable[[SealedIndex], object] | None = None
@@ -778,7 +776,7 @@ def create_writable(
             f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
             name="segment_bytes",
         )
-    manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema, kinds=True)
+    manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema)
     with contextlib.ExitStack() as undo, _translate_os_errors(path, "choose a folder that can be written"):
         writer = _new_folder(files, path, undo)
         folders = [SegmentFolder(path, manifest.uuid_bytes)]

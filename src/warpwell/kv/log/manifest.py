@@ -1,7 +1,7 @@
 """Manifest: the list of a store's files; replaced as a whole, by a rename. Changes of it by a writer. Snapshots.
 
 A snapshot has all live records in one file, which a journal continues. It is the index that all processes map. Stores
-of formats 1 to 3 have a list of slots in its place (``.snap``), which is read and never written.
+of formats 2 and 3 have a list of slots in its place (``.snap``), which is read and never written.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ class Manifest:
         A record that was durable when the manifest was written, and its checksum.
     schema : dict, optional
         JSON of the store above, such as its schema; in the manifest of a shard, its number and the folder of its store.
-    kinds : bool
-        Whether locations mark keys that were given as integers. False in stores of format 1.
     previous : tuple, optional
         The previous snapshot (or None) and journal: together they hold the records of the current snapshot.
     shards : tuple of dict
@@ -94,7 +92,6 @@ class Manifest:
     floor_seq: int = 0
     floor_crc: int = 0
     schema: dict[str, Any] | None = field(default=None)
-    kinds: bool = False
     previous: tuple[int | None, int] | None = None
     shards: tuple[dict[str, str], ...] = ()
     separate_logs: bool = False
@@ -117,7 +114,7 @@ class Manifest:
     def pack(self) -> bytes:
         """Return the file: a line with version, length and CRC-32C, then JSON."""
         fields = {name: value for name, value in asdict(self).items() if name != "version"}
-        body = json.dumps(fields, indent=1, sort_keys=True).encode() + b"\n"
+        body = json.dumps({**fields, "kinds": True}, indent=1, sort_keys=True).encode() + b"\n"
         return _title(FORMAT_VERSION, body) + body
 
     def publish(self, files: Files, folder: str) -> None:
@@ -159,7 +156,7 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
     FormatError
         It is not a store, or its creation was interrupted.
     StoreVersionError
-        Its format is newer.
+        Its format is newer, or format 1.
     CorruptionError
         The manifest is damaged.
     """
@@ -202,6 +199,13 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         raise newer(path, version)
     try:
         fields = json.loads(body)
+        if not fields.pop("kinds", False):  # format 1 does not mark integers
+            raise errors.StoreVersionError(
+                f"{path} is of a store of format 1, and this release reads formats 2 to {FORMAT_VERSION}: dump it with"
+                " the release that wrote it, and load the dump",
+                path=path,
+                version=1,
+            )
         if version < 3 and "shards" in (fields["schema"] or {}):
             fields["shards"], fields["separate_logs"] = fields["schema"].pop("shards"), True
         fields["segments"], fields["shards"] = tuple(fields["segments"]), tuple(fields.get("shards", ()))
@@ -435,7 +439,7 @@ def open_index(folder: str, uuid: bytes, id: int) -> tuple[SealedIndex, Superblo
 
 
 def read_old_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64], int, int]:
-    """Return the slots of a snapshot of formats 1 to 3, its last sequence number and that record's checksum.
+    """Return the slots of a snapshot of formats 2 and 3, its last sequence number and that record's checksum.
 
     Raises
     ------

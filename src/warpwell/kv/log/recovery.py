@@ -263,7 +263,6 @@ def _load_separate_logs(
         manifest = manifest.with_changes(
             segments=(*(manifest.segments if shard else ()), *(segments.id_of(shard, n) for n in part.segments)),
             next_segment=max(manifest.next_segment, part.next_segment),
-            kinds=manifest.kinds and part.kinds,
         )
     for segment in manifest.segments:
         segments.open(segment)

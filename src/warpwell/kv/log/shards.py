@@ -187,18 +187,6 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
     """
     path = resolved(listed["path"], main)
     found = _read_shard(path, listed["uuid"])
-    if os.path.isabs(listed["path"]) and (found is None or not _same(found.home, main)):
-        # Format 1 has absolute paths only. The user may have moved or copied the shards together with the store.
-        candidates = [] if found is None else [resolved(os.path.relpath(found.path, found.home), main)]
-        name = os.path.basename(path)
-        for candidate in [
-            *candidates,
-            os.path.join(os.path.dirname(os.path.realpath(main)), name),
-            resolved(name, main),
-        ]:
-            moved = _read_shard(candidate, listed["uuid"])
-            if moved is not None:
-                return moved
     if found is not None:
         return found
     if not os.path.lexists(path):
