@@ -170,7 +170,7 @@ class Reader:
             self.locations = {}
             self.apply(changes.records.live())
         self.apply(changes.slots)
-        self.log.release(self.log.retired())
+        self.log.release(sorted(self.log.retired))
         return changes
 
     def contents(self):

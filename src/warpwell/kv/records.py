@@ -407,7 +407,7 @@ class Records:
 
     def _release(self) -> None:
         """Release segments that no location refers to any more, once no reader is inside."""
-        retired = self.log.retired()
+        retired = sorted(self.log.retired)
         if retired and self.state.drain():
             self.log.release(retired)
 

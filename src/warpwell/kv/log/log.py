@@ -65,7 +65,19 @@ from .manifest import (
     open_index,
     read_manifest,
 )
-from .recovery import Changes, LoadedLog, Recovered, follow, join, load, load_for_reading, open_segments, repair, split
+from .recovery import (
+    Changes,
+    LoadedLog,
+    Recovered,
+    follow,
+    join,
+    load,
+    load_for_reading,
+    missing,
+    open_segments,
+    repair,
+    split,
+)
 from .segments import SegmentFolder, Segments, ValueBuffers
 from .shards import take_shards, written
 
@@ -98,32 +110,44 @@ class Log:
     guard : Guard
     recovered : Recovered
         The records at opening; set it to None when the index is built.
+    retired : set of int
+        Segments whose descriptors are open although no location refers to them.
     on_snapshot : callable or None
         Called with the index that `snapshot` has written, with `lock` held.
     """
 
-    def __init__(self, folder: str, files: Files, manifest: Manifest, segments: Segments, journal: Journal) -> None:
-        self.path, self.writable = folder, False
+    def __init__(
+        self,
+        folder: str,
+        files: Files,
+        manifest: Manifest,
+        segments: Segments,
+        loaded: LoadedLog,
+        writer: WriterLock | None = None,
+        floor: Floor | None = None,
+    ) -> None:
+        self.path, self.writable = folder, writer is not None
         self.durability, self.segment_bytes = manifest.durability, manifest.segment_bytes
         self.uuid, self.schema_json = manifest.uuid, manifest.schema
         self.lock = threading.RLock()
-        self.recovered: Recovered | None = None
+        self.recovered: Recovered | None = loaded
         self.on_snapshot: Callable[[SealedIndex], object] | None = None
-        self._files, self.segments, self._journal, self._manifest = files, segments, journal, manifest
-        self._manifest_writer: ManifestWriter | None = None
-        self._floor: Floor | None = None
-        self._writer: WriterLock | None = None
         self.guard = Guard(folder)
+        self.retired: set[int] = set()
+        self._files, self.segments, self._manifest = files, segments, manifest
+        self._journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
+        self._manifest_writer = ManifestWriter(files, folder, manifest, segments, self.guard)
+        self._floor, self._writer = floor, writer
         self._pending = Pending()
         self._spilled = 0
         self._unsynced = False  # the journal has records that may not be durable
         self._emptied: set[int] = set()
-        self._retired: set[int] = set()
         self._pid = os.getpid()
         self._closed = False
-        self._start_seq = self._live = 0
-        self._in_segments = 0  # values of records up to this one are durable in their segments
-        self._synced_value_bytes = 0  # bytes of values in the journal at that record
+        self._live = len(loaded.slots) if loaded.base is None else loaded.base.count
+        self._start_seq = loaded.start_seq
+        self._in_segments = loaded.position.seq  # values of records up to this one are durable in their segments
+        self._synced_value_bytes = self._value_bytes  # bytes of values in the journal at that record
 
     # -- creation and opening ---------------------------------------------------------------------------------
 
@@ -164,10 +188,43 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        opened = create_writable(
-            files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes, shards=shards
-        )
-        return cls._writer_of(path, files, opened)
+        if durability not in DURABILITIES:
+            raise errors.ArgumentError(
+                f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
+            )
+        if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
+            raise errors.ArgumentError(
+                f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
+                name="segment_bytes",
+            )
+        manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema_json)
+        with contextlib.ExitStack() as undo, _translate_os_errors(path, "choose a folder that can be written"):
+            writer = _new_folder(files, path, undo)
+            folders = [SegmentFolder(path, manifest.uuid_bytes)]
+            if shards:
+                folders = [_create_shard(files, path, manifest, k, shard, undo) for k, shard in enumerate(shards)]
+            segments = Segments(files, folders, segment_bytes, writable=True)
+            first = tuple(segments.id_of(shard, 1) for shard in range(len(folders)))
+            listed = tuple({"path": written(shard, path), "uuid": uuid.hex()} for shard, uuid in folders if shards)
+            manifest = manifest.with_changes(segments=first, shards=listed)
+            try:
+                for segment in first:
+                    segments.create(segment)
+            finally:
+                segments.close()
+            new_journal(files, path, manifest.uuid_bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
+            Floor(files, path, manifest.uuid_bytes).close()
+            files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
+            files.sync_folder(os.path.dirname(path))
+            files.sync_folder(path)
+            undo.callback(
+                remove_made, path, False
+            )  # `undo` runs this first: it removes the manifest before other files
+            manifest.publish(files, path)
+            files.sync_folder(path)
+            log = cls._open(files, path, writer)
+            undo.pop_all()
+            return log
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> Log:
@@ -186,34 +243,43 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        if writable:
-            return cls._writer_of(path, files, open_writable(files, path))
-        manifest, segments, loaded = load_for_reading(files, path)
-        log = cls(path, files, manifest, segments, Journal(files, loaded.fd, loaded.salt, loaded.position))
-        log._set_recovered(loaded)
-        return log
+        if not writable:
+            return cls(path, files, *load_for_reading(files, path))
+        read_manifest(path)  # raises before a lock file is created in a folder that does not hold a store
+        with _translate_os_errors(path, 'open it with mode="r"'):
+            writer = WriterLock(files, path)
+            try:
+                return cls._open(files, path, writer)
+            except BaseException:
+                writer.release(opened=False)
+                raise
 
     @classmethod
-    def _writer_of(cls, path: str, files: Files, opened: OpenedLog) -> Log:
-        log = cls(path, files, opened.manifest, opened.segments, opened.journal)
-        log.writable = True
-        log._manifest_writer = ManifestWriter(files, path, opened.manifest, opened.segments, log.guard)
-        log._floor, log._writer = opened.floor, opened.writer
-        log._set_recovered(opened.loaded)
-        found = log.recovered
-        if opened.manifest.separate_logs and found is not None:
+    def _open(cls, files: Files, path: str, writer: WriterLock) -> Log:
+        """Open a log for writing and repair it after a crash."""
+        manifest = read_manifest(path)  # the writer before us may have replaced it
+        segments = open_segments(files, path, manifest, writable=True)
+        take_shards(files, path, manifest)
+        with contextlib.ExitStack() as undo:
+            undo.callback(segments.close)
             try:
-                log.snapshot(*split(found.live()))  # it replaces the logs of the shards
-            except BaseException:
-                log._release_files(clean=False)
-                raise
-        return log
-
-    def _set_recovered(self, loaded: LoadedLog) -> None:
-        self.recovered = Recovered(loaded.base, loaded.slots)
-        self._live = len(loaded.slots) if loaded.base is None else loaded.base.count
-        self._start_seq, self._in_segments = loaded.start.seq, loaded.position.seq
-        self._synced_value_bytes = self._value_bytes
+                manifest, loaded = load(files, path, manifest, segments, writable=True)
+            except FileNotFoundError as error:
+                raise missing(error) from None
+            undo.callback(loaded.close, files)
+            repair(files, path, loaded, manifest, segments)
+            for segment in manifest.segments:
+                # After the file's end, not after the last record: a location is never used twice.
+                segments.set_head(segment, segments.size(segment))
+            floor = Floor(files, path, manifest.uuid_bytes)
+            undo.callback(floor.close)
+            if not manifest.separate_logs:
+                floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
+            log = cls(path, files, manifest, segments, loaded, writer, floor)
+            if manifest.separate_logs:
+                log.snapshot(*split(loaded.live()))  # it replaces the logs of the shards
+            undo.pop_all()
+            return log
 
     # -- appending --------------------------------------------------------------------------------------------
 
@@ -380,13 +446,12 @@ class Log:
             with self.guard.writing():
                 self._sync()
             with self.guard.writing(), self.guard.replacing_manifest():
-                assert self._manifest_writer is not None
                 journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
                 self._manifest = self._manifest_writer.manifest
                 self._journal.close()
                 self._journal, self._start_seq, self._live = journal, journal.position.seq, len(slots)
                 self._in_segments, self._synced_value_bytes = journal.position.seq, 0
-                self._retired |= self._emptied
+                self.retired |= self._emptied
                 self._emptied = set()
             if self.on_snapshot is not None:
                 with contextlib.suppress(OSError):  # the caller's index has the same records
@@ -399,21 +464,12 @@ class Log:
         with self.lock:
             self._emptied |= set(segments)
 
-    def to_be_dropped(self) -> set[int]:
-        """Return open segments without live values; see `emptied` and `retired`."""
-        return self._emptied | self._retired
-
-    def retired(self) -> list[int]:
-        """Return segments whose descriptors are open although no location refers to them."""
-        with self.lock:
-            return sorted(self._retired)
-
     def release(self, segments: Sequence[int]) -> None:
         """Close retired segments once no reader uses them; a writer also deletes their files."""
         with self.lock:
-            closing = [s for s in segments if s in self._retired]
+            closing = [s for s in segments if s in self.retired]
             self.segments.close(closing)
-            self._retired.difference_update(closing)
+            self.retired.difference_update(closing)
             if self.writable and not self.guard.failed:
                 check_process(self._pid, f"{self.path} was opened", path=self.path)
                 with self.guard.writing():
@@ -440,7 +496,7 @@ class Log:
                 self._files, self.path, self._manifest, self.segments, self._journal, reads_all=reads_all
             )
             self._journal = state
-            self._retired |= retired
+            self.retired |= retired
             return changes
 
     def uncommitted(self) -> int:
@@ -480,7 +536,7 @@ class Log:
                         self._sync()
                         if self._floor is not None:
                             self.guard.sync(self._floor.sync)
-                    self.release(sorted(self._retired))
+                    self.release(sorted(self.retired))
                     clean = True
             finally:
                 self._release_files(clean=clean)
@@ -563,13 +619,11 @@ class Log:
         """Upgrade the format before writing a value size or a long key that earlier releases cannot read."""
         is_new = low_size(nbytes) != nbytes or key_len == LONG
         if is_new and self._manifest.version < FORMAT_VERSION:
-            assert self._manifest_writer is not None
             with self.guard.replacing_manifest():
                 self._manifest_writer.upgrade()
                 self._manifest = self._manifest_writer.manifest
 
     def _roll(self, shard: int) -> None:
-        assert self._manifest_writer is not None
         unsure = self._unsynced
         with self.guard.replacing_manifest():
             self._manifest_writer.add_segment(shard, None if unsure else self._journal.position)
@@ -687,7 +741,7 @@ def _victims(log: Log, index: Index, threshold: float) -> tuple[list[int], NDArr
     sizes = size_of(slots[:, 2], slots[:, 3])
     used = np.bincount(segment_of(slots[:, 2]), footprint(sizes), max(log.segments.ids()) + 1)
     victims = []
-    for segment in sorted(set(log.segments.ids()) - log.to_be_dropped()):
+    for segment in sorted(set(log.segments.ids()) - log._emptied - log.retired):
         total = _size(log, segment)
         dead = total - int(used[segment])
         if dead > 0 and dead >= threshold * total:
@@ -745,65 +799,6 @@ def _move(
 MIN_SEGMENT_BYTES = 1 << 16
 
 
-@dataclass
-class OpenedLog:
-    """The files of a log that is open for writing, and the records that recovery found in them."""
-
-    manifest: Manifest
-    segments: Segments
-    loaded: LoadedLog
-    journal: Journal
-    floor: Floor
-    writer: WriterLock
-
-
-def create_writable(
-    files: Files,
-    path: str,
-    *,
-    schema: dict[str, Any] | None,
-    durability: str,
-    segment_bytes: int,
-    shards: Sequence[str] = (),
-) -> OpenedLog:
-    """Create an empty log and open it; see `Log.create`. If it raises, it leaves no new files."""
-    if durability not in DURABILITIES:
-        raise errors.ArgumentError(
-            f"durability={durability!r}: choose one of {', '.join(map(repr, DURABILITIES))}", name="durability"
-        )
-    if not MIN_SEGMENT_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
-        raise errors.ArgumentError(
-            f"segment_bytes={segment_bytes}: choose from {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES} bytes",
-            name="segment_bytes",
-        )
-    manifest = Manifest(uuids.uuid4().hex, durability, int(segment_bytes), 1, None, (), 2, 2, schema=schema)
-    with contextlib.ExitStack() as undo, _translate_os_errors(path, "choose a folder that can be written"):
-        writer = _new_folder(files, path, undo)
-        folders = [SegmentFolder(path, manifest.uuid_bytes)]
-        if shards:
-            folders = [_create_shard(files, path, manifest, number, shard, undo) for number, shard in enumerate(shards)]
-        segments = Segments(files, folders, segment_bytes, writable=True)
-        first = tuple(segments.id_of(shard, 1) for shard in range(len(folders)))
-        listed = tuple({"path": written(shard, path), "uuid": uuid.hex()} for shard, uuid in folders if shards)
-        manifest = manifest.with_changes(segments=first, shards=listed)
-        try:
-            for segment in first:
-                segments.create(segment)
-        finally:
-            segments.close()
-        new_journal(files, path, manifest.uuid_bytes, 1, Position(SUPERBLOCK, 0, 0)).close()
-        Floor(files, path, manifest.uuid_bytes).close()
-        files.close(write_new(files, os.path.join(path, IDENTITY_NAME), [manifest.pack()]))
-        files.sync_folder(os.path.dirname(path))
-        files.sync_folder(path)
-        undo.callback(remove_made, path, False)  # `undo` runs this first: it removes the manifest before other files
-        manifest.publish(files, path)
-        files.sync_folder(path)
-        opened = _open(files, path, writer)
-        undo.pop_all()
-        return opened
-
-
 def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLock:
     """Make the folder of a new store and take its lock; `undo` removes both."""
     made = make_folder(files, path)
@@ -835,47 +830,6 @@ def _create_shard(
         files.sync_folder(path)
     writer.release()
     return SegmentFolder(path, identity.bytes)
-
-
-def open_writable(files: Files, path: str) -> OpenedLog:
-    """Open a log for writing and repair it after a crash; see `Log.open`."""
-    read_manifest(path)  # raises before a lock file is created in a folder that does not hold a store
-    with _translate_os_errors(path, 'open it with mode="r"'):
-        writer = WriterLock(files, path)
-        try:
-            return _open(files, path, writer)
-        except BaseException:
-            writer.release(opened=False)
-            raise
-
-
-def _open(files: Files, path: str, writer: WriterLock) -> OpenedLog:
-    manifest = read_manifest(path)  # the writer before us may have replaced it
-    segments = open_segments(files, path, manifest, writable=True)
-    take_shards(files, path, manifest)
-    try:
-        try:
-            manifest, loaded = load(files, path, manifest, segments, writable=True)
-        except FileNotFoundError as error:
-            raise errors.CorruptionError(
-                f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
-                path=error.filename,
-            ) from None
-        with contextlib.ExitStack() as undo:
-            undo.callback(loaded.close, files)
-            repair(files, path, loaded, manifest, segments)
-            for segment in manifest.segments:
-                # After the file's end, not after the last record: a location is never used twice.
-                segments.set_head(segment, segments.size(segment))
-            journal = Journal(files, loaded.fd, loaded.salt, loaded.position)
-            floor = Floor(files, path, manifest.uuid_bytes)
-            if not manifest.separate_logs:
-                floor.raise_to(loaded.position, loaded.salt, loaded.position.seq)
-            undo.pop_all()
-    except BaseException:
-        segments.close()
-        raise
-    return OpenedLog(manifest, segments, loaded, journal, floor, writer)
 
 
 @contextlib.contextmanager

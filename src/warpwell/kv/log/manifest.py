@@ -199,23 +199,25 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         raise newer(path, version)
     try:
         fields = json.loads(body)
-        if not fields.pop("kinds", False):  # format 1 does not mark integers
-            raise errors.StoreVersionError(
-                f"{path} is of a store of format 1, and this release reads formats 2 to {FORMAT_VERSION}: dump it with"
-                " the release that wrote it, and load the dump",
-                path=path,
-                version=1,
-            )
+        marks_integers = fields.pop("kinds", False)
         if version < 3 and "shards" in (fields["schema"] or {}):
             fields["shards"], fields["separate_logs"] = fields["schema"].pop("shards"), True
         fields["segments"], fields["shards"] = tuple(fields["segments"]), tuple(fields.get("shards", ()))
         if fields.get("previous") is not None:
             fields["previous"] = tuple(fields["previous"])
-        return Manifest(**fields, version=version)
+        manifest = Manifest(**fields, version=version)
     except (ValueError, TypeError, KeyError) as error:
         raise corruption(
             path, f"{path} has other fields than format {version} ({error}): restore it from a copy", 0
         ) from None
+    if not marks_integers:
+        raise errors.StoreVersionError(
+            f"{path} is of a store of format 1, and this release reads formats 2 to {FORMAT_VERSION}: dump it with the"
+            " release that wrote it, and load the dump",
+            path=path,
+            version=1,
+        )
+    return manifest
 
 
 def _title(version: int, body: bytes) -> bytes:

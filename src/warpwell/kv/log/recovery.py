@@ -99,8 +99,8 @@ class LoadedLog(Recovered):
         The journal's descriptor (owned by the caller from now on) and salt.
     position : Position
         End of the last complete group.
-    start : Position
-        First record of the journal.
+    start_seq : int
+        Number of the last record before the journal.
     size : int
         Bytes of the journal.
     unsynced : int
@@ -116,7 +116,7 @@ class LoadedLog(Recovered):
     fd: int
     salt: int
     position: Position
-    start: Position
+    start_seq: int
     size: int
     unsynced: int = 0
     unsynced_offset: int = SUPERBLOCK
@@ -188,9 +188,7 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
     offset = int(scanned.offsets[len(slots) - count]) if count > 0 else position.offset
     restored = restored[restored[:, 0] < len(slots)] + np.array([len(before), 0])
     slots = np.concatenate([before, slots]) if len(before) else slots
-    return LoadedLog(
-        base, slots, fd, block.salt, position, start, scanned.size, max(0, count), offset, scanned, restored
-    )
+    return LoadedLog(base, slots, fd, block.salt, position, seq, scanned.size, max(0, count), offset, scanned, restored)
 
 
 def restore(
@@ -271,7 +269,7 @@ def _load_separate_logs(
     with closing_on_error(files, fd):
         salt = read_superblock(fd, manifest.uuid_bytes, manifest.journal, path).salt
     records, end = np.concatenate(slots), Position(SUPERBLOCK, last, 0)
-    return manifest, LoadedLog(None, records, fd, salt, end, end, SUPERBLOCK)
+    return manifest, LoadedLog(None, records, fd, salt, end, last, SUPERBLOCK)
 
 
 def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
@@ -533,18 +531,20 @@ def load_for_reading(
             if attempt + 1 == _ATTEMPTS or (attempt >= 2 and read_manifest(folder) == manifest):
                 if own:
                     segments.close()
-                if isinstance(error, errors.CorruptionError):
-                    raise
-                raise errors.CorruptionError(
-                    f"{error.filename} is missing: the store's manifest names it; restore it from a copy",
-                    path=error.filename,
-                ) from None
+                raise error if isinstance(error, errors.CorruptionError) else missing(error) from None
             time.sleep(0.002 * attempt)
         except BaseException:
             if own:
                 segments.close()
             raise
     raise AssertionError
+
+
+def missing(error: FileNotFoundError) -> errors.CorruptionError:
+    """Return the error for a file that the manifest names and that does not exist."""
+    return errors.CorruptionError(
+        f"{error.filename} is missing: the store's manifest names it; restore it from a copy", path=error.filename
+    )
 
 
 def follow(
@@ -714,7 +714,7 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             report.problems.append(_problem(error))
             _check_superblocks(manifest, segments, report)
             return report
-        report.journal_records = loaded.position.seq - loaded.start.seq
+        report.journal_records = loaded.position.seq - loaded.start_seq
         report.torn_bytes = max(0, loaded.size - loaded.position.offset)
         report.unsettled_values = len(loaded.restored)
         journal = journal_path(path, manifest.journal)
