@@ -2,10 +2,13 @@
 
 import contextlib
 import errno
+import inspect
+import itertools
 import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -23,6 +26,7 @@ from warpwell.kv.log.journal import COMMITTED_NAME, INLINE_BYTES, MARK_OFFSETS, 
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.recovery import split, verify
+from warpwell.kv.log.segments import Segments
 from warpwell.kv.records import Records
 from warpwell.targets.checksum import crc32c_of
 
@@ -490,6 +494,34 @@ class Watching(Files):
     def sync_all(self, fds):
         self.synced = list(fds)
         super().sync_all(fds)
+
+
+def test_an_interrupt_at_any_instruction_of_a_sync_loses_no_sync(path):
+    functions = {Log._sync.__code__, *(each.__code__ for each in vars(Segments).values() if inspect.isfunction(each))}
+    files = Watching()
+    with Log.create(path, files=files) as log:
+        for number in itertools.count(1):
+            put(log, {b"a": bytes(INLINE_BYTES + 1)})
+            countdown, files.synced = iter(range(number)), ()
+
+            def interrupt(frame, event, _, countdown=countdown):
+                frame.f_trace_opcodes = frame.f_code in functions
+                if event == "opcode" and next(countdown, number) == number - 1:
+                    raise KeyboardInterrupt
+                return interrupt
+
+            sys.settrace(interrupt)
+            try:
+                log.commit()
+                break
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(None)
+            synced = set(files.synced)
+            log.commit()
+            assert log.segments.fd(1) in synced | set(files.synced)
+    assert number > 50
 
 
 @pytest.mark.parametrize("marks", [True, False])

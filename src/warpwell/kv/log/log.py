@@ -580,16 +580,13 @@ class Log:
 
     def _sync(self, *, segments: bool = True) -> None:
         """Make records durable, and values unless the journal has those of the last group; raise the floor."""
-        journal, unsynced = self._journal, self.segments.take_unsynced() if segments else []
-        try:
-            fds = [self.segments.fd(segment) for segment in unsynced]
-            if self._unsynced:
-                fds.append(journal.fd)
-            if fds:
-                self.guard.sync(lambda: self._files.sync_all(fds))
-        except BaseException:
-            self.segments.mark_unsynced(unsynced)
-            raise
+        journal, unsynced = self._journal, self.segments.unsynced() if segments else {}
+        fds = [self.segments.fd(segment) for segment in unsynced]
+        if self._unsynced:
+            fds.append(journal.fd)
+        if fds:
+            self.guard.sync(lambda: self._files.sync_all(fds))
+        self.segments.mark_synced(unsynced)
         is_new = self._unsynced
         self._unsynced = False
         if segments:

@@ -95,7 +95,7 @@ class Segments:
         self.heads, self.ends = [0] * len(folders), [SUPERBLOCK] * len(folders)
         self.missing: set[int] = set()
         self._journal_path = ""
-        self._dirty: set[int] = set()
+        self._unsynced: dict[int, int] = {}  # segments with values that may not be durable, and the last one's end
 
     # -- descriptors ------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Segments:
         """Close the descriptors of segments; by default of all segments."""
         for segment in self.ids() if segments is None else segments:
             fd = self._fds.pop(segment, -1)
-            self._dirty.discard(segment)
+            self._unsynced.pop(segment, None)
             if fd >= 0:
                 for callback in self._callbacks:
                     callback(segment, -1)
@@ -231,7 +231,6 @@ class Segments:
                 roll(shard)
                 continue
             rows = slice(at, at + count)
-            self._dirty.add(head)
             # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
             new_end = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
             try:
@@ -240,21 +239,22 @@ class Segments:
                 if self.heads[shard] == head and self.ends[shard] == new_end:
                     self.ends[shard] = end
                 raise
+            # After the write: a signal handler may sync the segment before that.
+            self._unsynced[head] = new_end
             locs[rows] = locations(head, offsets[rows], crcs[rows], key_lens[rows], values.sizes[rows])
             at += count
         return locs
 
-    def take_unsynced(self) -> list[int]:
-        """Return the segments with values that may not be durable, and reset the list; the caller syncs them.
+    def unsynced(self) -> dict[int, int]:
+        """Return the segments with values that may not be durable, each with the end of its last value."""
+        return dict(self._unsynced)
 
-        In the meantime a signal handler may append to them and list them again.
-        """
-        segments, self._dirty = self._dirty, set()
-        return sorted(segments)
-
-    def mark_unsynced(self, segments: Sequence[int]) -> None:
-        """Record that values of segments may not be durable."""
-        self._dirty.update(segments)
+    def mark_synced(self, ends: dict[int, int]) -> None:
+        """Record that the segments in a result of `unsynced` are durable, except those with later values."""
+        for segment in ends:
+            # A signal handler may have appended to it, or synced it.
+            if segment in self._unsynced and self._unsynced[segment] == ends[segment]:
+                del self._unsynced[segment]
 
 
 def segment_path(folders: Sequence[str], segment: int) -> str:
