@@ -110,7 +110,7 @@ def test_a_gpu_is_claimed_at_its_first_context_and_released_with_its_last(
 
 
 SALLOC = """#!/bin/sh
-echo "salloc $*" | cut -d' ' -f 1-7
+echo "salloc $*" | cut -d" " -f 1-8
 while [ "${1#-}" != "$1" ]; do shift; done
 SLURM_JOB_ID=5 SLURM_JOB_NODELIST=localhost SLURM_TASKS_PER_NODE=2 exec "$@"
 """
@@ -126,7 +126,7 @@ def test_a_wait_outside_a_slurm_job_is_one_for_an_allocation(
     options = ("--wait", "90.5", "--target", "cpu", "--slurm", "--partition=gpu --exclusive", "--mpiexec", "/bin/true")
     run = start("--agents", "2", *options, "-c", "", environ=environ)
     assert run.end() == 2 and "put one of those on PATH" in run.errors
-    assert run.output.startswith("salloc --ntasks=2 --immediate=91 --partition=gpu --exclusive ")
+    assert run.output.startswith("salloc --ntasks=2 --immediate=91 --kill-command=TERM --partition=gpu --exclusive ")
     run = start(*options, "-c", "", environ={**environ, "SLURM_JOB_ID": "5"})
     assert run.end() == 2 and not run.output
     run = start("--hosts", "localhost:1", *options, "-c", "", environ=environ)

@@ -161,7 +161,7 @@ def _allocation(arguments: argparse.Namespace) -> list[str] | None:
         or not shutil.which("salloc")
     ):
         return None
-    command = ["salloc", f"--ntasks={arguments.agents or 1}", f"--immediate={math.ceil(wait)}"]
+    command = ["salloc", f"--ntasks={arguments.agents or 1}", f"--immediate={math.ceil(wait)}", "--kill-command=TERM"]
     command += [] if arguments.target == "cpu" else ["--gpus-per-task=1"]
     return [*command, *shlex.split(arguments.slurm), sys.executable, "-m", "warpwell", *sys.argv[1:]]
 
