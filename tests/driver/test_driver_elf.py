@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.harness.driver import nvcc
 
 from warpwell.driver import elf
 from warpwell.driver.build import compiler
@@ -55,6 +56,14 @@ def test_a_program_with_the_static_runtime_is_refused(tmp_path: Path, flags: tup
         "`nvcc -cudart shared` (CMake: -DCMAKE_CUDA_RUNTIME_LIBRARY=Shared), or use `--cuda local` for this machine's "
         "GPUs."
     )
+
+
+@pytest.mark.parametrize("flags", [(), ("-rdc=true", "-DSEPARATE")])
+def test_programs_of_nvcc(flags: tuple[str, ...]) -> None:
+    sources = ("core.cu", "other.cu") if flags else ("core.cu",)
+    assert elf.examine_program(str(nvcc.compiled("shared", *sources, flags=flags))) == (None, [])
+    static = nvcc.compiled("static", *sources, flags=(*flags, "-cudart=static"))
+    assert refusal(str(static)).startswith("static has NVIDIA's CUDA runtime linked in")
 
 
 def test_a_program_without_cuda_is_accepted(tmp_path: Path) -> None:
