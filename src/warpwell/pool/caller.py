@@ -215,7 +215,11 @@ class AgentConnection:
 
     def _send(self, message: bytes) -> None:
         """Send, for who holds the lock. It is reentrant, but a message in the middle of another is none."""
-        self.refuse(self._sending)
+        if self._sending:
+            raise errors.PoolError(
+                f"a signal handler called {self.label} in the middle of another call: let it set a flag, and "
+                "make the call outside of the handler"
+            )
         try:
             self._sending = True
             self.transport.send(self.rank, message)
@@ -223,14 +227,6 @@ class AgentConnection:
             self.gone(str(error))
         finally:
             self._sending = False
-
-    def refuse(self, within: bool) -> None:
-        """Raise where this thread is `within` a call already, so that a signal handler must be what calls."""
-        if within:
-            raise errors.PoolError(
-                f"a signal handler called {self.label} in the middle of another call: let it set a flag, and "
-                "make the call outside of the handler"
-            )
 
     def _count(self, op: Op, nbytes: int) -> None:
         entry = self.counts.get(op.name)

@@ -5,7 +5,7 @@ The interface, the base of all transports, the transports, and their parts:
     transport.py        Transport: the interface; bounds of waiting messages, and timeouts
     bulk.py             Region, Transfer: memory of a bulk copy, and one side of it
     tags.py             Tags: numbers of copies between two processes
-    peers.py            PeerTransport: sends, bounds and receives messages; Losses: peers that are gone
+    peers.py            PeerTransport: sends, bounds and receives messages; counts; lost peers
     local_transport.py  between threads of one process
     mpi_transport.py    between the processes of an MPI job
     mpi_progress.py     Progress: the thread that calls MPI; notices a peer's death

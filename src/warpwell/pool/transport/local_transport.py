@@ -54,16 +54,16 @@ class LocalTransport(PeerTransport):
         peer = transfer.peer
         source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
         self._hub.add(self.rank, (source, destination, transfer.tag), transfer)
-        if self._closed or peer in self._losses:  # just now
+        if self._closed or peer in self._reasons:  # just now
             self._hub.fail(self.rank, peer, _CLOSED)
 
     def lose(self, peer: int, reason: str) -> None:
         """Treat `peer` as lost, for tests and for agents that end: its transfers fail, nothing more is sent to it."""
-        if not self._losses.add(peer, reason):
+        if not self._record_loss(peer, reason):
             return
         self._hub.fail(self.rank, peer, reason)
         self._acknowledged.raise_()
-        self._losses.tell(peer)
+        self._report_loss(peer)
 
     def close(self, timeout: float = 5.0) -> None:
         if self._closed:

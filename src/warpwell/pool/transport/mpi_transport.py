@@ -66,7 +66,7 @@ class MpiTransport(PeerTransport):
     @property
     def intact(self) -> bool:
         """Whether every peer is there or said goodbye. If not, ``MPI_Finalize`` may hang: leave with ``os._exit``."""
-        return all(reason == GOODBYE_SAID for reason in self._losses.reasons().values())
+        return all(reason == GOODBYE_SAID for reason in self.lost().values())
 
     def _post(self, peer: int, message: bytes) -> None:
         self._progress.post(peer, message)
@@ -88,7 +88,7 @@ class MpiTransport(PeerTransport):
         self._progress.start(transfer, outgoing)
 
     def lose(self, peer: int, reason: str) -> None:
-        if not self._closed and peer not in self._losses:
+        if not self._closed and peer not in self._reasons:
             self._progress.lose(peer, reason)
 
     def close(self, timeout: float = 5.0) -> None:
@@ -101,8 +101,8 @@ class MpiTransport(PeerTransport):
         self._acknowledged.raise_()
 
     def _lose(self, peer: int, reason: str) -> None:
-        if self._losses.add(peer, reason):
-            self._losses.tell(peer)
+        if self._record_loss(peer, reason):
+            self._report_loss(peer)
 
 
 def _close_forgotten(reference: weakref.ref[MpiTransport]) -> None:

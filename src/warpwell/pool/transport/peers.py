@@ -1,4 +1,4 @@
-"""`PeerTransport`: what a transport knows of its peers: counts, and `Losses`, those that are gone and why."""
+"""`PeerTransport`: sends, bounds and receives the messages of a transport; counts; peers that are lost."""
 
 from __future__ import annotations
 
@@ -16,52 +16,6 @@ CLOSED = "the transport was closed"
 _COUNTS = ("messages_sent", "messages_received", "bytes_sent", "bytes_received", "waits", "transfers")
 
 
-class Losses:
-    """Keeps the reason for which each lost peer was lost; the first one stays."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[int, str] = {}
-        self._calls: list[Callable[[int, str], None]] = []
-        self._lock = threading.Lock()
-
-    def __contains__(self, peer: int) -> bool:
-        return peer in self._reasons
-
-    def reasons(self) -> Mapping[int, str]:
-        """Return a copy of the reasons."""
-        with self._lock:
-            return dict(self._reasons)
-
-    def on_lost(self, call: Callable[[int, str], None]) -> None:
-        """Register `call`, and call it for those who are lost already."""
-        with self._lock:
-            self._calls.append(call)
-            before = dict(self._reasons)
-        for peer, reason in before.items():
-            call(peer, reason)
-
-    def add(self, peer: int, reason: str) -> bool:
-        """Note a loss; return whether it is news. `tell` it once everything else knows."""
-        with self._lock:
-            if peer in self._reasons:
-                return False
-            self._reasons[peer] = reason
-            return True
-
-    def tell(self, peer: int) -> None:
-        """Call who wants to know of the loss of `peer`."""
-        with self._lock:
-            calls = list(self._calls)
-        for call in calls:
-            call(peer, self._reasons[peer])
-
-    def check(self, peer: int) -> None:
-        """Raise `DeviceLostError` if `peer` is lost."""
-        reason = self._reasons.get(peer)
-        if reason is not None:
-            raise DeviceLostError(f"rank {peer} is gone: {reason}")
-
-
 class PeerTransport(Transport):
     """The base of transports that are no wrappers of another: messages with back-pressure, counts and losses.
 
@@ -77,7 +31,9 @@ class PeerTransport(Transport):
         self.rank = rank
         self.peers = tuple(peers)
         self._closed = False
-        self._losses = Losses()
+        self._reasons: dict[int, str] = {}
+        self._loss_calls: list[Callable[[int, str], None]] = []
+        self._loss_lock = threading.Lock()
         self._statistics = {peer: dict.fromkeys(_COUNTS, 0) for peer in peers}
         self._locks = {peer: threading.RLock() for peer in peers}
         self._posted, self._acknowledged_bytes = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
@@ -175,10 +131,30 @@ class PeerTransport(Transport):
         """Have a transfer moved."""
 
     def lost(self) -> Mapping[int, str]:
-        return self._losses.reasons()
+        with self._loss_lock:
+            return dict(self._reasons)
 
     def on_lost(self, call: Callable[[int, str], None]) -> None:
-        self._losses.on_lost(call)
+        with self._loss_lock:
+            self._loss_calls.append(call)
+            before = dict(self._reasons)
+        for peer, reason in before.items():
+            call(peer, reason)
+
+    def _record_loss(self, peer: int, reason: str) -> bool:
+        """Record why a peer is lost, and return True unless it was lost before; the first reason stays."""
+        with self._loss_lock:
+            if peer in self._reasons:
+                return False
+            self._reasons[peer] = reason
+            return True
+
+    def _report_loss(self, peer: int) -> None:
+        """Call the functions of `on_lost`, when everything else of this transport treats the peer as lost."""
+        with self._loss_lock:
+            calls = list(self._loss_calls)
+        for call in calls:
+            call(peer, self._reasons[peer])
 
     def statistics(self) -> dict[int, dict[str, int]]:
         return {peer: dict(counts) for peer, counts in self._statistics.items()}
@@ -194,4 +170,5 @@ class PeerTransport(Transport):
         """Raise if nothing can be sent to a peer."""
         if self._closed:
             raise ClosedError(CLOSED)
-        self._losses.check(peer)
+        if (reason := self._reasons.get(peer)) is not None:
+            raise DeviceLostError(f"rank {peer} is gone: {reason}")
