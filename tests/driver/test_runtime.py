@@ -92,11 +92,12 @@ def test_a_client_of_release_12_that_registers_by_hand(
 ) -> None:
     program, library = tmp_path / "client", build.library_folder() / "libcudart.so.12"
     source = nvcc.PROGRAMS / "client12.c"
-    command = [*build.compiler(), "-o", program, source, library, "-Wl,--allow-shlib-undefined"]
-    subprocess.run(command, check=True, timeout=HANG_SECONDS)
+    files = [str(program), str(source), str(library)]
+    subprocess.run([*build.compiler(), "-o", *files, "-Wl,--allow-shlib-undefined"], check=True, timeout=HANG_SECONDS)
     for environ in (native, pooled):
         said = passes(environ, program, lab_build.IMAGE)
         assert "warpwell: cudaGetDeviceProperties is not served" in said
+        assert said.count("warpwell: the program has no code for this GPU") == 1
 
 
 def test_a_program_without_a_device_is_told_so(native: dict[str, str]) -> None:

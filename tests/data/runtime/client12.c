@@ -39,7 +39,19 @@ static struct fatbin fatbin = {
     .magic = 0xba55ed50, .version = 1, .header_bytes = 16, .kind = 1, .entry_version = 0x101};
 static struct wrapper wrapper = {0x466243b1, 1, &fatbin, NULL};
 
-static void fill(void) {} /* stands for a kernel */
+static struct fatbin other = {.magic = 0xba55ed50,
+                              .version = 1,
+                              .header_bytes = 16,
+                              .nbytes = 64 + 8,
+                              .kind = 2,
+                              .entry_version = 0x101,
+                              .entry_bytes = 64,
+                              .text_bytes = 8,
+                              .capability = 100};
+static struct wrapper other_wrapper = {0x466243b1, 1, &other, NULL};
+
+static void fill(void) {} /* host functions of two kernels; a device of capability 9.0 has no code of the second */
+static void absent(void) {}
 
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -79,6 +91,11 @@ int main(int argc, char **argv) {
     int major;
     CHECK(!cudaDeviceGetAttribute(&major, 75, 0) && major == number);
     CHECK(cudaGetDeviceProperties(properties, 0) == 801 && cudaGetLastError() == 801);
+    void **without = __cudaRegisterFatBinary(&other_wrapper);
+    __cudaRegisterFunction(without, (const char *)(uintptr_t)absent, NULL, "absent", -1, NULL, NULL, NULL, NULL, NULL);
+    CHECK(cudaLaunchKernel((const void *)(uintptr_t)absent, one, block, arguments, 0, NULL) == 209);
+    CHECK(cudaGetLastError() == 209);
+    __cudaUnregisterFatBinary(without);
     CHECK(!cudaFree(memory));
     __cudaUnregisterFatBinary(handle);
     CHECK(cudaLaunchKernel((const void *)(uintptr_t)fill, one, block, arguments, 0, NULL) == 98);

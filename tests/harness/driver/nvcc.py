@@ -74,7 +74,8 @@ def compiled(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
         # nvcc from packages looks for its libraries in a folder that they do not have.
         paths = [f"-L{libraries}", f"-L{nvcc.parents[1] / 'lib'}"]
         command = [str(nvcc), *_FLAGS, *flags, *paths, "-Xlinker", "--allow-shlib-undefined", "-o", str(part), *files]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         part.replace(program)
     finally:
