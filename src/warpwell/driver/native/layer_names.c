@@ -103,11 +103,12 @@ static void record(const char *name) {
 
 /* NVIDIA's runtime cannot work without the driver's private tables. Report the file that contains it, once. Under
  * `warpwell run` the program ends, because it would continue without a GPU. NVIDIA's bindings for Python contain the
- * runtime, too, but use the driver instead. */
+ * runtime, too, but use the driver instead. nvJitLink asks for a table when numba-cuda links a kernel, and works
+ * without it (two H200). */
 static void refuse_runtime(const void *caller) {
     Dl_info file;
     if (!dladdr(caller, &file) || !file.dli_fname || strstr(file.dli_fname, "/cuda/bindings/") ||
-        !first_time("NVIDIA's runtime"))
+        strstr(file.dli_fname, "/libnvJitLink.so") || !first_time("NVIDIA's runtime"))
         return;
     const char *slash = strrchr(file.dli_fname, '/'), *name = slash ? slash + 1 : file.dli_fname;
     ww_say("%s has NVIDIA's CUDA runtime linked in, which works only with NVIDIA's own driver library. %s", name,
