@@ -22,6 +22,7 @@ from warpwell import errors
 from warpwell.kv import lifetime
 from warpwell.kv.index.index import Index, StoreState
 from warpwell.kv.index.reader import Reader
+from warpwell.kv.schema import _finish
 from warpwell.kv.store import _get
 
 # The threads of the parent do nothing that a child here waits for.
@@ -402,6 +403,19 @@ def test_a_get_that_is_interrupted_by_a_signal(store: Any) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+
+
+def test_an_interrupt_while_a_record_becomes_arrays(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with ww.kv.create(tmp_path / "s", schema={"x": "int64", "name": "str"}) as made:
+        made.put_many([1], {"x": [5], "name": ["a"]})
+    with ww.kv.open(tmp_path / "s") as store:
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                at_each_line_of(_finish.__code__, interrupt, lambda: store.get(1))
+        assert store.get(1) == {"x": 5, "name": "a"}
 
 
 def test_bookkeeping_that_is_interrupted_by_a_read(store: Any) -> None:

@@ -325,6 +325,17 @@ def test_a_record_whose_lengths_are_wrong_is_corrupt(store: ww.kv.Store, damage:
     assert report.records == 2 and "not a record of the schema" in str(report.lost[0])
 
 
+def test_a_batch_from_a_damaged_index_is_corrupt(store: ww.kv.Store) -> None:
+    store.seal()
+    file = max(Path(store.path).glob("*.idx"))
+    raw = bytearray(file.read_bytes())
+    raw[-2 * 4096 + 40] ^= 1
+    path = _copied(store)
+    (Path(path) / file.name).write_bytes(raw)
+    with ww.kv.open(path) as damaged, pytest.raises(errors.CorruptionError, match="block of the index"):
+        damaged.get_many([1, 2, 3] * 100)
+
+
 def _copied(store: ww.kv.Store) -> str:
     import shutil
 

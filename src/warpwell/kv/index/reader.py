@@ -117,19 +117,22 @@ P_NONE = 2
 P_INT = 3
 """Address of the type int."""
 P_BYTES = 4
-P_AS_WORD = 5
-P_CLEAR_ERROR = 6
-P_CALL = 7
-P_TAKE = 8
-P_DROP = 9
-P_NEW_BYTES = 10
-P_RELEASE_LOCK = 11
-P_ACQUIRE_LOCK = 12
-P_NEW_TEXT = 13
-P_NEW_INT = 14
-P_COPY_DICT = 15
-P_SET_ITEM = 16
-P_SET_VALUE = 17
+P_EXCEPTION = 5
+"""Address of the type Exception."""
+P_AS_WORD = 6
+P_CLEAR_ERROR = 7
+P_CALL = 8
+P_TAKE = 9
+P_DROP = 10
+P_NEW_BYTES = 11
+P_RELEASE_LOCK = 12
+P_ACQUIRE_LOCK = 13
+P_NEW_TEXT = 14
+P_NEW_INT = 15
+P_COPY_DICT = 16
+P_SET_ITEM = 17
+P_SET_VALUE = 18
+P_MATCHES = 19
 _PYTHON_FUNCTIONS = (
     "PyLong_AsLongLong",
     "PyErr_Clear",
@@ -144,21 +147,22 @@ _PYTHON_FUNCTIONS = (
     "PyDict_Copy",
     "PyList_SetItem",
     "PyDict_SetItem",
+    "PyErr_ExceptionMatches",
 )
 """Functions of Python's C API; the words from `P_AS_WORD` on are their addresses."""
-P_UNPACK = 18
+P_UNPACK = 20
 """Address of the Python function that makes a record of bytes; 0 without a schema."""
-P_TEMPLATE = 19
+P_TEMPLATE = 21
 """Address of a dict with the names of the fields, or 0 if no field has bytes or strings."""
-P_FINISH = 20
+P_FINISH = 22
 """Address of the Python function that adds arrays to such a dict, or 0; see `Schema`."""
-P_FIXED_BYTES = 21
+P_FIXED_BYTES = 23
 """Size of the fixed part of a record."""
-P_LENGTHS = 22
+P_LENGTHS = 24
 """Offset of the lengths of ragged fields in a record."""
-P_COUNT = 23
+P_COUNT = 25
 """Number of ragged fields."""
-P_RAGGED = 24
+P_RAGGED = 26
 """First of three words of each ragged field: address of its name, size of a row, and 1 for strings."""
 
 _NO_ROWS = np.empty(0, np.intp)
@@ -467,6 +471,9 @@ def get_object(data: int, arguments: int, count: int, names: int) -> int:
         value = 0
     if value != 0 and load_weak_as(fields + 8 * function, INT64) != 0:
         value = call_object(fields, function, value)
+        error = load_weak_as(fields + 8 * P_EXCEPTION, INT64)
+        if value == 0 and call_python(fields, P_MATCHES, error, 0, 0, 0) & 0xFFFFFFFF == 0:
+            return 0  # KeyboardInterrupt, or another exception of a signal handler
     if value == 0:  # an error, or no memory; `P_SLOW` raises the error, or reads the value
         call_python(fields, P_CLEAR_ERROR, 0, 0, 0, 0)
         return call_python(fields, P_CALL, slow, arguments, count, names)
@@ -616,7 +623,8 @@ def place_values(locations: int, count: int, starts: int, sizes: int) -> int:
     """Store the offset (a multiple of 16) and the size of each value in one buffer; return the size of the buffer."""
     end = 0
     for k in range(count):
-        size = size_of(load_weak_as(locations + 16 * k, INT64), load_weak_as(locations + 16 * k + 8, INT64))
+        loc0 = load_weak_as(locations + 16 * k, INT64)
+        size = size_of(loc0, load_weak_as(locations + 16 * k + 8, INT64)) if loc0 > 0 else 0  # else absent or damaged
         store_weak_as(starts + 8 * k, end, INT64)
         store_weak_as(sizes + 8 * k, size, INT64)
         end += (size + 15) & -16  # the processor copies aligned memory faster
@@ -928,7 +936,7 @@ def _method(
     function: Any, name: str, state: StoreState, slow: Any = None, schema_words: Sequence[int] = (0, 0), kept: Any = ()
 ) -> Callable[..., Any]:
     """Return a native function as a Python function; its data begins with the words of `P_STATE` and so on."""
-    objects = [id(slow), id(None), id(int), id(bytes)]
+    objects = [id(slow), id(None), id(int), id(bytes), id(Exception)]
     functions = map(python_function, _PYTHON_FUNCTIONS)
     fields = np.array([state.address, *objects, *functions, *schema_words], np.int64)
     return method(function, name, fields.tobytes(), (state, slow, kept))
