@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def sources() -> dict[str, str]:
     return {
         "gen_calls.h": _calls_h(),
         "gen_ops.h": _ops_h(),
-        "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code) + _layer_calls(),
+        "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code, _forward) + _layer_calls(),
         "gen_worker.h": _worker_h(),
         "gen_worker.c": _worker_c(),
     }
@@ -114,7 +115,12 @@ def _has_own_code(call: table.Call) -> bool:
     return call.kind in ("hand", "near", "inner")
 
 
-def exported_symbols(header: str, absent: str, weak: Callable[[table.Call], bool]) -> str:
+def exported_symbols(
+    header: str,
+    absent: str,
+    weak: Callable[[table.Call], bool],
+    body: Callable[[table.Call], str] = lambda call: "",
+) -> str:
     """Return C code that defines every symbol of the driver.
 
     Parameters
@@ -125,6 +131,8 @@ def exported_symbols(header: str, absent: str, weak: Callable[[table.Call], bool
         Statement of a symbol without code; ``{0}`` is replaced by the quoted name of the symbol.
     weak : callable
         Return True for calls that get a weak definition here, which other sources replace.
+    body : callable
+        Return the definition of a call, or nothing if other sources may define it.
     """
     lines = [f'/* Generated: every symbol of the driver. */\n#include "{header}"\n#include "gen_calls.h"']
     served = table.calls()
@@ -136,11 +144,11 @@ def exported_symbols(header: str, absent: str, weak: Callable[[table.Call], bool
         elif entry.per_thread:
             lines.append(_per_thread(served[plain], entry.symbol))
         elif flagged(served[plain]):
-            lines.append(_weak(_body(served[plain]), served[plain], absent))
+            lines.append(body(served[plain]) or _weak(_body(served[plain]), served[plain], absent))
             passed = _passed(served[plain], "0")
             lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
         elif weak(served[plain]):
-            lines.append(_weak(_prototype(served[plain]), served[plain], absent))
+            lines.append(body(served[plain]) or _weak(_prototype(served[plain]), served[plain], absent))
     lines.append("const struct ww_variant ww_variants[] = {")
     lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]
     return "\n".join([*lines, "    {0, 0, 0, 0}", "};", ""])
@@ -154,6 +162,18 @@ def _weak(head: str, call: table.Call, absent: str) -> str:
     unused = [f"(void)a{i};" for i in range(len(call.roles))] + ["(void)per_thread;"] * ("per_thread" in head)
     inside = "".join(f"    {one}\n" for one in [*unused, absent.format(_quoted(call.symbol))])
     return f"__attribute__((weak)) {head}\n{{\n{inside}}}"
+
+
+def _forward(call: table.Call) -> str:
+    """Return the definition of a call whose body is one other call."""
+    if not call.forward:
+        return ""
+    names = set(re.findall(r"\w+", call.forward))
+    lines = [_body(call) if flagged(call) else _prototype(call), "{"]
+    lines += [f"    (void)a{i};" for i in range(len(call.roles)) if f"a{i}" not in names]
+    if flagged(call):
+        lines.append("    CUstream stream = per_thread ? CU_STREAM_PER_THREAD : NULL;")
+    return "\n".join([*lines, f"    return {call.forward};", "}"])
 
 
 def _passed(call: table.Call, first: str = "", own: str = "") -> str:

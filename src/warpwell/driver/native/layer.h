@@ -264,7 +264,7 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
 
 /* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ---------------------------------------------------- */
 
-int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id);
+int ww_stream(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_of(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id);
 struct ww_ending { /* of a stream */
@@ -546,6 +546,21 @@ int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *ev
 int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done);
 void ww_capture_forget_event(struct ww_object *event);
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream);
+
+/* -- bodies of generated calls --------------------------------------------------------------------------------------
+ */
+
+enum ww_side { WW_ANY, WW_HOST, WW_DEVICE }; /* memory that a call names */
+
+int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is, size_t nbytes, void *h, bool waits);
+int ww_copy_between(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
+                    bool waits);
+int ww_copy_plane(const struct cu_copy2 *c, void *h, bool waits);
+int ww_copy_boxes(const struct cu_copy3 *c, void *h, bool waits);
+int ww_fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
+            bool waits);
+int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h);
+int ww_event_ask(CUevent h, uint16_t op); /* errors of earlier calls come with the answer */
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

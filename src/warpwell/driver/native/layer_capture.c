@@ -435,8 +435,6 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
 
 CUresult cuStreamBeginCapture_v2(CUstream h, int mode) { return begin(h, mode, NULL, NULL, 0); }
 
-CUresult cuStreamBeginCapture(CUstream h) { return cuStreamBeginCapture_v2(h, CU_CAPTURE_GLOBAL); }
-
 CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode) {
     (void)edges; /* data of edges are those of whole completion here */
     return graph ? begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
@@ -539,14 +537,6 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void *
     return leave(0);
 }
 
-CUresult cuStreamGetCaptureInfo_v2(CUstream h, int *status, uint64_t *id, void **graph, void **deps, size_t *n) {
-    return cuStreamGetCaptureInfo_v3(h, status, id, graph, deps, NULL, n);
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream h, int *status, uint64_t *id) {
-    return cuStreamGetCaptureInfo_v3(h, status, id, NULL, NULL, NULL, NULL);
-}
-
 CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edges, size_t n, unsigned set) {
     struct ww_device *d;
     struct capture *c;
@@ -565,10 +555,6 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edge
     }
     free(more.all);
     return leave(error);
-}
-
-CUresult cuStreamUpdateCaptureDependencies(CUstream h, void *deps, size_t n, unsigned set) {
-    return cuStreamUpdateCaptureDependencies_v2(h, deps, NULL, n, set);
 }
 
 CUresult cuThreadExchangeStreamCaptureMode(int *mode) {

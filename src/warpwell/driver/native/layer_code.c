@@ -313,10 +313,6 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int
     return load_module(module, image, WW_IMAGE_MOST, n, names, values);
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
-    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
-}
-
 /* A file's bytes with a 0 behind them, malloc'd; *nbytes with that 0. */
 static int read_file(const char *path, char **all, size_t *nbytes) {
     size_t n = 0, room = 1 << 16, got;
@@ -353,10 +349,6 @@ CUresult cuModuleLoad(CUmodule *module, const char *path) {
     error = load_module(module, image, nbytes, 0, NULL, NULL);
     free(image);
     return error;
-}
-
-CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
 }
 
 CUresult cuModuleUnload(CUmodule h) {
@@ -853,9 +845,4 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
         }
     }
     return 0;
-}
-
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,
-                                          int limit) {
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, h, shared_of, shared, limit, 0);
 }

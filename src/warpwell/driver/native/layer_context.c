@@ -127,10 +127,6 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     return 0;
 }
 
-CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxPushCurrent_v2(context); }
-
-CUresult cuCtxPopCurrent(CUcontext *context) { return cuCtxPopCurrent_v2(context); }
-
 CUresult cuCtxGetDevice(CUdevice *device) {
     int error = ww_ready();
     if (error || !device)

@@ -122,8 +122,6 @@ CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k) {
     return 0;
 }
 
-CUresult cuDeviceGetUuid(void *uuid, CUdevice k) { return cuDeviceGetUuid_v2(uuid, k); }
-
 CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k) {
     struct ww_device *d;
     int error = ww_device_at(k, &d);
@@ -202,10 +200,6 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k) {
         reset(d);
     return error;
 }
-
-CUresult cuDevicePrimaryCtxRelease(CUdevice k) { return cuDevicePrimaryCtxRelease_v2(k); }
-
-CUresult cuDevicePrimaryCtxReset(CUdevice k) { return cuDevicePrimaryCtxReset_v2(k); }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice k) {
     struct ww_device *d;

@@ -338,10 +338,6 @@ CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, 
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-CUresult cuGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t room) {
-    return cuGraphInstantiate_v2(exec, graph, node, log, room);
-}
-
 CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params) {
     struct cu_instantiate *p = params;
     (void)per_thread; /* nothing is uploaded: the nodes' images are in the worker */
@@ -678,7 +674,7 @@ CUresult cuGraphLaunch(void *h, CUstream s) {
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(s, 0, &d, &stream)) || (error = ww_earlier(d)) ||
+    if (error || (error = ww_stream(s, &d, &stream)) || (error = ww_earlier(d)) ||
         (error = ww_captured(d, stream, &captured)))
         return error;
     if (captured)
@@ -713,7 +709,7 @@ CUresult cuGraphUpload(void *h, CUstream s) {
     struct ww_device *d;
     uint32_t stream;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(s, 0, &d, &stream)))
+    if (error || (error = ww_stream(s, &d, &stream)))
         return error;
     return exec_of(h) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }

@@ -475,8 +475,6 @@ CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *cou
     return leave(list_end(&b, n));
 }
 
-CUresult cuGraphGetEdges(void *h, void *from, void *to, void *n) { return cuGraphGetEdges_v2(h, from, to, NULL, n); }
-
 CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *count) {
     size_t *n = count;
     int error = enter();
@@ -489,10 +487,6 @@ CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *coun
     for (size_t e = 0; e < node->nedges; e++)
         put_edge(NULL, &l, to ? data : NULL, &node->edges[e], node->edges[e].from);
     return leave(list_end(&l, n));
-}
-
-CUresult cuGraphNodeGetDependencies(void *h, void *to, void *n) {
-    return cuGraphNodeGetDependencies_v2(h, to, NULL, n);
 }
 
 CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *count) {
@@ -510,10 +504,6 @@ CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *co
             put_edge(NULL, &l, to ? data : NULL, e, node->graph->nodes[i]);
     }
     return leave(list_end(&l, n));
-}
-
-CUresult cuGraphNodeGetDependentNodes(void *h, void *to, void *n) {
-    return cuGraphNodeGetDependentNodes_v2(h, to, NULL, n);
 }
 
 /* Both ends of an edge in this graph, or an error. */
@@ -544,10 +534,6 @@ CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, si
     return leave(error);
 }
 
-CUresult cuGraphAddDependencies(void *h, void *from, void *to, size_t n) {
-    return cuGraphAddDependencies_v2(h, from, to, NULL, n);
-}
-
 CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data, size_t n) {
     struct ww_node *a, *b;
     int error = enter();
@@ -567,10 +553,6 @@ CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data,
         disconnect(a, b);
     }
     return leave(0);
-}
-
-CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n) {
-    return cuGraphRemoveDependencies_v2(h, from, to, NULL, n);
 }
 
 CUresult cuGraphNodeGetType(void *h, int *type) {

@@ -55,7 +55,7 @@ static int prefetch(CUdeviceptr address, size_t nbytes, int kind, int id, CUstre
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)) || (error = ww_captured(d, stream, &captured)))
+    if (error || (error = ww_stream(h, &d, &stream)) || (error = ww_captured(d, stream, &captured)))
         return error;
     return captured ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : hint(address, nbytes, kind, id);
 }

@@ -80,7 +80,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
+    if (error || (error = ww_stream(h, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
         return error;
     if (captured)
         return free_in_graph(d, stream, address);
@@ -98,12 +98,12 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
     return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
 }
 
-static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
+int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
     struct ww_device *d;
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)))
+    if (error || (error = ww_stream(h, &d, &stream)))
         return error;
     if (!address || (error = ww_captured(d, stream, &captured)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -118,12 +118,10 @@ static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUst
     return ww_pool_allocate(p, d, stream, nbytes, address);
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h) { return allocate(address, nbytes, NULL, h); }
-
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h) {
     struct ww_pool *p;
     int error = ww_pool_at(pool, &p);
-    return error ? error : allocate(address, nbytes, p, h);
+    return error ? error : ww_allocate_in_stream(address, nbytes, p, h);
 }
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
@@ -148,10 +146,6 @@ CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
     if ((error = ww_unsafe()))
         return error;
     return nbytes ? ww_pin(d, address, nbytes, flags, NULL) : 0;
-}
-
-CUresult cuMemAllocHost_v2(void **address, size_t nbytes) {
-    return cuMemHostAlloc(address, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
 }
 
 CUresult cuMemFreeHost(void *address) {

@@ -66,10 +66,6 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
     return v ? 0 : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
-    return cuGetProcAddress_v2(name, function, version, flags, NULL);
-}
-
 /* -- refusals ------------------------------------------------------------------------------------------------------ */
 
 /* True for the first time that the process meets the name; names are literals. */

@@ -281,10 +281,6 @@ CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, si
     return add_made(&at, &w, make(p, &w));
 }
 
-CUresult cuGraphAddNode(void **made, void *graph, void *deps, size_t n, void *params) {
-    return cuGraphAddNode_v2(made, graph, deps, NULL, n, params);
-}
-
 /* -- parameters of nodes
  * ------------------------------------------------------------------------------------------------ */
 

@@ -130,9 +130,7 @@ int ww_mark_copied(struct ww_device *d) {
 /* -- streams ------------------------------------------------------------------------------------------------------- */
 
 /* The id and device of a stream handle; for the null stream and its like *d must be the current device. */
-int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id) {
-    if (!h && per_thread)
-        h = CU_STREAM_PER_THREAD;
+int ww_stream(void *h, struct ww_device **d, uint32_t *id) {
     if (!h || h == CU_STREAM_LEGACY) {
         *id = WW_LEGACY;
         return 0;
@@ -154,7 +152,7 @@ int ww_stream_of(void *h, struct ww_device **d, uint32_t *id) {
     if (error || ((uintptr_t)h > 2 && !o))
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
     if (!o)
-        return (error = ww_need(d)) ? error : ww_stream(h, 0, d, id);
+        return (error = ww_need(d)) ? error : ww_stream(h, d, id);
     *d = o->device;
     *id = o->id;
     return 0;

@@ -24,8 +24,6 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return 0;
 }
 
-CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
-
 CUresult cuStreamDestroy_v2(CUstream h) {
     struct ww_object was;
     int error = ww_ready();
@@ -35,8 +33,6 @@ CUresult cuStreamDestroy_v2(CUstream h) {
         ww_capture_stream_gone(was.device, was.id);
     return ww_stream_end(&(struct ww_ending){was.device, was.life, was.id});
 }
-
-CUresult cuStreamDestroy(CUstream h) { return cuStreamDestroy_v2(h); }
 
 CUresult cuStreamSynchronize(CUstream h) {
     struct ww_device *d;
@@ -213,8 +209,6 @@ CUresult cuEventDestroy_v2(CUevent h) {
     return error;
 }
 
-CUresult cuEventDestroy(CUevent h) { return cuEventDestroy_v2(h); }
-
 CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
     struct ww_device *d;
     uint32_t id, stream;
@@ -239,10 +233,8 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
     return error;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream h) { return cuEventRecordWithFlags(event, h, 0); }
-
 /* Ask about an event; errors of earlier calls come with the answer. */
-static int about(CUevent h, uint16_t op) {
+int ww_event_ask(CUevent h, uint16_t op) {
     struct ww_object *o = ww_object(h, WW_EVENT);
     int error = ww_ready();
     if (error || !o)
@@ -255,10 +247,6 @@ static int about(CUevent h, uint16_t op) {
     error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0, NULL);
     return error ? error : ww_earlier(o->device);
 }
-
-CUresult cuEventQuery(CUevent h) { return about(h, WW_OP_EVENT_QUERY); }
-
-CUresult cuEventSynchronize(CUevent h) { return about(h, WW_OP_EVENT_SYNC); }
 
 CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     struct ww_object *a = ww_object(first, WW_EVENT), *b = ww_object(second, WW_EVENT);
@@ -274,8 +262,4 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     struct ww_args_elapsed args = {a->id, b->id};
     error = ww_call(a->device, WW_OP_EVENT_ELAPSED, 0, &args, sizeof args, ms, sizeof *ms, &got);
     return error ? error : got == sizeof *ms ? 0 : CUDA_ERROR_UNKNOWN;
-}
-
-CUresult cuEventElapsedTime(float *ms, CUevent first, CUevent second) {
-    return cuEventElapsedTime_v2(ms, first, second);
 }

@@ -3,24 +3,22 @@
 #include "layer.h"
 #include <string.h>
 
-enum side { ANY, HOST, DEVICE };
-
 /* Whether a call's stream records, and errors of earlier calls. */
-static int enter(void *h, int per_thread, struct ww_device **d, uint32_t *stream, bool *captured) {
+static int enter(void *h, struct ww_device **d, uint32_t *stream, bool *captured) {
     int error = ww_need(d);
-    if (error || (error = ww_stream(h, per_thread, d, stream)) || (error = ww_earlier(*d)))
+    if (error || (error = ww_stream(h, d, stream)) || (error = ww_earlier(*d)))
         return error;
     return ww_captured(*d, *stream, captured);
 }
 
 /* An end of a copy as a graph's node knows it. */
-static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes) {
-    struct cu_end3 e = {.type = is == HOST     ? CU_MEMORY_HOST
-                                : is == DEVICE ? CU_MEMORY_DEVICE
-                                               : CU_MEMORY_UNIFIED,
+static struct cu_end3 end3(uint64_t at, enum ww_side is, size_t nbytes) {
+    struct cu_end3 e = {.type = is == WW_HOST     ? CU_MEMORY_HOST
+                                : is == WW_DEVICE ? CU_MEMORY_DEVICE
+                                                  : CU_MEMORY_UNIFIED,
                         .pitch = nbytes,
                         .height = 1};
-    if (is == HOST)
+    if (is == WW_HOST)
         e.host = (const void *)(uintptr_t)at;
     else
         e.device = at;
@@ -28,88 +26,45 @@ static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes) {
 }
 
 /* A stream that records gets a node. */
-static int captured_copy(struct ww_device *d, uint32_t stream, uint64_t to, enum side to_is, uint64_t from,
-                         enum side from_is, size_t nbytes) {
+static int captured_copy(struct ww_device *d, uint32_t stream, uint64_t to, enum ww_side to_is, uint64_t from,
+                         enum ww_side from_is, size_t nbytes) {
     struct ww_work work = {.kind = CU_NODE_COPY, .device = d};
     work.of.copy = (struct cu_copy3){
         .from = end3(from, from_is, nbytes), .to = end3(to, to_is, nbytes), .width = nbytes, .height = 1, .depth = 1};
     return ww_capture_add(d, stream, &work);
 }
 
-static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
-                bool waits) {
+int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is, size_t nbytes, void *h, bool waits) {
     struct ww_device *d;
     struct ww_span r;
     uint32_t stream;
     bool captured;
-    int error = enter(h, per_thread, &d, &stream, &captured);
+    int error = enter(h, &d, &stream, &captured);
     if (error)
         return error;
     if (!nbytes)
         return 0;
-    if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) ||
-        (from_is == DEVICE && !ww_range_owner(from, &r)))
+    if (!to || !from || (to_is == WW_DEVICE && !ww_range_owner(to, &r)) ||
+        (from_is == WW_DEVICE && !ww_range_owner(from, &r)))
         return CUDA_ERROR_INVALID_VALUE;
     if (!captured)
         return ww_copy_line(d, stream, to, from, nbytes, waits);
     return waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : captured_copy(d, stream, to, to_is, from, from_is, nbytes);
 }
 
-CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
-    return copy(to, ANY, from, ANY, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy(to, ANY, from, ANY, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t nbytes) {
-    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t nbytes, CUstream h) {
-    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t nbytes) {
-    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, h, 0, false);
-}
-
-CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
-    return copy(to, DEVICE, from, DEVICE, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
-    return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
-}
-
 /* Contexts are those of the addresses: arenas of devices do not overlap. */
-static int peer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
-                int per_thread, bool waits) {
+int ww_copy_between(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
+                    bool waits) {
     if (ww_ready() || !ww_context(there) || !ww_context(here))
         return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_CONTEXT;
-    return copy(to, DEVICE, from, DEVICE, nbytes, h, per_thread, waits);
+    return ww_copy(to, WW_DEVICE, from, WW_DEVICE, nbytes, h, waits);
 }
 
-CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
-                         size_t nbytes) {
-    return peer(to, there, from, here, nbytes, NULL, per_thread, true);
-}
-
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes,
-                           CUstream h) {
-    return peer(to, there, from, here, nbytes, h, 0, false);
-}
-
-static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits) {
+int ww_copy_boxes(const struct cu_copy3 *c, void *h, bool waits) {
     struct ww_work work = {.kind = CU_NODE_COPY};
     uint32_t stream;
     bool captured;
-    int error = enter(h, per_thread, &work.device, &stream, &captured);
+    int error = !c ? CUDA_ERROR_INVALID_VALUE : enter(h, &work.device, &stream, &captured);
     if (error || !captured)
         return error ? error : ww_copy_post(work.device, stream, c, waits);
     if (waits || (error = ww_copy_check(work.device, c)))
@@ -129,114 +84,22 @@ static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c
                             .height = e->y + c->height};
 }
 
-static int plane(const void *given, void *h, int per_thread, bool waits) {
-    const struct cu_copy2 *c = given;
+int ww_copy_plane(const struct cu_copy2 *c, void *h, bool waits) {
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
     struct cu_copy3 k = {
         .from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height, .depth = 1};
-    return boxes(&k, h, per_thread, waits);
+    return ww_copy_boxes(&k, h, waits);
 }
 
-CUresult ww_cuMemcpy2D_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
-
-CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
-
-CUresult cuMemcpy2DAsync_v2(void *c, CUstream h) { return plane(c, h, 0, false); }
-
-CUresult ww_cuMemcpy3D_v2(int per_thread, void *c) {
-    return c ? boxes(c, NULL, per_thread, true) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemcpy3DAsync_v2(void *c, CUstream h) { return c ? boxes(c, h, 0, false) : CUDA_ERROR_INVALID_VALUE; }
-
-static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits) {
-    struct ww_work work = {.kind = CU_NODE_SET, .of.set = *s};
-    uint32_t stream;
-    bool captured;
-    int error = enter(h, per_thread, &work.device, &stream, &captured);
-    if (error)
-        return error;
-    if (!s->columns || !s->rows)
-        return 0;
-    if (!captured)
-        return ww_set_post(work.device, stream, s, waits);
-    if (waits || (error = ww_set_check(work.device, s)))
-        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return ww_capture_add(work.device, stream, &work);
-}
-
-static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits) {
-    struct cu_node_set s = {.to = to, .value = value, .width = width, .columns = count, .rows = 1};
-    return set(&s, h, per_thread, waits);
-}
-
-static int fill2(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
-                 int per_thread, bool waits) {
-    struct cu_node_set s = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows};
-    return set(&s, h, per_thread, waits);
-}
-
-CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned char value, size_t columns,
-                            size_t rows) {
-    return fill2(to, pitch, value, 1, columns, rows, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD2D16_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned short value, size_t columns,
-                             size_t rows) {
-    return fill2(to, pitch, value, 2, columns, rows, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD2D32_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned value, size_t columns,
-                             size_t rows) {
-    return fill2(to, pitch, value, 4, columns, rows, NULL, per_thread, true);
-}
-
-CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows, CUstream h) {
-    return fill2(to, pitch, value, 1, columns, rows, h, 0, false);
-}
-
-CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows,
-                            CUstream h) {
-    return fill2(to, pitch, value, 2, columns, rows, h, 0, false);
-}
-
-CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows, CUstream h) {
-    return fill2(to, pitch, value, 4, columns, rows, h, 0, false);
-}
-
-CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count) {
-    return fill(to, value, 1, count, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, unsigned short value, size_t count) {
-    return fill(to, value, 2, count, NULL, per_thread, true);
-}
-
-CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, unsigned value, size_t count) {
-    return fill(to, value, 4, count, NULL, per_thread, true);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream h) {
-    return fill(to, value, 1, count, h, 0, false);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream h) {
-    return fill(to, value, 2, count, h, 0, false);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream h) {
-    return fill(to, value, 4, count, h, 0, false);
-}
-
-static int launch(const struct ww_launch *k, void *h, int per_thread) {
+static int launch(const struct ww_launch *k, void *h) {
     struct ww_device *d;
     struct ww_fn *f;
     const void *buffer;
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(h, per_thread, &d, &stream)) || (error = ww_launch_check(d, k, &f, &buffer)) ||
+    if (error || (error = ww_stream(h, &d, &stream)) || (error = ww_launch_check(d, k, &f, &buffer)) ||
         (error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
         return error;
     if (captured) {
@@ -256,7 +119,7 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
     k.nattributes = 0;
     k.params = params;
     k.extra = extra;
-    return launch(&k, stream, 0);
+    return launch(&k, stream);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
@@ -268,7 +131,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsig
                           .nattributes = 1,
                           .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}},
                           .params = params};
-    return launch(&k, stream, 0);
+    return launch(&k, stream);
 }
 
 /* Take the attributes that travel; those that are off are left out, others are refused. */
@@ -315,7 +178,7 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **
     k.shared = c->shared;
     k.params = params;
     k.extra = extra;
-    return launch(&k, c->stream, per_thread);
+    return launch(&k, c->stream ? c->stream : per_thread ? CU_STREAM_PER_THREAD : NULL);
 }
 
 static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what) {
@@ -349,7 +212,7 @@ static int host_call(CUstream h, struct ww_host *what) {
     struct ww_device *d;
     uint32_t stream;
     bool captured;
-    int error = enter(h, 0, &d, &stream, &captured);
+    int error = enter(h, &d, &stream, &captured);
     what->handle = h;
     if (error || !captured)
         return error ? error : ww_host_post(d, stream, what);
@@ -367,4 +230,23 @@ CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsign
     struct ww_host h = {.data = data};
     *(void **)&h.callback = callback;
     return callback && !flags ? host_call(stream, &h) : CUDA_ERROR_INVALID_VALUE;
+}
+
+int ww_fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
+            bool waits) {
+    struct ww_work work = {
+        .kind = CU_NODE_SET,
+        .of.set = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows}};
+    uint32_t stream;
+    bool captured;
+    int error = enter(h, &work.device, &stream, &captured);
+    if (error)
+        return error;
+    if (!columns || !rows)
+        return 0;
+    if (!captured)
+        return ww_set_post(work.device, stream, &work.of.set, waits);
+    if (waits || (error = ww_set_check(work.device, &work.of.set)))
+        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return ww_capture_add(work.device, stream, &work);
 }
