@@ -7,10 +7,9 @@ So the recovered state is the newest undamaged snapshot and all undamaged record
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +20,8 @@ from .. import errors
 from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
 from .keys import Keys, suffix_of
-from .log.checksum import check_file, crc32c, crc32c_many
-from .log.files import LOCK_NAME, read_at
+from .log.checksum import crc32c, crc32c_many
+from .log.files import LOCK_NAME, Files, read_at
 from .log.format import (
     COMMIT,
     DELETE,
@@ -41,19 +40,17 @@ from .log.format import (
     SUPERBLOCK,
     Superblock,
     crc_of,
-    extents_of,
     file_name,
     footprint,
     key_len_of,
     marked_len_of,
-    offset_of,
     segment_of,
     size_of,
 )
 from .log.journal import highest, read_marks
 from .log.manifest import IDENTITY_NAME, Manifest, is_index, read_identity, read_manifest
-from .log.recovery import Problem, live, stored_key
-from .log.segments import StoredValue, segment_path
+from .log.recovery import Problem, live, stored_key, value_status
+from .log.segments import Segments
 from .log.shards import locate_segments
 from .opening import create
 
@@ -134,13 +131,13 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         if not isinstance(error, errors.CorruptionError)  # the values of a damaged shard are read nevertheless
     ]
     # The folders of logs, and for each the folders of its segments.
-    logs = [(path, [path]) for path in shards] if manifest.separate_logs else [(folder, shards)]
+    logs = [(shard.path, [shard]) for shard in folders] if manifest.separate_logs else [(folder, folders)]
     schema = (manifest.schema or {}).get("schema")
     if os.path.commonpath([report.target, folder]) == folder:
         raise errors.ArgumentError(f"{target} is inside the store itself: choose another folder", name="target")
     with contextlib.ExitStack() as stack:
         for path in dict.fromkeys([folder, *shards]):
-            stack.enter_context(_kept_from_writers(path))
+            _keep_from_writers(path, stack)
         copies: Copies = {}
         found = [_state(log, report, copies) for log, _ in logs]
         made = create(
@@ -153,10 +150,12 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         try:
             with made:
                 total, done = sum(map(len, found)), 0
-                for (_, paths), slots in zip(logs, found, strict=True):
+                for (_, parts), slots in zip(logs, found, strict=True):
+                    segments = Segments(Files(), parts, manifest.segment_bytes, writable=False)
+                    stack.callback(segments.close)
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
                     for rows in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
-                        _put(made, paths, slots[rows], copies, report)
+                        _put(made, segments, slots[rows], copies, report)
                         done += len(slots[rows])
                         if progress is not None:
                             progress(done, total)
@@ -170,42 +169,31 @@ def _described(folder: str, report: SalvageReport) -> Manifest:
     """Return the manifest, or the copy of the store's first manifest."""
     try:
         return read_manifest(folder)
-    except errors.StoreVersionError:
+    except (errors.StoreVersionError, errors.MissingFileError):
         raise
-    except (errors.CorruptionError, errors.FormatError) as error:
-        if isinstance(error, errors.MissingFileError):
-            raise
+    except errors.FormatError:
         identity = read_identity(folder)
-        if identity is None:
-            names = os.listdir(folder) if os.path.isdir(folder) else []
-            if not any(name.endswith((".jnl", ".snap", ".idx")) for name in names):
-                raise
         if identity is not None:
             return identity
-        report.problems.append(
-            Problem(os.path.join(folder, IDENTITY_NAME), None, "the schema is not known: values are recovered as bytes")
-        )
-        return Manifest("0" * 32, "commit", 256 << 20, 0, None, (), 0, 0)
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        if not any(name.endswith((".jnl", ".snap", ".idx")) for name in names):
+            raise
+    report.problems.append(
+        Problem(os.path.join(folder, IDENTITY_NAME), None, "the schema is not known: values are recovered as bytes")
+    )
+    return Manifest("0" * 32, "commit", 256 << 20, 0, None, (), 0, 0)
 
 
-@contextlib.contextmanager
-def _kept_from_writers(folder: str) -> Iterator[None]:
-    try:
+def _keep_from_writers(folder: str, stack: contextlib.ExitStack) -> None:
+    """Keep the store from being opened for writing until `stack` is closed."""
+    # Without a lock file no process has opened the store for writing since it was copied.
+    with contextlib.suppress(OSError):
         fd = os.open(os.path.join(folder, LOCK_NAME), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # no lock file: no process has opened the store for writing since it was copied
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise errors.SharingError(
-                    f"{folder} is open for writing: close it there first, or salvage a copy", path=folder
-                ) from None
-        yield
-    finally:
-        os.close(fd)
+        stack.callback(os.close, fd)
+        if not Files().lock(fd):
+            raise errors.SharingError(
+                f"{folder} is open for writing: close it there first, or salvage a copy", path=folder
+            )
 
 
 def _state(folder: str, report: SalvageReport, copies: Copies) -> NDArray[np.int64]:
@@ -246,50 +234,47 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
 
 
-def _put(store: Any, folders: list[str], slots: NDArray[np.int64], copies: Copies, report: SalvageReport) -> None:
-    """Read the values of a batch from the folders of segments, check them, and put the undamaged ones."""
-    lengths = key_len_of(slots[:, 3])
+def _put(store: Any, segments: Segments, slots: NDArray[np.int64], copies: Copies, report: SalvageReport) -> None:
+    """Read and check the values of a batch, and put the undamaged ones."""
+    lengths, ids = key_len_of(slots[:, 3]), segment_of(slots[:, 2])
     integers = marked_len_of(slots[:, 3]) & INTEGER != 0
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
-    for segment in np.unique(segment_of(slots[:, 2])).tolist():
-        rows = np.flatnonzero(segment_of(slots[:, 2]) == segment)
-        path = segment_path(folders, segment)
+    for segment in np.unique(ids).tolist():
+        rows = np.flatnonzero(ids == segment)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            segments.open(segment, has_superblock=False)
+            unreadable = ""
         except OSError as error:
-            reason = f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
-            report.lost += [Problem(path, int(offset_of(slots[k, 2])), reason, keys.row(int(k))) for k in rows]
-            continue
-        try:
-            values: list[Any] = []
-            readable: list[int] = []
-            extents = extents_of(slots[rows, 2:])
-            status = check_file(fd, extents).tolist()
-            for k, bad, (offset, size, crc) in zip(rows.tolist(), status, extents.tolist(), strict=True):
-                wrong = "the record has no location" if offset < SUPERBLOCK else ""
-                value: Any = StoredValue(path, fd, offset, size, crc)
-                if bad:
-                    value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
-                    wrong = "the value does not match its checksum" if value is None else wrong
-                elif not wrong and (store.schema is not None or size <= _BATCH_BYTES):
-                    value = read_at(fd, size, offset)
-                is_long = lengths[k] == LONG
-                if not wrong and store.schema is not None:
-                    record = value[: -len(suffix_of(stored_key(slots[k], fd)))] if is_long else value
-                    if not store.schema.accepts(record):
-                        wrong = f"the value of {size} bytes is not a record of the schema"
-                if wrong:
-                    key = stored_key(slots[k], fd) if is_long else keys.row(k)
-                    report.lost.append(Problem(path, offset, wrong, key))
-                    continue
+            unreadable = (
+                f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
+            )
+        values: list[Any] = []
+        readable: list[int] = []
+        for k, status in zip(rows.tolist(), value_status(slots[rows], segments).tolist(), strict=True):
+            value: Any = segments.stored(slots[k, 2:])
+            wrong, offset, nbytes, fd = unreadable, value.offset, value.nbytes, value.fd
+            if not wrong and offset < SUPERBLOCK:
+                wrong = "the record has no location"
+            elif not wrong and status:
+                value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
+                wrong = "the value does not match its checksum" if value is None else ""
+            elif not wrong and (store.schema is not None or nbytes <= _BATCH_BYTES):
+                value = read_at(fd, nbytes, offset)
+            is_long = fd >= 0 and lengths[k] == LONG
+            if not wrong and store.schema is not None:
+                record = value[: -len(suffix_of(stored_key(slots[k], fd)))] if is_long else value
+                if not store.schema.accepts(record):
+                    wrong = f"the value of {nbytes} bytes is not a record of the schema"
+            if wrong:
+                key = stored_key(slots[k], fd) if is_long else keys.row(k)
+                report.lost.append(Problem(segments.path(segment), offset, wrong, key))
+            else:
                 readable.append(k)
                 values.append(value)
-                report.value_bytes += size
-            if readable:
-                store._records.put(keys.take(np.array(readable)), values)
-                report.records += len(readable)
-        finally:
-            os.close(fd)
+        if readable:
+            store._records.put(keys.take(np.array(readable)), values)
+            report.records += len(readable)
+            report.value_bytes += sum(map(len, values))
 
 
 class DamagedFolder:
@@ -329,16 +314,10 @@ class DamagedFolder:
         for id in self._ids[kind]:
             path = os.path.join(self.folder, file_name(kind, id))
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                self.note(path, None, f"the file cannot be opened ({error.strerror})")
-                continue
-            try:
-                out.append((id, path, read_at(fd, os.fstat(fd).st_size, 0)))
+                with open(path, "rb") as file:
+                    out.append((id, path, file.read()))
             except OSError as error:
                 self.note(path, None, f"the file cannot be read ({error.strerror})")
-            finally:
-                os.close(fd)
         return out
 
     def superblock(self, data: bytes, kind: int, id: int, path: str) -> Superblock | None:
@@ -438,34 +417,25 @@ def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
     out = []
     for kind in (SNAPSHOT_FILE, INDEX_FILE):  # earlier formats first
         for id, path, data in found.files(kind):
-            block = found.superblock(data, kind, id, path)
-            out.append((_old_slots if kind == SNAPSHOT_FILE else _index_slots)(found, path, block, data[SUPERBLOCK:]))
+            block, body = found.superblock(data, kind, id, path), data[SUPERBLOCK:]
+            damage: list[tuple[int, str]] = []
+            if kind == SNAPSHOT_FILE:
+                slots = np.frombuffer(body, np.int64, len(body) // SLOT_BYTES * 4).reshape(-1, 4)
+                if block is not None and (len(slots) != block.count or crc32c(slots) != block.body_crc):
+                    damage = [(0, "the records of the snapshot do not match their checksum")]
+            elif block is None:
+                slots, _ = read_damaged(body, None, None)
+            else:
+                slots, damaged = read_damaged(body, block.salt, block.block_type)
+                damage = [(BLOCK * k, "a block of the index does not match its checksum") for k in damaged]
+                expected = BLOCK * sum(block_counts(block.block_type, block.positions, block.segments))
+                if len(body) != expected:
+                    damage.append((0, f"the index has {len(body)} bytes instead of {expected}"))
+            for offset, what in damage:
+                found.note(path, SUPERBLOCK + offset, what)
+            sound = block is not None and not damage
+            out.append(SnapshotSlots(slots if sound else _plausible(slots), 0 if block is None else block.seq, sound))
     return out
-
-
-def _index_slots(found: DamagedFolder, path: str, block: Superblock | None, body: bytes) -> SnapshotSlots:
-    """Return the readable slots of an index."""
-    if block is None:
-        return SnapshotSlots(_plausible(read_damaged(body, None, None)[0]), 0, False)
-    slots, damaged = read_damaged(body, block.salt, block.block_type)
-    for number in damaged:
-        found.note(path, SUPERBLOCK + BLOCK * number, "a block of the index does not match its checksum")
-    expected = BLOCK * sum(block_counts(block.block_type, block.positions, block.segments))
-    if len(body) != expected:
-        found.note(path, SUPERBLOCK, f"the index has {len(body)} bytes instead of {expected}")
-    sound = not damaged and len(body) == expected
-    return SnapshotSlots(slots if sound else _plausible(slots), block.seq, sound)
-
-
-def _old_slots(found: DamagedFolder, path: str, block: Superblock | None, body: bytes) -> SnapshotSlots:
-    """Return the readable slots of a snapshot of formats 2 and 3."""
-    slots = np.frombuffer(body, np.int64, len(body) // SLOT_BYTES * 4).reshape(-1, 4)
-    if block is None:
-        return SnapshotSlots(_plausible(slots), 0, False)
-    sound = len(slots) == block.count and crc32c(slots) == block.body_crc
-    if not sound:
-        found.note(path, SUPERBLOCK, "the records of the snapshot do not match their checksum")
-    return SnapshotSlots(slots if sound else _plausible(slots), block.seq, sound)
 
 
 def _plausible(slots: NDArray[np.int64]) -> NDArray[np.int64]:

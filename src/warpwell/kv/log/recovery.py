@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..index.sealed import SealedIndex
+from ..index.sealed import SealedIndex, segment_ends
 from ..keys import SUFFIX_BYTES, long_key_in
 from .checksum import check_file, crc32c
 from .files import Files, closing_on_error, read_at
@@ -161,8 +161,8 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         base, before, seq, chain = read_snapshot(folder, uuid, manifest.snapshot)
         if base is not None:
             undo.callback(base.close)
-            _check_ends(base, segments)
-        check_places(before, segments, None)
+            _check_ends(base.ends(), segments)
+        _check_ends(segment_ends(before[:, 2:]), segments)
         path = journal_path(folder, manifest.journal)
         fd = files.open(path, writable)
         undo.callback(files.close, fd)
@@ -203,7 +203,7 @@ def restore(
     """
     copies = scanned.value_offsets(first)
     rows = first + np.flatnonzero(copies)
-    rows = rows[bad_values(slots[rows], segments)]
+    rows = rows[np.isin(segment_of(slots[rows, 2]), segments.ids()) & (value_status(slots[rows], segments) != 0)]
     places = np.column_stack([copies[rows - first], extents_of(slots[rows, 2:])[:, 1:]])
     intact = check_file(fd, places) == 0
     rows, places = rows[intact], places[intact]
@@ -225,9 +225,9 @@ def read_snapshot(folder: str, uuid: bytes, id: int | None) -> tuple[SealedIndex
     return base, nothing, block.seq, block.chain
 
 
-def _check_ends(base: SealedIndex, segments: Segments) -> None:
-    """Raise CorruptionError if a segment is missing, or ends before its last value."""
-    for segment, end in base.ends().tolist():
+def _check_ends(ends: NDArray[np.int64], segments: Segments) -> None:
+    """Raise CorruptionError if a segment is missing, or ends before its last value; `ends` is int64 [N, 2]."""
+    for segment, end in ends.tolist():
         if segments.shard_of(segment) in segments.missing:
             continue
         if segment not in segments.ids() or segments.size(segment) < end:
@@ -345,57 +345,30 @@ def settle(
     """
     position = scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
-    wrong = check_places(slots[:fresh], segments, None)
-    wrong = check_places(slots[fresh:], segments, scanned.durable[fresh:])
-    found = np.flatnonzero(bad_values(slots[fresh : len(slots) if wrong is None else fresh + wrong], segments))
-    if not len(found) and wrong is None:
+    old = slots[:fresh]
+    _check_ends(segment_ends(old[old[:, 2] > 0, 2:]), segments)
+    found = fresh + np.flatnonzero(value_status(slots[fresh:], segments))
+    if not len(found):
         return slots, position
-    bad = fresh + (int(found[0]) if len(found) else wrong or 0)
+    bad = int(found[0])
     if scanned.durable[bad]:
         raise segments.stored(slots[bad, 2:]).damaged()
     keep = int(np.flatnonzero(scanned.records["ordinal"][: bad + 1] == 0)[-1])
     return slots[:keep], Position(int(scanned.offsets[keep]), start.seq + keep, int(scanned.records["previous"][keep]))
 
 
-def check_places(slots: NDArray[np.int64], segments: Segments, durable: NDArray[np.bool_] | None) -> int | None:
-    """Raise CorruptionError for a location outside of its segment, or return its index if it is not `durable`."""
-    if not len(slots):
-        return None
-    loc0, loc1 = slots[:, 2], slots[:, 3]
-    sizes = size_of(loc0, loc1)
-    used = (loc0 > 0) & (sizes > 0) & _present(loc0, segments)
-    file_sizes = np.zeros(max([int(segment_of(loc0).max(initial=0)), *segments.ids()], default=0) + 1, np.int64)
-    for segment in segments.ids():
-        file_sizes[segment] = segments.size(segment)
-    wrong = np.flatnonzero(used & (offset_of(loc0) + sizes > file_sizes[np.maximum(segment_of(loc0), 0)]))
-    if not len(wrong):
-        return None
-    first = int(wrong[0])
-    if durable is not None and not durable[first]:
-        return first
-    segment = int(segment_of(loc0[first]))
-    path = segments.path(segment)
-    raise errors.CorruptionError(
-        f"{path} is missing or cut: a record has a value of {int(sizes[first])} bytes at byte "
-        f"{int(offset_of(loc0[first]))} of it; restore it from a copy",
-        path=path,
-        offset=int(offset_of(loc0[first])),
-    )
+def value_status(slots: NDArray[np.int64], segments: Segments) -> NDArray[np.int64]:
+    """Read and check values; return 0, 1 (damaged, or outside of its segment) or -errno for each.
 
-
-def _present(loc0: NDArray[np.int64], segments: Segments) -> NDArray[np.bool_]:
-    """Return which locations are in shards that were found."""
-    return np.isin(segments.shard_of(segment_of(loc0)), sorted(segments.missing), invert=True)
-
-
-def bad_values(slots: NDArray[np.int64], segments: Segments) -> NDArray[np.bool_]:
-    """Return which values have a wrong checksum, of those in open segments."""
-    bad = np.zeros(len(slots), np.bool_)
+    Deletes, empty values and values in missing shards are 0.
+    """
     ids = segment_of(slots[:, 2])
-    for segment in np.intersect1d(ids[slots[:, 2] > 0], segments.ids()).tolist():
+    is_value = (slots[:, 2] > 0) & ~np.isin(segments.shard_of(ids), sorted(segments.missing))
+    status = np.where(is_value & (size_of(slots[:, 2], slots[:, 3]) > 0), 1, 0)
+    for segment in np.intersect1d(ids[is_value], segments.ids()).tolist():
         rows = np.flatnonzero(ids == segment)
-        bad[rows] = check_file(segments.fd(segment), extents_of(slots[rows, 2:])) != 0
-    return bad
+        status[rows] = check_file(segments.fd(segment), extents_of(slots[rows, 2:]))
+    return status
 
 
 def live(slots: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -568,12 +541,16 @@ def follow(
     replaced = False
     for attempt in range(0 if reads_all else 3):
         try:
-            return _follow(folder, manifest, segments, journal)
-        except _Behind:
-            replaced = True
-            break
+            followed = _follow(folder, manifest, segments, journal)
+            if followed is not None:
+                return followed
+        except FileNotFoundError:
+            pass
         except errors.CorruptionError:
             time.sleep(0.002 * attempt)
+            continue
+        replaced = True
+        break
     _check_same(folder, manifest, read_manifest(folder))
     manifest, segments, loaded = load_for_reading(files, folder, segments)
     journal.close()
@@ -583,51 +560,33 @@ def follow(
     return Journal(files, loaded.fd, loaded.salt, loaded.position), manifest, retired, changes
 
 
-class _Behind(Exception):
-    """Raised when the reader must continue with other files."""
-
-
 def _follow(
     folder: str, manifest: Manifest, segments: Segments, journal: Journal
-) -> tuple[Journal, Manifest, set[int], Changes]:
+) -> tuple[Journal, Manifest, set[int], Changes] | None:
+    """Return the result of `follow`, or None if the reader must continue with other files."""
     # In this order: the floor that is read first is one of the journal that the manifest then names, or of an
     # earlier one; and nothing is appended to a journal after a manifest without it.
     floor = highest(read_marks(folder, manifest.uuid_bytes)[0], journal.salt)[:2]
     newest = read_manifest(folder)
     _check_same(folder, manifest, newest)
     if newest.separate_logs or newest.journal != manifest.journal:
-        raise _Behind
+        return None
     for segment in newest.segments:
-        _open(segments, segment)
-    path = journal_path(folder, manifest.journal)
-    slots, journal.position = _read(journal, journal.position, floor, segments, path)
+        segments.open(segment)
+    start, slots = journal.position, np.empty((0, 4), np.int64)
+    if os.fstat(journal.fd).st_size > start.offset or floor[0] > start.seq:
+        scanned = scan(journal.fd, journal.salt, start, floor if floor[0] > start.seq else (0, 0))
+        refuse_damage(scanned, journal_path(folder, manifest.journal))
+        puts = scanned.records["loc"][scanned.records["type"] == PUT]
+        if len(np.setdiff1d(segment_of(puts[:, 0]), segments.ids())):
+            return None
+        slots, journal.position = settle(scanned, scanned.slots, start, floor[0], segments)
     return journal, newest, set(segments.ids()) - {JOURNAL_SEGMENT, *newest.segments}, Changes(len(slots), None, slots)
 
 
 def _check_same(folder: str, manifest: Manifest, newest: Manifest) -> None:
     if newest.uuid != manifest.uuid:
         raise errors.CorruptionError(f"{folder} was replaced by another store: open it again", path=folder)
-
-
-def _open(segments: Segments, segment: int) -> None:
-    try:
-        segments.open(segment)
-    except FileNotFoundError:
-        raise _Behind from None
-
-
-def _read(
-    journal: Journal, start: Position, floor: tuple[int, int], segments: Segments, path: str
-) -> tuple[NDArray[np.int64], Position]:
-    if os.fstat(journal.fd).st_size <= start.offset and floor[0] <= start.seq:
-        return np.empty((0, 4), np.int64), start
-    scanned = scan(journal.fd, journal.salt, start, floor if floor[0] > start.seq else (0, 0))
-    refuse_damage(scanned, path)
-    puts = scanned.records["loc"][scanned.records["type"] == PUT]
-    unknown = np.setdiff1d(segment_of(puts[:, 0]), segments.ids())
-    if len(unknown):
-        raise _Behind
-    return settle(scanned, scanned.slots, start, floor[0], segments)
 
 
 # -- verify --------------------------------------------------------------------------------------------------
@@ -767,28 +726,22 @@ def _check_superblocks(manifest: Manifest, segments: Segments, report: VerifyRep
 def _check_values(
     slots: NDArray[np.int64], segments: Segments, report: VerifyReport, progress: Callable[[int, int], object] | None
 ) -> None:
-    done = 0
     slots = slots[np.argsort(slots[:, 2], kind="stable")]
-    ids = segment_of(slots[:, 2])
-    for segment in np.unique(ids).tolist():
-        rows = slots[ids == segment]
-        path, fd = segments.path(segment), segments.fd(segment)
-        for at in range(0, len(rows), _BATCH):
-            part = rows[at : at + _BATCH]
-            status = check_file(fd, extents_of(part[:, 2:]))
-            for k in np.flatnonzero(status).tolist():
-                report.problems.append(_bad_value(part[k], int(status[k]), path, fd))
-            done += len(part)
-            if progress is not None:
-                progress(done, len(slots))
+    for at in range(0, len(slots), _BATCH):
+        part = slots[at : at + _BATCH]
+        status = value_status(part, segments)
+        report.problems += [_bad_value(part[k], int(status[k]), segments) for k in np.flatnonzero(status).tolist()]
+        if progress is not None:
+            progress(at + len(part), len(slots))
 
 
-def _bad_value(slot: Any, status: int, path: str, fd: int) -> Problem:
-    key: int | bytes = stored_key(slot, fd)
+def _bad_value(slot: Any, status: int, segments: Segments) -> Problem:
+    value = segments.stored(slot[2:])
+    key: int | bytes = stored_key(slot, value.fd)
     if int(marked_len_of(slot[3])) & INTEGER:
         key = int(slot[0])
     damage = "does not match its checksum" if status > 0 else f"cannot be read: {os.strerror(-status)}"
-    return Problem(path, int(offset_of(slot[2])), f"the value of {int(size_of(slot[2], slot[3]))} bytes {damage}", key)
+    return Problem(value.path, value.offset, f"the value of {value.nbytes} bytes {damage}", key)
 
 
 def stored_key(slot: NDArray[np.int64], fd: int) -> bytes:

@@ -131,8 +131,8 @@ class Segments:
         for segment in self.ids():
             callback(segment, self._fds[segment])
 
-    def open(self, segment: int) -> None:
-        """Open a segment that exists.
+    def open(self, segment: int, *, has_superblock: bool = True) -> None:
+        """Open a segment that exists; with `has_superblock` check its superblock.
 
         Raises
         ------
@@ -145,8 +145,9 @@ class Segments:
         path = self.path(segment)
         fd = self._files.open(path, self._writable)
         with closing_on_error(self._files, fd):
-            uuid, number = self._uuids[self.shard_of(segment)], segment // len(self.paths)
-            Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, uuid, number, path)
+            if has_superblock:
+                uuid, number = self._uuids[self.shard_of(segment)], segment // len(self.paths)
+                Superblock.unpack(read_at(fd, SUPERBLOCK, 0), SEGMENT_FILE, uuid, number, path)
             self._adopt(segment, fd)
 
     def open_journal(self, path: str) -> None:
@@ -199,10 +200,12 @@ class Segments:
     # -- values -----------------------------------------------------------------------------------------------
 
     def stored(self, location: NDArray[np.int64]) -> StoredValue:
-        """Return the value at a location, int64 [2], in an open segment."""
+        """Return the value at a location, int64 [2]; its `fd` is -1 if the segment is not open."""
         loc0, loc1 = location.tolist()
         segment = segment_of(loc0)
-        return StoredValue(self.path(segment), self._fds[segment], offset_of(loc0), size_of(loc0, loc1), crc_of(loc1))
+        return StoredValue(
+            self.path(segment), self._fds.get(segment, -1), offset_of(loc0), size_of(loc0, loc1), crc_of(loc1)
+        )
 
     def set_head(self, segment: int, end: int) -> None:
         """Append later values of a shard to this segment, from byte `end` on."""
