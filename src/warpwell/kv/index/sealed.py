@@ -28,7 +28,7 @@ from ...targets.primitives import (
     store_weak_as,
 )
 from ..log.checksum import crc32c_many
-from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, key_len_of, offset_of, segment_of, size_of
+from ..log.format import DAMAGED, KEY_LEN_SHIFT, SLOT_BYTES, Superblock, key_len_of, offset_of, segment_of, size_of
 from ..native import address_of, compiled
 
 INT64 = np.dtype(np.int64)
@@ -319,11 +319,8 @@ class SealedIndex:
     path : str
     data : int
         Address of the blocks.
-    block_type, positions, segments, salt : int
-        From the superblock.
-    count, value_bytes : int
-        Number of records, and total size of their values in bytes.
-    unmap : callable
+    block : Superblock
+    release : callable
         Releases the memory at `data`.
 
     Attributes
@@ -334,25 +331,18 @@ class SealedIndex:
         Size of the blocks in bytes.
     """
 
-    def __init__(
-        self,
-        path: str,
-        data: int,
-        *,
-        block_type: int,
-        positions: int,
-        segments: int,
-        salt: int,
-        count: int,
-        value_bytes: int,
-        release: Callable[[], object],
-    ) -> None:
-        self.path, self.count, self.value_bytes = path, count, value_bytes
-        self._segments, self._release = segments, release
-        self._blocks, self._end_blocks = block_counts(block_type, positions, segments)
+    def __init__(self, path: str, data: int, block: Superblock, release: Callable[[], object]) -> None:
+        self.path, self.count, self.value_bytes = path, block.count, block.value_bytes
+        self._segments, self._release = block.segments, release
+        self._blocks, self._end_blocks = block_counts(block.block_type, block.positions, block.segments)
         self.nbytes = BLOCK * (self._blocks + self._end_blocks)
         self._descriptor = np.zeros(DESCRIPTOR_WORDS + -(-self._blocks // 64), np.int64)
-        self._descriptor[[B_DATA, B_TYPE, B_POSITIONS, B_TAG]] = data, block_type, positions, tag_of(salt)
+        self._descriptor[[B_DATA, B_TYPE, B_POSITIONS, B_TAG]] = (
+            data,
+            block.block_type,
+            block.positions,
+            tag_of(block.salt),
+        )
         self.address = address_of(self._descriptor)
 
     def ends(self) -> NDArray[np.int64]:

@@ -164,22 +164,14 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
     try:
         with open(path, "rb") as file:
             data = file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         if not os.path.lexists(folder):
             raise errors.MissingFileError(
                 f"{folder} does not exist: create a store there with warpwell.kv.create, or check the path", path=folder
             ) from None
         raise errors.FormatError(
-            f"{folder} is not a key-value store (it has no {MANIFEST_NAME}): check the path, or create a store there",
+            f"{folder} is not a key-value store ({name}: {error.strerror}): check the path, or create a store there",
             path=folder,
-        ) from None
-    except NotADirectoryError:
-        raise errors.FormatError(
-            f"{folder} is a file, and a key-value store is a folder: check the path", path=folder
-        ) from None
-    except IsADirectoryError:
-        raise errors.FormatError(
-            f"{path} is a folder: this is not a key-value store; check the path", path=path
         ) from None
     title, _, body = data.partition(b"\n")
     title_fields = title.split(b" ")
@@ -426,18 +418,7 @@ def open_index(folder: str, uuid: bytes, id: int) -> tuple[SealedIndex, Superblo
             release = partial(unmap, address, nbytes)
     finally:
         os.close(fd)
-    sealed = SealedIndex(
-        path,
-        address + SUPERBLOCK,
-        block_type=block.block_type,
-        positions=block.positions,
-        segments=block.segments,
-        salt=block.salt,
-        count=block.count,
-        value_bytes=block.value_bytes,
-        release=release,
-    )
-    return sealed, block
+    return SealedIndex(path, address + SUPERBLOCK, block, release), block
 
 
 def read_old_snapshot(folder: str, uuid: bytes, id: int) -> tuple[NDArray[np.int64], int, int]:
