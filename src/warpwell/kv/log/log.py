@@ -798,11 +798,27 @@ MIN_SEGMENT_BYTES = 1 << 16
 
 def _new_folder(files: Files, path: str, undo: contextlib.ExitStack) -> WriterLock:
     """Make the folder of a new store and take its lock; `undo` removes both."""
-    made = make_folder(files, path)
+    made = False
+    try:
+        files.mkdir(path)
+        made = True
+    except FileNotFoundError:
+        raise errors.MissingFileError(
+            f"{os.path.dirname(path)}: no such folder to create {os.path.basename(path)} in; create it first", path=path
+        ) from None
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise errors.ArgumentError(
+                f"{path} is a file: choose another name, or remove it yourself", name="path"
+            ) from None
+        _check_empty(path)
     try:
         writer = WriterLock(files, path)
         undo.callback(writer.release, clean=False)
-        clear(files, path)
+        _check_empty(path)
+        for name in os.listdir(path):  # an interrupted creation left them
+            if name != LOCK_NAME:
+                files.unlink(os.path.join(path, name))
     except BaseException as error:
         # The lock is held by a process that creates a store here. With a cause, the file system has no locks.
         is_locked = isinstance(error, errors.SharingError) and error.__cause__ is None
@@ -847,32 +863,7 @@ def _translate_os_errors(path: str, instead: str) -> Iterator[None]:
         raise
 
 
-def make_folder(files: Files, path: str) -> bool:
-    """Make the folder of a new store; return False if a usable folder already exists.
-
-    Raises
-    ------
-    ArgumentError
-        Another file or folder is there.
-    MissingFileError
-        The parent does not exist.
-    """
-    try:
-        files.mkdir(path)
-        return True
-    except FileNotFoundError:
-        raise errors.MissingFileError(
-            f"{os.path.dirname(path)}: no such folder to create {os.path.basename(path)} in; create it first", path=path
-        ) from None
-    except FileExistsError:
-        pass
-    if not os.path.isdir(path):
-        raise errors.ArgumentError(f"{path} is a file: choose another name, or remove it yourself", name="path")
-    check_empty(path)
-    return False
-
-
-def check_empty(path: str) -> None:
+def _check_empty(path: str) -> None:
     """Raise ArgumentError if a folder holds files that an interrupted creation did not leave."""
     names = os.listdir(path)
     if MANIFEST_NAME in names:
@@ -884,14 +875,6 @@ def check_empty(path: str) -> None:
             raise errors.ArgumentError(
                 f"{path} exists and holds other files ({name}): choose another name, or remove it yourself", name="path"
             )
-
-
-def clear(files: Files, path: str) -> None:
-    """Remove the files of an interrupted creation; the lock is held."""
-    check_empty(path)
-    for name in os.listdir(path):
-        if name != LOCK_NAME:
-            files.unlink(os.path.join(path, name))
 
 
 def remove_made(path: str, made: bool) -> None:

@@ -113,7 +113,9 @@ class Segments:
 
     def path(self, segment: int) -> str:
         """Return a segment's file."""
-        return self._journal_path if segment == JOURNAL_SEGMENT else segment_path(self.paths, segment)
+        number, shard = divmod(segment, len(self.paths))
+        name = file_name(SEGMENT_FILE, number)
+        return self._journal_path if segment == JOURNAL_SEGMENT else os.path.join(self.paths[shard], name)
 
     def fd(self, segment: int) -> int:
         """Return the descriptor of a segment.
@@ -258,12 +260,6 @@ class Segments:
             # A signal handler may have appended to it, or synced it.
             if segment in self._unsynced and self._unsynced[segment] == ends[segment]:
                 del self._unsynced[segment]
-
-
-def segment_path(folders: Sequence[str], segment: int) -> str:
-    """Return the file of a segment in the folders of a store's shards."""
-    number, shard = divmod(segment, len(folders))
-    return os.path.join(folders[shard], file_name(SEGMENT_FILE, number))
 
 
 @dataclass(frozen=True)

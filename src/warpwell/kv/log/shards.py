@@ -114,12 +114,6 @@ class ShardFolder:
                 )
         return True
 
-    def set_home(self, files: Files, main: str) -> None:
-        """Name `main` as the folder of its store, durably."""
-        schema = {**(self.manifest.schema or {}), "store": written(main, self.path)}
-        self.manifest.with_changes(schema=schema).publish(files, self.path)
-        files.sync_folder(self.path)
-
 
 def segment_folders(folder: str, manifest: Manifest) -> list[SegmentFolder]:
     """Return the folders that hold a store's segments: its shards, or its own folder.
@@ -160,8 +154,9 @@ def locate_segments(folder: str, manifest: Manifest) -> tuple[list[SegmentFolder
 def take_shards(files: Files, folder: str, manifest: Manifest) -> None:
     """Check that a store may write to its shards, and update shards whose store was moved."""
     moved = [shard for shard in find_shards(folder, manifest) if shard.check_writer(folder, manifest.uuid)]
-    for shard in moved:
-        shard.set_home(files, folder)
+    for path, own in ((shard.path, shard.manifest) for shard in moved):
+        own.with_changes(schema={**(own.schema or {}), "store": written(folder, path)}).publish(files, path)
+        files.sync_folder(path)
 
 
 def written(path: str, base: str) -> str:
@@ -186,9 +181,6 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
         The shard is not at its path.
     """
     path = resolved(listed["path"], main)
-    found = _read_shard(path, listed["uuid"])
-    if found is not None:
-        return found
     if not os.path.lexists(path):
         raise errors.MissingFileError(
             f"shard {number} of {main} is not at {path}: put it back there (move and copy a store together"
@@ -196,14 +188,18 @@ def find_shard(main: str, number: int, listed: dict[str, str]) -> ShardFolder:
             path=path,
         )
     try:
-        read_manifest(path)
+        manifest = read_manifest(path)
+    except errors.CorruptionError:
+        raise
     except errors.FormatError as error:
         error.args = (f"shard {number} of {main}: {error.args[0]}",)
         raise
-    raise errors.FormatError(
-        f"{path} is not the folder that {main} was created with as shard {number}: put that one back in its place",
-        path=path,
-    )
+    if manifest.uuid != listed["uuid"] or "shard" not in (manifest.schema or {}):
+        raise errors.FormatError(
+            f"{path} is not the folder that {main} was created with as shard {number}: put that one back in its place",
+            path=path,
+        )
+    return ShardFolder(path, manifest)
 
 
 def find_shards(main: str, manifest: Manifest) -> list[ShardFolder]:
@@ -227,20 +223,6 @@ def own_shards(main: str) -> list[str]:
 def home_of(path: str, meta: dict[str, Any]) -> str:
     """Return the folder of a shard's store, from the shard's manifest."""
     return resolved(str(meta.get("store", "")), path)
-
-
-def _read_shard(path: str, uuid: str) -> ShardFolder | None:
-    try:
-        manifest = read_manifest(path)
-    except errors.MissingFileError:
-        return None
-    except errors.CorruptionError:
-        raise
-    except errors.FormatError:
-        return None
-    if manifest.uuid != uuid or "shard" not in (manifest.schema or {}):
-        return None
-    return ShardFolder(path, manifest)
 
 
 def _same(first: str, second: str) -> bool:
