@@ -363,9 +363,9 @@ def test_seal(tmp_path, capsys) -> None:
 
 
 def test_seal_upgrades_an_earlier_format(tmp_path) -> None:
-    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-1.zip") as file:
+    with zipfile.ZipFile(Path(__file__).parent.parent / "data" / "kv-format-2.zip") as file:
         file.extractall(tmp_path)
-    path = tmp_path / "snap.kv"
+    path = tmp_path / "one.kv"
     with ww.kv.open(path) as store:
         contents = dict(store.items())
         assert store._records.index._sealed is None
