@@ -250,9 +250,9 @@ def test_a_store_in_its_source(images: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_note_on_the_layout(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (images / "dog" / "Thumbs.db").write_bytes(b"")
+    (images / "dog" / "notes.txt").write_bytes(b"")
     assert called("load", images, tmp_path / "s.kv") == 0
-    assert "because dog/Thumbs.db is not an image" in " ".join(capsys.readouterr().err.split())
+    assert "because dog/notes.txt is not an image" in " ".join(capsys.readouterr().err.split())
 
 
 def test_load_classes(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
