@@ -570,6 +570,28 @@ def put_in_shards(log, records, shards):
     log.append(*padded(list(records)), list(records.values()), shards=chosen)
 
 
+def test_values_that_only_the_segments_have(path, tmp_path):
+    """A power cut may lose the values of the last group in the journal, although their segments have them."""
+    cut, value = str(tmp_path / "cut.kv"), b"value" * 20
+    with Log.create(path) as log:
+        append_one(log, b"a", b"1")
+        log.commit()
+        with open(os.path.join(path, COMMITTED_NAME), "rb") as file:
+            marks = file.read()
+        append_one(log, b"b", value)
+        log.commit()
+        shutil.copytree(path, cut)
+    edit(os.path.join(cut, COMMITTED_NAME), 0, marks)
+    with open(journal_of(cut), "rb") as file:
+        at = file.read().index(value)
+    edit(journal_of(cut), at, bytes(len(value)))
+    assert verify(cut).sound
+    with Log.open(cut, writable=True) as log:
+        assert contents(log) == {b"a": b"1", b"b": value}
+        append_one(log, b"c", b"3")
+    assert verify(cut).sound
+
+
 def test_a_group_whose_values_are_cut_off_does_not_count(path):
     with Log.create(path) as log:
         for k in range(3):

@@ -314,6 +314,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
             bad = offset
     records = np.concatenate(pieces)
     durable = _durable(records)[:committed_count]
+    durable[: max(0, floor[0] - start.seq)] = True
     if state[SCAN_FLOOR_WRONG]:
         why = f"record {floor[0]} differs from the committed record with that number"
     elif not why and floor[0] > position.seq:

@@ -48,6 +48,7 @@ from .journal import (
     read_marks,
     read_superblock,
     scan,
+    value_offsets,
 )
 from .manifest import (
     IDENTITY_NAME,
@@ -273,8 +274,11 @@ def _load_separate_logs(
 
 
 def damaged_copies(scanned: Scanned, fd: int) -> list[int]:
-    """Return the offsets of values in a journal that do not match their checksums, or their padding."""
-    copies = scanned.value_offsets(0)
+    """Return the offsets of values in a journal that do not match their checksums, or their padding.
+
+    A power failure may leave such values in the last group, if it is not known to be durable: they do not count.
+    """
+    copies = np.where(scanned.durable, scanned.value_offsets(0), 0)
     damaged = []
     for at, (_, size, crc) in zip(copies.tolist(), extents_of(scanned.records["loc"]).tolist(), strict=True):
         if at:
@@ -425,6 +429,7 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
     if loaded.unsynced:
         _copy_values(files, loaded, segments)
         _rewrite_values(files, loaded.slots[len(loaded.slots) - loaded.unsynced :], segments)
+        _rewrite_copies(files, loaded, segments)
         _rewrite(files, fd, loaded.unsynced_offset, position.offset)
         files.sync(fd)
     remove_strays(files, folder, manifest, segments)
@@ -437,6 +442,20 @@ def _copy_values(files: Files, loaded: LoadedLog, segments: Segments) -> None:
         files.pwrite(segments.fd(segment_of(loc0)), read_at(loaded.fd, size, at), offset_of(loc0))
         loaded.slots[row, 2] = loc0
     segments.close([JOURNAL_SEGMENT])
+
+
+def _rewrite_copies(files: Files, loaded: LoadedLog, segments: Segments) -> None:
+    """Write values of groups that may not be durable to the journal again: only their segments may have them."""
+    if loaded.scanned is None:
+        return
+    count = loaded.position.seq - loaded.start_seq
+    first = int(np.argmin(np.append(loaded.scanned.durable[:count], False)))  # the first record of a group
+    records, offsets = loaded.scanned.records[first:count], loaded.scanned.offsets[first:count]
+    for at, location in zip(value_offsets(records, offsets).tolist(), records["loc"], strict=True):
+        if at:
+            value = segments.stored(location)
+            contents = read_at(value.fd, value.nbytes, value.offset)
+            files.pwrite(loaded.fd, contents.ljust(footprint(value.nbytes), b"\0"), at)
 
 
 def _rewrite_values(files: Files, slots: NDArray[np.int64], segments: Segments) -> None:
