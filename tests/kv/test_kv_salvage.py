@@ -134,6 +134,20 @@ def test_a_damaged_manifest_keeps_its_schema(tmp_path):
         assert r.schema is None and len(r[7]) == 16 and "schema is not known" in report.problems[0].what
 
 
+@pytest.mark.parametrize("key", [b"short", b"long" * 30])
+def test_a_record_whose_value_is_sound_in_the_journal_only(tmp_path, key):
+    path = tmp_path / "a.kv"
+    with ww.kv.create(path, {"x": ("f4", (4,))}) as w:
+        w[key] = {"x": np.arange(4, dtype=np.float32)}
+        w.commit()
+    (segment,) = path.glob("*.val")
+    segment.write_bytes(segment.read_bytes()[:4096].ljust(segment.stat().st_size, b"\0"))
+    report = ww.kv.salvage(path, tmp_path / "new.kv")
+    assert report.complete and report.records == 1
+    with ww.kv.open(tmp_path / "new.kv") as r:
+        assert list(r.keys()) == [key] and r[key]["x"].tolist() == [0, 1, 2, 3]
+
+
 def test_shards_are_gathered(tmp_path):
     with ww.kv.create(tmp_path / "m.kv", shards=[tmp_path / "a", tmp_path / "b"]) as w:
         w.put_many(np.arange(50), [b"%d" % k for k in range(50)])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..cache import batches_of
 from .index.sealed import BLOCK, block_counts, read_damaged
-from .keys import Keys, suffix_of
+from .keys import Keys, long_key_in, suffix_of
 from .log.checksum import crc32c, crc32c_many
 from .log.files import LOCK_NAME, Files, read_at
 from .log.format import (
@@ -262,7 +262,9 @@ def _put(store: Any, segments: Segments, slots: NDArray[np.int64], copies: Copie
                 value = read_at(fd, nbytes, offset)
             is_long = fd >= 0 and lengths[k] == LONG
             if not wrong and store.schema is not None:
-                record = value[: -len(suffix_of(stored_key(slots[k], fd)))] if is_long else value
+                # Not `stored_key`: the value may be a copy from a journal because the segment is damaged.
+                long_key = long_key_in(value, slots[k, :2].tobytes()) if is_long else b""
+                record = value[: -len(suffix_of(long_key))] if is_long else value
                 if not store.schema.accepts(record):
                     wrong = f"the value of {nbytes} bytes is not a record of the schema"
             if wrong:
