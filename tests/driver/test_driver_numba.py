@@ -71,6 +71,23 @@ def test_numba_selects_devices_ten_thousand_times() -> None:
     assert done.stdout == "[[0, 0, 0, 0], [1, 1, 1, 1]]\n", done.stderr
 
 
+CLOSES = """
+import numpy as np
+from numba import cuda
+array = cuda.to_device(np.arange(4))
+print(array.copy_to_host().tolist())
+cuda.close()
+"""
+
+
+def test_numba_closes_its_contexts() -> None:
+    pytest.importorskip("numba.cuda")
+    with DriverServer(1, driver=build.build().fake) as server:
+        command = [sys.executable, "-c", CLOSES]
+        done = subprocess.run(command, env=server.environ(), timeout=HANG_SECONDS, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[0, 1, 2, 3]\n", 0), done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=f"numba-cuda's tests need {', '.join(missing())}")
 def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:

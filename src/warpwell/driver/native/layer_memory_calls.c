@@ -45,10 +45,13 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
     return d;
 }
 
+/* NVIDIA's driver frees a block also if no context is current: numba.cuda.close() does so (H200). */
 CUresult cuMemFree_v2(CUdeviceptr address) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
+    if (error == CUDA_ERROR_INVALID_CONTEXT && (d = ww_range_owner(address, &r)))
+        error = ww_context_code(d);
     if (error || !address)
         return error;
     struct ww_args_free args = {address};
