@@ -95,9 +95,9 @@ def test_a_client_of_release_12_that_registers_by_hand(
     files = [str(program), str(source), str(library)]
     subprocess.run([*build.compiler(), "-o", *files, "-Wl,--allow-shlib-undefined"], check=True, timeout=HANG_SECONDS)
     for environ in (native, pooled):
-        said = passes(environ, program, lab_build.IMAGE)
-        assert "warpwell: cudaGetDeviceProperties is not served" in said
-        assert said.count("warpwell: the program has no code for this GPU") == 1
+        output = passes(environ, program, lab_build.IMAGE)
+        assert "warpwell: cudaGetDeviceProperties is not served" in output
+        assert output.count("warpwell: the program has no code for this GPU") == 1
 
 
 def test_a_program_without_a_device_is_told_so(native: dict[str, str]) -> None:
@@ -113,8 +113,8 @@ def test_a_program_without_a_device_is_told_so(native: dict[str, str]) -> None:
 def exports(library: Path) -> set[str]:
     """Return the symbols that a library exports with their version, without the version's own."""
     command = ["nm", "-D", "--defined-only", "--with-symbol-versions", str(library)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return {line.split()[-1] for line in lines if "@@" in line}
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {line.split()[-1] for line in symbols if "@@" in line}
 
 
 @pytest.mark.parametrize("release", runtime.RELEASES)
@@ -168,8 +168,8 @@ def test_prototypes_equal_those_of_the_header() -> None:
         if function.how in ("own", "refused") or elsewhere:
             continue
         for name in function.exports:
-            mine = [travels(c_type + " x") for c_type in function.c_types]
-            assert mine == [travels(one) for one in declared[name]], name
+            expected = [passing_of(c_type + " x") for c_type in function.c_types]
+            assert expected == [passing_of(parameter) for parameter in declared[name]], name
             compared += 1
     assert compared > 250
 
@@ -181,15 +181,15 @@ def prototypes(text: str) -> Iterator[tuple[str, list[str]]]:
         yield match[1], [] if flat.strip() in ("", "void") else flat.split(",")
 
 
-def travels(parameter: str) -> str:
-    """Say how a parameter travels: as a pointer, a structure, or an integer of 4 or 8 bytes."""
-    words = parameter.replace("*", " * ").replace("[", " * ").split()
-    if "*" in words or any(re.fullmatch(r"cuda\w+_t|cudaHostFn_t|CU\w+", word) for word in words):
-        return "4" if "cudaError_t" in words else "pointer"
+def passing_of(parameter: str) -> str:
+    """Return how a parameter is passed: as a pointer, a structure, or an integer of 4 or 8 bytes."""
+    tokens = parameter.replace("*", " * ").replace("[", " * ").split()
+    if "*" in tokens or any(re.fullmatch(r"cuda\w+_t|cudaHostFn_t|CU\w+", word) for word in tokens):
+        return "4" if "cudaError_t" in tokens else "pointer"
     kinds = {"size_t": "8", "long": "8", "uint64_t": "8", "cudaMemLocation": "8", "cudaGraphConditionalHandle": "8"}
     kinds |= {"dim3": "dim3", "cuda_dim3": "dim3", "cudaExtent": "extent", "cuda_extent": "extent"}
     kinds |= {"cudaPitchedPtr": "pitched", "cuda_pitched": "pitched"}
-    return next((kinds[word] for word in words if word in kinds), "4")
+    return next((kinds[word] for word in tokens if word in kinds), "4")
 
 
 def test_refused_functions_name_themselves_once(native: dict[str, str]) -> None:
@@ -204,8 +204,8 @@ def test_refused_functions_name_themselves_once(native: dict[str, str]) -> None:
     )
     done = run(native, sys.executable, "-c", code, *names)
     assert done.returncode == 0, done.stderr
-    said = [line.split()[1] for line in done.stderr.splitlines()]
-    assert said == names
+    reported = [line.split()[1] for line in done.stderr.splitlines()]
+    assert reported == names
     assert "cudaGetExportTable" in names
 
 
@@ -218,6 +218,6 @@ def test_codes_have_names(native: dict[str, str]) -> None:
         "    print(library.cudaGetErrorName(int(code)).decode(), '-', library.cudaGetErrorString(int(code)).decode())\n"
     )
     codes = runtime.errors()
-    said = run(native, sys.executable, "-c", code, *map(str, codes)).stdout.splitlines()
-    assert [line.split()[0] for line in said] == list(codes.values())
-    assert "cudaErrorMemoryAllocation - memory allocation" in said
+    output = run(native, sys.executable, "-c", code, *map(str, codes)).stdout.splitlines()
+    assert [line.split()[0] for line in output] == list(codes.values())
+    assert "cudaErrorMemoryAllocation - memory allocation" in output

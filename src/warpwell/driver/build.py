@@ -271,11 +271,11 @@ def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
         _compile(folder, command, RUNTIMES)
 
 
-def _compile(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
+def _compile(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
     """Compile parts at the same time."""
     running = []
     try:
-        for part in wanted:
+        for part in parts:
             own = part.sources(generate.NATIVE)
             if own:
                 if part in GENERATED:

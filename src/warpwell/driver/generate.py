@@ -197,25 +197,25 @@ def _layer_calls() -> str:
 
 def _layer_call(call: table.Call) -> str:
     name = call.symbol
-    lines = [_prototype(call), "{", "    struct ww_device *device;", f"    struct ww_args_{name} args;"]
-    lines += ["    int error = ww_need(&device);", "    if (error)", "        return error;"]
+    text = [_prototype(call), "{", "    struct ww_device *device;", f"    struct ww_args_{name} args;"]
+    text += ["    int error = ww_need(&device);", "    if (error)", "        return error;"]
     outs = [field for _, field in results(call)]
     if outs:
-        lines += [f"    if ({' || '.join('!' + field for field in outs)})", "        return CUDA_ERROR_INVALID_VALUE;"]
+        text += [f"    if ({' || '.join('!' + field for field in outs)})", "        return CUDA_ERROR_INVALID_VALUE;"]
     for i, role in enumerate(call.roles):
         if role == "func":
-            lines += [f"    uint32_t id{i};", f"    if ((error = ww_function(a{i}, device, &id{i})))"]
-            lines += ["        return error;", f"    args.a{i} = id{i};"]
+            text += [f"    uint32_t id{i};", f"    if ((error = ww_function(a{i}, device, &id{i})))"]
+            text += ["        return error;", f"    args.a{i} = id{i};"]
         elif not role.startswith("out_"):
-            lines += [f"    args.a{i} = a{i};"]
-    lines += [] if arguments(call) else ["    (void)args;"]
+            text += [f"    args.a{i} = a{i};"]
+    text += [] if arguments(call) else ["    (void)args;"]
     given = f"device, WW_OP_{name}, 0, &args, sizeof args"
     if call.kind == "send":
-        return "\n".join([*lines, f"    return ww_send({given});", "}"])
-    lines += [f"    struct ww_out_{name} out;", "    uint32_t got = 0;"]
-    lines += [f"    if ((error = ww_call({given}, &out, sizeof out, &got)))", "        return error;"]
-    lines += ["    if (got != sizeof out)", "        return CUDA_ERROR_UNKNOWN;"]
-    return "\n".join([*lines, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
+        return "\n".join([*text, f"    return ww_send({given});", "}"])
+    text += [f"    struct ww_out_{name} out;", "    uint32_t got = 0;"]
+    text += [f"    if ((error = ww_call({given}, &out, sizeof out, &got)))", "        return error;"]
+    text += ["    if (got != sizeof out)", "        return CUDA_ERROR_UNKNOWN;"]
+    return "\n".join([*text, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
 
 
 def _worker_h() -> str:

@@ -98,10 +98,10 @@ def functions(release: int) -> tuple[Function, ...]:
 @cache
 def errors() -> dict[int, str]:
     """Return the names of the error codes."""
-    words = [
+    entries = [
         word for line in _read_data("runtime_calls.txt") if line.startswith("errors ") for word in line.split()[1:]
     ]
-    named = {int(code): f"cudaError{name}" for code, _, name in (word.partition(":") for word in words)}
+    named = {int(code): f"cudaError{name}" for code, _, name in (word.partition(":") for word in entries)}
     return named | {0: "cudaSuccess"}
 
 
@@ -110,9 +110,9 @@ def properties(release: int) -> list[tuple[str, int, int, int]]:
     found = []
     offset = _FIRST_PROPERTY
     for line in _read_data("runtime_properties.txt"):
-        words = line.split()
-        only = int(words.pop(0)) if words[0].isdigit() else release
-        for word in words if only == release else ():
+        fields = line.split()
+        only = int(fields.pop(0)) if fields[0].isdigit() else release
+        for word in fields if only == release else ():
             name, _, attributes = word.partition(":")
             size = 8 if name.endswith("*") else 4
             offset = (offset + size - 1) // size * size
@@ -146,42 +146,42 @@ def _prototype(function: Function, name: str) -> str:
 
 
 def _header(release: int) -> str:
-    lines = ["/* Generated: functions of the CUDA runtime, and driver calls that the layer's table does not have. */"]
+    text = ["/* Generated: functions of the CUDA runtime, and driver calls that the layer's table does not have. */"]
     for function in functions(release):
         if function.how not in ("own", "refused"):
-            lines += [f"{_prototype(function, name)};" for name in function.exports]
+            text += [f"{_prototype(function, name)};" for name in function.exports]
         if _is_flagged(function):
             flagged = replace(function, roles=(*function.roles, "i32"))
-            lines.append(f"{_prototype(flagged, f'rt_{function.name}').removeprefix('CUDART_API ')};")
-    known = set(table.calls())
+            text.append(f"{_prototype(flagged, f'rt_{function.name}').removeprefix('CUDART_API ')};")
+    declared = set(table.calls())
     for function in functions(release):
-        if function.how[0] in "=~" and (symbol := _driver_call(function)[0]) not in known:
-            known.add(symbol)
-            lines.append(f"CUresult {symbol}({', '.join(function.c_types)});")
-    return "\n".join([*lines, ""])
+        if function.how[0] in "=~" and (symbol := _driver_call(function)[0]) not in declared:
+            declared.add(symbol)
+            text.append(f"CUresult {symbol}({', '.join(function.c_types)});")
+    return "\n".join([*text, ""])
 
 
 def _code(release: int) -> str:
-    lines = ["/* Generated: forwards, variants for per-thread streams, refusals, names of errors, properties. */"]
-    lines.append('#include "runtime.h"')
+    text = ["/* Generated: forwards, variants for per-thread streams, refusals, names of errors, properties. */"]
+    text.append('#include "runtime.h"')
     for function in functions(release):
         if function.how == "refused":
             for name in function.exports:
-                lines.append(f"CUDART_API int {name}(void);")
-                lines.append(f'int {name}(void)\n{{\n    return rt_refuse("{name}");\n}}')
+                text.append(f"CUDART_API int {name}(void);")
+                text.append(f'int {name}(void)\n{{\n    return rt_refuse("{name}");\n}}')
             continue
         if function.how[0] in "=~":
             symbol, arguments = _driver_call(function)
             start = "rt_enter" if function.how[0] == "=" else "rt_start"
-            lines.append(f"{_prototype(function, function.name)}\n{{\n    int error = {start}();")
-            lines.append(f"    return rt_result(error ? error : (int){symbol}({', '.join(arguments)}));\n}}")
+            text.append(f"{_prototype(function, function.name)}\n{{\n    int error = {start}();")
+            text.append(f"    return rt_result(error ? error : (int){symbol}({', '.join(arguments)}));\n}}")
         if function.variant and function.how != "own":
-            lines.append(_per_thread(function))
-    lines.append("const struct rt_error rt_errors[] = {")
-    lines += [f'    {{{code}, "{name}", "{_error_text(name)}"}},' for code, name in errors().items()]
-    lines += ["    {0, NULL, NULL}};", "const struct rt_property rt_properties[] = {"]
-    lines += [f"    {{{offset}, {size}, {attribute}}}, /* {n} */" for n, offset, size, attribute in properties(release)]
-    return "\n".join([*lines, "    {0, 0, 0}};", ""])
+            text.append(_per_thread(function))
+    text.append("const struct rt_error rt_errors[] = {")
+    text += [f'    {{{code}, "{name}", "{_error_text(name)}"}},' for code, name in errors().items()]
+    text += ["    {0, NULL, NULL}};", "const struct rt_property rt_properties[] = {"]
+    text += [f"    {{{offset}, {size}, {attribute}}}, /* {n} */" for n, offset, size, attribute in properties(release)]
+    return "\n".join([*text, "    {0, 0, 0}};", ""])
 
 
 def _driver_call(function: Function) -> tuple[str, list[str]]:
@@ -190,8 +190,8 @@ def _driver_call(function: Function) -> tuple[str, list[str]]:
     if match is None:
         raise AssertionError(f"unreadable driver call of {function.name}: {function.how}")
     symbol, given = match.groups()
-    words = re.split(r", (?![^(]*\))", given) if given else [f"${i}" for i in range(len(function.roles))]
-    arguments = [f"a{word[1:]}" if word.startswith("$") else word for word in words]
+    values = re.split(r", (?![^(]*\))", given) if given else [f"${i}" for i in range(len(function.roles))]
+    arguments = [f"a{word[1:]}" if word.startswith("$") else word for word in values]
     if symbol in table.calls():
         types = table.calls()[symbol].c_types
         arguments = [f"({c.strip()}){_number(c, a)}" for c, a in zip(types, arguments, strict=True)]
@@ -203,7 +203,7 @@ def _number(c_type: str, argument: str) -> str:
 
 
 def _per_thread(function: Function) -> str:
-    """Return the variant that uses the calling thread's stream in place of the legacy stream."""
+    """Return the variant that uses the calling thread's stream instead of the legacy stream."""
     names = [f"a{i}" for i in range(len(function.roles))]
     head = _prototype(function, function.exports[1])
     if function.variant == "d":
@@ -221,7 +221,7 @@ def _per_thread(function: Function) -> str:
 
 
 def _is_flagged(function: Function) -> bool:
-    """Return True if no argument tells the variants apart: the hand-written body takes a flag."""
+    """Return True if the variants have the same arguments, so that the hand-written body takes a flag."""
     return function.variant == "z" and "stream" not in function.roles and function.how == "hand"
 
 

@@ -71,7 +71,7 @@ extern const struct rt_property rt_properties[];
 
 /* Start the driver; a code if it cannot be used (also in a forked child, and while the library is unloaded). */
 int rt_start(void);
-/* Start the driver and make sure that the calling thread has a current context: that of its device by default. */
+/* Start the driver and make sure that the calling thread has a current context: the context of its device by default. */
 int rt_enter(void);
 /* Make the primary context of a device current, and keep the device for the thread. */
 int rt_use_device(int device);
@@ -101,7 +101,7 @@ void rt_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int rt_kernel(const void *function, CUkernel *kernel);
 /* Remember the handle of a kernel that the program looked up itself. */
 int rt_add_kernel(CUkernel kernel);
-/* The host function of a kernel; the handle itself if it has none. */
+/* The host function of a kernel; or the handle itself. */
 void *rt_host_function(CUkernel kernel);
 /* Name of the kernel behind a host function, or NULL. */
 const char *rt_kernel_name(const void *function);
@@ -127,7 +127,7 @@ struct cuda_copy3 {
 
 /* The driver's description of a box copy. */
 int rt_copy3(const struct cuda_copy3 *copy, struct cu_copy3 *to);
-/* Types of memory at both ends of a copy; cudaErrorInvalidMemcpyDirection if there is no such direction. */
+/* Types of memory at both ends of a copy; cudaErrorInvalidMemcpyDirection for an unknown direction. */
 int rt_direction(int direction, int *from, int *to);
 
 #endif

@@ -360,7 +360,7 @@ class PieceReaders:
 
     def _count_needed(self) -> int:
         """Return the number of threads; those that look for jobs are not spare, because they leave at `IDLE_NS`."""
-        return max(len(self._workers.occupied), min(THREADS, self._count_unclaimed(self._block.address)))
+        return max(len(self._workers.occupied), min(THREADS, int(self._count_unclaimed(self._block.address))))
 
     def _serve(self, slot: int) -> None:
         self._read_jobs(self._block.address)
