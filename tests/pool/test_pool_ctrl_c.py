@@ -117,6 +117,6 @@ def test_ctrl_c_at_every_place(agents: tuple[Devices, list[Agent]], name: str) -
             each.synchronize(30)  # nobody is told of what was given up
             assert each.zeros(3).copy_to_host().tolist() == [0, 0, 0]
         assert np.array_equal(x[100:200].copy_to_host(), LARGE[100:200])
-    until(lambda: not any(agent.bulk or agent.halves for agent in served))
+    until(lambda: not any(agent.bulk or agent.outgoing for agent in served))
     until(lambda: [len(agent.handles) for agent in served] == [1, 0])  # nothing is kept there but x
     assert all(not c.caller.replies for c in devices)

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 
 from ... import closing
+from ..._os import clock
 from ...errors import WarpwellError
 from ..cuda.far import FarEnd
 from ..devices import runtime_for
@@ -39,7 +39,7 @@ def main() -> int:
         nonlocal reservation
         reservation = Reservation(gpus, count, wait, lambda text: lifeline.tell(note=text))
         while not (found := reservation.poll()):
-            time.sleep(POLL_SECONDS)
+            clock.sleep(POLL_SECONDS)
         return found
 
     chosen = lifeline.wait_for_go(reserve)

@@ -14,12 +14,12 @@ import itertools
 import os
 import select
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ... import errors
+from ..._os import clock
 from .lane import CLOSING, Lane, LaneOwner
 from .memory import BufferView, DeviceMemory, Shared
 from .peer_access import PeerAccess
@@ -215,7 +215,7 @@ class PeerMemory:
         while self._writes[peer]:
             if self._agent.stopped:
                 return
-            time.sleep(0.1)
+            clock.sleep(0.1)
         peer_state = self._peers[peer]
         for number in list(peer_state.blocks) if isinstance(peer_state, _OpenedPeer) else ():
             with contextlib.suppress(Exception):

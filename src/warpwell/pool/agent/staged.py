@@ -13,13 +13,13 @@ A plan without buffers stages all data and then copies them. If device memory is
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from ... import errors
+from ..._os import clock
 from ..transport.bulk import LOST, Region, Transfer
 from ..transport.milestone import limit
 from ..transport.transport import Transport
@@ -168,8 +168,8 @@ def give_up(transfer: Transfer, runtime: Runtime | None = None) -> None:
     """
     transfer.cancel()
     # A lost peer sends nothing more: MPI releases the memory at once, or keeps it forever.
-    end = time.monotonic() + (0.05 if transfer.status == LOST else 1.0)
-    while not transfer.done and time.monotonic() < end:
-        time.sleep(1e-3)
+    end = clock.monotonic() + (0.05 if transfer.status == LOST else 1.0)
+    while not transfer.done and clock.monotonic() < end:
+        clock.sleep(1e-3)
     if runtime is not None and not transfer.done:
         runtime.drop_staging()

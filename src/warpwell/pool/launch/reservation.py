@@ -15,10 +15,10 @@ import socket
 import stat
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..._os import clock
 from ...errors import AgentError
 
 FOLDER = "WARPWELL_GPU_LOCKS"
@@ -111,7 +111,7 @@ class Reservation:
         self._gpus, self._count, self._wait, self._note = gpus, count, wait, note
         self._ticket: Path | None = None
         self._lock: int | None = None
-        self._since = time.monotonic()
+        self._since = clock.monotonic()
         self._noted = -NOTE_SECONDS
         self._claims: list[Claim] = []
         self._reserved: list[str] = []
@@ -129,7 +129,7 @@ class Reservation:
         """
         if self._reserved:
             return self._reserved
-        waited, limit = time.monotonic() - self._since, self._wait
+        waited, limit = clock.monotonic() - self._since, self._wait
         try:
             with _queue() as folder:
                 free = self._free(folder)
