@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.harness.until import until
 
 from lab.driver import build
 from warpwell.driver.build import compiler
@@ -112,12 +113,12 @@ def test_a_script_ends_with_its_children_when_the_job_must(start: Start, tmp_pat
     script.chmod(0o755)
     run = start("--agents", "1", str(script), "a", "-b c")
     assert run.line("up") == ["a", "-b", "c"]
-    sleeps = run.find("sleep")
+    until(lambda: run.find("sleep"))
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     assert run.process.poll() is None
     run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130 and sleeps
+    assert run.end() == 130
     run.nothing_is_left()
 
 
