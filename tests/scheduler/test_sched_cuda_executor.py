@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -796,17 +797,17 @@ def test_nobody_waits_for_refused_workers_to_leave() -> None:
 
 
 def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_behind_them() -> None:
-    executor = fake_executor_over(FakeGpu())
-    conformance = TestCudaExecutorWithoutGpu()
-    conformance.finish_one(executor)
-    job, x = held(executor)
-    jobs = [job, *(conformance.job(executor) for _ in range(512))]
-    assert all(executor.launch_behind(its, Placement(workers=1), other) for other, its in itertools.pairwise(jobs))
-    executor.resize(job, 1, younger=True)
-    assert all(line.room >= 0 for line in executor._busy)
-    x[0] = 1
-    assert [event.job for event in conformance.ends(executor, len(jobs))] == jobs
-    executor.close()
+    with contextlib.closing(fake_executor_over(FakeGpu())) as executor:
+        conformance = TestCudaExecutorWithoutGpu()
+        conformance.finish_one(executor)
+        job, x = held(executor)
+        # Few rounds: 512 tasks run one after the other.
+        jobs = [job, *(conformance.job(executor, rounds=20) for _ in range(512))]
+        assert all(executor.launch_behind(its, Placement(workers=1), other) for other, its in itertools.pairwise(jobs))
+        executor.resize(job, 1, younger=True)
+        assert all(line.room >= 0 for line in executor._busy)
+        x[0] = 1
+        assert [event.job for event in conformance.ends(executor, len(jobs))] == jobs
 
 
 def test_what_cannot_be_put_behind_others_keeps_no_record() -> None:
