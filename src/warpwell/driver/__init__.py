@@ -1,17 +1,17 @@
 """CUDA programs, unmodified, on the pool's GPUs: a layer under the driver's name, and workers that replay its calls.
 
-- table: names, versions and roles of the driver's interface, and what becomes of each call
+- table: names, versions and roles of the driver's interface, and how each call is served
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
-- environment: what makes a program find the layer in the place of the driver
+- environment: variables and folders by which a program finds the layer instead of the driver
 - elf: reads the file of a compiled program before it starts
-- hook: what Python programs run at their start, for a few functions of NVIDIA's runtime
-- clients: accepts clients of devices, up to where somebody serves them
+- hook: code that Python programs run at their start, for a few functions of NVIDIA's runtime
+- clients: accepts clients of devices and hands them to a server
 - server: starts a worker for each client and device
 
-The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
-share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, and ``relay.c`` stands between them where they
-are on two hosts (``pool/cuda``).
+The native sources (``native/``): ``cu.h`` has the interface's types, ``wire.h`` and ``calls.h`` the protocol between
+layer and worker, ``layer.h`` and ``worker.h`` the maps of the two, and ``relay.c`` connects them if they are on two
+hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime.
 """
 
 from typing import TYPE_CHECKING

@@ -37,9 +37,9 @@ SHARED = ("-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 COMPANION = "warpwell_driver"
 """Package of the companion wheel."""
 OLDEST = 17
-"""Minor version of the oldest glibc that the companion wheel runs with where ziglang compiles it."""
+"""Minor version of the oldest glibc that the companion wheel runs with if ziglang compiles it."""
 SECONDS = 300.0
-"""A compiler that takes longer is ended."""
+"""Longest time of a compiler, which is ended afterwards."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ RUNTIMES = tuple(
 
 
 def compiler() -> list[str]:
-    """Return the command of a C compiler: ``CC``, ``cc``, or that of the package ziglang."""
+    """Return the command of a C compiler: ``CC``, ``cc``, or the compiler of the package ziglang."""
     for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        words = name.split()
-        if found := shutil.which(words[0]):
-            return [found, *words[1:]]
+        program, *options = name.split()
+        if found := shutil.which(program):
+            return [found, *options]
     if _ziglang():
         return [sys.executable, "-m", "ziglang", "cc"]
-    other = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
+    note = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
     raise DriverBuildError(
         "the driver layer for unmodified CUDA programs needs a C compiler once: install gcc or clang, or the package"
-        f" ziglang (pip install ziglang), or set CC{other}"
+        f" ziglang (pip install ziglang), or set CC{note}"
     )
 
 
@@ -105,20 +105,20 @@ def _ziglang() -> bool:
 
 
 def build() -> Built:
-    """Return layer, worker and relay, built for these very sources where they are not yet.
+    """Return layer, worker and relay; compile them if the cache does not have them for these sources.
 
-    ``CC`` and ``CFLAGS`` are heeded.
+    The variables ``CC`` and ``CFLAGS`` apply.
 
     Returns
     -------
     Built
-        Files of a folder in the cache (``WARPWELL_CACHE_DIR``, ``XDG_CACHE_HOME``, ``~/.cache``). Of processes that ask
-        at one time, one builds.
+        Files of a folder in the cache (``WARPWELL_CACHE_DIR``, ``XDG_CACHE_HOME``, ``~/.cache``). Of several
+        processes, one builds.
 
     Raises
     ------
     DriverBuildError
-        There is no compiler, or it failed, and the message has what it said; or the cache cannot be written.
+        There is no compiler, or it failed (the message has its output), or the cache cannot be written.
     """
     command = compiler()
     return _found(_cached_folder(_hash(command), lambda folder: _make(folder, command, PARTS)))
@@ -206,7 +206,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def parts() -> Built:
-    """Return layer and worker: those of the companion wheel where it is installed for these sources, else `build`."""
+    """Return layer and worker, from the companion wheel if it is installed for these sources, else from `build`."""
     folder = _companion()
     if folder and (folder / "sources").read_text() == sources_hash():
         return _found(folder)
@@ -263,11 +263,11 @@ def _found(folder: Path) -> Built:
     return Built(*(path if path.exists() else None for path in files))
 
 
-def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
+def _make(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
     for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
-    _compile(folder, command, wanted)
-    if LAYER in wanted:
+    _compile(folder, command, parts)
+    if LAYER in parts:
         _compile(folder, command, RUNTIMES)
 
 
@@ -296,18 +296,18 @@ def _compile(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> Non
 
 def _start(folder: Path, command: Sequence[str], part: Part, own: Sequence[Path]) -> subprocess.Popen[str]:
     files = [str(path) for path in own]
-    words = [*command, *FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *files, "-ldl"]
-    words += ["-o", str(folder / part.output)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    arguments = [*FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *files, "-ldl"]
+    arguments += ["-o", str(folder / part.output)]
+    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _finish(process: subprocess.Popen[str]) -> None:
     try:
-        said, _ = process.communicate(timeout=SECONDS)
+        output, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         raise DriverBuildError(f"the C compiler did not end within {SECONDS:g} s: {process.args!r}") from None
     if process.returncode:
-        raise DriverBuildError(f"the C compiler failed on the driver layer: {process.args!r}\n{said}")
+        raise DriverBuildError(f"the C compiler failed on the driver layer: {process.args!r}\n{output}")
 
 
 # -- the companion wheel -----------------------------------------------------------------------------------------------
@@ -316,9 +316,9 @@ def _finish(process: subprocess.Popen[str]) -> None:
 def wheel(folder: Path) -> Path:
     """Write the companion wheel warpwell-driver into a folder, and return its path.
 
-    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. Where
-    the package ziglang is installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name
-    says which.
+    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. If the
+    package ziglang is installed, the wheel runs with glibc 2.17 and newer; else with the glibc of this machine, which
+    its name contains.
     """
     with tempfile.TemporaryDirectory() as made:
         if _ziglang():
@@ -344,20 +344,20 @@ def wheel(folder: Path) -> Path:
 
 def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
     version = metadata.version("warpwell")
-    about = f"{COMPANION}-{version}.dist-info"
+    info = f"{COMPANION}-{version}.dist-info"
     files = {f"{COMPANION}/{name}": data for name, data in content.items()}
     files[f"{COMPANION}/sources"] = sources_hash().encode()
     files[f"{COMPANION}/__init__.py"] = b'"""Native parts of Warpwell\'s layer for unmodified CUDA programs."""\n'
-    files[f"{about}/METADATA"] = (
+    files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.4\nName: warpwell-driver\nVersion: {version}\nLicense-Expression: Apache-2.0\n"
         "Summary: Native parts of Warpwell's layer for unmodified CUDA programs, for machines without a compiler\n"
     ).encode()
-    files[f"{about}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: warpwell\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    lines = []
+    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: warpwell\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    record = []
     for name, data in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(data)}\n")
-    files[f"{about}/RECORD"] = "".join([*lines, f"{about}/RECORD,,\n"]).encode()
+        record.append(f"{name},sha256={digest},{len(data)}\n")
+    files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name)  # of 1980: the same sources give the same wheel

@@ -1,7 +1,7 @@
-"""`ClientListener`: sockets on which programs ask for devices, up to the moment in which somebody serves them.
+"""`ClientListener`: sockets on which programs request devices.
 
-A client that is wrong in any way loses its connection, nobody else's. Who serves is up to a subclass: `server.py`
-starts a worker, ``pool/cuda/near.py`` has one on another host.
+A client that breaks the protocol loses its own connection only. A subclass serves the accepted clients: `server.py`
+starts a worker, ``pool/cuda/near.py`` uses a worker on another host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 107
 """Bytes of a socket's path."""
 FACTS_SECONDS = 120.0
 CLIENTS = 256
-"""Connections of a listener that nobody serves yet, and those that somebody serves."""
+"""Largest number of waiting connections of a listener, and of served clients."""
 _PEER_PIDFD = 77
 """SO_PEERPIDFD, which Python does not name: of Linux 6.5."""
 _HELLO_SECONDS = 10.0
@@ -41,7 +41,7 @@ _TICK = 0.5
 
 @dataclass
 class Served:
-    """A device: what it is to who serves it, its number for clients, its facts once somebody asked."""
+    """A device: its name for the server, its number for clients, and its facts after the first request for them."""
 
     device: str
     ordinal: int
@@ -50,14 +50,14 @@ class Served:
 
 @dataclass(eq=False)
 class Client:
-    """A connection, until somebody serves it."""
+    """A connection that is not served yet."""
 
     line: socket.socket
     served: Served
     pidfd: int | None
     since: float = field(default_factory=time.monotonic)
     greeted: bool = False
-    waits: bool = False
+    is_waiting: bool = False
 
     def close(self) -> None:
         """Close it."""
@@ -67,7 +67,7 @@ class Client:
             self.pidfd = None
 
     def refuse(self, code: int, why: str) -> None:
-        """Tell it that it is not served."""
+        """Refuse the client with a code of the driver and a reason."""
         refuse(self.line, code, why)
 
 
@@ -89,7 +89,7 @@ class ClientListener(ABC):
 
     @abstractmethod
     def facts(self, client: Client) -> bytes | None:
-        """Return a device's facts; None: the client was refused, or `waits` for `tick`."""
+        """Return a device's facts; None: the client was refused, or `is_waiting` for `tick`."""
 
     @abstractmethod
     def open(self, client: Client, output: int, errors: int) -> bool:
@@ -100,12 +100,12 @@ class ClientListener(ABC):
 
     @abstractmethod
     def tick(self) -> None:
-        """Look around: called whenever something has happened, and at least twice a second."""
+        """Serve waiting clients: called after each event, and at least twice a second."""
 
     @property
     @abstractmethod
     def serving(self) -> int:
-        """How many clients are served."""
+        """Number of clients that are served."""
 
     def listen(self, folder: Path, served: Served) -> None:
         """Make the socket of a device."""
@@ -135,7 +135,7 @@ class ClientListener(ABC):
         self._thread.start()
 
     def ring(self) -> None:
-        """Let the thread look around now."""
+        """Wake the thread."""
         if self._bell is not None:
             self._bell[1].setblocking(False)
             with contextlib.suppress(OSError):
@@ -143,13 +143,13 @@ class ClientListener(ABC):
 
     def adopt(self, served: Served) -> socket.socket:
         """Return a connection of a client in this process, without a socket in the file system."""
-        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._adopted.append((mine, served))
+        server_end, client_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._adopted.append((server_end, served))
         self.ring()
-        return other
+        return client_end
 
     def close(self) -> None:
-        """Listen no more, and drop who is not served yet."""
+        """Close the sockets, and drop clients that are not served yet."""
         self._ending = True
         self.ring()
         if self._thread is not None:
@@ -174,12 +174,12 @@ class ClientListener(ABC):
     def _serve(self) -> None:
         while not self._ending:
             ready = self._selector.select(_TICK)
-            late = time.monotonic() - _HELLO_SECONDS  # what this thread takes from now on is not the clients' time
+            oldest = time.monotonic() - _HELLO_SECONDS  # time that this thread spends below is not the clients'
             for key, _ in ready:
                 if isinstance(key.data, Served):
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
                 elif isinstance(key.data, Client):
-                    self._hear(key.data)
+                    self._receive(key.data)
                 else:
                     with contextlib.suppress(OSError):
                         key.fileobj.recv(4096)  # type: ignore[union-attr]
@@ -188,7 +188,7 @@ class ClientListener(ABC):
                 line.setblocking(False)
                 self._take(line, served, None)
             self.tick()
-            for client in [client for client in self._clients if not client.greeted and client.since < late]:
+            for client in [client for client in self._clients if not client.greeted and client.since < oldest]:
                 self._drop(client)
 
     def _accept(self, listener: socket.socket, served: Served) -> None:
@@ -226,7 +226,7 @@ class ClientListener(ABC):
         self._clients.discard(client)
         client.close()
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         try:
             packet, descriptors = receive(client.line, HELLO_PACKET.size, 2)
         except OSError:
@@ -247,50 +247,50 @@ class ClientListener(ABC):
         """Answer a packet; return False if the connection must end."""
         if len(packet) != HELLO_PACKET.size:
             return False
-        said, magic, protocol, _, _ = HELLO_PACKET.unpack(packet)
+        message, magic, protocol, _, _ = HELLO_PACKET.unpack(packet)
         if magic != MAGIC:
             return False
         if protocol != self._protocol:
             client.refuse(MISMATCH, "the layer is of another version of warpwell than the pool")
             return False
-        if said == HELLO:
-            client.waits = False
+        if message == HELLO:
+            client.is_waiting = False
             facts = self.facts(client)
             if facts is None:
-                return client.waits
+                return client.is_waiting
             client.line.send(facts)
             client.greeted = True
             return True
-        if said != OPEN or len(descriptors) != 2:
+        if message != OPEN or len(descriptors) != 2:
             return False
         if self.open(client, *descriptors):
             self._drop(client)  # its worker has the connection
         return True
 
     def answer_waiting(self, served: Served) -> None:
-        """Give facts that have come to the clients that wait for them; for the thread."""
-        for client in [client for client in self._clients if client.waits and client.served is served]:
+        """Send the facts of a device to the clients that wait for them; for the thread."""
+        for client in [client for client in self._clients if client.is_waiting and client.served is served]:
             try:
                 facts = self.facts(client)
                 if facts is not None:
-                    client.waits, client.greeted = False, True
+                    client.is_waiting, client.greeted = False, True
                     client.line.send(facts)
-                elif not client.waits:
+                elif not client.is_waiting:
                     self._drop(client)
             except OSError:
                 self._drop(client)
 
 
-def receive(line: socket.socket, most: int, count: int) -> tuple[bytes, list[int]]:
-    """Return a packet of at most `most` bytes with up to `count` descriptors.
+def receive(line: socket.socket, max_bytes: int, count: int) -> tuple[bytes, list[int]]:
+    """Return a packet of at most `max_bytes` bytes with up to `count` descriptors.
 
     Raises
     ------
     OSError
-        The connection is at its end, or more descriptors came than may.
+        The connection has ended, or the packet has more than `count` descriptors.
     """
     room = socket.CMSG_SPACE(count * array.array("i").itemsize)
-    packet, control, flags, _ = line.recvmsg(most + 1, room, socket.MSG_CMSG_CLOEXEC)
+    packet, control, flags, _ = line.recvmsg(max_bytes + 1, room, socket.MSG_CMSG_CLOEXEC)
     descriptors: list[int] = []
     for level, kind, content in control:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -303,13 +303,13 @@ def receive(line: socket.socket, most: int, count: int) -> tuple[bytes, list[int
 
 
 def refuse(line: socket.socket, code: int, why: str) -> None:
-    """Tell a client that it is not served."""
+    """Send a client the code and the reason with which it is refused."""
     with contextlib.suppress(OSError):
         line.send(REFUSED_PACKET.pack(REFUSED, code, why.encode()[:499]))
 
 
 def _pidfd(line: socket.socket, pid: int) -> int | None:
-    """Return a descriptor of the client's process, or None where the kernel has none: then the socket tells its end."""
+    """Return a descriptor of the client's process. None on old kernels: then the socket shows its end."""
     with contextlib.suppress(OSError):
         descriptor = line.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD)
         os.set_inheritable(descriptor, False)

@@ -107,16 +107,16 @@ def is_compiled(path: str) -> bool:
     with open(path, "rb") as stream:
         start = stream.read(128)
     if start.startswith((_MAGIC, b"#!")) and not (start[:2] == b"#!" and b"python" in start.partition(b"\n")[0]):
-        elf, here = read(path), os.uname().machine
-        if elf is not None and elf.machine != here:
+        elf, machine = read(path), os.uname().machine
+        if elf is not None and elf.machine != machine:
             raise ArgumentError(
-                f"{path} is built for {elf.machine}, and this host is {here}: rebuild it", name="program"
+                f"{path} is built for {elf.machine}, and this host is {machine}: rebuild it", name="program"
             )
         if not os.access(path, os.X_OK):
             raise ArgumentError(f"{path} is not executable; run chmod +x {path}", name="program")
         return True
     if b"\0" in start and start[:4] != b"PK\3\4":
-        raise ArgumentError(f"{path} is neither a Python file nor a program for Linux", name="program")
+        raise ArgumentError(f"{path} is not a Python file and not a program for Linux", name="program")
     return False
 
 

@@ -1,4 +1,4 @@
-"""What the environment of a client needs, so that it finds the layer where it looks for the driver."""
+"""Environment of a client, in which it finds the layer where it looks for the driver."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FOLDER = "WARPWELL_CUDA"
 NAMES = ("libcuda.so.1", "libcuda.so")
 """Programs look for either: both must be one file, or a process would load it twice."""
 _HIDDEN = ("CUDA_VISIBLE_DEVICES", "NUMBA_CUDA_DRIVER")
-"""They speak of local GPUs, and of the local driver."""
-_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER")
-_KEPT_KINDS = ("CUDA_", "NVIDIA_", "FAKE_", "LC_", "XDG_")
+"""Variables about local GPUs and the local driver."""
+_SHARED = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER")
+_SHARED_PREFIXES = ("CUDA_", "NVIDIA_", "FAKE_", "LC_", "XDG_")
 
 
 def make_library_folder(folder: Path, layer: Path) -> Path:
@@ -42,12 +42,12 @@ def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None)
     Parameters
     ----------
     folder : path
-        That of a `DriverServer`.
+        Folder of a `DriverServer`.
     environ : mapping, optional
-        What it is made from; by default that of this process.
+        Its variables are kept; by default, the environment of this process.
     """
-    given = os.environ if environ is None else environ
-    found: dict[str, str | None] = {**given, **changes(folder, given)}
+    environ = os.environ if environ is None else environ
+    found: dict[str, str | None] = {**environ, **changes(folder, environ)}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -66,7 +66,7 @@ def changes(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str | N
 
 
 def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which CUDA is that of this machine again."""
+    """Return an environment in which programs use the local CUDA driver again."""
     found = dict(environ)
     folder = found.pop(FOLDER, None)
     if folder is None:
@@ -82,9 +82,9 @@ def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker may know of an environment: nothing of MPI, jobs and their tokens."""
+    """Return the variables of an environment that a worker may have: none about MPI, jobs and their tokens."""
     found = without_layer(environ)
-    kept = {name: value for name, value in found.items() if name in _KEPT or name.startswith(_KEPT_KINDS)}
+    shared = {name: value for name, value in found.items() if name in _SHARED or name.startswith(_SHARED_PREFIXES)}
     if "LD_LIBRARY_PATH" in found:
-        kept["LD_LIBRARY_PATH"] = found["LD_LIBRARY_PATH"]
-    return kept
+        shared["LD_LIBRARY_PATH"] = found["LD_LIBRARY_PATH"]
+    return shared

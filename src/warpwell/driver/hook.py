@@ -32,7 +32,7 @@ def _replace(runtime):  # type: ignore[no-untyped-def]
             return runtime.cudaError_t.cudaErrorUnknown
 
     def call(function, *arguments):  # type: ignore[no-untyped-def]
-        """Call the driver, and return the code and the result as the runtime would, also where it cannot begin."""
+        """Call the driver, and return the code and the result as the runtime would, even if it cannot start."""
         code, *results = driver.cuInit(0)
         if not int(code):
             code, *results = function(*arguments)

@@ -189,8 +189,8 @@ def _driver_call(function: Function) -> tuple[str, list[str]]:
     match = re.fullmatch(r"[=~] (\w+)(?:\((.*)\))?", function.how)
     if match is None:
         raise AssertionError(f"unreadable driver call of {function.name}: {function.how}")
-    symbol, given = match.groups()
-    values = re.split(r", (?![^(]*\))", given) if given else [f"${i}" for i in range(len(function.roles))]
+    symbol, written = match.groups()
+    values = re.split(r", (?![^(]*\))", written) if written else [f"${i}" for i in range(len(function.roles))]
     arguments = [f"a{word[1:]}" if word.startswith("$") else word for word in values]
     if symbol in table.calls():
         types = table.calls()[symbol].c_types

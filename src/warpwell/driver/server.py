@@ -1,9 +1,9 @@
 """`DriverServer`: serves devices of this machine: starts a worker for each client and device.
 
-A worker first starts the driver and tells the device's facts; it makes a context when it is handed a client. So the one
-that was asked for the facts becomes the first client's, and from then on one *spare* for each device is kept ready: it
-has no memory of the device. Workers end with their client, and with the process of the server, however that ends: they
-hold one end of a pipe whose other end only the server has.
+A worker first starts the driver and sends the device's facts; it creates a context when it gets a client. So the worker
+that sent the facts serves the first client, and from then on one *spare* for each device is kept ready: it holds no
+memory of the device. Workers exit with their client, and with the process of the server, however that exits: they hold
+one end of a pipe whose other end only the server has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .environment import client_environ, make_library_folder, worker_environ
 _PREFIX = "ww-cuda-"
 _END_SECONDS = 5.0
 _SPARE_SECONDS = 1.0
-"""After a client, until its device gets another spare: the client starts meanwhile."""
+"""Time between a client and the next spare of its device, in which the client starts."""
 _HAND_OVER = 8  # enum ww_said
 _RUNS = ".launch.application"
 """End of the name of the module that runs the program of a job."""
@@ -63,7 +63,7 @@ class _Program:
     since: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
-        """Close what the server has of it."""
+        """Close the server's descriptors of it."""
         self.counts.close()
         self.control.close()
 
@@ -77,14 +77,14 @@ class _Spare:
 
 
 class DriverServer(ClientListener):
-    """Serves devices of this machine to programs that know nothing of it.
+    """Serves devices of this machine to unmodified programs.
 
     Parameters
     ----------
     devices : int or sequence of str
         How many devices of the driver, or which: ordinals or UUIDs. Clients see them in this order.
     driver : path, optional
-        The driver's library; by default that of the machine.
+        The driver's library; by default, ``libcuda.so.1`` of the machine.
     folder : path, optional
         An existing folder for the sockets and the layer's names; by default one of its own, removed at the end.
     first : int
@@ -92,12 +92,12 @@ class DriverServer(ClientListener):
     quota : int, optional
         Bytes of device memory of each client on each device.
     environ : mapping, optional
-        From which the environment of workers is made; by default that of this process.
+        Source of the workers' environment; by default, the environment of this process.
     parts : Built, optional
-        Layer and worker; by default those of `build.parts`.
+        Layer and worker; by default, the result of `build.parts`.
     claim : callable, optional
-        Returns what reserves the device for the first context and until the last worker has ended: its ``poll`` returns
-        whether the device is reserved, or raises a `WarpwellError`, and ``close`` releases it.
+        Returns a reservation of the device, from the first context until the last worker has exited: its ``poll``
+        returns whether the device is reserved, or raises a `WarpwellError`, and ``close`` releases it.
     listens : bool
         Without, there is no folder and no socket in it: clients come by `connect` alone.
 
@@ -155,7 +155,7 @@ class DriverServer(ClientListener):
             raise
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a client, made from that of this process or the one given."""
+        """Return the environment of a client, made from `environ` or from this process's."""
         return client_environ(self.folder, environ)
 
     @property
@@ -164,7 +164,7 @@ class DriverServer(ClientListener):
         return [worker.pid for worker in list(self._workers) if worker.poll() is None]
 
     def programs(self) -> list[dict[str, Any]]:
-        """Return what there is to know of each program that is served.
+        """Return the properties of each program that is served.
 
         Returns
         -------
@@ -191,7 +191,7 @@ class DriverServer(ClientListener):
         return found
 
     def connect(self, ordinal: int) -> socket.socket:
-        """Return a connection of a client in this process to a device, as if it had come to its socket."""
+        """Return a connection of a client in this process to a device, as if it had connected to its socket."""
         return self.adopt(next(served for served in self._served if served.ordinal == ordinal))
 
     @property
@@ -199,7 +199,7 @@ class DriverServer(ClientListener):
         return len(self._workers)
 
     def close(self) -> None:
-        """End all workers, and remove what the server made. Clients find their devices lost."""
+        """End all workers, and remove the server's files. Clients find their devices lost."""
         super().close()
         for descriptor in self._life or ():
             os.close(descriptor)
@@ -251,9 +251,9 @@ class DriverServer(ClientListener):
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
             self._workers.pop(worker).close()
         self._serve_waiting()
-        late = time.monotonic() - _SPARE_SECONDS
+        latest = time.monotonic() - _SPARE_SECONDS
         for served in self._served:
-            if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < late:
+            if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < latest:
                 with contextlib.suppress(OSError):  # no process, no descriptor: later
                     self._spares[served.ordinal] = self._start(served)
 
@@ -261,12 +261,12 @@ class DriverServer(ClientListener):
         served = client.served
         if served.facts is None:
             spare = self._start(served)
-            said = _said(spare)
-            if isinstance(said, str):
-                client.refuse(DEVICE_UNAVAILABLE, said)
+            facts = _receive_facts(spare)
+            if isinstance(facts, str):
+                client.refuse(DEVICE_UNAVAILABLE, facts)
                 _end(spare)
                 return None
-            served.facts, self._spares[served.ordinal] = said, spare
+            served.facts, self._spares[served.ordinal] = facts, spare
         return served.facts
 
     def open(self, client: Client, output: int, errors: int) -> bool:
@@ -322,9 +322,9 @@ class DriverServer(ClientListener):
         assert self._life is not None
         line = [str(self._worker), "--driver", self._driver, "--device", served.device]
         line += ["--ordinal", str(served.ordinal), *(["--quota", str(self._quota)] if self._quota else [])]
-        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
-            ends = {"--control": other.fileno(), "--life": self._life[0]}
+        control, worker_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with worker_end:
+            ends = {"--control": worker_end.fileno(), "--life": self._life[0]}
             line += [str(word) for pair in ends.items() for word in pair]
             try:
                 process = subprocess.Popen(
@@ -337,13 +337,13 @@ class DriverServer(ClientListener):
                     start_new_session=True,  # a Ctrl-C is for the client
                 )
             except BaseException:
-                ours.close()
+                control.close()
                 raise
-        ours.settimeout(FACTS_SECONDS)
-        return _Spare(process, ours)
+        control.settimeout(FACTS_SECONDS)
+        return _Spare(process, control)
 
     def _hand_over(self, served: Served, descriptors: list[int]) -> _Spare:
-        """Give a client to the spare, or to a new worker where that has ended, or could not start at its time."""
+        """Give a client to the spare, or to a new worker if the spare has exited or failed to start."""
         packet = [struct.pack("=I", _HAND_OVER)]
         if spare := self._spares.pop(served.ordinal, None):
             with contextlib.suppress(OSError):
@@ -360,15 +360,15 @@ class DriverServer(ClientListener):
         return spare
 
 
-def _said(spare: _Spare) -> bytes | str:
-    """Wait for what a new worker says: the facts of its device, or why there are none."""
+def _receive_facts(spare: _Spare) -> bytes | str:
+    """Wait for the facts of a new worker's device; return them, or the reason of a failure."""
     packet = b""
     with contextlib.suppress(OSError):  # it has ended, or takes too long
         packet = spare.control.recv(1 << 16)
-    said = struct.unpack_from("=I", packet)[0] if packet else 0
-    if said == FACTS:
+    message = struct.unpack_from("=I", packet)[0] if packet else 0
+    if message == FACTS:
         return packet
-    if said == REFUSED:
+    if message == REFUSED:
         why: bytes = REFUSED_PACKET.unpack(packet)[2]
         return why.rstrip(b"\0").decode(errors="replace")
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,7 +381,7 @@ def _has_failed(spare: _Spare) -> bool:
     spare.control.setblocking(False)
     try:
         packet = spare.control.recv(1 << 16)
-    except BlockingIOError:  # it is starting, or has told the facts before
+    except BlockingIOError:  # it is starting, or has sent the facts before
         return False
     return len(packet) < 4 or struct.unpack_from("=I", packet)[0] != FACTS
 
@@ -396,13 +396,13 @@ def _end(spare: _Spare) -> None:
 
 
 def _command(pid: int) -> str:
-    """Return the command of a process, without the path of its interpreter and what `warpwell run` puts before it."""
+    """Return the command of a process, without the path of its interpreter and the prefix of `warpwell run`."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    words[0] = os.path.basename(words[0])
-    return " ".join(words[3:] if len(words) > 3 and words[2].endswith(_RUNS) else words).strip()
+    arguments[0] = os.path.basename(arguments[0])
+    return " ".join(arguments[3:] if len(arguments) > 3 and arguments[2].endswith(_RUNS) else arguments).strip()
 
 
 def _make_folder() -> tuple[Path, int]:

@@ -71,7 +71,7 @@ extern const struct rt_property rt_properties[];
 
 /* Start the driver; a code if it cannot be used (also in a forked child, and while the library is unloaded). */
 int rt_start(void);
-/* Start the driver, and make the context of the calling thread's device current if the thread has none. */
+/* Start the driver. If the calling thread has no current context, make its device's current. */
 int rt_enter(void);
 /* Make the primary context of a device current, and keep the device for the thread. */
 int rt_use_device(int device);

@@ -248,7 +248,7 @@ CUDART_API int cudaGetKernel(CUkernel *kernel, const void *function) {
 
 /* -- variables ----------------------------------------------------------------------------------------------------- */
 
-/* A managed variable whose address is `symbol`: programs pass it in place of the address of the host variable. */
+/* A managed variable whose address is `symbol`: programs pass it instead of the address of the host variable. */
 static const struct entry *managed_at(const void *symbol) {
     pthread_mutex_lock(&lock);
     const struct entry *e = newest;

@@ -1,7 +1,7 @@
 /* Start of the driver, contexts of threads, errors. See runtime.h.
  *
  * Nothing happens when the library is loaded. A thread without a current context enters the primary context of its
- * device (0, or that of cudaSetDevice) at its first call. A context that the program made current with the driver's
+ * device (0 until cudaSetDevice) at its first call. A context that the program made current with the driver's
  * functions stays. A reset gives up the primary context and advances `generation`, so that the other threads enter the
  * next one.
  */

@@ -105,7 +105,7 @@ class NearServer(ClientListener):
             client.refuse(*remote.refusal)
             remote.refusal = None  # who asks again learns whether it is still so
         else:
-            client.waits = client.greeted = True
+            client.is_waiting = client.greeted = True
             if not remote.asked:
                 threading.Thread(target=self._ask, args=(remote,), name="warpwell cuda facts", daemon=True).start()
         return None
