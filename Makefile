@@ -126,11 +126,12 @@ driver-wheel: $(STAMP)
 	$(BIN)/python -m warpwell.driver.build --wheel dist
 
 # NVIDIA's compiler for the tests of CUDA runtime programs, in a folder of its own: its packages must be of one release.
+# The second --quiet: of several indexes, pip warns about each that does not have these packages.
 nvcc: $(STAMP) build/nvcc/.installed
 
 build/nvcc/.installed: requirements-nvcc.lock
 	rm -rf build/nvcc
-	$(PIP_INSTALL) --require-hashes --target build/nvcc -r requirements-nvcc.lock
+	$(PIP_INSTALL) --quiet --require-hashes --target build/nvcc -r requirements-nvcc.lock
 	touch $@
 
 # The package itself is linked, not copied, so only a changed lock or project file builds again.
