@@ -70,7 +70,7 @@ def test_core_calls_on_the_driver_itself(native: dict[str, str], variant: str) -
 @pytest.mark.parametrize("variant", CORE)
 def test_core_calls_through_the_layer(pooled: dict[str, str], variant: str) -> None:
     name, sources, flags = CORE[variant]
-    passes(pooled, nvcc.compiled(name, *sources, flags=flags))
+    passes(pooled, nvcc.compiled(name, *sources, flags=flags), "pooled")
 
 
 def test_graphs_and_managed_memory_through_the_layer(parts: lab_build.Built) -> None:

@@ -42,6 +42,9 @@ CUDART_API int __cudaPopCallConfiguration(void *grid, void *block, size_t *share
     return 0;
 }
 
+/* An empty grid is an invalid configuration in release 12, and an invalid value in release 13 (H200, driver 13.0). */
+static bool is_bad_grid(uint32_t n, int most) { return n > (uint32_t)most || (!n && CUDART_MAJOR == 12); }
+
 /* Return true if the device cannot have such a grid or block: the driver has one code for this and for other arguments.
  */
 static bool is_bad_shape(const uint32_t *grid, const uint32_t *block) {
@@ -52,7 +55,7 @@ static bool is_bad_shape(const uint32_t *grid, const uint32_t *block) {
         if (cuDeviceGetAttribute(&most[i], CU_DEVICE_MAX_GRID_X + i, device) ||
             cuDeviceGetAttribute(&most[3 + i], CU_DEVICE_MAX_BLOCK_X + i, device))
             return false;
-        if (!grid[i] || !block[i] || grid[i] > (uint32_t)most[i] || block[i] > (uint32_t)most[3 + i])
+        if (is_bad_grid(grid[i], most[i]) || !block[i] || block[i] > (uint32_t)most[3 + i])
             return true;
     }
     return (uint64_t)block[0] * block[1] * block[2] > (uint64_t)threads;

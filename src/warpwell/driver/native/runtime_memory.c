@@ -40,6 +40,18 @@ CUDART_API int cudaMallocAsync(void **p, size_t nbytes, CUstream stream) {
     return 0;
 }
 
+/* No bytes are no error, other than in the driver. */
+CUDART_API int cudaMallocManaged(void **p, size_t nbytes, uint32_t flags) {
+    CUdeviceptr at = 0;
+    int error = rt_enter();
+    if (!error && !p)
+        error = CUDA_ERROR_INVALID_VALUE;
+    if (error || (nbytes && (error = cuMemAllocManaged(&at, nbytes, flags))))
+        return rt_result(error);
+    *p = (void *)(uintptr_t)at;
+    return 0;
+}
+
 CUDART_API int cudaHostAlloc(void **p, size_t nbytes, uint32_t flags) {
     int error = rt_enter();
     if (!error && !p)
