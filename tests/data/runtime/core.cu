@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -101,6 +102,41 @@ static void memory() {
     OK(cudaFreeHost(pinned));
     OK(cudaFree(a));
     OK(cudaFree(b));
+}
+
+static void registered() {
+    unsigned *mapped = NULL,
+             *pages = (unsigned *)mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED);
+    for (unsigned i = 0; i < COUNT; i++)
+        pages[i] = 3 * i;
+    OK(cudaHostRegister(pages, BYTES, cudaHostRegisterMapped));
+    EQUAL(cudaHostRegister(pages, BYTES, cudaHostRegisterDefault), cudaErrorHostMemoryAlreadyRegistered);
+    cudaGetLastError();
+    CHECK(pages[0] == 0 && pages[COUNT - 1] == 3 * (COUNT - 1));
+    OK(cudaHostGetDevicePointer(&mapped, pages + 8, 0));
+    fill<<<1, 32>>>(mapped, 4, 77);
+    OK(cudaDeviceSynchronize());
+    CHECK(pages[7] == 21 && pages[8] == 77 && pages[11] == 77 && pages[12] == 36);
+    pages[8] = 5; // the kernel reads what the program wrote
+    fill<<<1, 32>>>(mapped + 1, 1, 10);
+    add<<<1, 32>>>(mapped + 1, mapped, 1);
+    OK(cudaDeviceSynchronize());
+    EQUAL(pages[9], 15);
+    unsigned *a;
+    OK(cudaMalloc(&a, BYTES));
+    OK(cudaMemcpyAsync(a, pages, BYTES, cudaMemcpyHostToDevice, 0));
+    OK(cudaMemcpyAsync(back, a, BYTES, cudaMemcpyDeviceToHost, 0));
+    OK(cudaDeviceSynchronize());
+    CHECK(!memcmp(back, pages, BYTES));
+    OK(cudaHostUnregister(pages));
+    EQUAL(cudaHostUnregister(pages), cudaErrorHostMemoryNotRegistered);
+    cudaGetLastError();
+    EQUAL(pages[9], 15); // the content stays
+    OK(cudaHostRegister(pages, BYTES, cudaHostRegisterDefault));
+    OK(cudaHostUnregister(pages));
+    CHECK(!munmap(pages, BYTES));
+    OK(cudaFree(a));
 }
 
 static void boxes() {
@@ -415,6 +451,7 @@ static void recovers() {
 int main(int argc, char **) {
     devices();
     memory();
+    registered();
     boxes();
     launches();
     variables();

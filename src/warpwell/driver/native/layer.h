@@ -336,6 +336,9 @@ int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address);
 int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
+/* Put whole private pages of the program into pinned memory, without a change of their address or content. `alias` is
+ * the address of the pinned memory, which devices use. */
+int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias);
 /* Of the host's pool: when its stream gets there; the caller does not wait. */
 int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */

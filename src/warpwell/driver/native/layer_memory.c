@@ -1,5 +1,7 @@
 /* Memory on devices, and pinned memory of the host. */
 #include "layer.h"
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -239,4 +241,48 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
     *address = at;
     return 0;
+}
+
+/* -- pages of the program ------------------------------------------------------------------------------------------ */
+
+/* Return true if the range is private memory of the program that no file backs, and not its stack. */
+static bool is_private(uintptr_t at, size_t nbytes) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512], rights[5];
+    uintptr_t start, end;
+    unsigned long inode;
+    while (maps && nbytes && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %lu", &start, &end, rights, &inode) != 4 ||
+            at < start || at >= end)
+            continue;
+        if (strcmp(rights, "rw-p") != 0 || inode || strstr(line, "[stack"))
+            break;
+        size_t part = nbytes < end - at ? nbytes : end - at;
+        at += part;
+        nbytes -= part;
+    }
+    if (maps)
+        fclose(maps);
+    return maps && !nbytes;
+}
+
+/* Write accesses of other threads between copy and exchange are lost. */
+int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias) {
+    struct ww_span r;
+    if (d->facts.remote)
+        return ww_refused("cuMemHostRegister of memory that a device of another host maps");
+    if (((uintptr_t)address | nbytes) % 4096 || !is_private((uintptr_t)address, nbytes))
+        return ww_refused("cuMemHostRegister of memory that the device maps, other than whole private pages,");
+    int error = ww_pin(d, alias, nbytes, CU_MEMHOST_DEVICEMAP, NULL);
+    if (error)
+        return error;
+    memcpy(*alias, address, nbytes);
+    /* A size of 0 maps the same shared pages a second time, instead of the program's. */
+    if (mremap(*alias, 0, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) == address) {
+        madvise(address, nbytes, MADV_DOFORK); /* a forked child shares them */
+        return 0;
+    }
+    if (ww_range_take(&d->ranges, (uintptr_t)*alias, WW_PINNED_MEMORY, &r))
+        ww_unpin_taken(d, &r);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }

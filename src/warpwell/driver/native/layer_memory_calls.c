@@ -4,6 +4,7 @@
 
 #define PITCH 512
 #define REGISTER_DEVICEMAP 2u
+#define REGISTER_IOMEMORY 4u
 
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes) {
     struct ww_device *d;
@@ -193,24 +194,34 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
     }
     if (ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
         return ww_refused("cuMemHostGetDevicePointer of memory that was pinned on another device");
-    if (ww_range_find(&layer.registered, (uintptr_t)address, &r))
-        return ww_refused("cuMemHostGetDevicePointer of registered memory");
+    if (ww_range_find(&layer.registered, (uintptr_t)address, &r)) {
+        if (!r.owner || (int)r.flags != d->ordinal)
+            return ww_refused(
+                "cuMemHostGetDevicePointer of memory that was registered without a mapping, or on another device,");
+        *device = (uintptr_t)r.owner + ((uintptr_t)address - r.start);
+        return 0;
+    }
     return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
- * kernels cannot read it. */
+ * kernels cannot read it. If the device is to map it, its pages move into memory that the worker pins as well. */
 CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
     if (error || !address || !nbytes || flags > 15)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (flags & (REGISTER_DEVICEMAP | 4u))
-        return ww_refused("cuMemHostRegister of memory that the device maps");
-    if (ww_range_owner((uintptr_t)address, &r))
+    if (flags & REGISTER_IOMEMORY)
+        return ww_refused("cuMemHostRegister of memory of another device");
+    if (ww_range_owner((uintptr_t)address, &r) || ww_range_find(&layer.registered, (uintptr_t)address, &r))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal);
+    void *alias = NULL;
+    if (flags & REGISTER_DEVICEMAP && (error = ww_pin_pages(d, address, nbytes, &alias)))
+        return error;
+    error = ww_range_add_of(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
+    if (error && alias && ww_range_take(&d->ranges, (uintptr_t)alias, WW_PINNED_MEMORY, &r))
+        ww_unpin_taken(d, &r);
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
 }
 
@@ -220,8 +231,14 @@ CUresult cuMemHostUnregister(void *address) {
     int error = ww_need(&d);
     if (error || !address)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    bool found = ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r);
-    return found ? 0 : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    if (!ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r))
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    d = &layer.devices[r.flags];
+    if (!r.owner || !ww_range_find(&d->ranges, (uintptr_t)r.owner, &r))
+        return 0;
+    if (atomic_load(&d->holds))
+        ww_host_wait(d, 0); /* as in take_block */
+    return ww_range_take(&d->ranges, r.start, WW_PINNED_MEMORY, &r) ? ww_unpin_taken(d, &r) : 0;
 }
 
 /* -- what a pointer is --------------------------------------------------------------------------------------------- */
