@@ -437,6 +437,42 @@ static void resets() {
     EQUAL(cudaMemset(a, 0, 4), cudaErrorIllegalAddress);
 }
 
+// The stub driver has no access of pools.
+static void pools() {
+    int count;
+    OK(cudaGetDeviceCount(&count));
+    if (count < 2)
+        return;
+    cudaMemPool_t pool;
+    cudaMemAccessDesc access = {};
+    cudaMemAccessFlags flags = cudaMemAccessFlagsProtNone;
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = 1;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+    OK(cudaMemPoolSetAccess(pool, &access, 1));
+    OK(cudaMemPoolGetAccess(&flags, pool, &access.location));
+    EQUAL(flags, cudaMemAccessFlagsProtReadWrite);
+    unsigned *here, *there;
+    OK(cudaMallocAsync(&here, BYTES, 0));
+    fill<<<1, 32>>>(here, COUNT, 6);
+    OK(cudaStreamSynchronize(0));
+    OK(cudaSetDevice(1));
+    OK(cudaMalloc(&there, BYTES));
+    fill<<<1, 32>>>(there, COUNT, 4);
+    add<<<1, 32>>>(there, here, COUNT);
+    add<<<1, 32>>>(here, there, 1);
+    OK(cudaMemcpy(back, there, BYTES, cudaMemcpyDeviceToHost));
+    EQUAL(back[COUNT - 1], 10);
+    OK(cudaFree(there));
+    OK(cudaSetDevice(0));
+    OK(cudaMemcpy(back, here, 8, cudaMemcpyDeviceToHost));
+    CHECK(back[0] == 16 && back[1] == 6);
+    OK(cudaFreeAsync(here, 0));
+    access.flags = cudaMemAccessFlagsProtNone;
+    OK(cudaMemPoolSetAccess(pool, &access, 1));
+}
+
 // On a pool the device has a new process after a reset. NVIDIA's driver returns the error until the program ends.
 static void recovers() {
     unsigned *a;
@@ -459,6 +495,8 @@ int main(int argc, char **) {
     several();
     names();
     forks();
+    if (argc > 1)
+        pools();
     resets();
     if (argc > 1)
         recovers();

@@ -195,9 +195,11 @@ def who_may_use_a_pool(cuda: Cuda) -> None:
         cuda.cuMemPoolGetAccess(ctypes.byref(flags), far, ctypes.byref((ctypes.c_int * 2)(DEVICE_LOCATION, which)))
         assert flags.value == want
     codes = []
-    for which, access in ((1, 3), (1, 0), (0, 3), (0, 0), (9, 3)):
+    for which, access in ((1, 3), (1, 0), (0, 1), (0, 3), (0, 0), (9, 3)):
         codes.append(cuda.code("cuMemPoolSetAccess", far, ctypes.byref(Access(DEVICE_LOCATION, which, access)), 1))
-    assert codes == [0, INVALID_VALUE, NOT_SUPPORTED, 0, INVALID_VALUE], codes
+        cuda.cuMemPoolGetAccess(ctypes.byref(flags), far, ctypes.byref((ctypes.c_int * 2)(DEVICE_LOCATION, 0)))
+        assert flags.value == (3 if (which, access) == (0, 3) else 0)
+    assert codes == [0, INVALID_VALUE, INVALID_VALUE, 0, 0, INVALID_VALUE], codes
     cuda.cuMemFreeAsync(block, stream)
     assert get(cuda, far, USED) == 0
     assert cuda.code("cuDeviceSetMemPool", ctypes.c_int(0), far) == INVALID_VALUE

@@ -134,6 +134,7 @@ struct ww_device {
     uint32_t context_flags;
     _Atomic int holds;               /* host functions that have not run: layer_host.c */
     _Atomic uint64_t peers, touched; /* bits of devices whose memory its kernels may use; that its copies used */
+    _Atomic uint64_t granted;        /* bits of devices whose pools its kernels may use */
     _Atomic int shared;              /* others use its memory: see layer_peer.c */
     _Atomic uint64_t copied;         /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
@@ -249,7 +250,9 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
 
 bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
 void ww_touch(struct ww_device *user,
-              struct ww_device *owner);      /* a copy of the user's was posted to memory of the owner */
+              struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
+/* Let kernels of a device use the owner's pools; false if they cannot. */
+bool ww_grant(struct ww_device *user, struct ww_device *owner);
 void ww_peers_done(struct ww_device *owner); /* waits for all who may use its memory: before a free */
 struct ww_peers {                            /* the same for who must not wait: asks until it says true */
     struct ww_device *owner;

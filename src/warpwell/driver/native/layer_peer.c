@@ -117,7 +117,7 @@ static struct ww_device *next_user(const struct ww_device *owner, int *i) {
     uint64_t bit = 1ull << index_of(owner);
     while (*i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed)) {
         struct ww_device *d = &layer.devices[(*i)++];
-        if (d != owner && (atomic_load(&d->touched) | atomic_load(&d->peers)) & bit)
+        if (d != owner && (atomic_load(&d->touched) | atomic_load(&d->peers) | atomic_load(&d->granted)) & bit)
             return d;
     }
     return NULL;
@@ -152,10 +152,13 @@ bool ww_peers_are_done(struct ww_peers *p) {
 void ww_peers_clear(struct ww_device *d) {
     uint64_t bit = 1ull << index_of(d);
     atomic_store(&d->peers, 0);
+    atomic_store(&d->granted, 0);
     atomic_store(&d->touched, 0);
     atomic_store(&d->shared, 0);
-    for (int i = 0; i < layer.ndevices; i++)
+    for (int i = 0; i < layer.ndevices; i++) {
         atomic_fetch_and(&layer.devices[i].peers, ~bit);
+        atomic_fetch_and(&layer.devices[i].granted, ~bit);
+    }
 }
 
 /* -- waits for another device's events ------------------------------------------------------------------------------
@@ -226,6 +229,13 @@ static bool reach_soon(struct ww_device *d, struct ww_device *owner) {
         nanosleep(&step, NULL);
     }
     return can;
+}
+
+bool ww_grant(struct ww_device *user, struct ww_device *owner) {
+    if (!peer_of(user, owner) || ww_open(user) || ww_open(owner) || !reach_soon(user, owner))
+        return false;
+    atomic_fetch_or(&user->granted, 1ull << index_of(owner));
+    return true;
 }
 
 CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags) {

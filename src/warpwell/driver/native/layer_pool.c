@@ -20,7 +20,8 @@ struct ww_pool {
     int32_t reuse[3];
     uint64_t threshold;
     size_t used, used_high, reserved, reserved_high, blocks;
-    bool is_default, gone; /* gone: its handle; it stays until its last block is freed */
+    _Atomic uint64_t users; /* bits of other devices that may use it */
+    bool is_default, gone;  /* gone: its handle; it stays until its last block is freed */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -265,16 +266,38 @@ static bool is_place(const struct cu_mem_location *at) {
     return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
 }
 
+/* A reset of one of the devices takes the access. */
+static bool is_user(const struct ww_pool *p, const struct cu_mem_location *at) {
+    return p->device && at->kind == CU_LOCATION_DEVICE && atomic_load(&p->users) >> at->id & 1 &&
+           atomic_load(&layer.devices[at->id].granted) >> (p->device - layer.devices) & 1;
+}
+
 CUresult cuMemPoolGetAccess(int *flags, void *h, void *where) {
     struct ww_pool *p;
     int error = ww_pool_at(h, &p);
     if (error || !flags || !where || !is_place(where))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *flags = reaches(p, where) ? CU_MEM_READ_WRITE : 0;
+    const struct cu_mem_location *at = where;
+    *flags = reaches(p, at) || is_user(p, at) ? CU_MEM_READ_WRITE : 0;
     return 0;
 }
 
-/* Access is what it is: to take it from others is no change, to give it to them is not served. */
+/* Give another device access to a pool, or take it. A device that may use one pool of a device reaches all its memory.
+ */
+static int set_user(struct ww_pool *p, const struct cu_mem_access *a) {
+    uint64_t bit = 1ull << a->location.id;
+    if (!a->access) {
+        atomic_fetch_and(&p->users, ~bit);
+        return 0;
+    }
+    if (a->access != CU_MEM_READ_WRITE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!ww_grant(&layer.devices[a->location.id], p->device))
+        return ww_refused("cuMemPoolSetAccess for a device that cannot access the pool's");
+    atomic_fetch_or(&p->users, bit);
+    return 0;
+}
+
 CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
     const struct cu_mem_access *all = list;
     struct ww_pool *p;
@@ -284,8 +307,13 @@ CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (!is_place(&all[i].location))
             return CUDA_ERROR_INVALID_VALUE;
+        if (!reaches(p, &all[i].location) && p->device && all[i].location.kind == CU_LOCATION_DEVICE) {
+            if ((error = set_user(p, &all[i])))
+                return error;
+            continue;
+        }
         if (!reaches(p, &all[i].location) && all[i].access)
-            return ww_refused("cuMemPoolSetAccess for another device");
+            return ww_refused("cuMemPoolSetAccess for the host");
         if (p->device && reaches(p, &all[i].location) && all[i].access != CU_MEM_READ_WRITE)
             return CUDA_ERROR_INVALID_VALUE;
     }
