@@ -16,13 +16,21 @@ import numpy as np
 import pytest
 
 import warpwell.kv.log.log
-from lab.campaigns.crash.kv_load import Run, contents, padded, unpadded, write_script
+from lab.campaigns.crash.kv_load import Run, WrongBytes, contents, padded, unpadded, write_script
 from warpwell import errors
 from warpwell.kv import as_keys
 from warpwell.kv.log.checksum import crc32c, crc32c_many
-from warpwell.kv.log.files import Files
+from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import MAX_VALUE, RECORD, RECORD_BYTES, SUPERBLOCK, offset_of, segment_of, size_of
-from warpwell.kv.log.journal import COMMITTED_NAME, INLINE_BYTES, MARK_OFFSETS, journal_path, read_marks
+from warpwell.kv.log.journal import (
+    COMMITTED_NAME,
+    INLINE_BYTES,
+    MARK_OFFSETS,
+    MAX_AHEAD_BYTES,
+    MIN_AHEAD_BYTES,
+    journal_path,
+    read_marks,
+)
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.recovery import split, verify
@@ -606,6 +614,137 @@ def test_a_group_whose_values_are_cut_off_does_not_count(path):
     assert read(path) == {b"a": b"\1" * 100, b"b": b"1"}
 
 
+# -- the zeros after the last group of a journal ---------------------------------------------------------------
+
+
+@pytest.fixture
+def usual_zeros(monkeypatch):
+    """Zeros of the usual size: loads of campaigns in this process change it."""
+    monkeypatch.setattr(warpwell.kv.log.journal, "MIN_AHEAD_BYTES", MIN_AHEAD_BYTES)
+
+
+@pytest.mark.usefixtures("usual_zeros")
+def test_small_commits_rarely_change_the_size_of_the_journal(path):
+    sizes = []
+    with Log.create(path) as log:
+        for k in range(500):
+            put(log, {b"%d" % k: b"value"})
+            log.commit()
+            sizes.append(os.path.getsize(journal_of(path)))
+            end = log._journal.position.offset
+            assert sizes[-1] <= end + max(MIN_AHEAD_BYTES, end)
+        reader = Log.open(path, writable=False)
+        report = verify(path)
+        assert report.sound and report.torn_bytes == 0 and report.records == 500 and sizes[-1] > end
+    assert len(set(sizes)) < 8 and sizes == sorted(sizes)
+    assert os.path.getsize(journal_of(path)) == end
+    assert reader.refresh().changed == 0 and len(contents(reader)) == 500
+    reader.close()
+
+
+@pytest.mark.usefixtures("usual_zeros")
+def test_groups_that_would_soon_pass_the_zeros_write_none(path):
+    with Log.create(path) as log:
+        for size in (MIN_AHEAD_BYTES, INLINE_BYTES + 1):
+            put(log, {b"a": bytes(size)})
+            log.commit()
+            assert os.path.getsize(journal_of(path)) == log._journal.position.offset
+
+
+def test_a_snapshot_and_a_killed_writer_leave_no_zeros(path, tmp_path):
+    killed = str(tmp_path / "killed.kv")
+    with Log.create(path) as log:
+        put(log, {b"a": b"1"})
+        log.commit()
+        before, end = journal_of(path), log._journal.position.offset
+        shutil.copytree(path, killed)
+        with Log.open(path, writable=False) as reader:
+            log.snapshot(*split(reader.recovered.live()))
+        assert os.path.getsize(before) == end
+    assert os.path.getsize(journal_of(killed)) > end
+    assert read(killed) == {b"a": b"1"}
+    with Log.open(killed, writable=True):
+        assert os.path.getsize(journal_of(killed)) == end
+    assert read(killed) == {b"a": b"1"}
+
+
+@pytest.mark.usefixtures("usual_zeros")
+def test_a_disk_without_room_for_zeros(path):
+    files = Failing()
+    files.error = errno.ENOSPC
+    pwrite = files.pwrite
+    files.pwrite = lambda fd, data, offset: (setattr(files, "on", "pwrite" * (not any(data))), pwrite(fd, data, offset))
+    with Log.create(path, files=files) as log:
+        for k in range(3):
+            put(log, {b"%d" % k: b"value"})
+            log.commit()
+        assert os.path.getsize(journal_of(path)) == log._journal.position.offset
+        files.error = errno.EIO
+        put(log, {b"a": b"x" * (MIN_AHEAD_BYTES // 16)})
+        log._journal._end = 0
+        with pytest.raises(errors.StoreFailedError):
+            log.commit()
+    assert read(path).keys() >= {b"0", b"1", b"2"}
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("first", [0, 64, 128])
+def test_a_group_with_zeros_instead_of_its_end(path, tmp_path, first, durable):
+    """A power cut may leave zeros instead of any part of the last group, and the file is longer than the group."""
+    torn, value = str(tmp_path / "torn.kv"), b"value" * 20
+    with Log.create(path) as log:
+        put(log, {b"a": b"1"})
+        log.commit()
+        begin = log._journal.position.offset
+        marks = snap(path)[COMMITTED_NAME]
+        put(log, {b"a": value, b"b": value})
+        log.commit()
+        end = log._journal.position.offset
+        shutil.copytree(path, torn)
+    edit(journal_of(torn), begin + first, bytes(end - begin - first))
+    edit(torn + "/00000001.val", SUPERBLOCK + 64, bytes(end - begin))
+    if not durable:
+        edit(os.path.join(torn, COMMITTED_NAME), 0, marks)
+        assert os.path.getsize(journal_of(torn)) > end
+        for _ in range(2):
+            report = verify(torn)
+            assert report.sound and report.torn_bytes <= first
+            assert read(torn) == {b"a": b"1"}
+        with Log.open(torn, writable=True) as log:
+            put(log, {b"c": b"3"})
+        assert read(torn) == {b"a": b"1", b"c": b"3"} and verify(torn).sound
+    elif first < 128:
+        with pytest.raises(errors.CorruptionError, match="is damaged"):
+            Log.open(torn, writable=True)
+    else:
+        with pytest.raises(WrongBytes):
+            read(torn)
+        assert not verify(torn).sound
+
+
+def test_a_refresh_does_not_read_the_zeros(path, monkeypatch):
+    monkeypatch.setattr(warpwell.kv.log.journal, "MIN_AHEAD_BYTES", MAX_AHEAD_BYTES)
+    counts = []
+
+    def read_and_count(fd, nbytes, offset):
+        counts.append(nbytes)
+        return read_at(fd, nbytes, offset)
+
+    with Log.create(path) as log:
+        put(log, {b"a": b"1"})
+        log.commit()
+        reader = Reader(path)
+        monkeypatch.setattr(warpwell.kv.log.journal, "read_at", read_and_count)
+        monkeypatch.setattr(warpwell.kv.log.recovery, "read_at", read_and_count)
+        for k in range(3):
+            assert reader.refresh().changed == 0
+            put(log, {b"b": b"%d" % k})
+            log.commit()
+            assert reader.refresh().changed == 1 and reader.contents() == {b"a": b"1", b"b": b"%d" % k}
+        reader.log.close()
+    assert sum(counts) < MAX_AHEAD_BYTES / 2
+
+
 def test_values_that_look_like_records(path):
     """A value that contains records of the journal is not read as records."""
     with Log.create(path) as log:
@@ -799,7 +938,7 @@ def test_a_torn_end_is_dropped_by_the_writer_only(path):
     journal = committed(path)
     whole = os.path.getsize(journal)
     with open(journal, "ab") as file:
-        file.write(os.urandom(100))
+        file.write(b"torn" * 25)
     expected = {b"%d" % j: bytes([3]) * 100 for j in range(3)}
     assert read(path) == expected
     assert os.path.getsize(journal) == whole + 100

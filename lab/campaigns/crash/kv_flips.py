@@ -175,7 +175,8 @@ def _notice(folder: str, held: State) -> str:
     if found != held:
         return "served"
     report = verify(folder)
-    return "unnoticed" if report.sound and not report.unsettled_values else "found_by_verify"
+    is_reported = not report.sound or report.unsettled_values or report.torn_bytes
+    return "found_by_verify" if is_reported else "unnoticed"
 
 
 def _writer_refuses(folder: str) -> bool:

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.kv import as_keys, crc32c
+from warpwell.kv.log import journal as journal_module
 from warpwell.kv.log import log as log_module
 from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import crc_of, key_len_of, offset_of, segment_of, size_of
+from warpwell.kv.log.journal import MIN_AHEAD_BYTES
 from warpwell.kv.log.log import UNSYNCED_BYTES, Log
 from warpwell.kv.records import Records
 
@@ -41,6 +43,8 @@ class Script:
         Number of shard folders next to the store's folder; 0 keeps the segments in the store's folder.
     unsynced_bytes : int
         Maximum size of values that are durable in the journal only.
+    ahead_bytes : int
+        Minimum size of the zeros that a group writes after itself.
     """
 
     steps: list[tuple[Any, ...]]
@@ -48,6 +52,7 @@ class Script:
     durability: str
     shards: int = 0
     unsynced_bytes: int = UNSYNCED_BYTES
+    ahead_bytes: int = MIN_AHEAD_BYTES
 
     def commits(self, step: tuple[Any, ...]) -> bool:
         """Return whether a step commits."""
@@ -70,7 +75,8 @@ def write_script(seed: int, steps: int = 60, durability: str = "commit", keys: i
     state: State = {}
     names = [rng.randbytes(rng.choice((1, 3, 8, 8, 8, 15, 16))) for _ in range(keys)]
     names += [b"a", b"a\0", b"\0"]
-    out = Script([], [{}], durability, 2 * (seed % 2), (0, 1 << 14, 1 << 16, UNSYNCED_BYTES)[seed // 2 % 4])
+    unsynced_bytes = (0, 1 << 14, 1 << 16, UNSYNCED_BYTES)[seed // 2 % 4]
+    out = Script([], [{}], durability, 2 * (seed % 2), unsynced_bytes, (MIN_AHEAD_BYTES, 1 << 18)[seed // 8 % 2])
     for _ in range(steps):
         draw = rng.random()
         if draw < 0.30:
@@ -137,6 +143,7 @@ class Run:
     def begin(self) -> None:
         """Create the store."""
         log_module.UNSYNCED_BYTES = self.script.unsynced_bytes
+        journal_module.MIN_AHEAD_BYTES = self.script.ahead_bytes
         if not self.created:
             parent = os.path.dirname(self.folder)
             log = Log.create(

@@ -15,6 +15,11 @@ segments, and its commit syncs these and the journal. Why no crash loses a value
 Without the marks in the file COMMITTED, a damaged last group could not be distinguished from one that a power failure
 tore. A mark is written after the journal's fdatasync and needs no fdatasync itself: after a crash it may be too low,
 never too high. Marks alternate between two offsets in separate sectors, so that one of them is always intact.
+
+An fdatasync takes longer if the file has grown, because the file system also writes its metadata. So a small group
+that makes the file longer also writes zeros behind itself, which the next groups replace. The fdatasync of the group
+makes them durable. Recovery needs no rule for them: zeros are no record, as the bytes after a torn group are none. A
+power failure may leave zeros in place of any sector of the last group, so its values count only by their checksums.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, store_weak_as
 from ..native import compiled
 from .checksum import I8, crc32c
-from .files import Files, closing_on_error, read_at, write_new
+from .files import Files, closing_on_error, full, read_at, write_new
 from .format import (
     COMMIT,
     DELETE,
@@ -61,6 +66,13 @@ from .format import (
 
 INLINE_BYTES = 1 << 17
 """Maximum size of the values that a group carries in the journal, in bytes: more take longer to write than a sync."""
+MIN_AHEAD_BYTES = 1 << 14
+"""Minimum size of the zeros that a group writes behind itself, in bytes. They are as long as the journal if it is
+longer: so a journal is at most twice as long as its groups."""
+MAX_AHEAD_BYTES = 1 << 20
+"""Maximum size of the zeros that a group writes behind itself, in bytes."""
+_GROUPS_AHEAD = 8
+"""Minimum number of groups of the same size for which zeros are written: for fewer they cost more than they save."""
 
 U2 = np.dtype(np.uint16)
 U4 = np.dtype(np.uint32)
@@ -69,6 +81,8 @@ _PROOFS = ORDERED | SYNCED
 _CHUNK = 1 << 17
 """Records that are read at once."""
 _CHUNK_BYTES = _CHUNK * RECORD_BYTES
+_FOLLOWED_BYTES = 1 << 16
+"""Bytes that a follower reads first: most of the file after its position may be zeros."""
 
 
 @dataclass
@@ -155,15 +169,16 @@ class Journal:
         self._files, self.fd, self.salt = files, fd, salt
         self.position = position
         self._group = 0  # records of the unfinished group that are in the file
+        self._end = 0  # of the zeros after the last group
         self._tail = Position(position.offset, position.seq, position.chain)
 
     def write(
-        self, records: NDArray[Any], *, synced: bool, last: bool, values: Sequence[NDArray[np.uint8]] = ()
+        self, records: NDArray[Any], *, synced: bool, last: bool, values: Sequence[NDArray[np.uint8]] | None = None
     ) -> None:
         """Write records of the current group, with the commit mark if they are its last.
 
         `synced` says that all groups before it are durable. `values` are those of the whole group, each padded to
-        `UNIT`, or none.
+        `UNIT`, or None if its commit also syncs segments.
 
         The position does not change when it raises; the next call writes to the same place.
         """
@@ -175,11 +190,31 @@ class Journal:
         data = np.concatenate([records.view(np.uint8), *values]) if values else records.view(np.uint8)
         for at in range(0, len(data), _CHUNK_BYTES):
             self._files.pwrite(self.fd, data[at : at + _CHUNK_BYTES], tail.offset + at)
+        if values is not None and tail.offset + len(data) > self._end:
+            self._extend(tail.offset + len(data), len(data))
         self._tail = Position(tail.offset + len(data), tail.seq + count, chain)
         self._group += count
         if last:
             self._group = 0
             self.position = Position(self._tail.offset, self._tail.seq, self._tail.chain)
+
+    def _extend(self, end: int, nbytes: int) -> None:
+        """Write zeros after a group of `nbytes` bytes that ends at byte `end`, unless the disk is full."""
+        ahead = min(max(end - SUPERBLOCK, MIN_AHEAD_BYTES), MAX_AHEAD_BYTES)
+        if ahead < _GROUPS_AHEAD * nbytes:
+            return
+        self._end = end + ahead  # also if the disk is full: do not try it again with the next group
+        try:
+            self._files.pwrite(self.fd, bytes(ahead), end)
+        except OSError as error:
+            if not full(error):
+                raise
+
+    def trim(self) -> None:
+        """Cut the zeros after the last group."""
+        if self._end > self.position.offset:
+            self._files.truncate(self.fd, self.position.offset)
+        self._end = 0
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -267,7 +302,7 @@ def read_superblock(fd: int, uuid: bytes, id: int, path: str) -> Superblock:
     return Superblock.unpack(read_at(fd, SUPERBLOCK, 0), JOURNAL_FILE, uuid, id, path)
 
 
-def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned:
+def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_followed: bool = False) -> Scanned:
     """Read complete groups from `start`.
 
     A group whose last record is missing is ignored, and so are all records after a bad one. If a later record or the
@@ -280,6 +315,8 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     start : Position
     floor : tuple of int
         Sequence number and checksum of a record that was durable before this call.
+    is_followed : bool
+        The caller reads the journal often while it grows: where zeros follow, do not search them for later records.
     """
     size = os.fstat(fd).st_size
     state = np.zeros(SCAN_WORDS, np.int64)
@@ -288,9 +325,9 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
     pieces, offsets = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
     committed_count = read_count = 0  # records of complete groups, and all valid records
     position, bad, offset = start, None, start.offset
-    why = ""
+    why, ends_in_zeros, chunk_bytes = "", False, _FOLLOWED_BYTES if is_followed else _CHUNK_BYTES
     while bad is None and offset + RECORD_BYTES <= size:
-        records = _records_at(fd, offset, size)
+        records, chunk_bytes = _records_at(fd, offset, size, chunk_bytes), _CHUNK_BYTES
         if not len(records):
             break
         state[SCAN_LIMIT] = (size - offset) // RECORD_BYTES
@@ -312,6 +349,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         offset += RECORD_BYTES * int(state[SCAN_NEXT])
         if state[SCAN_NEXT] < len(records):
             bad = offset
+            ends_in_zeros = is_followed and not records[int(state[SCAN_NEXT])].tobytes().strip(b"\0")
     records = np.concatenate(pieces)
     durable = _durable(records)[:committed_count]
     durable[: max(0, floor[0] - start.seq)] = True
@@ -319,15 +357,15 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int]) -> Scanned
         why = f"record {floor[0]} differs from the committed record with that number"
     elif not why and floor[0] > position.seq:
         why = f"records up to {floor[0]} had been committed and end at {position.seq}"
-    elif not why and bad is not None and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
+    elif not why and bad is not None and not ends_in_zeros and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
         why = "valid records follow it"
     offsets_of_all = np.concatenate(offsets)[:committed_count]
     return Scanned(records[:committed_count], offsets_of_all, durable, position, size, bad, why)
 
 
-def _records_at(fd: int, offset: int, size: int) -> NDArray[Any]:
-    """Return units of a journal of `size` bytes as records."""
-    data = read_at(fd, min(_CHUNK_BYTES, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
+def _records_at(fd: int, offset: int, size: int, nbytes: int = _CHUNK_BYTES) -> NDArray[Any]:
+    """Return units of a journal of `size` bytes as records, at most `nbytes` bytes."""
+    data = read_at(fd, min(nbytes, size - offset) // RECORD_BYTES * RECORD_BYTES, offset)
     return np.frombuffer(data, RECORD, len(data) // RECORD_BYTES)
 
 

@@ -445,6 +445,7 @@ class Log:
                 )
             with self.guard.writing():
                 self._sync()
+                self._journal.trim()
             with self.guard.writing(), self.guard.replacing_manifest():
                 journal = self._manifest_writer.replace_journal(slots, self._journal.position, drop)
                 self._manifest = self._manifest_writer.manifest
@@ -534,6 +535,7 @@ class Log:
                     self.commit()
                     with self.guard.writing():
                         self._sync()
+                        self._journal.trim()
                         if self._floor is not None:
                             self.guard.sync(self._floor.sync)
                     self.release(sorted(self.retired))
@@ -576,7 +578,7 @@ class Log:
         if self.durability != "none" and self._unsynced:
             self._sync()  # an earlier call was interrupted
         self._unsynced = True
-        self._journal.write(records, synced=self.durability != "none", last=last, values=values or ())
+        self._journal.write(records, synced=self.durability != "none", last=last, values=values)
 
     def _sync(self, *, segments: bool = True) -> None:
         """Make records durable, and values unless the journal has those of the last group; raise the floor."""

@@ -25,6 +25,7 @@ from .format import (
     JOURNAL_SEGMENT,
     LONG,
     PUT,
+    RECORD_BYTES,
     SEGMENT_SHIFT,
     SLOT_BYTES,
     SUPERBLOCK,
@@ -593,8 +594,9 @@ def _follow(
     for segment in newest.segments:
         segments.open(segment)
     start, slots = journal.position, np.empty((0, 4), np.int64)
-    if os.fstat(journal.fd).st_size > start.offset or floor[0] > start.seq:
-        scanned = scan(journal.fd, journal.salt, start, floor if floor[0] > start.seq else (0, 0))
+    if floor[0] > start.seq or any(read_at(journal.fd, RECORD_BYTES, start.offset)):
+        new_floor = floor if floor[0] > start.seq else (0, 0)
+        scanned = scan(journal.fd, journal.salt, start, new_floor, is_followed=True)
         refuse_damage(scanned, journal_path(folder, manifest.journal))
         puts = scanned.records["loc"][scanned.records["type"] == PUT]
         if len(np.setdiff1d(segment_of(puts[:, 0]), segments.ids())):
@@ -635,7 +637,7 @@ class VerifyReport:
     journal_records : int
         Journal records since the snapshot.
     torn_bytes : int
-        Bytes after the journal's last commit: a crash left them, or a writer is writing them now.
+        Bytes after the journal's last commit, without zeros at the end: a crash left them, or a writer is writing them.
     unsettled_values : int
         Values that only the journal has since a power failure; the next writer copies them to their segments.
     problems : list of Problem
@@ -693,7 +695,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             _check_superblocks(manifest, segments, report)
             return report
         report.journal_records = loaded.position.seq - loaded.start_seq
-        report.torn_bytes = max(0, loaded.size - loaded.position.offset)
+        end = loaded.position.offset
+        report.torn_bytes = len(read_at(loaded.fd, max(0, loaded.size - end), end).rstrip(b"\0"))
         report.unsettled_values = len(loaded.restored)
         journal = journal_path(path, manifest.journal)
         report.problems += [_copy_problem(journal, offset) for offset in loaded.damaged_copies()]
