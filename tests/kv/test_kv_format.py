@@ -5,7 +5,7 @@ import pytest
 
 from warpwell.kv.log import format as layout
 from warpwell.kv.log.checksum import crc32c
-from warpwell.kv.log.format import crc_of, file_name, key_len_of, locations, offset_of, segment_of, size_of
+from warpwell.kv.log.format import crc_of, file_name, first_word, key_len_of, low_size, offset_of, segment_of, size_of
 from warpwell.kv.log.journal import new_records
 from warpwell.kv.log.recovery import join, live, split
 from warpwell.kv.log.segments import ValueBuffers
@@ -21,7 +21,7 @@ def test_a_location_keeps_its_parts():
     crcs = np.array([0, 0xFFFFFFFF, 0x80000001], np.int64)
     lens = np.array([1, 8, 16], np.uint8)
     sizes = np.array([0, 100, layout.MAX_VALUE], np.int64)
-    locs = locations(layout.MAX_SEGMENT, offsets, crcs, lens, sizes)
+    locs = locations(offsets, crcs, lens, sizes)
     assert (locs[:, 0] > 0).all()
     assert (segment_of(locs[:, 0]) == layout.MAX_SEGMENT).all()
     assert offset_of(locs[:, 0]).tolist() == offsets.tolist()
@@ -30,16 +30,32 @@ def test_a_location_keeps_its_parts():
     assert size_of(*locs.T).tolist() == sizes.tolist() and layout.MAX_VALUE == 2**31 - 1
 
 
+def locations(offsets, crcs, lens, sizes):
+    """Return locations in the last segment."""
+    second = crcs << layout.CRC_SHIFT | lens.astype(np.int64) << layout.KEY_LEN_SHIFT | low_size(sizes)
+    return np.column_stack([first_word(layout.MAX_SEGMENT, offsets, sizes), second])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_values_are_aligned_and_do_not_overlap(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.choice([0, 1, 63, 64, 65, 4095, 4096, 4097, 20000], rng.integers(0, 40))
     end = int(rng.integers(4096, 20000))
     values = [rng.bytes(n) for n in sizes]
-    offsets, crcs = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64)
-    assert ValueBuffers(values).place_from(0, end, 1 << 30, offsets, crcs) == len(sizes)
-    assert crcs.tolist() == [crc32c(value) for value in values]
+    lens = rng.integers(1, 17, len(sizes)).astype(np.uint8)
+    locs = np.empty((len(sizes), 2), np.int64)
+    contents, at = b"", 0
+    while at < len(sizes):
+        chunk = ValueBuffers.of(values).encode(at, lens, 3, end + len(contents), 1 << 30, locs)
+        gap = chunk.offset - end - len(contents)
+        contents += bytes(gap) + chunk.contents[: chunk.nbytes].tobytes()
+        at += chunk.count
+    assert crc_of(locs[:, 1]).tolist() == [crc32c(value) for value in values]
+    assert key_len_of(locs[:, 1]).tolist() == lens.tolist() and set(segment_of(locs[:, 0]).tolist()) <= {3}
+    assert size_of(*locs.T).tolist() == sizes.tolist()
+    offsets = offset_of(locs[:, 0])
     for k, offset in enumerate(offsets.tolist()):
+        assert contents[offset - end : offset - end + sizes[k]] == values[k]
         assert offset % 64 == 0
         before = end if k == 0 else offsets[k - 1] + sizes[k - 1]
         assert before <= offset < before + 64
@@ -49,7 +65,7 @@ def test_the_last_record_of_a_key_is_live():
     keys = [b"a", b"a\0", b"b", b"a", b"b", b"c"]
     padded = np.frombuffer(b"".join(k.ljust(16, b"\0") for k in keys), np.uint8).reshape(-1, 16)
     lens = np.array([len(k) for k in keys], np.uint8)
-    locs = locations(1, np.arange(6) * 64 + 4096, np.zeros(6, np.int64), lens, np.ones(6, np.int64))
+    locs = locations(np.arange(6) * 64 + 4096, np.zeros(6, np.int64), lens, np.ones(6, np.int64))
     locs[4, 0] = layout.TOMBSTONE
     found = live(join(padded, lens, locs))
     keys_found, lens_found, locs_found = split(found)

@@ -700,7 +700,7 @@ def test_a_close_that_cannot_write_staged_records_commits_no_part_of_their_group
     def refuse(*_: object) -> None:
         raise errors.StorageFullError("planted", path=store.path)
 
-    monkeypatch.setattr(store._records, "_put", refuse)
+    monkeypatch.setattr(store._records, "_append", refuse)
     with pytest.raises(errors.StorageFullError):
         store.close()
     with ww.kv.open(tmp_path / "s.kv") as reader:

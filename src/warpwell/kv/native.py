@@ -41,6 +41,10 @@ SIZE = CONTENTS - 16
 """Offset of the size of a bytes object."""
 TYPE = object.__basicsize__ - 8
 """Offset of the type of an object."""
+LIST_ITEMS = object.__basicsize__ + 8
+"""Offset of the address of the items of a list."""
+TUPLE_ITEMS = tuple.__basicsize__
+"""Offset of the items of a tuple."""
 ARRAY_DATA = object.__basicsize__
 """Offset of the address of the contents of a NumPy array."""
 _METH_FASTCALL_KEYWORDS = 0x82
@@ -63,20 +67,27 @@ def python_function(name: str) -> int:
 
 @functools.cache
 def has_known_layout() -> bool:
-    """Return True if objects have the layout that `CONTENTS`, `SIZE`, `TYPE` and `ARRAY_DATA` describe."""
+    """Return True if objects have the layout that the offsets above describe."""
     at, array = id(sample := b"contents"), np.empty(1)
+    listed, single = [sample], (sample,)
     return (
         sys.implementation.name == "cpython"
         and ctypes.string_at(at + CONTENTS, 9) == b"contents\0"
         and ctypes.c_ssize_t.from_address(at + SIZE).value == len(sample)
         and ctypes.c_void_p.from_address(at + TYPE).value == id(bytes)
         and _word_at(id(array) + ARRAY_DATA).value == array.ctypes.data
+        and _word_at(items_of(listed)).value == at == _word_at(id(single) + TUPLE_ITEMS).value
     )
 
 
 def address_of(array: NDArray[Any]) -> int:
     """Return the address of an array's contents; `ndarray.ctypes` takes eight times as long."""
     return _word_at(id(array) + ARRAY_DATA).value if _IS_KNOWN else array.ctypes.data
+
+
+def items_of(values: list[Any]) -> int:
+    """Return the address of the addresses of a list's items, which is valid until the list changes."""
+    return _word_at(id(values) + LIST_ITEMS).value
 
 
 def method(function: Any, name: str, data: bytes, keep: Any) -> Callable[..., Any]:

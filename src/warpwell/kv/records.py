@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from .. import errors
 from .._os import clock, uninterrupted
 from ..storage import NativeMedium
-from .index.index import Index, StoreState
+from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
+from .index.index import INT64, UINT8, Index, StoreState
 from .index.reader import STALE, Reader, ValueBuffer, other_size, read_error
 from .index.serve import kv_start
 from .keys import MAX_KEY, Keys, as_key, from_bytes, one_key, suffix_of
@@ -24,8 +25,9 @@ from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
 from .log.journal import Pending
 from .log.log import CompactionReport, Log, compact
 from .log.recovery import VerifyReport, split, verify
-from .log.segments import too_large
+from .log.segments import ValueBuffers, too_large
 from .log.shards import shards_of
+from .native import CONTENTS, SIZE, TUPLE_ITEMS, TYPE, address_of, compiled, items_of
 
 Progress = Callable[[int, int], object]
 STAGED_BYTES = 1 << 20
@@ -220,9 +222,12 @@ class Records:
         if keys.full is not None:
             self._check_hashes(keys)
             values = _with_suffixes(keys, values)
-        padded, lengths = keys.marked()
+        self._append(keys, *keys.marked(), values)
+
+    def _append(self, keys: Keys, padded: NDArray[np.uint8], marked: NDArray[np.uint8], values: Any) -> None:
+        """Append values and index them; `padded` and `marked` are the result of ``keys.marked()``."""
         shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
-        self.index.put(keys, self.log.append(padded, lengths, values, shards=shards))
+        self.index.put(keys, self.log.append(padded, marked, values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool) -> None:
         """Put one record: stage a copy of it, or append and index it at once if it is large or staging is off."""
@@ -272,12 +277,14 @@ class Records:
             self._write_flushing()
 
     def _write_flushing(self) -> None:
-        values = list(self._flushing.values())
-        integers = np.fromiter([type(value) is tuple for value in values], np.bool_, len(values))
-        if integers.any():
-            values = [value[0] if type(value) is tuple else value for value in values]
+        raw, values = list(self._flushing), list(self._flushing.values())
+        count = len(raw)
+        words, (addresses, sizes) = np.empty((count, 2), np.int64), np.empty((2, count), np.int64)
+        lengths, marked = np.empty((2, count), np.uint8)
+        arrays = (address_of(array) for array in (words, lengths, marked, addresses, sizes))
+        compiled(read_staged)(items_of(raw), items_of(values), count, id(bytes), *arrays)
         try:
-            self._put(from_bytes(list(self._flushing))._replace(integers=integers), values)
+            self._append(Keys(words, lengths), words.view(np.uint8), marked, ValueBuffers(values, addresses, sizes))
         except errors.StoreFailedError:
             self._lost += len(self._flushing)
             self._flushing = {}
@@ -505,6 +512,37 @@ class Records:
                 "read_errors": counters["errors"],
                 "shards": self.shard_count,
             }
+
+
+def read_staged(
+    raw: int,
+    values: int,
+    count: int,
+    bytes_type: int,
+    words: int,
+    lengths: int,
+    marked: int,
+    addresses: int,
+    sizes: int,
+) -> int:
+    """Write the words and lengths of keys, and the addresses and sizes of values, from lists of Python objects.
+
+    A value in a tuple has an integer's key: `marked` receives the lengths with the flag `INTEGER` for these.
+    """
+    for k in range(count):
+        key, value = load_weak_as(raw + 8 * k, INT64), load_weak_as(values + 8 * k, INT64)
+        length = load_weak_as(key + SIZE, INT64)
+        store_weak_as(words + 16 * k, 0, INT64)
+        store_weak_as(words + 16 * k + 8, 0, INT64)
+        copy_bytes(words + 16 * k, key + CONTENTS, length)
+        store_weak_as(lengths + k, length, UINT8)
+        if load_weak_as(value + TYPE, INT64) != bytes_type:
+            value = load_weak_as(value + TUPLE_ITEMS, INT64)
+            length |= INTEGER
+        store_weak_as(marked + k, length, UINT8)
+        store_weak_as(addresses + 8 * k, value + CONTENTS, INT64)
+        store_weak_as(sizes + 8 * k, load_weak_as(value + SIZE, INT64), INT64)
+    return 0
 
 
 def _are_same(keys: NDArray[np.object_], stored: NDArray[np.object_]) -> NDArray[np.bool_]:

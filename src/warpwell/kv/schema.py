@@ -462,7 +462,7 @@ class _Pieces:
     """Items of a ragged field, each in its own buffer."""
 
     def __init__(self, field: Field, items: Iterable[Any]) -> None:
-        self._buffers = ValueBuffers([_item(field, item)[0] for item in items])
+        self._buffers = ValueBuffers.of([_item(field, item)[0] for item in items])
         self.lengths = self._buffers.sizes // field.nbytes
 
     def copy_to(self, target: NDArray[Any], positions: NDArray[np.int64]) -> None:

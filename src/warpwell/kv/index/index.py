@@ -291,7 +291,11 @@ def lookup_many(state: int, stripe: int, keys: int, lengths: int, count: int, lo
 
 def put_many(table: int, keys: int, lengths: int, count: int, locations: int) -> int:
     """Put keys at locations in order (the writer)."""
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
     for k in range(count):
+        if k + SLOTS_AHEAD < count:
+            key0, key1, length = key_at(keys, lengths, k + SLOTS_AHEAD)
+            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
         key0, key1, length = key_at(keys, lengths, k)
         loc0 = load_weak_as(locations + 16 * k, INT64)
         put(table, key0, key1, length, loc0, load_weak_as(locations + 16 * k + 8, INT64))

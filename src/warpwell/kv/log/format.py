@@ -219,21 +219,13 @@ def new_salt() -> int:
     return secrets.randbits(32)
 
 
-def locations(
-    segment: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64], key_lens: NDArray[Any], sizes: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return locations, int64 [N, 2], from their segment, byte offsets, checksums and lengths."""
-    out = np.empty((len(offsets), 2), np.int64)
-    out[:, 0] = first_word(segment, offsets, sizes)
-    out[:, 1] = crcs << CRC_SHIFT | key_lens.astype(np.int64) << KEY_LEN_SHIFT | low_size(sizes)
-    return out
-
-
+@device
 def first_word(segment: int, offset: Any, size: Any) -> Any:
     """Return the first word of a location (or an array of them)."""
     return segment << SEGMENT_SHIFT | size >> KEY_LEN_SHIFT << SIZE_SHIFT | offset // UNIT
 
 
+@device
 def low_size(size: Any) -> Any:
     """Return the bits of a value's size that are in the second word of its location."""
     return size & ((1 << KEY_LEN_SHIFT) - 1)

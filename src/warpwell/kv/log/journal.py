@@ -17,9 +17,9 @@ tore. A mark is written after the journal's fdatasync and needs no fdatasync its
 never too high. Marks alternate between two offsets in separate sectors, so that one of them is always intact.
 
 An fdatasync takes longer if the file has grown, because the file system also writes its metadata. So a small group
-that makes the file longer also writes zeros behind itself, which the next groups replace. The fdatasync of the group
-makes them durable. Recovery needs no rule for them: zeros are no record, as the bytes after a torn group are none. A
-power failure may leave zeros in place of any sector of the last group, so its values count only by their checksums.
+that makes the file longer also writes zeros after itself, which the next groups replace. The fdatasync of the group
+makes both durable. Recovery treats zeros like the rest of a torn group. A power failure may leave zeros instead of any
+sector of the last group, so its values count only if they match their checksums.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, store_weak_as
-from ..native import compiled
+from ..native import address_of, compiled
 from .checksum import I8, crc32c
 from .files import Files, closing_on_error, full, read_at, write_new
 from .format import (
@@ -67,13 +67,14 @@ from .format import (
 INLINE_BYTES = 1 << 17
 """Maximum size of the values that a group carries in the journal, in bytes: more take longer to write than a sync."""
 MIN_AHEAD_BYTES = 1 << 14
-"""Minimum size of the zeros that a group writes behind itself, in bytes. They are as long as the journal if it is
+"""Minimum size of the zeros that a group writes after itself, in bytes. They are as long as the journal if it is
 longer: so a journal is at most twice as long as its groups."""
 MAX_AHEAD_BYTES = 1 << 20
-"""Maximum size of the zeros that a group writes behind itself, in bytes."""
+"""Maximum size of the zeros that a group writes after itself, in bytes."""
 _GROUPS_AHEAD = 8
 """Minimum number of groups of the same size for which zeros are written: for fewer they cost more than they save."""
 
+U1 = np.dtype(np.uint8)
 U2 = np.dtype(np.uint16)
 U4 = np.dtype(np.uint32)
 _SEALED_FLAGS = COMMIT | SYNCED | INLINE
@@ -177,8 +178,8 @@ class Journal:
     ) -> None:
         """Write records of the current group, with the commit mark if they are its last.
 
-        `synced` says that all groups before it are durable. `values` are those of the whole group, each padded to
-        `UNIT`, or None if its commit also syncs segments.
+        `synced` says that all groups before it are durable. `values` are the values of the whole group, each
+        padded to `UNIT`, or None if its commit also syncs segments.
 
         The position does not change when it raises; the next call writes to the same place.
         """
@@ -186,7 +187,7 @@ class Journal:
         tail = self._tail
         flags = SYNCED if synced else 0, (COMMIT | INLINE if values else COMMIT) if last else 0
         arguments = count, tail.chain, tail.seq + 1, self._group, self.salt, *flags
-        chain = int(compiled(seal)(records.ctypes.data, *arguments))
+        chain = int(compiled(seal)(address_of(records), *arguments))
         data = np.concatenate([records.view(np.uint8), *values]) if values else records.view(np.uint8)
         for at in range(0, len(data), _CHUNK_BYTES):
             self._files.pwrite(self.fd, data[at : at + _CHUNK_BYTES], tail.offset + at)
@@ -272,15 +273,18 @@ class Pending:
         self._nbytes = INLINE_BYTES + 1 if keep else sum(len(value) for _, values in later for value in values or ())
 
 
-def new_records(kind: int, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8], flags: int = 0) -> NDArray[Any]:
-    """Return records of `kind` for keys, uint8 [N, 16]; the caller fills in locations, order and checksums."""
-    records = np.zeros(len(keys), RECORD)
-    records["magic"], records["type"], records["flags"] = MAGIC, kind, flags
-    records["key_len"] = key_lens & (INTEGER - 1)
-    records["key"] = np.ascontiguousarray(keys).view(np.int64)
-    if kind == DELETE:
-        records["loc"][:, 0] = TOMBSTONE
-        records["loc"][:, 1] = key_lens.astype(np.int64) << KEY_LEN_SHIFT
+def new_records(
+    kind: int,
+    keys: NDArray[np.uint8],
+    key_lens: NDArray[np.uint8],
+    locs: NDArray[np.int64] | None = None,
+    flags: int = 0,
+) -> NDArray[Any]:
+    """Return records of `kind` for keys, uint8 [N, 16], without order and checksums; deletes have no locations."""
+    records = np.empty(len(key_lens), RECORD)
+    keys = np.ascontiguousarray(keys)
+    arrays = (address_of(records), address_of(keys), address_of(key_lens), 0 if locs is None else address_of(locs))
+    compiled(fill_records)(*arrays, len(records), MAGIC | kind << 32 | flags << 48)
     return records
 
 
@@ -316,7 +320,7 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_foll
     floor : tuple of int
         Sequence number and checksum of a record that was durable before this call.
     is_followed : bool
-        The caller reads the journal often while it grows: where zeros follow, do not search them for later records.
+        The caller reads the journal often while it grows: do not search zeros for later records.
     """
     size = os.fstat(fd).st_size
     state = np.zeros(SCAN_WORDS, np.int64)
@@ -428,6 +432,23 @@ SCAN_COMMITTED_END = 12
 SCAN_WORDS = 16
 
 
+def fill_records(records: int, keys: int, lens: int, locs: int, count: int, prefix: int) -> int:
+    """Write records; `prefix` is their first word without the length of the key. With 0 for `locs` they delete."""
+    for k in range(count):
+        at = records + RECORD_BYTES * k
+        length = int(load_weak_as(lens + k, U1))
+        store_weak_as(at, prefix | (length & (INTEGER - 1)) << 40, I8)
+        store_weak_as(at + 16, load_weak_as(keys + 16 * k, I8), I8)
+        store_weak_as(at + 24, load_weak_as(keys + 16 * k + 8, I8), I8)
+        if locs == 0:
+            store_weak_as(at + 32, TOMBSTONE, I8)
+            store_weak_as(at + 40, length << KEY_LEN_SHIFT, I8)
+        else:
+            store_weak_as(at + 32, load_weak_as(locs + 16 * k, I8), I8)
+            store_weak_as(at + 40, load_weak_as(locs + 16 * k + 8, I8), I8)
+    return 0
+
+
 def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int, synced: int, last: int) -> int:
     """Number, chain and checksum records; return the last checksum.
 
@@ -438,8 +459,7 @@ def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int
         flags = int(load_weak_as(at + 6, U2)) & ~_SEALED_FLAGS | synced
         store_weak_as(at + 6, flags | last if k == count - 1 else flags, U2)
         store_weak_as(at + 8, seq + k, I8)
-        store_weak_as(at + 48, ordinal + k, U4)
-        store_weak_as(at + 52, salt, U4)
+        store_weak_as(at + 48, ordinal + k | salt << 32, I8)
         store_weak_as(at + 56, chain, U4)
         chain = crc32c_at(at, 60, 0)
         store_weak_as(at + 60, chain, U4)

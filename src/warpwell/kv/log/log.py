@@ -32,7 +32,6 @@ from ... import errors
 from ..._os import uninterrupted
 from ...cache import batches_of
 from ..index.sealed import SealedIndex
-from ..ragged import Ragged
 from .checksum import crc32c
 from .files import LOCK_NAME, Files, Guard, WriterLock, check_process, full, read_at, storage_full, write_new
 from .format import (
@@ -299,7 +298,7 @@ class Log:
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
             With the flag `INTEGER` if a key was passed as an integer.
-        values : sequence of bytes-like, or uint8 [N, nbytes]
+        values : ValueBuffers, or the values of one (see `ValueBuffers.of`)
         shards : uint8 [N], optional
             The shard of each value; default 0.
         moved : bool, default False
@@ -318,19 +317,20 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            groups = _by_shard(values, key_lens, shards)
+            key_lens = np.ascontiguousarray(key_lens)
+            groups = _by_shard(ValueBuffers.of(values), shards)
             with self.guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                largest = max((int(buffers.sizes.max(initial=0)) for _, _, buffers in groups), default=0)
-                self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
+                if self._manifest.version < FORMAT_VERSION:
+                    largest = max(buffers.largest for _, _, buffers in groups)
+                    self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
                 locs = np.empty((len(key_lens), 2), np.int64)
-                is_small = sum(int(buffers.sizes.sum()) for _, _, buffers in groups) <= INLINE_BYTES
+                is_small = sum(buffers.nbytes for _, _, buffers in groups) <= INLINE_BYTES
                 copies: Values | None = [] if is_small and not moved and self.durability != "none" else None
                 for shard, rows, buffers in groups:
                     locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll, copies)
-                records = new_records(PUT, keys, key_lens, MOVED if moved else 0)
-                records["loc"] = locs
+                records = new_records(PUT, keys, key_lens, locs, MOVED if moved else 0)
                 # in the order of the copies; equal keys are in one shard and keep their order
                 records = records[np.concatenate([rows for _, rows, _ in groups])] if len(groups) > 1 else records
                 self._pending.add(records, copies)
@@ -347,7 +347,7 @@ class Log:
             with self.guard.writing():
                 if self._pending.count >= _SPILL:
                     self._spill()
-                self._pending.add(new_records(DELETE, keys, key_lens), [])
+                self._pending.add(new_records(DELETE, keys, np.ascontiguousarray(key_lens)), [])
             self._always()
 
     def commit(self) -> int:
@@ -616,8 +616,7 @@ class Log:
 
     def _upgrade_for(self, nbytes: int, key_len: int) -> None:
         """Upgrade the format before writing a value size or a long key that earlier releases cannot read."""
-        is_new = low_size(nbytes) != nbytes or key_len == LONG
-        if is_new and self._manifest.version < FORMAT_VERSION:
+        if low_size(nbytes) != nbytes or key_len == LONG:
             with self.guard.replacing_manifest():
                 self._manifest_writer.upgrade()
                 self._manifest = self._manifest_writer.manifest
@@ -629,18 +628,12 @@ class Log:
             self._manifest = self._manifest_writer.manifest
 
 
-def _by_shard(
-    values: Any, key_lens: NDArray[np.uint8], shards: NDArray[np.uint8] | None
-) -> list[tuple[int, Any, ValueBuffers]]:
+def _by_shard(values: ValueBuffers, shards: NDArray[np.uint8] | None) -> list[tuple[int, Any, ValueBuffers]]:
     """Return the shards of a batch, each with its rows and its values."""
     if shards is None:
-        return [(0, slice(None), ValueBuffers(values))]
-    groups = []
-    for shard in np.unique(shards).tolist():
-        rows = np.flatnonzero(shards == shard)
-        chosen = values[rows] if isinstance(values, np.ndarray | Ragged) else [values[k] for k in rows.tolist()]
-        groups.append((shard, rows, ValueBuffers(chosen)))
-    return groups
+        return [(0, slice(None), values)]
+    rows_of = [(shard, np.flatnonzero(shards == shard)) for shard in np.unique(shards).tolist()]
+    return [(shard, rows, values.take(rows)) for shard, rows in rows_of]
 
 
 # -- compaction -----------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ A store has one folder of segments, or several, its shards. File `number` of sha
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,14 +17,16 @@ from numpy.typing import NDArray
 from ... import errors
 from ..._os import allow_more_files
 from ...targets import view_of
-from ...targets.primitives import copy_bytes, load_weak_as, store_weak_as
+from ...targets.primitives import copy_crc32c, load_weak_as, store_weak_as
 from ...targets.primitives import crc32c as crc32c_at
-from ..native import compiled
+from ..native import CONTENTS, SIZE, TYPE, address_of, compiled, items_of
 from ..ragged import Ragged
 from .checksum import crc32c
 from .files import Files, closing_on_error, read_at, write_new
 from .format import (
+    CRC_SHIFT,
     JOURNAL_SEGMENT,
+    KEY_LEN_SHIFT,
     MAX_SEGMENT,
     MAX_SEGMENT_BYTES,
     MAX_VALUE,
@@ -36,8 +37,9 @@ from .format import (
     corruption,
     crc_of,
     file_name,
+    first_word,
     footprint,
-    locations,
+    low_size,
     offset_of,
     segment_of,
     size_of,
@@ -47,8 +49,6 @@ _WRITE_BYTES = 1 << 20
 """Maximum size of values that one buffer gathers for a write, in bytes: the buffer stays in the processor's cache."""
 _LARGE = 1 << 16
 """Minimum size of a value that is written without a copy, in bytes."""
-_CONTENTS = bytes.__basicsize__ - 1
-"""Offset of the contents of a bytes object."""
 
 INT64 = np.dtype(np.int64)
 UINT8 = np.dtype(np.uint8)
@@ -227,27 +227,28 @@ class Segments:
         `roll` starts a new segment of a shard. `copies` receives the values in order, each padded to `UNIT`.
         """
         locs = np.empty((len(values.sizes), 2), np.int64)
-        offsets, crcs = np.empty(len(locs), np.int64), np.empty(len(locs), np.int64)
-        at = 0
+        at, first_head, first_end = 0, 0, 0
         while at < len(locs):
             head, end = self.heads[shard], self.ends[shard]
-            count = values.place_from(at, end, self._segment_bytes, offsets, crcs)
-            if count == 0:
+            if head != first_head:
+                first_head, first_end = head, end
+            chunk = values.encode(at, key_lens, head, end, self._segment_bytes, locs)
+            if chunk is None:
                 roll(shard)
                 continue
-            rows = slice(at, at + count)
             # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
-            new_end = self.ends[shard] = int(offsets[rows][-1] + values.sizes[rows][-1])
+            new_end = self.ends[shard] = chunk.offset + chunk.nbytes
             try:
-                values.write(self._files, self._fds[head], rows, offsets[rows], copies)
+                chunk.write(self._files, self._fds[head])
             except BaseException:
                 if self.heads[shard] == head and self.ends[shard] == new_end:
-                    self.ends[shard] = end
+                    self.ends[shard] = first_end
                 raise
             # After the write: a signal handler may sync the segment before that.
             self._unsynced[head] = new_end
-            locs[rows] = locations(head, offsets[rows], crcs[rows], key_lens[rows], values.sizes[rows])
-            at += count
+            if copies is not None and chunk.nbytes:
+                copies.append(chunk.padded())
+            at += chunk.count
         return locs
 
     def unsynced(self) -> dict[int, int]:
@@ -304,48 +305,101 @@ class StoredValue:
         )
 
 
-def place_values(addresses: int, sizes: int, count: int, end: int, limit: int, offsets: int, crcs: int) -> int:
-    """Write the offsets and checksums of values after byte `end` of a segment, up to byte `limit`; return their number.
-
-    Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit.
-    """
+def read_objects(objects: int, count: int, bytes_type: int, addresses: int, sizes: int) -> int:
+    """Write addresses and sizes of bytes objects, up to the first object of another type; return their number."""
     for k in range(count):
+        found = load_weak_as(objects + 8 * k, INT64)
+        if load_weak_as(found + TYPE, INT64) != bytes_type:
+            return k
+        store_weak_as(addresses + 8 * k, found + CONTENTS, INT64)
+        store_weak_as(sizes + 8 * k, load_weak_as(found + SIZE, INT64), INT64)
+    return count
+
+
+def encode_values(
+    addresses: int,
+    sizes: int,
+    lens: int,
+    count: int,
+    segment: int,
+    end: int,
+    limit: int,
+    locs: int,
+    out: int,
+    room: int,
+) -> int:
+    """Write the locations of values after byte `end` of a segment, up to byte `limit`; return their number.
+
+    Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit. The values are copied to the
+    `room` bytes at `out`, each padded to `UNIT`, up to the first one that does not fit, is large or is a `StoredValue`.
+    With 0 for `out` they are not copied.
+    """
+    first = footprint(end)
+    for k in range(count):
+        address = load_weak_as(addresses + 8 * k, INT64)
         size = load_weak_as(sizes + 8 * k, INT64)
-        offset = (end + UNIT - 1) & -UNIT
+        offset = footprint(end)
         if offset + size > limit and offset > SUPERBLOCK:
             return k
-        address = load_weak_as(addresses + 8 * k, INT64)
-        store_weak_as(offsets + 8 * k, offset, INT64)
-        store_weak_as(crcs + 8 * k, -1 - address if address < 0 else crc32c_at(address, size, 0), INT64)
+        if out == 0:
+            crc = -1 - address if address < 0 else crc32c_at(address, size, 0)
+        else:
+            target, padded = out + offset - first, footprint(size)
+            if address < 0 or size >= _LARGE or target + padded > out + room:
+                return k
+            if size < padded:
+                for word in range(UNIT // 8):
+                    store_weak_as(target + padded - UNIT + 8 * word, 0, INT64)
+            crc = copy_crc32c(target, address, size, 0)
+        store_weak_as(locs + 16 * k, first_word(segment, offset, size), INT64)
+        length = int(load_weak_as(lens + k, UINT8))
+        store_weak_as(locs + 16 * k + 8, crc << CRC_SHIFT | length << KEY_LEN_SHIFT | low_size(size), INT64)
         end = offset + size
     return count
 
 
-def gather(addresses: int, sizes: int, offsets: int, count: int, out: int) -> int:
-    """Copy values to a buffer with the layout of the file, and zeros between them."""
-    end = load_weak_as(offsets, INT64)
-    start = end
-    for k in range(count):
-        size = load_weak_as(sizes + 8 * k, INT64)
-        offset = load_weak_as(offsets + 8 * k, INT64)
-        for gap in range(end, offset):
-            store_weak_as(out + gap - start, 0, UINT8)
-        copy_bytes(out + offset - start, load_weak_as(addresses + 8 * k, INT64), size)
-        end = offset + size
-    return 0
+@dataclass(frozen=True)
+class Chunk:
+    """Values that are written at once: the number of values, their place in a segment, and their contents.
+
+    `contents` has zeros after the values up to a multiple of `UNIT`, or no bytes after them.
+    """
+
+    count: int
+    offset: int
+    nbytes: int
+    contents: NDArray[np.uint8] | StoredValue
+
+    def write(self, files: Files, fd: int) -> None:
+        """Write the values to their segment."""
+        if isinstance(self.contents, StoredValue):
+            self.contents.copy(files, fd, self.offset)
+        elif self.nbytes:
+            files.pwrite(fd, self.contents[: self.nbytes], self.offset)
+
+    def padded(self) -> NDArray[np.uint8]:
+        """Return the values, with zeros up to a multiple of `UNIT`; they are in memory."""
+        assert not isinstance(self.contents, StoredValue)
+        size = footprint(self.nbytes)
+        return self.contents[:size] if len(self.contents) >= size else np.pad(self.contents, (0, size - self.nbytes))
 
 
 class ValueBuffers:
-    """Values to be appended: a sequence of buffers, rows of one array, or items of one buffer.
+    """Values to be appended: contents in memory, and values in other segments.
 
     Parameters
     ----------
-    values : sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8
+    owner : object
+        Keeps the memory. If a value is a `StoredValue`, the list of all values.
+    addresses, sizes : int64 [N]
+        The address of a `StoredValue` is -1 minus its checksum.
+    is_packed : bool
+        True if values have the same layout in memory and in the file.
 
     Attributes
     ----------
-    addresses, sizes : int64 [N]
-        The address of a `StoredValue` is -1 minus its checksum.
+    largest, nbytes : int
+        Bytes of the largest value, and of all values.
 
     Raises
     ------
@@ -353,71 +407,74 @@ class ValueBuffers:
         A value is larger than `MAX_VALUE`.
     """
 
-    def __init__(self, values: Any) -> None:
-        self._owner: Any
-        self._is_packed = False  # True if values have the same layout in memory and in the file
-        if isinstance(values, Ragged):
-            self._owner, starts = values._items
-            self.sizes, self.addresses = values.lengths, self._owner.ctypes.data + starts
-            self._is_packed = np.array_equal(np.diff(starts), -(-self.sizes[:-1] // UNIT) * UNIT)
-        elif isinstance(values, np.ndarray) and values.ndim == 2:
-            self._owner = np.ascontiguousarray(values).view(np.uint8)
-            self.sizes = np.full(len(values), self._owner.shape[1], np.int64)
-            self.addresses = self._owner.ctypes.data + self._owner.shape[1] * np.arange(len(values))
-            self._is_packed = self._owner.shape[1] % UNIT == 0
-        else:
-            self._owner = [v if type(v) in (bytes, StoredValue) else np.frombuffer(v, np.uint8) for v in values]
-            self.sizes = np.fromiter(map(len, self._owner), np.int64, len(self._owner))
-            self.addresses = np.fromiter(map(_address, self._owner), np.int64, len(self._owner))
-        if len(self.sizes) and int(self.sizes.max()) > MAX_VALUE:
-            raise too_large(int(self.sizes.max()))
-
-    def place_from(self, first: int, end: int, limit: int, offsets: NDArray[np.int64], crcs: NDArray[np.int64]) -> int:
-        """Place the values from `first` on; see `place_values`."""
-        addresses, sizes, *outputs = (a[first:].ctypes.data for a in (self.addresses, self.sizes, offsets, crcs))
-        return int(compiled(place_values)(addresses, sizes, len(offsets) - first, end, limit, *outputs))
-
-    def write(
-        self,
-        files: Files,
-        fd: int,
-        rows: slice,
-        offsets: NDArray[np.int64],
-        copies: list[NDArray[np.uint8]] | None = None,
+    def __init__(
+        self, owner: Any, addresses: NDArray[np.int64], sizes: NDArray[np.int64], *, is_packed: bool = False
     ) -> None:
-        """Write the values of some rows at `offsets`, and append what was written to `copies`, padded to `UNIT`."""
-        addresses, sizes = self.addresses[rows], self.sizes[rows]
-        ends = offsets + sizes
-        # values that are not gathered
-        large = [*np.flatnonzero((sizes >= _LARGE) | (addresses < 0)).tolist(), len(offsets)]
-        at, padded = 0, np.empty(0, np.uint8)
-        while at < len(offsets):
-            until = int(np.searchsorted(ends, offsets[at] + _WRITE_BYTES, "right"))
-            until = len(offsets) if self._is_packed else max(at + 1, min(until, large[bisect_left(large, at)]))
-            nbytes = int(ends[until - 1] - offsets[at])
-            if addresses[at] < 0:
-                self._owner[rows.start + at].copy(files, fd, int(offsets[at]))
-                nbytes = 0
-            elif until == at + 1 or self._is_packed:
-                data = view_of(int(addresses[at]), nbytes, np.uint8)
-            else:
-                padded = np.zeros(footprint(nbytes), np.uint8)
-                data = padded[:nbytes]
-                arrays = (each[at:].ctypes.data for each in (addresses, sizes, offsets))
-                compiled(gather)(*arrays, until - at, data.ctypes.data)
-            if nbytes:
-                files.pwrite(fd, data, int(offsets[at]))
-            if nbytes and copies is not None:
-                if data.base is not padded:
-                    padded = np.zeros(footprint(nbytes), np.uint8)
-                    padded[:nbytes] = data
-                copies.append(padded)
-            at = until
+        self._owner, self.addresses, self.sizes, self._is_packed = owner, addresses, sizes, is_packed
+        self.largest, self.nbytes = int(sizes.max(initial=0)), int(sizes.sum())
+        if self.largest > MAX_VALUE:
+            raise too_large(self.largest)
+
+    @classmethod
+    def of(cls, values: Any) -> ValueBuffers:
+        """Return values that are a sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8."""
+        if isinstance(values, ValueBuffers):
+            return values
+        owner: Any
+        if isinstance(values, Ragged):
+            owner, starts = values._items
+            is_packed = np.array_equal(np.diff(starts), footprint(values.lengths[:-1]))
+            return cls(owner, owner.ctypes.data + starts, values.lengths, is_packed=is_packed)
+        if isinstance(values, np.ndarray) and values.ndim == 2:
+            owner = np.ascontiguousarray(values).view(np.uint8)
+            nbytes = owner.shape[1]
+            addresses = owner.ctypes.data + nbytes * np.arange(len(values))
+            return cls(owner, addresses, np.full(len(values), nbytes, np.int64), is_packed=nbytes % UNIT == 0)
+        owner = list(values)
+        addresses, sizes = np.empty((2, len(owner)), np.int64)
+        arrays = address_of(addresses), address_of(sizes)
+        if compiled(read_objects)(items_of(owner), len(owner), id(bytes), *arrays) < len(owner):
+            owner = [v if type(v) in (bytes, StoredValue) else np.frombuffer(v, np.uint8) for v in owner]
+            sizes[:], addresses[:] = list(map(len, owner)), list(map(_address, owner))
+        return cls(owner, addresses, sizes)
+
+    def take(self, rows: NDArray[np.intp]) -> ValueBuffers:
+        """Return the values of some rows."""
+        owner = [self._owner[k] for k in rows.tolist()] if isinstance(self._owner, list) else self._owner
+        return ValueBuffers(owner, self.addresses[rows], self.sizes[rows])
+
+    def encode(
+        self, first: int, key_lens: NDArray[np.uint8], segment: int, end: int, limit: int, locs: NDArray[np.int64]
+    ) -> Chunk | None:
+        """Place values from `first` on, write their locations, and return them; None if the segment is full.
+
+        See `encode_values`.
+        """
+        address, size, count = int(self.addresses[first]), int(self.sizes[first]), len(self.sizes) - first
+        out = np.empty(0, np.uint8)
+        if address < 0 or (size >= _LARGE and not self._is_packed):
+            count = 1
+        elif not self._is_packed:
+            out = np.empty(min(self.nbytes + UNIT * count, _WRITE_BYTES), np.uint8)
+        arrays = (
+            address_of(self.addresses) + 8 * first,
+            address_of(self.sizes) + 8 * first,
+            address_of(key_lens) + first,
+        )
+        target = segment, end, limit, address_of(locs) + 16 * first
+        count = compiled(encode_values)(*arrays, count, *target, address_of(out) if len(out) else 0, len(out))
+        if count == 0:
+            return None
+        offset = footprint(end)
+        nbytes = int(offset_of(locs[first + count - 1, 0])) + int(self.sizes[first + count - 1]) - offset
+        if address < 0:
+            return Chunk(1, offset, nbytes, self._owner[first])
+        return Chunk(count, offset, nbytes, out if len(out) else view_of(address, nbytes, np.uint8))
 
 
 def _address(value: Any) -> int:
     if type(value) is bytes:
-        return id(value) + _CONTENTS
+        return id(value) + CONTENTS
     return -1 - value.crc if type(value) is StoredValue else int(value.ctypes.data)
 
 
