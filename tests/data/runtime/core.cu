@@ -115,6 +115,10 @@ static void registered() {
     cudaGetLastError();
     CHECK(pages[0] == 0 && pages[COUNT - 1] == 3 * (COUNT - 1));
     OK(cudaHostGetDevicePointer(&mapped, pages + 8, 0));
+    cudaPointerAttributes attributes;
+    OK(cudaPointerGetAttributes(&attributes, pages + 8));
+    CHECK(attributes.type == cudaMemoryTypeHost && attributes.device == 0 && attributes.devicePointer == mapped);
+    CHECK(attributes.hostPointer == pages + 8);
     fill<<<1, 32>>>(mapped, 4, 77);
     OK(cudaDeviceSynchronize());
     CHECK(pages[7] == 21 && pages[8] == 77 && pages[11] == 77 && pages[12] == 36);

@@ -258,10 +258,24 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr
     return 0;
 }
 
+/* The device of an address and its range; registered memory is of the device on which it was registered. */
+static struct ww_device *owner_of(CUdeviceptr at, struct ww_span *r) {
+    struct ww_device *d = ww_range_owner(at, r);
+    return d || !ww_range_find(&layer.registered, at, r) ? d : &layer.devices[r->flags];
+}
+
+/* Address of memory for its device, or 0. */
+static CUdeviceptr on_device(const struct ww_device *d, const struct ww_span *r, CUdeviceptr at) {
+    if (r->what == WW_REGISTERED)
+        return r->owner ? (uintptr_t)r->owner + (at - r->start) : 0;
+    return r->what == WW_PINNED_MEMORY && d->facts.remote ? 0 : at;
+}
+
 /* Write one attribute of a pointer with a known range. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
-    bool pinned = r->what == WW_PINNED_MEMORY, managed = pinned && r->flags & WW_MANAGED,
-         mapped = !pinned || !d->facts.remote;
+    bool pinned = r->what == WW_PINNED_MEMORY || r->what == WW_REGISTERED,
+         managed = r->what == WW_PINNED_MEMORY && r->flags & WW_MANAGED;
+    CUdeviceptr mapped = on_device(d, r, at);
     switch (attribute) {
     case CU_POINTER_CONTEXT:
         *(CUcontext *)to = ww_context_handle(d);
@@ -270,7 +284,7 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
         *(unsigned *)to = pinned && !managed ? 1 : 2;
         return 0;
     case CU_POINTER_DEVICE_POINTER:
-        *(CUdeviceptr *)to = mapped ? at : 0;
+        *(CUdeviceptr *)to = mapped;
         return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_HOST_POINTER:
         *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
@@ -288,7 +302,7 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
         *(size_t *)to = r->size;
         return 0;
     case CU_POINTER_MAPPED:
-        *(int *)to = mapped;
+        *(int *)to = mapped != 0;
         return 0;
     case CU_POINTER_IS_MANAGED:
         *(int *)to = managed;
@@ -307,7 +321,8 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
         *(int *)to = 3;
         return 0; /* access: read and write */
     case 17:      /* pool */
-        *(void **)to = r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
+        *(void **)to =
+            r->what != WW_REGISTERED && r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
         return 0;
     default:
         return CUDA_ERROR_INVALID_VALUE;
@@ -319,7 +334,7 @@ CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
     int error = ww_ready();
     if (error || !to)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    struct ww_device *d = ww_range_owner(at, &r);
+    struct ww_device *d = owner_of(at, &r);
     return d ? attribute_of(d, &r, at, attribute, to) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -345,7 +360,7 @@ CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdevice
     int error = ww_ready();
     if (error || !attributes || !to)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    struct ww_device *d = ww_range_owner(at, &r);
+    struct ww_device *d = owner_of(at, &r);
     for (unsigned i = 0; i < n; i++) {
         if (attributes[i] < 1 || attributes[i] > 17)
             return CUDA_ERROR_INVALID_VALUE;
