@@ -33,14 +33,15 @@ from warpwell.targets.primitives import SYSTEM, load_acquire
 class _Stream:
     streams: ClassVar[dict[int, _Stream]] = {}
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, memory: Sequence[Any] = ()) -> None:
         self.warpwell_key = key
         self.handle = next(_numbers)
         self.streams[self.handle] = self
         self.operations: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
+        # Kernels of a GPU that is lost, or that nobody closes, still use the memory: the thread keeps it.
+        threading.Thread(target=self._work, args=(memory,), daemon=True).start()
 
-    def _work(self) -> None:
+    def _work(self, memory: Sequence[Any]) -> None:
         while (operation := self.operations.get()) is not None:
             operation()
 
@@ -188,6 +189,7 @@ class FakeGpu:
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
         self._events: list[Any] = []
+        self._memory: list[Any] = []
         self.default: list[Callable[[], object]] = []
         """What the default stream has not done yet: nobody waits for it but `wait_default`."""
 
@@ -201,6 +203,7 @@ class FakeGpu:
         """See `Gpu`."""
         words = np.zeros(2, np.int64)
         self._events.append(words)
+        self._memory.append(words)
         return int(words.ctypes.data)
 
     def new_events(self, count: int) -> list[int]:
@@ -257,15 +260,17 @@ class FakeGpu:
 
     def allocate(self, nbytes: int) -> Block:
         """See `Gpu`."""
-        return memory_for("cpu").allocate(nbytes)
+        block = memory_for("cpu").allocate(nbytes)
+        self._memory.append(block)
+        return block
 
     def allocate_shared(self, nbytes: int) -> Block:
         """See `Gpu`."""
-        return memory_for("cpu").allocate_shared(nbytes)
+        return self.allocate(nbytes)
 
     def new_stream(self, priority: int = 0) -> _Stream:
         """See `Gpu`."""
-        self._streams.append(_Stream(priority))
+        self._streams.append(_Stream(priority, self._memory))
         return self._streams[-1]
 
     def wait_default(self) -> None:
