@@ -1,18 +1,14 @@
-"""List C files that depend on each other in a cycle: ``python -m tools.c_calls [--update]``.
+"""List C files that depend on each other in a cycle: ``python -m tools.c_calls``.
 
 The sources of a program are the files of a folder whose names share the part in front of the first underscore:
 ``layer.c``, ``layer_copy.c``. A file depends on the files that define the functions it calls, directly or by an inline
 function of a header, and the variables that headers declare as ``extern``. A static function belongs to its file only.
 Functions that are passed by address are not calls.
-
-``tests/system/c_cycles.json`` lists what closes cycles: dependent file, other file, names. The list may
-only shrink. ``--update`` removes what no longer occurs; it refuses to add to it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections import defaultdict
@@ -24,7 +20,6 @@ from pathlib import Path
 from tools import house
 
 ROOT = Path(__file__).parents[1]
-RECORD = ROOT / "tests" / "system" / "c_cycles.json"
 FOLDERS = ("src/warpwell/driver/native", "lab/driver")
 
 Calls = dict[str, dict[str, list[str]]]
@@ -129,44 +124,22 @@ def _cycles(paths: list[Path]) -> Calls:
     }
 
 
-def _flat(calls: Calls) -> set[tuple[str, str, str]]:
-    return {
-        (file, target, name) for file, targets in calls.items() for target, names in targets.items() for name in names
-    }
-
-
-def problems(found: Calls, record: Calls) -> list[str]:
-    """Return a line for each difference from the recorded calls."""
-    new, old = _flat(found), _flat(record)
-    messages = [f"{file} calls {name} of {target}, which closes a cycle" for file, target, name in sorted(new - old)]
-    messages += [
-        f"{file} does not call {name} of {target} in a cycle; run python -m tools.c_calls --update"
-        for file, target, name in sorted(old - new)
+def problems(found: Calls) -> list[str]:
+    """Return a line for each function or variable by which a file depends on another one in a cycle."""
+    return [
+        f"{file} uses {name} of {target}, which closes a cycle"
+        for file, targets in found.items()
+        for target, names in targets.items()
+        for name in names
     ]
-    return messages
-
-
-def shrunk(found: Calls, record: Calls) -> Calls:
-    """Return the recorded calls without those that do not occur."""
-    remaining: Calls = {}
-    for file, target, name in sorted(_flat(found) & _flat(record)):
-        remaining.setdefault(file, {}).setdefault(target, []).append(name)
-    return remaining
 
 
 def main() -> int:
-    """Print differences from the recorded calls, or update them; return 1 if calls would have to be added."""
-    parser = argparse.ArgumentParser(prog="python -m tools.c_calls", description=main.__doc__)
-    parser.add_argument("--update", action="store_true", help="remove calls that do not occur")
-    update = parser.parse_args().update
-    found = cycles(ROOT / folder for folder in FOLDERS)
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else found
-    if update:
-        record = shrunk(found, record)
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    messages = problems(found, record)
-    print("\n".join(messages) or f"{len(_flat(found))} calls close cycles, all of them recorded")
-    return int(bool(messages))
+    """Print the calls that close cycles; return 1 if there are any."""
+    argparse.ArgumentParser(prog="python -m tools.c_calls", description=main.__doc__).parse_args()
+    lines = problems(cycles(ROOT / folder for folder in FOLDERS))
+    print("\n".join(lines) or "no cycles")
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

@@ -362,14 +362,11 @@ CUresult cuCtxDisablePeerAccess(CUcontext other) {
     return CUDA_SUCCESS;
 }
 
-/* All that belonged to the context is gone; lock held. */
-static void end_context(CUcontext context) {
+void fake_end_life(CUcontext context) {
     context->life++;
     enabled[context->device] = 0;
     for (int i = 0; i < FAKE_MOST_DEVICES; i++)
         enabled[i] &= ~(1u << context->device);
-    fake_end_streams(context);
-    fake_end_memory(context);
     context->sticky = 0;
     context->nprinted = 0;
 }
@@ -381,29 +378,6 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     pthread_mutex_lock(&fake_lock);
     *context = &fake_contexts[device];
     (*context)->retained++;
-    pthread_mutex_unlock(&fake_lock);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    int error = fake_device(device);
-    if (error)
-        return error;
-    pthread_mutex_lock(&fake_lock);
-    CUcontext context = &fake_contexts[device];
-    error = context->retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-    if (!error && !--context->retained)
-        end_context(context);
-    pthread_mutex_unlock(&fake_lock);
-    return error;
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
-    int error = fake_device(device);
-    if (error)
-        return error;
-    pthread_mutex_lock(&fake_lock);
-    end_context(&fake_contexts[device]);
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }

@@ -81,9 +81,10 @@ struct CUstream_st {
     struct fake_op *head, *tail, *last; /* last: enqueued, perhaps done */
     size_t pending;
     pthread_cond_t work;
-    struct fake_graph *graph;   /* it records, see fake_graph.c */
-    struct fake_node *recorded; /* last */
-    struct CUstream_st *next;   /* of the context */
+    struct fake_graph *graph;                                       /* it records, see fake_graph.c: .. */
+    void (*record)(struct CUstream_st *stream, struct fake_op *op); /* .. takes the operation; lock held */
+    struct fake_node *recorded;                                     /* last */
+    struct CUstream_st *next;                                       /* of the context */
 };
 
 struct CUevent_st {
@@ -129,6 +130,7 @@ int fake_may_reach(int device, int owner);
 void *fake_make(enum fake_kind kind, size_t size, CUcontext context);
 int fake_valid(const void *handle, enum fake_kind kind);
 void fake_drop(void *handle); /* the handle is invalid; the memory stays */
+void fake_end_life(CUcontext context);
 
 /* -- fake_stream.c --- */
 
@@ -148,7 +150,6 @@ void fake_end_streams(CUcontext context);
 
 /* -- fake_graph.c --- */
 
-void fake_record(CUstream stream, struct fake_op *op); /* takes the operation; lock held */
 int fake_set_condition(uint64_t handle, uint32_t value);
 
 /* -- fake_memory.c --- */

@@ -229,6 +229,12 @@ CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *p
 /* -- recording
  * ----------------------------------------------------------------------------------------------------------- */
 
+static void record(CUstream stream, struct fake_op *op) {
+    struct fake_node *node = add(stream->graph, &stream->recorded, stream->recorded ? 1 : 0);
+    node->op = op;
+    stream->recorded = node;
+}
+
 CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, void *edges, size_t n, int32_t mode) {
     CUcontext context;
     CUstream stream;
@@ -241,14 +247,9 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, 
     if (!fake_valid(graph, FAKE_GRAPH) || stream->graph || edges || n > 1)
         return leave(CUDA_ERROR_INVALID_VALUE);
     stream->graph = graph;
+    stream->record = record;
     stream->recorded = n ? *(struct fake_node **)after : NULL;
     return leave(CUDA_SUCCESS);
-}
-
-void fake_record(CUstream stream, struct fake_op *op) {
-    struct fake_node *node = add(stream->graph, &stream->recorded, stream->recorded ? 1 : 0);
-    node->op = op;
-    stream->recorded = node;
 }
 
 CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int32_t *status, uint64_t *id, void **graph, void **nodes,
@@ -280,6 +281,7 @@ CUresult cuStreamEndCapture(CUstream handle, void **graph) {
         return leave(CUDA_ERROR_ILLEGAL_STATE);
     *graph = stream->graph;
     stream->graph = NULL;
+    stream->record = NULL;
     return leave(CUDA_SUCCESS);
 }
 

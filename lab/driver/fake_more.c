@@ -1,10 +1,40 @@
-/* Calls that follow from others: older names, host functions, files, memory with a pitch. */
+/* Calls that follow from others: ends of contexts, older names, host functions, files, memory with a pitch. */
 #include "fake.h"
 #include "gen_calls.h"
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* All that belonged to the context is gone; lock held. */
+static void end_context(CUcontext context) {
+    fake_end_life(context);
+    fake_end_streams(context);
+    fake_end_memory(context);
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+    int error = fake_device(device);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    CUcontext context = &fake_contexts[device];
+    error = context->retained ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    if (!error && !--context->retained)
+        end_context(context);
+    pthread_mutex_unlock(&fake_lock);
+    return error;
+}
+
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
+    int error = fake_device(device);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    end_context(&fake_contexts[device]);
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return cuDevicePrimaryCtxRelease_v2(device); }
 

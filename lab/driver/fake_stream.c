@@ -135,8 +135,8 @@ static void start(CUstream stream) {
 
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol) {
     CUcontext context = stream->object.context;
-    if (stream->graph) {
-        fake_record(stream, op);
+    if (stream->record) {
+        stream->record(stream, op);
         return;
     }
     if (stream->pending >= FAKE_PENDING)

@@ -1,22 +1,16 @@
-"""C files that depend on each other in a cycle are recorded; the record may only shrink. The layer has none."""
+"""C files stand in levels: none depends on another one in a cycle."""
 
-import json
 import shutil
 from pathlib import Path
 
 from tools import c_calls
 
-RECORD = json.loads(c_calls.RECORD.read_text())
 FOLDERS = [c_calls.ROOT / folder for folder in c_calls.FOLDERS]
 
 
-def test_no_call_closes_a_new_cycle() -> None:
-    found = c_calls.problems(c_calls.cycles(FOLDERS), RECORD)
+def test_no_call_closes_a_cycle() -> None:
+    found = c_calls.problems(c_calls.cycles(FOLDERS))
     assert not found, "\n".join(found)
-
-
-def test_files_of_the_layer_stand_in_levels() -> None:
-    assert not [file for file in c_calls.cycles(FOLDERS) if file.startswith("layer")]
 
 
 def test_a_variable_and_an_inline_function_are_dependencies(tmp_path: Path) -> None:
@@ -32,8 +26,8 @@ def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
     shutil.copytree(FOLDERS[0], native)
     image = native / "layer_image.c"
     image.write_text(image.read_text() + "int planted(void) {\n    return ww_fn_of(0, 0, 0);\n}\n")
-    lines = c_calls.problems(c_calls.cycles([native, FOLDERS[1]]), RECORD)
-    assert "layer_image.c calls ww_fn_of of layer_code.c, which closes a cycle" in lines
+    lines = c_calls.problems(c_calls.cycles([native, FOLDERS[1]]))
+    assert "layer_image.c uses ww_fn_of of layer_code.c, which closes a cycle" in lines
 
 
 def test_functions_and_calls_are_read() -> None:
@@ -64,13 +58,3 @@ def test_static_functions_belong_to_their_file(tmp_path: Path) -> None:
     assert c_calls.cycles([tmp_path]) == {}
     (tmp_path / "a_b.c").write_text("void h(void) { g(); }\n")
     assert c_calls.cycles([tmp_path]) == {"a.c": {"a_b.c": ["h"]}, "a_b.c": {"a.c": ["g"]}}
-
-
-def test_the_record_only_shrinks() -> None:
-    record = {"a.c": {"b.c": ["f", "g"]}, "b.c": {"a.c": ["h"]}}
-    found = {"a.c": {"b.c": ["f", "new"]}, "b.c": {"a.c": ["h"]}}
-    assert c_calls.shrunk(found, record) == {"a.c": {"b.c": ["f"]}, "b.c": {"a.c": ["h"]}}
-    assert c_calls.problems(found, record) == [
-        "a.c calls new of b.c, which closes a cycle",
-        "a.c does not call g of b.c in a cycle; run python -m tools.c_calls --update",
-    ]

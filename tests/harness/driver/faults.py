@@ -20,10 +20,11 @@ AT_ONCE = """\
 ARGS, FINISH = "        memcpy(p.entry + 1, &args, sizeof args);\n", "        error = ww_finish(&p);\n"
 
 FREED_AT_ONCE: Changes = {
-    "worker_memory.c": {"    releases++;\n": "    ww_arena_free(&ww_arena, args->address);\n"},
-    "worker_copies.c": {
-        "        ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, "
-        ".address = ((const struct ww_args_free *)(const void *)call->args)->address});\n": ""
+    "worker_memory.c": {
+        "    releases++;\n": "    ww_arena_free(&ww_arena, args->address);\n",
+        "ww_stream_mark(s, (struct ww_todo){.kind = WW_THEN, .then = release, .address = args->address});": (
+            "(void)s, (void)args, (void)release;"
+        ),
     },
 }
 LAST_ROW: Changes = {
@@ -40,12 +41,12 @@ OLD_VALUES = """\
 PLANTED: dict[str, Changes] = {
     "waits for events are dropped": {
         "worker_streams.c": {
-            "code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0)"
-            " : CUDA_SUCCESS;": "code = CUDA_SUCCESS;"
+            "return call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0)"
+            " : CUDA_SUCCESS;": "return s && call ? CUDA_SUCCESS : CUDA_SUCCESS;"
         }
     },
     "a wait does not wait until its record is issued": {
-        "worker_streams.c": {"call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked": "0"}
+        "worker_streams.c": {"return !call->generation->parked;": "return call != NULL;"}
     },
     "a record takes the generation that others wait for": {"worker_streams.c": {"if (g->refs > 1) {": "if (0) {"}},
     "a legacy call passes parked calls of blocking streams": {
@@ -343,13 +344,7 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
     ),
     "a place is done before its bytes have landed": ({}, {"warpwell.pool.cuda.near.NearClient.back": lands_at_once}),
     "places that are done wake no mirror": (
-        {
-            "worker_executor.c": {
-                "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);\n    changed();": (
-                    "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);"
-                )
-            }
-        },
+        {"worker_answer.c": {"ww_wake_all(&p->use);\n    ww_changed();": "ww_wake_all(&p->use);"}},
         {},
     ),
     "memory that is pinned for another host's device is the worker's": (

@@ -26,74 +26,22 @@
 #define LEAST_DRIVER 12040        /* functions tell their parameters since then */
 #define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
 
-struct ww_worker ww;
 static struct options {
     const char *driver, *device;
-    uint32_t ordinal;
-    int control, life, socket, pidfd, counts;
-} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .socket = -1, .pidfd = -1, .counts = -1};
+    int control, life, pidfd, counts;
+} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .pidfd = -1, .counts = -1};
 
 /* -- ends
  * -------------------------------------------------------------------------------------------------------------------
  */
 
-static _Noreturn void end(int status) {
-    if (given.socket >= 0)
-        shutdown(given.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
-    _exit(status);
-}
-
 /* A client that closes its context waits for the end of the socket: the device's memory is free by then. */
 static _Noreturn void end_quietly(void) { _exit(0); }
-
-void ww_die(const char *line) {
-    fprintf(stderr, "warpwell: the CUDA worker of device %u ends: %s\n", given.ordinal, line);
-    fflush(NULL);
-    if (ww.status)
-        atomic_store(&ww.status->sticky, CUDA_ERROR_UNKNOWN);
-    end(1);
-}
-
-void ww_lost(CUresult code) {
-    atomic_store(&ww.status->sticky, (uint32_t)code);
-    alarm(2);
-    native.cuCtxSynchronize(); /* shows what an assert printed; a lost context does not wait */
-    fflush(NULL);
-    end(0);
-}
-
-int ww_is_sticky(CUresult code) {
-    switch (code) {
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
-void *ww_memory(size_t n) {
-    void *memory = calloc(1, n);
-    if (!memory)
-        ww_die("out of host memory");
-    return memory;
-}
 
 /* Its own thread, because the executor may be held up in the driver, or by a full pipe at stdout. */
 static void *watch(void *unused) {
     (void)unused;
-    struct pollfd all[3] = {{given.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
+    struct pollfd all[3] = {{ww.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
     for (;;) {
         if (poll(all, 3, -1) <= 0)
             continue;
@@ -112,7 +60,7 @@ static void start_watch(void) {
 
 /* Takes the client that the server hands over, or ends with the server. */
 static void await_client(void) {
-    int *const to[] = {&given.socket, &given.counts, NULL, NULL, &given.pidfd}; /* NULL: the client's output */
+    int *const to[] = {&ww.socket, &given.counts, NULL, NULL, &given.pidfd}; /* NULL: the client's output */
     struct pollfd all[2] = {{given.control, POLLIN, 0}, {given.life, POLLIN, 0}};
     while (poll(all, 2, -1) < 0)
         ;
@@ -146,12 +94,12 @@ static void await_client(void) {
 static _Noreturn void refuse(CUresult result, const char *why) {
     struct ww_refused said = {.said = WW_REFUSED, .result = result};
     snprintf(said.why, sizeof said.why, "%s", why);
-    if (given.socket < 0) {
+    if (ww.socket < 0) {
         send(given.control, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
         await_client();
     }
-    send(given.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
-    end(1);
+    send(ww.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ww_end(1);
 }
 
 static void must(CUresult code, const char *what) {
@@ -161,7 +109,7 @@ static void must(CUresult code, const char *what) {
     char why[200];
     if (native.cuGetErrorName)
         native.cuGetErrorName(code, &name);
-    snprintf(why, sizeof why, "device %u: %s: %s", given.ordinal, what, name ? name : "unknown error");
+    snprintf(why, sizeof why, "device %u: %s: %s", ww.ordinal, what, name ? name : "unknown error");
     refuse(code, why);
 }
 
@@ -244,7 +192,7 @@ static void find_facts(struct ww_facts *facts) {
     must(native.cuDeviceGetPCIBusId(facts->pci, sizeof facts->pci, ww.device), "the device has no PCI address");
     facts->driver_version = (uint32_t)version;
     facts->total_bytes = ww.quota && ww.quota < total ? ww.quota : total;
-    facts->arena = WW_ARENA_BASE + given.ordinal * WW_ARENA_STEP;
+    facts->arena = WW_ARENA_BASE + ww.ordinal * WW_ARENA_STEP;
     facts->arena_bytes = WW_ARENA_STEP;
     for (int i = 1; i < (int)WW_ATTRIBUTES; i++)
         if (native.cuDeviceGetAttribute(facts->attributes + i, i, ww.device))
@@ -258,8 +206,7 @@ static void start_context(struct ww_facts *facts) {
     must(native.cuDevicePrimaryCtxRetain(&ww.context, ww.device), "there is no context");
     must(native.cuCtxSetCurrent(ww.context), "the context cannot be entered");
     native.cuCtxGetStreamPriorityRange(&facts->least_priority, &facts->greatest_priority);
-    must(ww_memory_start(given.ordinal, facts->total_bytes, &facts->arena, &facts->arena_bytes),
-         "there are no addresses");
+    must(ww_memory_start(ww.ordinal, facts->total_bytes, &facts->arena, &facts->arena_bytes), "there are no addresses");
     must(native.cuMemHostRegister_v2(ww.staging, (size_t)WW_PLACES * WW_PLACE_BYTES, CU_MEMHOST_PORTABLE),
          "staging cannot be registered");
     must(native.cuMemHostRegister_v2(ww.cells, (size_t)WW_CELLS * WW_SMALL, CU_MEMHOST_PORTABLE),
@@ -308,7 +255,7 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
     struct msghdr message = {
         .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     if (sendmsg(ww.socket, &message, MSG_NOSIGNAL) < 0)
-        end(1);
+        ww_end(1);
     for (int i = 0; i < 3; i++)
         close(fds[i]);
 }
@@ -334,7 +281,7 @@ static void parse(int argc, char **argv) {
             given.device = optarg;
             break;
         case 'o':
-            given.ordinal = (uint32_t)atoi(optarg);
+            ww.ordinal = (uint32_t)atoi(optarg);
             break;
         case 'q':
             ww.quota = strtoull(optarg, NULL, 10);
@@ -349,7 +296,7 @@ static void parse(int argc, char **argv) {
             exit(2);
         }
     }
-    if (given.control < 0 || given.life < 0 || given.ordinal >= 64) {
+    if (given.control < 0 || given.life < 0 || ww.ordinal >= 64) {
         fprintf(stderr, "ww_worker is started by Warpwell's server of CUDA clients\n");
         exit(2);
     }
@@ -368,7 +315,6 @@ int main(int argc, char **argv) {
     find_facts(&facts);
     send(given.control, &facts, sizeof facts, MSG_NOSIGNAL | MSG_DONTWAIT);
     await_client();
-    ww.socket = given.socket;
     start_watch();
     start_memory(fds);
     start_context(&facts);

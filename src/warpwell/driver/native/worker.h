@@ -1,15 +1,19 @@
 /* The worker: one process that has the context, the memory and the streams of one client on one device.
  *
- *     worker.c           start: arguments, shared memory, the client's first packet; death
- *     worker_executor.c  main thread: reads the ring, answers; makes only calls of the driver that cannot wait
- *     worker_streams.c   streams, events, what is parked, marks: when the device has passed a point of a stream
- *     worker_copies.c    copies, memsets, launches
- *     worker_memory.c    allocations, frees, pinned memory
- *     worker_arena.c     which addresses are mapped, used, free
- *     worker_images.c    modules, functions
- *     worker_graphs.c    graphs with conditional nodes, which the driver keeps
- *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
+ * Each file calls those above it only:
+ *
+ *     worker_process.c   state of the process, its end
+ *     worker_answer.c    answers
  *     worker_heavy.c     two more threads for calls of the driver that may wait
+ *     worker_arena.c     which addresses are mapped, used, free
+ *     worker_streams.c   streams, events, what is parked, marks: when the device has passed a point of a stream
+ *     worker_images.c    modules, functions
+ *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
+ *     worker_memory.c    allocations, frees, pinned memory
+ *     worker_copies.c    copies, memsets, launches
+ *     worker_graphs.c    graphs with conditional nodes, which the driver keeps
+ *     worker_executor.c  main thread: reads the ring, answers; makes only calls of the driver that cannot wait
+ *     worker.c           start: arguments, shared memory, the client's first packet
  *
  * The executor alone changes what stands here, unless a comment says that it is the heavy thread's.
  */
@@ -37,7 +41,8 @@ struct ww_worker {
     struct ww_ring *ring;
     struct ww_status *status;
     unsigned char *staging, *cells; /* both registered */
-    int socket;
+    int socket;                     /* -1: there is no client */
+    uint32_t ordinal;
     uint64_t tail; /* bytes of the ring that were read */
     CUcontext context;
     CUdevice device;
@@ -54,10 +59,13 @@ static inline int ww_memfd(const char *name) { /* by its number: glibc has the f
 
 _Noreturn void ww_die(const char *line); /* the client is wrong, or the machine: one line on its stderr, and the end */
 _Noreturn void ww_lost(CUresult code);   /* the context is lost: the client learns the code, and the end */
-int ww_is_sticky(CUresult code);
-void ww_wake(void);        /* from other threads: the executor looks at its lists again */
+CUresult ww_living(CUresult code);       /* `code`, or the end if the context is lost with it */
+_Noreturn void ww_end(int status);
 void *ww_memory(size_t n); /* zeroed, or the end */
 uint64_t ww_now_ns(void);
+
+struct ww_call;
+struct ww_stream;
 
 /* -- calls: entries of the ring that were copied, and what the worker itself puts into streams
  * ---------------------------- */
@@ -72,23 +80,35 @@ struct ww_generation { /* of an event: one record. Waits and queries belong to i
 
 struct ww_todo { /* what happens when a mark has been passed */
     struct ww_todo *next;
-    enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_RELEASE, WW_SIGNAL } kind;
-    uint32_t a, b;    /* slot and seq; place and use; cell; peer */
-    uint64_t address; /* of a release; number of a signal */
+    enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_THEN } kind;
+    uint32_t a, b; /* slot and seq; place and use; cell; of `then` */
+    uint64_t address;
+    void (*then)(uint32_t a, uint64_t address);
     struct ww_barrier *barrier;
+};
+
+struct ww_operation {                          /* what an entry asks for */
+    uint32_t bytes;                            /* of its arguments at least */
+    void (*read)(const struct ww_call *call);  /* carries it out when it is read; NULL: its stream does */
+    CUresult (*check)(struct ww_call *call);   /* at reading: what can be said without memory; or NULL */
+    int (*is_due)(const struct ww_call *call); /* or NULL */
+    CUresult (*issue)(struct ww_stream *s, struct ww_call *call, int *held); /* held: a mark has the answer */
+    int is_node;                                                             /* graphs record it */
 };
 
 struct ww_call {
     struct ww_call *next;
-    uint64_t order;                   /* in which calls were read */
-    size_t bytes;                     /* of this struct with what follows */
-    struct ww_generation *generation; /* of waits and records */
+    const struct ww_operation *operation; /* NULL: not an entry */
+    uint64_t order;                       /* in which calls were read */
+    size_t bytes;                         /* of this struct with what follows */
+    struct ww_generation *generation;     /* of waits and records */
     struct ww_native_function *function;
     struct ww_await *await;
     struct ww_exec *exec;
-    struct ww_todo *todo; /* not an entry, but a mark for this */
-    int destroys;         /* not an entry, but the stream's end */
-    uint32_t nargs;       /* bytes of args */
+    struct ww_todo *todo;             /* not an entry, but a mark for this */
+    int destroys;                     /* not an entry, but the stream's end */
+    int needs_cell, is_between_hosts; /* a copy of the worker's own */
+    uint32_t nargs;                   /* bytes of args */
     struct ww_entry entry;
     _Alignas(16) unsigned char args[];
 };
@@ -97,6 +117,11 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
 void ww_result(const struct ww_call *call,
                CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
+void ww_answer_more(const struct ww_call *call);
+void ww_forget_rest(uint32_t slot);
+void ww_changed(void); /* behind a change of the status */
+void ww_wake_all(_Atomic uint32_t *futex);
+void ww_wake(void);              /* from other threads: the executor looks at its lists again */
 _Noreturn void ww_execute(void); /* the main loop */
 
 /* -- streams
@@ -142,7 +167,11 @@ void ww_event_destroy(const struct ww_call *call);
 void ww_event_query(const struct ww_call *call);
 void ww_event_sync(const struct ww_call *call);
 void ww_event_elapsed(const struct ww_call *call);
-void ww_event_signal(const struct ww_call *call);
+void ww_event_passed(const struct ww_call *call, struct ww_todo todo); /* done when the last record has been passed */
+CUresult ww_event_check(struct ww_call *call);
+int ww_wait_is_due(const struct ww_call *call);
+CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call, int *held);
+CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 struct ww_barrier { /* all calls that were read before it are passed */
     uint32_t left;
@@ -160,9 +189,14 @@ void ww_ctx_sync(const struct ww_call *call);
  * ----------------------------------------------------------------------------------------------------- */
 
 void ww_clusters(const struct ww_call *call);
-CUresult ww_check_move(const struct ww_call *call);  /* at reading: what can be said without memory */
-int ww_is_between_hosts(const struct ww_call *call); /* a copy that the worker carries out itself */
-CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held); /* held: the result is told by a mark */
+CUresult ww_launch_check(struct ww_call *call);
+CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
+CUresult ww_move_check(struct ww_call *call);
+CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, int *held);
+CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, int *held);
+CUresult ww_copy_check(struct ww_call *call);
+CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held);
+CUresult ww_fill_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 /* -- memory
  * --------------------------------------------------------------------------------------------------------------- */
@@ -206,8 +240,8 @@ enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
 enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in copies */
 void ww_alloc(const struct ww_call *call);
 void ww_free(const struct ww_call *call);
-CUresult ww_free_async_read(const struct ww_call *call);
-void ww_release(uint64_t address); /* the stream has passed a free */
+CUresult ww_free_check(struct ww_call *call);
+CUresult ww_free_issue(struct ww_stream *s, struct ww_call *call, int *held);
 void ww_mem_info(const struct ww_call *call);
 void ww_memory_rest(uint64_t now); /* nothing was to be done: gives back what was kept for nobody */
 void ww_pin(const struct ww_call *call);
@@ -221,11 +255,11 @@ void ww_share(const struct ww_call *call);
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
-void ww_link_signal(uint32_t peer, uint64_t number);
-CUresult ww_await_read(struct ww_call *call);
-int ww_await_came(const struct ww_call *call);
-CUresult ww_await_end(struct ww_call *call); /* at its issue */
-int ww_links_step(void);                     /* what the links' thread has heard; whether something happened */
+void ww_signal(const struct ww_call *call);
+CUresult ww_await_check(struct ww_call *call);
+int ww_await_is_due(const struct ww_call *call);
+CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call, int *held);
+int ww_links_step(void); /* what the links' thread has heard; whether something happened */
 int ww_links_busy(void);
 
 /* -- graphs
@@ -240,8 +274,8 @@ void ww_graph_end(const struct ww_call *call);
 void ww_graph_make(const struct ww_call *call);
 void ww_graph_drop(const struct ww_call *call);
 void ww_exec_drop(const struct ww_call *call);
-CUresult ww_launch_read(struct ww_call *call); /* the executable graph is that of now */
-CUresult ww_launch_graph(struct ww_stream *s, struct ww_call *call);
+CUresult ww_graph_launch_check(struct ww_call *call); /* the executable graph is that of now */
+CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 /* -- images
  * --------------------------------------------------------------------------------------------------------------- */
@@ -280,6 +314,7 @@ struct ww_job {
 
 void ww_heavy_start(void);
 void ww_heavy(struct ww_job job);
+void ww_heavy_for(const struct ww_call *call, struct ww_job job); /* .. that answers the call */
 int ww_heavy_step(void); /* carries out `done` of jobs that are; whether there was one */
 struct ww_call *ww_copy_call(const struct ww_call *call);
 

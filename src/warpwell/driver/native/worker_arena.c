@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+struct ww_arena ww_arena;
+
 static void grow_array(struct ww_arena *a) {
     if (a->n + 2 <= a->room)
         return;

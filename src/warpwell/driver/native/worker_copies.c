@@ -5,10 +5,12 @@
 
 #define EARLY_MOST (64u << 10)
 
+static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
+
 /* What can be said of a call at once: sizes, places, the function. Memory is looked at when the call is issued. */
-static CUresult check_launch(struct ww_call *call) {
+CUresult ww_launch_check(struct ww_call *call) {
     const struct ww_args_launch *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
+    if (args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     size_t bytes = sizeof *args + args->attributes * sizeof(struct ww_launch_attribute) + args->param_bytes;
     if (bytes > call->nargs)
@@ -24,51 +26,22 @@ static CUresult check_launch(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-static CUresult check_bytes(const struct ww_call *call) {
+CUresult ww_move_check(struct ww_call *call) {
     const struct ww_args_move *args = (const void *)call->args;
-    if (call->nargs < sizeof *args)
-        return CUDA_ERROR_INVALID_VALUE;
+    call->is_between_hosts = in_pins(args->address);
     if (call->entry.place)
         return args->nbytes == call->entry.nbytes && args->nbytes <= WW_PLACE_BYTES ? CUDA_SUCCESS
                                                                                     : CUDA_ERROR_INVALID_VALUE;
     if (call->entry.op == WW_OP_OUT || args->nbytes > WW_SMALL || args->nbytes > call->nargs - sizeof *args)
         return CUDA_ERROR_INVALID_VALUE;
+    call->needs_cell = 1;
     return CUDA_SUCCESS;
 }
 
-CUresult ww_check_move(const struct ww_call *call) {
-    switch (call->entry.op) {
-    case WW_OP_LAUNCH:
-        return check_launch((struct ww_call *)call);
-    case WW_OP_IN:
-    case WW_OP_OUT:
-        return check_bytes(call);
-    case WW_OP_COPY:
-        return call->nargs >= sizeof(struct ww_args_copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case WW_OP_MEMSET:
-        return call->nargs >= sizeof(struct ww_args_memset) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case WW_OP_FREE_ASYNC:
-        return ww_free_async_read(call);
-    case WW_OP_GRAPH_LAUNCH:
-        return ww_launch_read((struct ww_call *)call);
-    default:
-        return CUDA_SUCCESS;
-    }
-}
-
-static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
-
-int ww_is_between_hosts(const struct ww_call *call) {
-    const struct ww_args_copy *copy = (const void *)call->args;
-    switch (call->entry.op) {
-    case WW_OP_COPY:
-        return in_pins(copy->to) && in_pins(copy->from);
-    case WW_OP_IN:
-    case WW_OP_OUT:
-        return in_pins(((const struct ww_args_move *)(const void *)call->args)->address);
-    default:
-        return 0;
-    }
+CUresult ww_copy_check(struct ww_call *call) {
+    const struct ww_args_copy *args = (const void *)call->args;
+    call->is_between_hosts = in_pins(args->to) && in_pins(args->from);
+    return CUDA_SUCCESS;
 }
 
 static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
@@ -76,7 +49,7 @@ static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
     return CUDA_SUCCESS;
 }
 
-static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *held) {
+CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_move *args = (const void *)call->args;
     enum ww_where where = ww_where(args->address, args->nbytes);
     if (where == WW_NOWHERE)
@@ -107,7 +80,7 @@ static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *he
     return code;
 }
 
-static CUresult move_out(struct ww_stream *s, const struct ww_call *call, int *held) {
+CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_move *args = (const void *)call->args;
     enum ww_where where = ww_where(args->address, args->nbytes);
     if (where == WW_NOWHERE)
@@ -138,8 +111,9 @@ static CUresult copy_in(struct ww_stream *s, const struct ww_args_copy *args) {
     return native.cuMemcpyHtoDAsync_v2(args->to, (void *)(uintptr_t)args->from, args->nbytes, s->native);
 }
 
-static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
+CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_copy *args = (const void *)call->args;
+    (void)held;
     enum ww_where to = ww_where(args->to, args->nbytes), from = ww_where(args->from, args->nbytes);
     if (to == WW_NOWHERE || from == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -152,8 +126,9 @@ static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
     return between_hosts(args->to, (void *)(uintptr_t)args->from, args->nbytes);
 }
 
-static CUresult fill(struct ww_stream *s, const struct ww_call *call) {
+CUresult ww_fill_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_memset *args = (const void *)call->args;
+    (void)held;
     if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width ||
         args->count > UINT64_MAX / 4 || ww_where(args->address, args->count * args->width) == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -196,8 +171,9 @@ static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_at
     return CUDA_SUCCESS;
 }
 
-static CUresult launch(struct ww_stream *s, struct ww_call *call) {
+CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_launch *args = (const void *)call->args;
+    (void)held;
     struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
     struct cu_launch_config config;
     unsigned char *params = (unsigned char *)(args + 1) + args->attributes * sizeof(struct ww_launch_attribute);
@@ -233,36 +209,11 @@ static void find_clusters(struct ww_job *job) {
 
 void ww_clusters(const struct ww_call *call) {
     const struct ww_args_launch *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES ||
+    if (args->attributes > WW_LAUNCH_ATTRIBUTES ||
         args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
     else if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
         ww_result(call, CUDA_ERROR_NOT_SUPPORTED);
     else
-        ww_heavy((struct ww_job){
-            .work = find_clusters, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
-}
-
-CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    switch (call->entry.op) {
-    case WW_OP_LAUNCH:
-        return launch(s, call);
-    case WW_OP_IN:
-        return move_in(s, call, held);
-    case WW_OP_OUT:
-        return move_out(s, call, held);
-    case WW_OP_COPY:
-        return copy(s, call);
-    case WW_OP_MEMSET:
-        return fill(s, call);
-    case WW_OP_GRAPH_LAUNCH:
-        return ww_launch_graph(s, call);
-    case WW_OP_FREE_ASYNC:
-        ww_stream_mark(s,
-                       (struct ww_todo){.kind = WW_RELEASE,
-                                        .address = ((const struct ww_args_free *)(const void *)call->args)->address});
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
+        ww_heavy_for(call, (struct ww_job){.work = find_clusters, .call = ww_copy_call(call)});
 }

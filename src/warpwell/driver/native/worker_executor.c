@@ -4,10 +4,8 @@
  */
 #include "worker.h"
 
-#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -26,91 +24,7 @@
 #define IDLE_NS 50000000u
 #define TOLD (WW_RING_BYTES / 4) /* a mirror learns of so much that was read */
 
-struct rest { /* of an answer that is longer than a slot */
-    unsigned char *bytes;
-    size_t at, n;
-};
-
-static struct rest rests[WW_SLOTS];
-static uint32_t errors;
 static _Alignas(64) unsigned char buffer[sizeof(struct ww_call) + WW_ENTRY_MOST];
-
-static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct timespec *limit) {
-    return syscall(SYS_futex, (uint32_t *)word, op, value, limit, NULL, 0);
-}
-
-/* -- answers
- * -------------------------------------------------------------------------------------------------------------- */
-
-static void forget_rest(uint32_t slot) {
-    free(rests[slot].bytes);
-    rests[slot] = (struct rest){0};
-}
-
-/* A mirror sleeps until something changes: behind the change, before the look at whether it sleeps. */
-static void changed(void) {
-    atomic_fetch_add(&ww.status->changes, 1);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&ww.ring->watched, memory_order_relaxed))
-        futex(&ww.status->changes, FUTEX_WAKE, INT_MAX, NULL);
-}
-
-static void fill_slot(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n, size_t more) {
-    struct ww_slot *s = ww.status->slots + slot;
-    s->result = result;
-    s->nbytes = (uint32_t)n;
-    s->more = (uint32_t)more;
-    if (n)
-        memcpy(s->data, data, n);
-    atomic_store_explicit(&s->seq, seq, memory_order_release);
-    futex(&s->seq, FUTEX_WAKE, INT_MAX, NULL);
-    changed();
-}
-
-void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n) {
-    if (slot == WW_NO_SLOT)
-        return;
-    size_t now = n < WW_SLOT_DATA ? n : WW_SLOT_DATA;
-    if (n > now) {
-        forget_rest(slot);
-        rests[slot] = (struct rest){.bytes = ww_memory(n - now), .n = n - now};
-        memcpy(rests[slot].bytes, (const unsigned char *)data + now, n - now);
-    }
-    fill_slot(slot, seq, result, data, now, n - now);
-}
-
-static void answer_more(const struct ww_call *call) {
-    if (call->entry.slot == WW_NO_SLOT)
-        return;
-    struct rest *r = rests + call->entry.slot;
-    size_t now = r->n - r->at < WW_SLOT_DATA ? r->n - r->at : WW_SLOT_DATA;
-    r->at += now;
-    fill_slot(call->entry.slot, call->entry.seq, CUDA_SUCCESS, r->bytes + r->at - now, now, r->n - r->at);
-    if (r->at == r->n)
-        forget_rest(call->entry.slot);
-}
-
-void ww_place_done(uint32_t place, uint32_t use, CUresult result) {
-    struct ww_place *p = ww.status->places + place - 1;
-    p->result = result;
-    atomic_store_explicit(&p->use, use, memory_order_release);
-    futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);
-    changed();
-}
-
-void ww_result(const struct ww_call *call, CUresult result) {
-    uint16_t op = call->entry.op;
-    if (ww_is_sticky(result))
-        ww_lost(result);
-    if (result && call->entry.place && (op == WW_OP_IN || op == WW_OP_OUT))
-        ww_place_done(call->entry.place, call->entry.use, result);
-    if (call->entry.slot != WW_NO_SLOT)
-        ww_answer(call->entry.slot, call->entry.seq, result, NULL, 0);
-    else if (result) {
-        atomic_store(&ww.status->deferred, (uint64_t)++errors << 32 | (uint32_t)result);
-        changed();
-    }
-}
 
 /* -- calls
  * ------------------------------------------------------------------------------------------------------------------ */
@@ -132,133 +46,72 @@ static void was_run(struct ww_job *job) {
 /* A call that is replayed as it is. Its arguments are followed by zeros up to the entry's end: their size is the op's.
  */
 static void replay(const struct ww_call *call) {
-    ww_heavy((struct ww_job){
-        .work = run, .done = was_run, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy_for(call, (struct ww_job){.work = run, .done = was_run, .call = ww_copy_call(call)});
 }
 
+#define ARGS(name) .bytes = sizeof(struct ww_args_##name)
+
+static const struct ww_operation operations[WW_HAND_OPS] = {
+    [WW_OP_IMAGE] = {.read = ww_image, ARGS(image)},
+    [WW_OP_LOAD] = {.read = ww_load, ARGS(load)},
+    [WW_OP_UNLOAD] = {.read = ww_unload, ARGS(id)},
+    [WW_OP_GLOBAL] = {.read = ww_global, ARGS(global)},
+    [WW_OP_FUNCTION_SET] = {.read = ww_function_set, ARGS(function_set)},
+    [WW_OP_CLUSTERS] = {.read = ww_clusters, ARGS(launch)},
+    [WW_OP_LAUNCH] = {.check = ww_launch_check, .issue = ww_launch_issue, .is_node = 1, ARGS(launch)},
+    [WW_OP_COPY] = {.check = ww_copy_check, .issue = ww_copy_issue, .is_node = 1, ARGS(copy)},
+    [WW_OP_IN] = {.check = ww_move_check, .issue = ww_in_issue, ARGS(move)},
+    [WW_OP_OUT] = {.check = ww_move_check, .issue = ww_out_issue, ARGS(move)},
+    [WW_OP_MEMSET] = {.issue = ww_fill_issue, .is_node = 1, ARGS(memset)},
+    [WW_OP_STREAM_CREATE] = {.read = ww_stream_create, ARGS(stream_create)},
+    [WW_OP_STREAM_DESTROY] = {.read = ww_stream_destroy, ARGS(id)},
+    [WW_OP_STREAM_QUERY] = {.read = ww_stream_query},
+    [WW_OP_STREAM_SYNC] = {.read = ww_stream_sync},
+    [WW_OP_STREAM_WAIT] = {.check = ww_event_check, .is_due = ww_wait_is_due, .issue = ww_wait_issue, ARGS(event)},
+    [WW_OP_EVENT_CREATE] = {.read = ww_event_create, ARGS(event)},
+    [WW_OP_EVENT_DESTROY] = {.read = ww_event_destroy, ARGS(event)},
+    [WW_OP_EVENT_RECORD] = {.check = ww_event_check, .issue = ww_record_issue, ARGS(event)},
+    [WW_OP_EVENT_QUERY] = {.read = ww_event_query, ARGS(event)},
+    [WW_OP_EVENT_SYNC] = {.read = ww_event_sync, ARGS(event)},
+    [WW_OP_EVENT_ELAPSED] = {.read = ww_event_elapsed, ARGS(elapsed)},
+    [WW_OP_CTX_SYNC] = {.read = ww_ctx_sync},
+    [WW_OP_ALLOC] = {.read = ww_alloc, ARGS(alloc)},
+    [WW_OP_FREE] = {.read = ww_free, ARGS(free)},
+    [WW_OP_ALLOC_ASYNC] = {.read = ww_alloc, ARGS(alloc)},
+    [WW_OP_FREE_ASYNC] = {.check = ww_free_check, .issue = ww_free_issue, ARGS(free)},
+    [WW_OP_MEM_INFO] = {.read = ww_mem_info},
+    [WW_OP_PIN] = {.read = ww_pin, ARGS(pin)},
+    [WW_OP_UNPIN] = {.read = ww_unpin, ARGS(free)},
+    [WW_OP_LINK] = {.read = ww_link, ARGS(link)},
+    [WW_OP_SHARE] = {.read = ww_share, ARGS(link)},
+    [WW_OP_SIGNAL] = {.read = ww_signal, ARGS(signal)},
+    [WW_OP_AWAIT] = {.check = ww_await_check, .is_due = ww_await_is_due, .issue = ww_await_issue, ARGS(signal)},
+    [WW_OP_GRAPH_HANDLE] = {.read = ww_graph_handle, ARGS(graph_handle)},
+    [WW_OP_GRAPH_CONDITION] = {.read = ww_graph_condition, ARGS(graph_condition)},
+    [WW_OP_GRAPH_BEGIN] = {.read = ww_graph_begin, ARGS(id)},
+    [WW_OP_GRAPH_NODE] = {.read = ww_graph_node, ARGS(id)},
+    [WW_OP_GRAPH_END] = {.read = ww_graph_end},
+    [WW_OP_GRAPH_MAKE] = {.read = ww_graph_make, ARGS(graph)},
+    [WW_OP_GRAPH_LAUNCH] = {.check = ww_graph_launch_check, .issue = ww_graph_launch_issue, ARGS(id)},
+    [WW_OP_GRAPH_DROP] = {.read = ww_graph_drop, ARGS(graph)},
+    [WW_OP_EXEC_DROP] = {.read = ww_exec_drop, ARGS(id)},
+    [WW_OP_MORE] = {.read = ww_answer_more},
+};
+
 static void carry_out(struct ww_call *call) {
-    switch (call->entry.op) {
-    case WW_OP_PAD:
-        break;
-    case WW_OP_IMAGE:
-        ww_image(call);
-        break;
-    case WW_OP_LOAD:
-        ww_load(call);
-        break;
-    case WW_OP_UNLOAD:
-        ww_unload(call);
-        break;
-    case WW_OP_GLOBAL:
-        ww_global(call);
-        break;
-    case WW_OP_FUNCTION_SET:
-        ww_function_set(call);
-        break;
-    case WW_OP_CLUSTERS:
-        ww_clusters(call);
-        break;
-    case WW_OP_LAUNCH:
-    case WW_OP_COPY:
-    case WW_OP_IN:
-    case WW_OP_OUT:
-    case WW_OP_MEMSET:
-    case WW_OP_STREAM_WAIT:
-    case WW_OP_AWAIT:
-    case WW_OP_EVENT_RECORD:
-    case WW_OP_FREE_ASYNC:
-    case WW_OP_GRAPH_LAUNCH:
-        if (call->entry.stream == WW_RECORDED)
-            ww_graph_record(call);
-        else
-            ww_stream_call(call);
-        break;
-    case WW_OP_GRAPH_HANDLE:
-        ww_graph_handle(call);
-        break;
-    case WW_OP_GRAPH_CONDITION:
-        ww_graph_condition(call);
-        break;
-    case WW_OP_GRAPH_BEGIN:
-        ww_graph_begin(call);
-        break;
-    case WW_OP_GRAPH_NODE:
-        ww_graph_node(call);
-        break;
-    case WW_OP_GRAPH_END:
-        ww_graph_end(call);
-        break;
-    case WW_OP_GRAPH_MAKE:
-        ww_graph_make(call);
-        break;
-    case WW_OP_GRAPH_DROP:
-        ww_graph_drop(call);
-        break;
-    case WW_OP_EXEC_DROP:
-        ww_exec_drop(call);
-        break;
-    case WW_OP_STREAM_CREATE:
-        ww_stream_create(call);
-        break;
-    case WW_OP_STREAM_DESTROY:
-        ww_stream_destroy(call);
-        break;
-    case WW_OP_STREAM_QUERY:
-        ww_stream_query(call);
-        break;
-    case WW_OP_STREAM_SYNC:
-        ww_stream_sync(call);
-        break;
-    case WW_OP_EVENT_CREATE:
-        ww_event_create(call);
-        break;
-    case WW_OP_EVENT_DESTROY:
-        ww_event_destroy(call);
-        break;
-    case WW_OP_EVENT_QUERY:
-        ww_event_query(call);
-        break;
-    case WW_OP_EVENT_SYNC:
-        ww_event_sync(call);
-        break;
-    case WW_OP_EVENT_ELAPSED:
-        ww_event_elapsed(call);
-        break;
-    case WW_OP_CTX_SYNC:
-        ww_ctx_sync(call);
-        break;
-    case WW_OP_ALLOC:
-    case WW_OP_ALLOC_ASYNC:
-        ww_alloc(call);
-        break;
-    case WW_OP_FREE:
-        ww_free(call);
-        break;
-    case WW_OP_MEM_INFO:
-        ww_mem_info(call);
-        break;
-    case WW_OP_PIN:
-        ww_pin(call);
-        break;
-    case WW_OP_UNPIN:
-        ww_unpin(call);
-        break;
-    case WW_OP_LINK:
-        ww_link(call);
-        break;
-    case WW_OP_SHARE:
-        ww_share(call);
-        break;
-    case WW_OP_SIGNAL:
-        ww_event_signal(call);
-        break;
-    case WW_OP_MORE:
-        answer_more(call);
-        break;
-    default:
-        replay(call);
-        break;
-    }
+    static const struct ww_operation replayed = {.read = replay};
+    const struct ww_operation *o = call->entry.op < WW_HAND_OPS ? operations + call->entry.op : &replayed;
+    if (!o->read && !o->issue)
+        o = &replayed; /* the answer is that there is no such call */
+    call->operation = o;
+    if (call->nargs < o->bytes)
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
+    else if (o->read)
+        o->read(call);
+    else if (call->entry.stream == WW_RECORDED)
+        ww_graph_record(call);
+    else
+        ww_stream_call(call);
 }
 
 /* -- ring
@@ -270,10 +123,10 @@ static void passed(uint64_t ahead, uint32_t size) {
     atomic_store_explicit(&ww.status->tail, ww.tail, memory_order_release);
     if (ahead > WW_RING_BYTES / 2 && ahead - size <= WW_RING_BYTES / 2) {
         atomic_fetch_add(&ww.status->tail_futex, 1);
-        futex(&ww.status->tail_futex, FUTEX_WAKE, INT_MAX, NULL);
+        ww_wake_all(&ww.status->tail_futex);
     }
     if ((ww.tail - size) / TOLD != ww.tail / TOLD)
-        changed();
+        ww_changed();
 }
 
 static int read_one(void) {
@@ -296,11 +149,12 @@ static int read_one(void) {
         call->nargs = e->size - (uint32_t)sizeof *e;
         call->bytes = sizeof *call + call->nargs;
         memcpy(call->args, ww.ring->data + at + sizeof *e, call->nargs);
-        if (e->slot != WW_NO_SLOT && e->op != WW_OP_MORE && rests[e->slot].bytes)
-            forget_rest(e->slot);
+        if (e->slot != WW_NO_SLOT && e->op != WW_OP_MORE)
+            ww_forget_rest(e->slot);
     }
     passed(ahead, e->size);
-    carry_out(call);
+    if (e->op != WW_OP_PAD)
+        carry_out(call);
     return 1;
 }
 
@@ -314,17 +168,6 @@ static int read_some(void) {
 /* -- the loop
  * ------------------------------------------------------------------------------------------------------------- */
 
-void ww_wake(void) {
-    atomic_fetch_add(&ww.ring->wake, 1);
-    futex(&ww.ring->wake, FUTEX_WAKE, INT_MAX, NULL);
-}
-
-uint64_t ww_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
  * the time is over. Who wakes changes `wake` first. */
 static void sleep_ns(uint32_t ns, uint32_t how) {
@@ -333,7 +176,7 @@ static void sleep_ns(uint32_t ns, uint32_t how) {
     atomic_store(&ww.status->asleep, how);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&ww.ring->head) == ww.tail && !ww_heavy_step() && !ww_links_step())
-        futex(&ww.ring->wake, FUTEX_WAIT, seen, &limit);
+        syscall(SYS_futex, (uint32_t *)&ww.ring->wake, FUTEX_WAIT, seen, &limit, NULL, 0);
     atomic_store(&ww.status->asleep, 0);
 }
 

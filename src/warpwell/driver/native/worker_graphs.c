@@ -53,8 +53,7 @@ static struct node *find_node(struct graph *g, uint32_t id) {
 }
 
 static void fail(CUresult code) {
-    if (ww_is_sticky(code))
-        ww_lost(code);
+    ww_living(code);
     if (!recording.code)
         recording.code = code;
 }
@@ -66,7 +65,7 @@ void ww_graph_handle(const struct ww_call *call) {
     const struct ww_args_graph_handle *args = (const void *)call->args;
     uint64_t handle = 0;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || !args->graph || args->graph >= WW_GRAPHS || making)
+    if (!args->graph || args->graph >= WW_GRAPHS || making)
         code = CUDA_ERROR_INVALID_VALUE;
     else if (!native.cuGraphConditionalHandleCreate || !native.cuStreamBeginCaptureToGraph)
         code = CUDA_ERROR_NOT_SUPPORTED;
@@ -83,8 +82,6 @@ void ww_graph_handle(const struct ww_call *call) {
     if (!code)
         code = native.cuGraphConditionalHandleCreate(&handle, graphs[args->graph]->native, ww.context, args->value,
                                                      args->flags);
-    if (ww_is_sticky(code))
-        ww_lost(code);
     ww_answer(call->entry.slot, call->entry.seq, code, &handle, code ? 0 : sizeof handle);
 }
 
@@ -121,8 +118,7 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
 void ww_graph_condition(const struct ww_call *call) {
     const struct ww_args_graph_condition *args = (const void *)call->args;
     CUresult code = CUDA_ERROR_INVALID_VALUE;
-    if (call->nargs >= sizeof *args && args->size && args->size <= WW_BODIES &&
-        args->size * sizeof(uint32_t) <= call->nargs - sizeof *args) {
+    if (args->size && args->size <= WW_BODIES && args->size * sizeof(uint32_t) <= call->nargs - sizeof *args) {
         struct graph *g = find(args->graph);
         if (g && !find_node(g, args->node))
             code = add_condition(args, g);
@@ -172,7 +168,7 @@ static CUresult clear(struct graph *g) {
 
 void ww_graph_begin(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct graph *g = call->nargs >= sizeof *args ? find(args->id) : NULL;
+    struct graph *g = find(args->id);
     CUresult code = g && !recording.graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!code && !recording.stream.native)
         code = native.cuStreamCreateWithPriority(&recording.stream.native, CU_STREAM_NON_BLOCKING, 0);
@@ -197,14 +193,12 @@ static CUresult apart(void) {
 }
 
 static CUresult record(struct ww_call *call) {
-    uint16_t op = call->entry.op;
+    const struct ww_operation *o = call->operation;
     int held = 0;
-    if (!recording.graph)
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (op != WW_OP_LAUNCH && op != WW_OP_COPY && op != WW_OP_MEMSET)
+    if (!o->is_node)
         return CUDA_ERROR_NOT_SUPPORTED;
-    CUresult code = ww_check_move(call);
-    if (code || (code = ww_is_between_hosts(call) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS))
+    CUresult code = o->check ? o->check(call) : CUDA_SUCCESS;
+    if (code || (code = call->is_between_hosts ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS))
         return code;
     if (!recording.open) {
         size_t n = recording.last ? 1 : 0;
@@ -214,7 +208,7 @@ static CUresult record(struct ww_call *call) {
             return code;
         recording.open = 1;
     }
-    return ww_issue(&recording.stream, call, &held);
+    return o->issue(&recording.stream, call, &held);
 }
 
 void ww_graph_record(struct ww_call *call) {
@@ -231,7 +225,7 @@ void ww_graph_record(struct ww_call *call) {
 
 void ww_graph_node(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct node *n = call->nargs >= sizeof *args && recording.graph ? find_node(recording.graph, args->id) : NULL;
+    struct node *n = recording.graph ? find_node(recording.graph, args->id) : NULL;
     CUresult code = n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     pause_recording();
     if (!code && recording.conditional)
@@ -273,18 +267,13 @@ static void made(struct ww_job *job) {
 
 void ww_graph_make(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
-    struct graph *g = call->nargs >= sizeof *args ? find(args->graph) : NULL;
+    struct graph *g = find(args->graph);
     if (!g || recording.graph || !args->other || args->other >= WW_GRAPHS || execs[args->other]) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
         return;
     }
     making = 1;
-    ww_heavy((struct ww_job){.work = make,
-                             .done = made,
-                             .with = g->native,
-                             .a = args->other,
-                             .slot = call->entry.slot,
-                             .seq = call->entry.seq});
+    ww_heavy_for(call, (struct ww_job){.work = make, .done = made, .with = g->native, .a = args->other});
 }
 
 static void drop_exec(struct ww_exec *x) {
@@ -296,7 +285,7 @@ static void drop_exec(struct ww_exec *x) {
 
 void ww_exec_drop(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct ww_exec *x = call->nargs >= sizeof *args && args->id < WW_GRAPHS ? execs[args->id] : NULL;
+    struct ww_exec *x = args->id < WW_GRAPHS ? execs[args->id] : NULL;
     if (x) {
         execs[args->id] = NULL;
         drop_exec(x);
@@ -304,9 +293,9 @@ void ww_exec_drop(const struct ww_call *call) {
     ww_result(call, x ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
 }
 
-CUresult ww_launch_read(struct ww_call *call) {
+CUresult ww_graph_launch_check(struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct ww_exec *x = call->nargs >= sizeof *args && args->id < WW_GRAPHS ? execs[args->id] : NULL;
+    struct ww_exec *x = args->id < WW_GRAPHS ? execs[args->id] : NULL;
     if (!x)
         return CUDA_ERROR_INVALID_HANDLE;
     x->refs++;
@@ -314,7 +303,8 @@ CUresult ww_launch_read(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_launch_graph(struct ww_stream *s, struct ww_call *call) {
+CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    (void)held;
     CUresult code = native.cuGraphLaunch(call->exec->native, s->native);
     drop_exec(call->exec);
     call->exec = NULL;
@@ -350,11 +340,11 @@ static void destroyed(struct ww_job *job) { ww_result(job->call, job->result); }
 
 void ww_graph_drop(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
-    struct graph *g = call->nargs >= sizeof *args && args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
+    struct graph *g = args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
     if (!g ||
         (args->other && !n)) { /* a graph whose first handle was refused was never made: nothing is there to drop */
-        ww_result(call, g || call->nargs < sizeof *args ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
+        ww_result(call, g ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
         return;
     }
     if (recording.graph) { /* an honest client ends its recording first */

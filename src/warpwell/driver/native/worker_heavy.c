@@ -69,6 +69,12 @@ void ww_heavy(struct ww_job wish) {
     pthread_mutex_unlock(&lock);
 }
 
+void ww_heavy_for(const struct ww_call *call, struct ww_job job) {
+    job.slot = call->entry.slot;
+    job.seq = call->entry.seq;
+    ww_heavy(job);
+}
+
 int ww_heavy_step(void) {
     if (!atomic_load(&any_done))
         return 0;
@@ -82,8 +88,7 @@ int ww_heavy_step(void) {
         struct ww_job *job = list;
         list = job->next;
         jobs--;
-        if (ww_is_sticky(job->result))
-            ww_lost(job->result);
+        ww_living(job->result);
         if (job->done)
             job->done(job);
         else

@@ -57,7 +57,7 @@ static void forget_image(struct image *image) {
 
 static CUresult add_piece(const struct ww_call *call) {
     const struct ww_args_image *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !call->entry.place || !args->total)
+    if (args->image >= WW_IMAGES || !call->entry.place || !args->total)
         return CUDA_ERROR_INVALID_VALUE;
     struct image *image = images + args->image;
     if (args->offset == 0) {
@@ -83,7 +83,7 @@ static CUresult add_piece(const struct ww_call *call) {
 
 void ww_image(const struct ww_call *call) {
     CUresult code = add_piece(call);
-    if (call->entry.place)
+    if (!code)
         ww_place_done(call->entry.place, call->entry.use, code);
     ww_result(call, code);
 }
@@ -268,9 +268,9 @@ static void loaded(struct ww_job *job) {
 void ww_load(const struct ww_call *call) {
     const struct ww_args_load *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES ||
-        args->options > WW_OPTIONS || args->options * sizeof(struct ww_option) > call->nargs - sizeof *args ||
-        modules[args->module] || loading[args->module])
+    if (args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES || args->options > WW_OPTIONS ||
+        args->options * sizeof(struct ww_option) > call->nargs - sizeof *args || modules[args->module] ||
+        loading[args->module])
         code = CUDA_ERROR_INVALID_VALUE;
     else if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
         code = CUDA_ERROR_INVALID_IMAGE;
@@ -288,12 +288,7 @@ void ww_load(const struct ww_call *call) {
     l->error = ww_memory(args->error_most + 1);
     l->info_bytes = args->info_most;
     l->error_bytes = args->error_most;
-    ww_heavy((struct ww_job){.work = load,
-                             .done = loaded,
-                             .with = l,
-                             .call = ww_copy_call(call),
-                             .slot = call->entry.slot,
-                             .seq = call->entry.seq});
+    ww_heavy_for(call, (struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call)});
 }
 
 /* -- unloading
@@ -325,7 +320,7 @@ static void start_unload(struct ww_barrier *barrier) {
 
 void ww_unload(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct module *m = call->nargs >= sizeof *args && args->id < WW_MODULES ? modules[args->id] : NULL;
+    struct module *m = args->id < WW_MODULES ? modules[args->id] : NULL;
     if (!m) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
         return;
@@ -360,12 +355,7 @@ static void set_function(struct ww_job *job) {
 }
 
 void ww_function_set(const struct ww_call *call) {
-    if (call->nargs < sizeof(struct ww_args_function_set)) {
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-        return;
-    }
-    ww_heavy((struct ww_job){
-        .work = set_function, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy_for(call, (struct ww_job){.work = set_function, .call = ww_copy_call(call)});
 }
 
 static void find_global(struct ww_job *job) {
@@ -394,20 +384,18 @@ static void found_global(struct ww_job *job) {
 void ww_global(const struct ww_call *call) {
     const struct ww_args_global *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || !args->name_bytes || args->name_bytes > WW_NAME_MOST ||
-        args->name_bytes > call->nargs - sizeof *args || call->args[sizeof *args + args->name_bytes - 1])
+    if (!args->name_bytes || args->name_bytes > WW_NAME_MOST || args->name_bytes > call->nargs - sizeof *args ||
+        call->args[sizeof *args + args->name_bytes - 1])
         code = CUDA_ERROR_INVALID_VALUE;
     else if (args->module >= WW_MODULES || !modules[args->module])
         code = CUDA_ERROR_INVALID_HANDLE;
     if (code)
         ww_result(call, code);
     else
-        ww_heavy((struct ww_job){.work = find_global,
-                                 .done = found_global,
-                                 .with = modules[args->module],
-                                 .call = ww_copy_call(call),
-                                 .slot = call->entry.slot,
-                                 .seq = call->entry.seq});
+        ww_heavy_for(call, (struct ww_job){.work = find_global,
+                                           .done = found_global,
+                                           .with = modules[args->module],
+                                           .call = ww_copy_call(call)});
 }
 
 int ww_is_global(uint64_t at, uint64_t n) {

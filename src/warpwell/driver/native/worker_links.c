@@ -271,9 +271,7 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
     default:
         return 0;
     }
-    if (ww_is_sticky(code))
-        ww_lost(code);
-    return answer(l, code);
+    return answer(l, ww_living(code));
 }
 
 static void listen_to(struct link *l) {
@@ -474,12 +472,10 @@ static void make_link(struct ww_job *job) {
 
 static void from_ring(const struct ww_call *call, void (*work)(struct ww_job *job)) {
     const struct ww_args_link *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->peer >= WW_PEERS) {
+    if (args->peer >= WW_PEERS)
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
-        return;
-    }
-    ww_heavy((struct ww_job){
-        .work = work, .a = args->peer, .b = args->serial, .slot = call->entry.slot, .seq = call->entry.seq});
+    else
+        ww_heavy_for(call, (struct ww_job){.work = work, .a = args->peer, .b = args->serial});
 }
 
 void ww_link(const struct ww_call *call) { from_ring(call, make_link); }
@@ -490,7 +486,7 @@ void ww_share(const struct ww_call *call) { from_ring(call, share_all); }
  * --------------------------------------------------------------------------------------------- */
 
 /* Tells the other side; what its socket does not take now goes later. */
-void ww_link_signal(uint32_t peer, uint64_t number) {
+static void signal_peer(uint32_t peer, uint64_t number) {
     struct link *l = links + peer % WW_PEERS;
     struct ww_link_message m = {.said = WW_LINK_SIGNAL, .number = number};
     if (!is_up(l))
@@ -499,6 +495,12 @@ void ww_link_signal(uint32_t peer, uint64_t number) {
         return;
     append(&l->unsent, number);
     unsent = 1;
+}
+
+void ww_signal(const struct ww_call *call) {
+    const struct ww_args_signal *args = (const void *)call->args;
+    ww_event_passed(call,
+                    (struct ww_todo){.kind = WW_THEN, .then = signal_peer, .a = args->peer, .address = args->number});
 }
 
 static int send_rest(struct link *l) {
@@ -515,9 +517,9 @@ static int send_rest(struct link *l) {
 }
 
 /* At reading: what the call waits for. */
-CUresult ww_await_read(struct ww_call *call) {
+CUresult ww_await_check(struct ww_call *call) {
     const struct ww_args_signal *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->peer >= WW_PEERS)
+    if (args->peer >= WW_PEERS)
         return CUDA_ERROR_INVALID_VALUE;
     struct link *l = links + args->peer;
     pthread_mutex_lock(&lock);
@@ -545,9 +547,10 @@ CUresult ww_await_read(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-int ww_await_came(const struct ww_call *call) { return call->await->came; }
+int ww_await_is_due(const struct ww_call *call) { return call->await->came; }
 
-CUresult ww_await_end(struct ww_call *call) {
+CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    (void)s, (void)held;
     CUresult code = call->await->result;
     free(call->await); /* it left the list when it came */
     call->await = NULL;

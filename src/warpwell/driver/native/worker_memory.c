@@ -33,7 +33,6 @@ struct pin {
     enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before still use it */
 };
 
-struct ww_arena ww_arena;
 static struct wish *wishes, **wishes_end = &wishes;
 static uint32_t nwishes;
 static int mapping;             /* a range is being mapped, or given back */
@@ -188,7 +187,7 @@ static void grant(void) {
         full = 0;
         if (give_back(0))
             return;
-        if (ngroup || releases) { /* `done_group` and `ww_release` come back here */
+        if (ngroup || releases) { /* `done_group` and `release` come back here */
             return;
         }
         end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
@@ -204,7 +203,7 @@ void ww_memory_rest(uint64_t now) {
 
 void ww_alloc(const struct ww_call *call) {
     const struct ww_args_alloc *args = (const void *)call->args;
-    CUresult code = call->nargs < sizeof *args || !args->nbytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    CUresult code = !args->nbytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     if (!code && (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota)))
         code = CUDA_ERROR_OUT_OF_MEMORY;
     if (!code && call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream))
@@ -251,7 +250,7 @@ static void start_group(void) {
 
 void ww_free(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address)) {
+    if (!ww_arena_freeing(&ww_arena, args->address)) {
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
@@ -267,18 +266,27 @@ void ww_free(const struct ww_call *call) {
     ww_result(call, CUDA_SUCCESS);
 }
 
-CUresult ww_free_async_read(const struct ww_call *call) {
+CUresult ww_free_check(struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address))
+    if (!ww_arena_freeing(&ww_arena, args->address))
         return CUDA_ERROR_INVALID_VALUE;
     releases++;
     return CUDA_SUCCESS;
 }
 
-void ww_release(uint64_t address) {
+/* The stream has passed a free. */
+static void release(uint32_t unused, uint64_t address) {
+    (void)unused;
     releases--;
     ww_arena_free(&ww_arena, address);
     grant();
+}
+
+CUresult ww_free_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    const struct ww_args_free *args = (const void *)call->args;
+    (void)held;
+    ww_stream_mark(s, (struct ww_todo){.kind = WW_THEN, .then = release, .address = args->address});
+    return CUDA_SUCCESS;
 }
 
 static void read_info(struct ww_job *job) {
@@ -300,7 +308,7 @@ static void tell_info(struct ww_job *job) {
 }
 
 void ww_mem_info(const struct ww_call *call) {
-    ww_heavy((struct ww_job){.work = read_info, .done = tell_info, .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy_for(call, (struct ww_job){.work = read_info, .done = tell_info});
 }
 
 /* -- pinned memory
@@ -422,9 +430,8 @@ static void was_pinned(struct ww_job *job) {
 void ww_pin(const struct ww_call *call) {
     const struct ww_args_pin *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || args->address % 4096 || args->nbytes % 4096 || !args->nbytes ||
-        args->address < WW_PIN_LOWEST || args->address >= WW_PIN_HIGHEST ||
-        args->nbytes > WW_PIN_HIGHEST - args->address)
+    if (args->address % 4096 || args->nbytes % 4096 || !args->nbytes || args->address < WW_PIN_LOWEST ||
+        args->address >= WW_PIN_HIGHEST || args->nbytes > WW_PIN_HIGHEST - args->address)
         code = CUDA_ERROR_INVALID_VALUE;
     else if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST)
         code = CUDA_ERROR_OUT_OF_MEMORY;
@@ -445,13 +452,8 @@ void ww_pin(const struct ww_call *call) {
     pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
     npins++;
     pinned += args->nbytes;
-    ww_heavy((struct ww_job){.work = pin,
-                             .done = was_pinned,
-                             .a = args->address,
-                             .b = args->nbytes,
-                             .fd = -1,
-                             .slot = call->entry.slot,
-                             .seq = call->entry.seq});
+    ww_heavy_for(call,
+                 (struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1});
 }
 
 static void was_unpinned(struct ww_job *job) {
@@ -473,7 +475,7 @@ static void start_unpin(struct ww_barrier *barrier) {
 
 void ww_unpin(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
-    size_t i = call->nargs < sizeof *args ? npins : find_pin(args->address);
+    size_t i = find_pin(args->address);
     if (i >= npins || pins[i].at != args->address || pins[i].state != HERE) {
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;

@@ -54,9 +54,7 @@ static CUevent take_event(void) {
     CUevent event = NULL;
     if (nspare)
         return spare[--nspare];
-    CUresult code = native.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-    if (ww_is_sticky(code))
-        ww_lost(code);
+    CUresult code = ww_living(native.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     if (code)
         ww_die("the driver makes no more events");
     return event;
@@ -89,11 +87,8 @@ static void do_one(struct ww_stream *s, const struct ww_todo *t) {
         free_cells[nfree_cells++] = (uint16_t)t->a;
         s->cells--;
         break;
-    case WW_RELEASE:
-        ww_release(t->address);
-        break;
-    case WW_SIGNAL:
-        ww_link_signal(t->a, t->address);
+    case WW_THEN:
+        t->then(t->a, t->address);
         break;
     case WW_BARRIER:
         if (--t->barrier->left == 0) {
@@ -121,9 +116,7 @@ static struct ww_mark *mark(struct ww_stream *s) {
         return s->last_mark;
     struct ww_mark *m = ww_memory(sizeof *m);
     m->native = take_event();
-    CUresult code = native.cuEventRecord(m->native, s->native);
-    if (ww_is_sticky(code))
-        ww_lost(code);
+    CUresult code = ww_living(native.cuEventRecord(m->native, s->native));
     if (code)
         ww_die("the driver records no event");
     if (s != legacy && !s->nonblocking && s->marked != s->issued)
@@ -173,9 +166,7 @@ void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) { mark_for(s, todo
 
 /* What the device printed is shown by calls that synchronize, not by those that look: this one cannot wait. */
 static void show_prints(CUevent event) {
-    CUresult code = native.cuEventSynchronize(event);
-    if (ww_is_sticky(code))
-        ww_lost(code);
+    ww_living(native.cuEventSynchronize(event));
     fflush(stdout);
 }
 
@@ -222,15 +213,15 @@ static int host_turn(struct ww_stream *s) {
     return ok;
 }
 
+static int has_cell(const struct ww_stream *s) { return nfree_cells && s->cells < nfree_cells; }
+
 static int ready(struct ww_stream *s, const struct ww_call *call) {
+    const struct ww_operation *o = call->operation;
     if (s->issued - s->done >= MOST)
         return 0;
-    if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked)
+    if (o && o->is_due && !o->is_due(call))
         return 0;
-    if (!call->todo && call->entry.op == WW_OP_AWAIT && !ww_await_came(call))
-        return 0;
-    if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place &&
-        (nfree_cells == 0 || s->cells >= nfree_cells))
+    if (call->needs_cell && !has_cell(s))
         return 0;
     if (s == legacy) {
         for (const struct ww_stream *p = parked; p; p = p->next_parked)
@@ -239,7 +230,7 @@ static int ready(struct ww_stream *s, const struct ww_call *call) {
     } else if (!s->nonblocking && legacy->first && legacy->first->order < call->order) {
         return 0;
     }
-    return call->todo || call->destroys || !ww_is_between_hosts(call) || host_turn(s);
+    return !call->is_between_hosts || host_turn(s);
 }
 
 static void drop_generation(struct ww_generation *g) {
@@ -284,26 +275,8 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     if (s != legacy && !s->nonblocking && s->marked == s->issued)
         nunmarked++;
     s->issued++; /* before the driver's call: a mark behind that covers it */
-    CUresult code;
-    if (call->entry.op == WW_OP_EVENT_RECORD) {
-        code = native.cuEventRecord(call->generation->native, s->native);
-        call->generation->parked = 0;
-        for (struct ww_todo *next, *t = call->generation->signals; t; t = next) {
-            next = t->next;
-            mark_for(s, t);
-        }
-        call->generation->signals = NULL;
-    } else if (call->entry.op == WW_OP_AWAIT) {
-        code = ww_await_end(call);
-    } else if (call->entry.op == WW_OP_STREAM_WAIT) {
-        code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0)
-                                          : CUDA_SUCCESS;
-    } else {
-        code = ww_issue(s, call, &held);
-    }
-    if (ww_is_sticky(code))
-        ww_lost(code);
-    if (!code && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
+    CUresult code = call->operation->issue(s, call, &held);
+    if (!ww_living(code) && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
         ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
     else if (!held)
         ww_result(call, code);
@@ -311,12 +284,6 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
         mark(s);
     drop_generation(call->generation);
     call->generation = NULL;
-}
-
-struct ww_call *ww_copy_call(const struct ww_call *call) {
-    struct ww_call *kept = ww_memory(call->bytes);
-    memcpy(kept, call, call->bytes);
-    return kept;
 }
 
 static void park(struct ww_stream *s, struct ww_call *kept) {
@@ -340,10 +307,8 @@ static void park(struct ww_stream *s, struct ww_call *kept) {
 }
 
 /* Resolves the event at reading: what comes later to the event's id is another event, or another record of it. */
-static CUresult resolve(struct ww_call *call) {
+CUresult ww_event_check(struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
-    if (call->nargs < sizeof *args)
-        return CUDA_ERROR_INVALID_VALUE;
     struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -367,19 +332,32 @@ static CUresult resolve(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
+int ww_wait_is_due(const struct ww_call *call) { return !call->generation->parked; }
+
+CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    (void)held;
+    return call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0) : CUDA_SUCCESS;
+}
+
+CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    struct ww_generation *g = call->generation;
+    CUresult code = native.cuEventRecord(g->native, s->native);
+    (void)held;
+    g->parked = 0;
+    for (struct ww_todo *next, *t = g->signals; t; t = next) {
+        next = t->next;
+        mark_for(s, t);
+    }
+    g->signals = NULL;
+    return code;
+}
+
 void ww_stream_call(struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     CUresult code = s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
-    uint16_t op = call->entry.op;
     call->order = ++order;
-    if (!code && (op == WW_OP_EVENT_RECORD || op == WW_OP_STREAM_WAIT))
-        code = resolve(call);
-    if (!code && op == WW_OP_AWAIT)
-        code = ww_await_read(call);
-    if (!code)
-        code = ww_check_move(call);
-    if (ww_is_sticky(code))
-        ww_lost(code);
+    if (!code && call->operation->check)
+        code = call->operation->check(call);
     if (code)
         ww_result(call, code);
     else if (!s->first && ready(s, call))
@@ -448,8 +426,7 @@ static int poll_waiters(void) {
             at = &w->next;
             continue;
         }
-        if (ww_is_sticky(code))
-            ww_lost(code);
+        ww_living(code);
         if (w->todo.kind == WW_ANSWER) {
             show_prints(w->generation->native);
             ww_answer(w->todo.a, w->todo.b, code, NULL, 0);
@@ -489,7 +466,7 @@ int ww_streams_waited(void) { return nwaited || waiters; }
 struct ww_stream *ww_find_stream(uint32_t id) { return id < WW_IDS ? streams[id] : NULL; }
 
 uint32_t ww_take_cell(struct ww_stream *s) {
-    if (!nfree_cells || s->cells >= nfree_cells)
+    if (!has_cell(s))
         return 0;
     s->cells++;
     return 1u + free_cells[--nfree_cells];
@@ -517,7 +494,7 @@ void ww_stream_create(const struct ww_call *call) {
     const struct ww_args_stream_create *args = (const void *)call->args;
     CUstream stream = NULL;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
+    if (args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
         code = CUDA_ERROR_INVALID_VALUE;
     if (!code)
         code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
@@ -528,9 +505,7 @@ void ww_stream_create(const struct ww_call *call) {
 
 void ww_stream_destroy(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
-    struct ww_stream *s = NULL;
-    if (call->nargs >= sizeof *args && args->id >= WW_FIRST_ID)
-        s = ww_find_stream(args->id);
+    struct ww_stream *s = args->id >= WW_FIRST_ID ? ww_find_stream(args->id) : NULL;
     if (!s) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
         return;
@@ -558,8 +533,6 @@ void ww_stream_query(const struct ww_call *call) {
         if (s->first_mark)
             code = CUDA_ERROR_NOT_READY;
     }
-    if (ww_is_sticky(code))
-        ww_lost(code);
     ww_result(call, code);
 }
 
@@ -608,7 +581,7 @@ void ww_ctx_sync(const struct ww_call *call) {
 
 static struct event *find_event(const struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
-    return call->nargs >= sizeof *args && args->event && args->event < WW_IDS ? events[args->event] : NULL;
+    return args->event && args->event < WW_IDS ? events[args->event] : NULL;
 }
 
 void ww_event_create(const struct ww_call *call) {
@@ -616,8 +589,7 @@ void ww_event_create(const struct ww_call *call) {
     uint32_t allowed = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
     CUresult code = CUDA_SUCCESS;
     CUevent event = NULL;
-    if (call->nargs < sizeof *args || !args->event || args->event >= WW_IDS || events[args->event] ||
-        (args->flags & ~allowed))
+    if (!args->event || args->event >= WW_IDS || events[args->event] || (args->flags & ~allowed))
         code = CUDA_ERROR_INVALID_VALUE;
     if (!code)
         code = native.cuEventCreate(&event, args->flags);
@@ -646,8 +618,6 @@ void ww_event_query(const struct ww_call *call) {
     CUresult code = CUDA_ERROR_INVALID_HANDLE;
     if (e)
         code = e->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(e->generation->native);
-    if (ww_is_sticky(code))
-        ww_lost(code);
     ww_result(call, code);
 }
 
@@ -668,16 +638,10 @@ void ww_event_sync(const struct ww_call *call) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
 }
 
-/* A stream of another device waits for the event's last record. It is told in any case: it must not wait for ever. */
-void ww_event_signal(const struct ww_call *call) {
-    const struct ww_args_signal *args = (const void *)call->args;
+/* Without a record, or an event, it is done at once: another device must not wait for ever. */
+void ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
     struct event *e = find_event(call);
     struct ww_generation *g = e ? e->generation : NULL;
-    if (call->nargs < sizeof *args) {
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-        return;
-    }
-    struct ww_todo todo = {.kind = WW_SIGNAL, .a = args->peer, .address = args->number};
     if (!g || !g->recorded)
         do_one(NULL, &todo);
     else if (g->parked)
@@ -690,7 +654,7 @@ void ww_event_signal(const struct ww_call *call) {
 void ww_event_elapsed(const struct ww_call *call) {
     const struct ww_args_elapsed *args = (const void *)call->args;
     struct event *first = NULL, *second = NULL;
-    if (call->nargs >= sizeof *args && args->first < WW_IDS && args->second < WW_IDS) {
+    if (args->first < WW_IDS && args->second < WW_IDS) {
         first = events[args->first];
         second = events[args->second];
     }
@@ -703,7 +667,5 @@ void ww_event_elapsed(const struct ww_call *call) {
         code = CUDA_ERROR_NOT_READY;
     else
         code = native.cuEventElapsedTime(&ms, first->generation->native, second->generation->native);
-    if (ww_is_sticky(code))
-        ww_lost(code);
     ww_answer(call->entry.slot, call->entry.seq, code, &ms, code ? 0 : sizeof ms);
 }

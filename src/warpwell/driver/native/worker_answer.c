@@ -1,0 +1,95 @@
+/* Answers to the client: slots, places, deferred errors; and what wakes the executor. */
+#include "worker.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct rest { /* of an answer that is longer than a slot */
+    unsigned char *bytes;
+    size_t at, n;
+};
+
+static struct rest rests[WW_SLOTS];
+static uint32_t errors;
+
+void ww_wake_all(_Atomic uint32_t *futex) { syscall(SYS_futex, (uint32_t *)futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
+
+void ww_forget_rest(uint32_t slot) {
+    if (!rests[slot].bytes)
+        return;
+    free(rests[slot].bytes);
+    rests[slot] = (struct rest){0};
+}
+
+/* A mirror sleeps until something changes: behind the change, before the look at whether it sleeps. */
+void ww_changed(void) {
+    atomic_fetch_add(&ww.status->changes, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&ww.ring->watched, memory_order_relaxed))
+        ww_wake_all(&ww.status->changes);
+}
+
+static void fill_slot(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n, size_t more) {
+    struct ww_slot *s = ww.status->slots + slot;
+    s->result = result;
+    s->nbytes = (uint32_t)n;
+    s->more = (uint32_t)more;
+    if (n)
+        memcpy(s->data, data, n);
+    atomic_store_explicit(&s->seq, seq, memory_order_release);
+    ww_wake_all(&s->seq);
+    ww_changed();
+}
+
+void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n) {
+    ww_living(result);
+    if (slot == WW_NO_SLOT)
+        return;
+    size_t now = n < WW_SLOT_DATA ? n : WW_SLOT_DATA;
+    if (n > now) {
+        ww_forget_rest(slot);
+        rests[slot] = (struct rest){.bytes = ww_memory(n - now), .n = n - now};
+        memcpy(rests[slot].bytes, (const unsigned char *)data + now, n - now);
+    }
+    fill_slot(slot, seq, result, data, now, n - now);
+}
+
+void ww_answer_more(const struct ww_call *call) {
+    if (call->entry.slot == WW_NO_SLOT)
+        return;
+    struct rest *r = rests + call->entry.slot;
+    size_t now = r->n - r->at < WW_SLOT_DATA ? r->n - r->at : WW_SLOT_DATA;
+    r->at += now;
+    fill_slot(call->entry.slot, call->entry.seq, CUDA_SUCCESS, r->bytes + r->at - now, now, r->n - r->at);
+    if (r->at == r->n)
+        ww_forget_rest(call->entry.slot);
+}
+
+void ww_place_done(uint32_t place, uint32_t use, CUresult result) {
+    struct ww_place *p = ww.status->places + place - 1;
+    p->result = result;
+    atomic_store_explicit(&p->use, use, memory_order_release);
+    ww_wake_all(&p->use);
+    ww_changed();
+}
+
+void ww_result(const struct ww_call *call, CUresult result) {
+    ww_living(result);
+    if (result && call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES)
+        ww_place_done(call->entry.place, call->entry.use, result);
+    if (call->entry.slot != WW_NO_SLOT)
+        ww_answer(call->entry.slot, call->entry.seq, result, NULL, 0);
+    else if (result) {
+        atomic_store(&ww.status->deferred, (uint64_t)++errors << 32 | (uint32_t)result);
+        ww_changed();
+    }
+}
+
+void ww_wake(void) {
+    atomic_fetch_add(&ww.ring->wake, 1);
+    ww_wake_all(&ww.ring->wake);
+}

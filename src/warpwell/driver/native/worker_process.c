@@ -1,0 +1,79 @@
+/* The process: its state, its end, memory, the clock. */
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+struct ww_worker ww = {.socket = -1};
+
+void ww_end(int status) {
+    if (ww.socket >= 0)
+        shutdown(ww.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
+    _exit(status);
+}
+
+void ww_die(const char *line) {
+    fprintf(stderr, "warpwell: the CUDA worker of device %u ends: %s\n", ww.ordinal, line);
+    fflush(NULL);
+    if (ww.status)
+        atomic_store(&ww.status->sticky, CUDA_ERROR_UNKNOWN);
+    ww_end(1);
+}
+
+void ww_lost(CUresult code) {
+    atomic_store(&ww.status->sticky, (uint32_t)code);
+    alarm(2);
+    native.cuCtxSynchronize(); /* shows what an assert printed; a lost context does not wait */
+    fflush(NULL);
+    ww_end(0);
+}
+
+static int is_sticky(CUresult code) {
+    switch (code) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+CUresult ww_living(CUresult code) {
+    if (is_sticky(code))
+        ww_lost(code);
+    return code;
+}
+
+void *ww_memory(size_t n) {
+    void *memory = calloc(1, n);
+    if (!memory)
+        ww_die("out of host memory");
+    return memory;
+}
+
+uint64_t ww_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+struct ww_call *ww_copy_call(const struct ww_call *call) {
+    struct ww_call *kept = ww_memory(call->bytes);
+    memcpy(kept, call, call->bytes);
+    return kept;
+}
