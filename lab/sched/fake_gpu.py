@@ -38,7 +38,7 @@ class _Stream:
         self.handle = next(_numbers)
         self.streams[self.handle] = self
         self.operations: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # Kernels of a GPU that is lost, or that nobody closes, still use the memory: the thread keeps it.
+        # Kernels of a lost GPU still use the memory: the thread keeps it.
         threading.Thread(target=self._work, args=(memory,), daemon=True).start()
 
     def _work(self, memory: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import gc
 import itertools
 import random
 import threading
@@ -913,3 +914,17 @@ def test_a_run_that_ended_before_one_that_is_withdrawn_is_reported() -> None:
     x[0] = 1
     assert [event.job for event in conformance.ends(executor, 2)] == [first, second]
     executor.close()
+
+
+def test_memory_stays_while_a_stream_of_the_stub_gpu_runs() -> None:
+    """Kernels of a GPU that is lost, or that a failed test did not close, still use their control records."""
+    gpu, going = FakeGpu(), threading.Event()
+    stream = gpu.new_stream()
+    stream.operations.put(going.wait)
+    memory = weakref.ref(gpu.allocate(64))
+    del gpu
+    gc.collect()
+    assert memory() is not None
+    going.set()
+    stream.operations.put(None)
+    until(lambda: gc.collect() >= 0 and memory() is None)
