@@ -134,7 +134,8 @@ def exported_symbols(
     body : callable
         Return the definition of a call, or nothing if other sources may define it.
     """
-    lines = [f'/* Generated: every symbol of the driver. */\n#include "{header}"\n#include "gen_calls.h"']
+    lines = ["/* Generated: every symbol of the driver. */", f'#include "{header}"', '#include "gen_calls.h"']
+    lines += ["#include <string.h>"]
     served = table.calls()
     for entry in table.entries():
         plain = table.plain_symbol(entry.symbol)
@@ -164,16 +165,74 @@ def _weak(head: str, call: table.Call, absent: str) -> str:
     return f"__attribute__((weak)) {head}\n{{\n{inside}}}"
 
 
+CHECKS = {
+    "ready": "ww_ready()",
+    "need": "ww_need(&d)",
+    "context": "ww_context_or_current({0}, &d)",
+    "device": "ww_device_at({0}, &d)",
+    "stream": "ww_stream_of({0}, &d, &id)",
+    "function": "ww_fn_any({0}, &f)",
+    "kernel": "ww_fn_of({0}, d, &f)",
+    "pool": "ww_pool_at({0}, &pool)",
+    "unsafe": "ww_unsafe()",
+    "unwatched": "ww_no_synchronize(d, id)",
+    "done": "{0}",
+}
+"""C expressions by the name of a check: not 0, they are the result. The check ``graphs`` locks graphs for the rest."""
+_OF_GRAPHS = {"graph", "node", "exec", "user"}
+_LOCALS = {
+    "d": "struct ww_device *d",
+    "id": "uint32_t id",
+    "f": "struct ww_fn *f",
+    "pool": "struct ww_pool *pool",
+}
+
+
 def _forward(call: table.Call) -> str:
-    """Return the definition of a call whose body is one other call."""
+    """Return the definition of a call whose body stands in the table."""
     if not call.forward:
         return ""
-    names = set(re.findall(r"\w+", call.forward))
+    text = " ".join([*(_check_code(check) for check in call.checks), call.forward])
+    names = set(re.findall(r"\w+", text))
     lines = [_body(call) if flagged(call) else _prototype(call), "{"]
     lines += [f"    (void)a{i};" for i in range(len(call.roles)) if f"a{i}" not in names]
     if flagged(call):
         lines.append("    CUstream stream = per_thread ? CU_STREAM_PER_THREAD : NULL;")
-    return "\n".join([*lines, f"    return {call.forward};", "}"])
+    lines += [f"    {declaration};" for name, declaration in _LOCALS.items() if re.search(rf"&{name}\b", text)]
+    if not call.checks:
+        return "\n".join([*lines, f"    return {call.forward};", "}"])
+    lines += ["    int error = 0;"]
+    left = "graphs" in call.checks
+    for check in call.checks:
+        lines += _check(check, left)
+    if call.forward.startswith("{"):
+        lines += [f"    {call.forward}"]
+    else:
+        lines += [f"    error = {call.forward};"]
+    lines += ["    ww_graphs_leave();"] if left else []
+    return "\n".join([*lines, "    return error;", "}"])
+
+
+def _check_code(check: str) -> str:
+    """Return the C expression of a check."""
+    name, _, argument = check.partition(" ")
+    return CHECKS[name].format(argument) if name in CHECKS else check
+
+
+def _check(check: str, left: bool) -> Iterator[str]:
+    """Yield the C code of a check. `left`: behind the check ``graphs``, which is the first, a return unlocks them."""
+    name, _, argument = check.partition(" ")
+    if name == "graphs":
+        yield "    if ((error = ww_ready()))\n        return error;\n    pthread_mutex_lock(&ww_graphs);"
+    elif name in _OF_GRAPHS and argument:
+        yield f"    struct ww_{name} *{name} = ww_{name}({argument});"
+        yield f"    if (!{name})\n        return ww_graphs_left(CUDA_ERROR_INVALID_VALUE);"
+    elif name in CHECKS:
+        yield f"    if ((error = {_check_code(check)}))\n        return error;"
+    else:
+        condition, _, code = check.partition(" else ")
+        code = f"CUDA_ERROR_{code or 'INVALID_VALUE'}"
+        yield f"    if (!({condition}))\n        return {f'ww_graphs_left({code})' if left else code};"
 
 
 def _passed(call: table.Call, first: str = "", own: str = "") -> str:

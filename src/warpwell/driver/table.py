@@ -170,15 +170,15 @@ hand cuGetProcAddress(str, out_ptr, i32, u64) -> cuGetProcAddress_v2(a0, a1, a2,
 hand cuGetProcAddress_v2(str, out_ptr, i32, u64, out_enum)
 hand cuGetExportTable(ptr, ptr)
 
-hand cuDeviceGet(out_dev, i32)
-hand cuDeviceGetCount(out_i32)
-hand cuDeviceGetName(chars, i32, dev)
+hand cuDeviceGet(out_dev, i32) | device a1; a0 -> {*a0 = a1;}
+hand cuDeviceGetCount(out_i32) | ready; a0 -> {*a0 = layer.ndevices;}
+hand cuDeviceGetName(chars, i32, dev) | device a2 -> ww_text_out(a0, a1, d->facts.name)
 hand cuDeviceGetUuid(ptr, dev) -> cuDeviceGetUuid_v2(a0, a1)
-hand cuDeviceGetUuid_v2(ptr, dev)
-hand cuDeviceTotalMem_v2(out_size, dev)
+hand cuDeviceGetUuid_v2(ptr, dev) | device a1; a0 -> {memcpy(a0, d->facts.uuid, sizeof d->facts.uuid);}
+hand cuDeviceTotalMem_v2(out_size, dev) | device a1; a0 -> {*a0 = d->facts.total_bytes;}
 hand cuDeviceGetAttribute(out_i32, enum, dev)
 hand cuDeviceComputeCapability(out_i32, out_i32, dev)
-hand cuDeviceGetPCIBusId(chars, i32, dev)
+hand cuDeviceGetPCIBusId(chars, i32, dev) | device a2 -> ww_text_out(a0, a1, d->facts.pci)
 hand cuDeviceGetByPCIBusId(out_dev, str)
 hand cuDeviceCanAccessPeer(out_i32, dev, dev)
 hand cuDeviceGetP2PAttribute(out_i32, enum, dev, dev)
@@ -186,26 +186,29 @@ hand cuDevicePrimaryCtxRetain(out_ctx, dev)
 hand cuDevicePrimaryCtxRelease(dev) -> cuDevicePrimaryCtxRelease_v2(a0)
 hand cuDevicePrimaryCtxRelease_v2(dev)
 hand cuDevicePrimaryCtxReset(dev) -> cuDevicePrimaryCtxReset_v2(a0)
-hand cuDevicePrimaryCtxReset_v2(dev)
-hand cuDevicePrimaryCtxGetState(dev, out_u32, out_i32)
-hand cuDevicePrimaryCtxSetFlags_v2(dev, u32)
+hand cuDevicePrimaryCtxReset_v2(dev) | device a0 -> {ww_reset(d);}
+hand cuDevicePrimaryCtxGetState(dev, out_u32, out_i32) | device a0; a1 && a2 -> {*a1 = d->context_flags; *a2 =
+    atomic_load(&d->channel) != NULL;}
+hand cuDevicePrimaryCtxSetFlags_v2(dev, u32) | device a0; a1 <= 0xff && (a1 & 7) != 3 && (a1 & 7) <= 4 ->
+    {d->context_flags = a1;}
 
 hand cuCtxSetCurrent(ctx)
-hand cuCtxGetCurrent(out_ctx)
+hand cuCtxGetCurrent(out_ctx) | ready; a0 -> {*a0 = ww_current() ? ww_context_handle(ww_current()) : NULL;}
 hand cuCtxPushCurrent_v2(ctx)
 hand cuCtxPushCurrent(ctx) -> cuCtxPushCurrent_v2(a0)
 hand cuCtxPopCurrent(out_ctx) -> cuCtxPopCurrent_v2(a0)
 hand cuCtxPopCurrent_v2(out_ctx)
-hand cuCtxGetDevice(out_dev)
-hand cuCtxGetDevice_v2(out_dev, ctx)
-hand cuCtxGetFlags(out_u32)
-hand cuCtxGetId(ctx, out_u64)
-hand cuCtxGetApiVersion(ctx, out_u32)
+hand cuCtxGetDevice(out_dev) | ready; a0; ww_current() else INVALID_CONTEXT -> {*a0 = ww_device_number(ww_current());}
+hand cuCtxGetDevice_v2(out_dev, ctx) | context a1; a0 -> {*a0 = ww_device_number(d);}
+hand cuCtxGetFlags(out_u32) | context NULL; a0 -> {*a0 = d->context_flags;}
+hand cuCtxGetId(ctx, out_u64) | context a0; a1 -> {*a1 = (atomic_load(&d->life) + 1) * WW_DEVICES +
+    (uint64_t)ww_device_number(d);}
+hand cuCtxGetApiVersion(ctx, out_u32) | context a0; a1 -> {*a1 = 3020;}
 hand cuCtxGetStreamPriorityRange(out_i32, out_i32)
 hand cuCtxEnablePeerAccess(ctx, u32)
 hand cuCtxDisablePeerAccess(ctx)
-hand cuCtxSynchronize()
-hand cuCtxSynchronize_v2(ctx)
+hand cuCtxSynchronize() | need -> ww_synchronize(d)
+hand cuCtxSynchronize_v2(ctx) | context a0; done ww_open(d) -> ww_synchronize(d)
 call cuCtxGetLimit(out_size, enum)
 call cuCtxSetLimit(enum, size)
 call cuCtxGetCacheConfig(out_enum)
@@ -215,7 +218,7 @@ call cuCtxSetSharedMemConfig(enum)
 call cuCtxResetPersistingL2Cache()
 
 hand cuMemGetInfo_v2(out_size, out_size)
-hand cuMemAlloc_v2(out_dptr, size)
+hand cuMemAlloc_v2(out_dptr, size) | need; a0 && a1; unsafe -> ww_allocate(d, WW_OP_ALLOC, 0, a1, 0, NULL, a0)
 hand cuMemFree_v2(dptr)
 hand cuMemAllocAsync(out_dptr, size, stream) -> ww_allocate_in_stream(a0, a1, NULL, a2)
 hand cuMemFreeAsync(dptr, stream)
@@ -264,35 +267,39 @@ near cuMemcpy2DAsync_v2(ptr, stream) -> ww_copy_plane(a0, a1, false)
 near cuMemcpy3D_v2(ptr) -> ww_copy_boxes(a0, stream, true)
 near cuMemcpy3DAsync_v2(ptr, stream) -> ww_copy_boxes(a0, a1, false)
 
-hand cuDeviceGetMemPool(out_ptr, dev)
-hand cuDeviceGetDefaultMemPool(out_ptr, dev)
-near cuDeviceSetMemPool(dev, ptr)
+hand cuDeviceGetMemPool(out_ptr, dev) | ready; a0; device a1 -> ww_give_pool(a0, ww_pool_of(d))
+hand cuDeviceGetDefaultMemPool(out_ptr, dev) | ready; a0; device a1 -> ww_give_pool(a0, ww_default_pool(d, false))
+near cuDeviceSetMemPool(dev, ptr) | device a0; pool a1 -> ww_pool_choose(d, pool)
 near cuMemGetDefaultMemPool(out_ptr, ptr, enum)
 near cuMemGetMemPool(out_ptr, ptr, enum)
 near cuMemSetMemPool(ptr, enum, ptr)
 near cuMemPoolCreate(out_ptr, ptr)
 near cuMemPoolDestroy(ptr)
-hand cuMemAllocFromPoolAsync(out_dptr, size, ptr, stream)
-hand cuMemPoolGetAttribute(ptr, enum, ptr)
-hand cuMemPoolSetAttribute(ptr, enum, ptr)
+hand cuMemAllocFromPoolAsync(out_dptr, size, ptr, stream) | pool a2 -> ww_allocate_in_stream(a0, a1, pool, a3)
+hand cuMemPoolGetAttribute(ptr, enum, ptr) | pool a0; a2 -> ww_pool_get(pool, a1, a2)
+hand cuMemPoolSetAttribute(ptr, enum, ptr) | pool a0; a2 -> ww_pool_set(pool, a1, a2)
 near cuMemPoolGetAccess(out_enum, ptr, ptr)
-near cuMemPoolSetAccess(ptr, ptr, size)
-hand cuMemPoolTrimTo(ptr, size)
+near cuMemPoolSetAccess(ptr, ptr, size) | pool a0; !a2 || a1 -> ww_pool_set_access(pool, a1, a2)
+hand cuMemPoolTrimTo(ptr, size) | pool a0 -> ww_pool_trim(pool, a1)
 
 hand cuStreamCreate(out_stream, u32) -> cuStreamCreateWithPriority(a0, a1, 0)
 hand cuStreamCreateWithPriority(out_stream, u32, i32)
 hand cuStreamDestroy_v2(stream)
 hand cuStreamDestroy(stream) -> cuStreamDestroy_v2(a0)
-hand cuStreamSynchronize(stream)
+hand cuStreamSynchronize(stream) | stream a0; unwatched; done ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0,
+    NULL) -> ww_earlier(d)
 hand cuStreamQuery(stream)
 hand cuStreamWaitEvent(stream, event, u32)
-hand cuStreamGetCtx(stream, out_ctx)
+hand cuStreamGetCtx(stream, out_ctx) | stream a0; a1 -> {*a1 = ww_context_handle(d);}
 hand cuStreamGetCtx_v2(stream, out_ctx, ptr)
-hand cuStreamGetDevice(stream, out_dev)
-hand cuStreamGetFlags(stream, out_u32)
-hand cuStreamGetPriority(stream, out_i32)
-hand cuStreamGetId(stream, out_u64)
-near cuStreamSetAttribute(stream, enum, ptr)
+hand cuStreamGetDevice(stream, out_dev) | stream a0; a1 -> {*a1 = ww_device_number(d);}
+hand cuStreamGetFlags(stream, out_u32) | stream a0; a1 -> {*a1 = ww_stream_object(a0) ? ww_stream_object(a0)->flags
+    : 0;}
+hand cuStreamGetPriority(stream, out_i32) | stream a0; a1 -> {*a1 = ww_stream_object(a0) ?
+    ww_stream_object(a0)->priority : 0;}
+hand cuStreamGetId(stream, out_u64) | stream a0; a1 -> {*a1 = ww_stream_object(a0) ? ww_stream_object(a0)->serial +
+    WW_IDS : id;}
+near cuStreamSetAttribute(stream, enum, ptr) | stream a0; a2 -> ww_stream_attribute(a1)
 hand cuStreamIsCapturing(stream, out_enum)
 hand cuLaunchHostFunc(stream, ptr, ptr)
 hand cuStreamAddCallback(stream, ptr, ptr, u32)
@@ -313,7 +320,7 @@ hand cuModuleLoad(out_module, str)
 hand cuModuleUnload(module)
 hand cuModuleGetFunction(out_func, module, str)
 hand cuModuleGetGlobal_v2(out_dptr, out_size, module, str)
-hand cuModuleGetLoadingMode(out_enum)
+hand cuModuleGetLoadingMode(out_enum) | a0 -> {*a0 = 1;}
 hand cuLibraryLoadData(out_library, source, out_enum, out_host, u32, out_enum, out_host, u32)
 hand cuLibraryLoadFromFile(out_library, str, out_enum, out_host, u32, out_enum, out_host, u32)
 hand cuLibraryUnload(library)
@@ -322,37 +329,37 @@ hand cuLibraryGetKernelCount(out_u32, library)
 hand cuLibraryEnumerateKernels(out_kernel, u32, library)
 hand cuLibraryGetModule(out_module, library)
 hand cuLibraryGetGlobal(out_dptr, out_size, library, str)
-near cuLibraryGetManaged(out_dptr, out_size, library, str)
+near cuLibraryGetManaged(out_dptr, out_size, library, str) -> ww_refused("cuLibraryGetManaged")
 hand cuKernelGetFunction(out_func, kernel)
 hand cuKernelGetName(out_str, kernel)
 hand cuKernelGetLibrary(out_library, kernel)
-hand cuKernelGetAttribute(out_i32, enum, kernel, dev)
-hand cuKernelSetAttribute(enum, i32, kernel, dev)
+hand cuKernelGetAttribute(out_i32, enum, kernel, dev) | device a3; kernel a2 -> ww_get_attribute(f, a1, a0)
+hand cuKernelSetAttribute(enum, i32, kernel, dev) | device a3; kernel a2 -> ww_set_attribute(f, a0, a1)
 hand cuKernelSetCacheConfig(kernel, enum, dev)
 hand cuKernelGetParamInfo(kernel, size, out_size, out_size)
-hand cuFuncGetAttribute(out_i32, enum, func)
-hand cuFuncGetName(out_str, func)
+hand cuFuncGetAttribute(out_i32, enum, func) | function a2 -> ww_get_attribute(f, a1, a0)
+hand cuFuncGetName(out_str, func) | function a1; a0 -> {*a0 = f->name;}
 hand cuFuncGetModule(out_module, func)
-hand cuFuncGetParamInfo(func, size, out_size, out_size)
-hand cuFuncSetAttribute(func, enum, i32)
+hand cuFuncGetParamInfo(func, size, out_size, out_size) | function a0 -> ww_param_info(f, a1, a2, a3)
+hand cuFuncSetAttribute(func, enum, i32) | function a0 -> ww_set_attribute(f, a1, a2)
 call cuFuncSetCacheConfig(func, enum)
 call cuFuncSetSharedMemConfig(func, enum)
-hand cuFuncLoad(func)
-hand cuFuncIsLoaded(out_enum, func)
+hand cuFuncLoad(func) | function a0 -> {}
+hand cuFuncIsLoaded(out_enum, func) | function a1; a0 -> {*a0 = 1;}
 call cuOccupancyMaxActiveBlocksPerMultiprocessor(out_i32, func, i32, size)
 call cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out_i32, func, i32, size, u32)
 call cuOccupancyAvailableDynamicSMemPerBlock(out_size, func, i32, i32)
 hand cuOccupancyMaxPotentialBlockSize(out_i32, out_i32, func, ptr, size, i32) ->
     cuOccupancyMaxPotentialBlockSizeWithFlags(a0, a1, a2, a3, a4, a5, 0)
 hand cuOccupancyMaxPotentialBlockSizeWithFlags(out_i32, out_i32, func, ptr, size, i32, u32)
-hand cuOccupancyMaxActiveClusters(out_i32, func, ptr)
-hand cuOccupancyMaxPotentialClusterSize(out_i32, func, ptr)
+hand cuOccupancyMaxActiveClusters(out_i32, func, ptr) -> ww_clusters(a0, a1, a2, 0)
+hand cuOccupancyMaxPotentialClusterSize(out_i32, func, ptr) -> ww_clusters(a0, a1, a2, WW_CLUSTER_SIZE)
 hand cuLaunchKernel(func, u32, u32, u32, u32, u32, u32, u32, stream, out_host, out_host)
 hand cuLaunchKernelEx(ptr, func, out_host, out_host)
 hand cuLaunchCooperativeKernel(func, u32, u32, u32, u32, u32, u32, u32, stream, out_host)
 
 near cuStreamBeginCapture(stream) -> cuStreamBeginCapture_v2(a0, CU_CAPTURE_GLOBAL)
-near cuStreamBeginCapture_v2(stream, enum)
+near cuStreamBeginCapture_v2(stream, enum) -> ww_capture_begin(a0, a1, NULL, NULL, 0)
 hand cuStreamBeginCaptureToGraph(stream, ptr, ptr, ptr, size, enum)
 hand cuStreamEndCapture(stream, out_ptr)
 near cuStreamGetCaptureInfo(stream, out_enum, out_u64) -> cuStreamGetCaptureInfo_v3(a0, a1, a2, NULL, NULL, NULL, NULL)
@@ -364,65 +371,81 @@ near cuStreamUpdateCaptureDependencies(stream, ptr, size, u32) ->
 near cuStreamUpdateCaptureDependencies_v2(stream, ptr, ptr, size, u32)
 near cuThreadExchangeStreamCaptureMode(out_enum)
 
-hand cuGraphCreate(out_ptr, u32)
-hand cuGraphDestroy(ptr)
-near cuGraphClone(out_ptr, ptr)
-near cuGraphGetId(ptr, out_u32)
-hand cuGraphGetNodes(ptr, ptr, ptr)
-near cuGraphGetRootNodes(ptr, ptr, ptr)
+hand cuGraphCreate(out_ptr, u32) | ready; a0 && !a1 -> ww_graph_create(a0)
+hand cuGraphDestroy(ptr) | graphs; graph a0; !graph->within -> {ww_graph_end(graph);}
+near cuGraphClone(out_ptr, ptr) | graphs; graph a1; a0 -> ww_graph_clone_to(a0, graph)
+near cuGraphGetId(ptr, out_u32) | graphs; graph a0; a1 -> {*a1 = (unsigned)graph->serial;}
+hand cuGraphGetNodes(ptr, ptr, ptr) | graphs; graph a0; a2 -> ww_graph_nodes(graph, a1, a2, false)
+near cuGraphGetRootNodes(ptr, ptr, ptr) | graphs; graph a0; a2 -> ww_graph_nodes(graph, a1, a2, true)
 near cuGraphGetEdges(ptr, ptr, ptr, ptr) -> cuGraphGetEdges_v2(a0, a1, a2, NULL, a3)
-near cuGraphGetEdges_v2(ptr, ptr, ptr, ptr, ptr)
+near cuGraphGetEdges_v2(ptr, ptr, ptr, ptr, ptr) | graphs; graph a0; a4 && !a1 == !a2 -> ww_graph_edges(graph, a1,
+    a2, a3, a4)
 hand cuGraphAddDependencies(ptr, ptr, ptr, size) -> cuGraphAddDependencies_v2(a0, a1, a2, NULL, a3)
-near cuGraphAddDependencies_v2(ptr, ptr, ptr, ptr, size)
+near cuGraphAddDependencies_v2(ptr, ptr, ptr, ptr, size) | graphs; graph a0; !a4 || (a1 && a2) ->
+    ww_graph_connect(graph, a1, a2, a3, a4)
 near cuGraphRemoveDependencies(ptr, ptr, ptr, size) -> cuGraphRemoveDependencies_v2(a0, a1, a2, NULL, a3)
-near cuGraphRemoveDependencies_v2(ptr, ptr, ptr, ptr, size)
+near cuGraphRemoveDependencies_v2(ptr, ptr, ptr, ptr, size) | graphs; graph a0; !a4 || (a1 && a2) ->
+    ww_graph_disconnect(graph, a1, a2, a4)
 near cuGraphNodeGetDependencies(ptr, ptr, ptr) -> cuGraphNodeGetDependencies_v2(a0, a1, NULL, a2)
-near cuGraphNodeGetDependencies_v2(ptr, ptr, ptr, ptr)
+near cuGraphNodeGetDependencies_v2(ptr, ptr, ptr, ptr) | graphs; node a0; a3 -> ww_node_dependencies(node, a1, a2, a3)
 near cuGraphNodeGetDependentNodes(ptr, ptr, ptr) -> cuGraphNodeGetDependentNodes_v2(a0, a1, NULL, a2)
-near cuGraphNodeGetDependentNodes_v2(ptr, ptr, ptr, ptr)
-near cuGraphNodeFindInClone(out_ptr, ptr, ptr)
-near cuGraphNodeGetType(ptr, out_enum)
-near cuGraphNodeGetContainingGraph(ptr, out_ptr)
-near cuGraphNodeGetLocalId(ptr, out_u32)
-hand cuGraphDestroyNode(ptr)
-hand cuGraphAddEmptyNode(out_ptr, ptr, ptr, size)
-near cuGraphAddKernelNode(out_ptr, ptr, ptr, size, ptr)
-near cuGraphAddKernelNode_v2(out_ptr, ptr, ptr, size, ptr)
-near cuGraphKernelNodeGetParams(ptr, ptr)
-near cuGraphKernelNodeGetParams_v2(ptr, ptr)
-near cuGraphKernelNodeSetParams(ptr, ptr)
-near cuGraphKernelNodeSetParams_v2(ptr, ptr)
-near cuGraphAddMemcpyNode(out_ptr, ptr, ptr, size, ptr, ctx)
-near cuGraphMemcpyNodeGetParams(ptr, ptr)
-near cuGraphMemcpyNodeSetParams(ptr, ptr)
-near cuGraphAddMemsetNode(out_ptr, ptr, ptr, size, ptr, ctx)
-near cuGraphMemsetNodeGetParams(ptr, ptr)
-near cuGraphMemsetNodeSetParams(ptr, ptr)
-near cuGraphAddHostNode(out_ptr, ptr, ptr, size, ptr)
-near cuGraphHostNodeGetParams(ptr, ptr)
-near cuGraphHostNodeSetParams(ptr, ptr)
-near cuGraphAddChildGraphNode(out_ptr, ptr, ptr, size, ptr)
-near cuGraphChildGraphNodeGetGraph(ptr, out_ptr)
-near cuGraphAddEventRecordNode(out_ptr, ptr, ptr, size, event)
-near cuGraphEventRecordNodeGetEvent(ptr, out_event)
-near cuGraphEventRecordNodeSetEvent(ptr, event)
-near cuGraphAddEventWaitNode(out_ptr, ptr, ptr, size, event)
-near cuGraphEventWaitNodeGetEvent(ptr, out_event)
-near cuGraphEventWaitNodeSetEvent(ptr, event)
-near cuGraphAddMemAllocNode(out_ptr, ptr, ptr, size, ptr)
-near cuGraphMemAllocNodeGetParams(ptr, ptr)
-near cuGraphAddMemFreeNode(out_ptr, ptr, ptr, size, dptr)
-near cuGraphMemFreeNodeGetParams(ptr, out_dptr)
+near cuGraphNodeGetDependentNodes_v2(ptr, ptr, ptr, ptr) | graphs; node a0; a3 -> ww_node_dependents(node, a1, a2, a3)
+near cuGraphNodeFindInClone(out_ptr, ptr, ptr) | graphs; node a1; graph a2; a0 -> ww_graph_find_clone(a0, node, graph)
+near cuGraphNodeGetType(ptr, out_enum) | graphs; node a0; a1 -> {*a1 = node->work.kind;}
+near cuGraphNodeGetContainingGraph(ptr, out_ptr) | graphs; node a0; a1 -> {*(void **)a1 = node->graph->object;}
+near cuGraphNodeGetLocalId(ptr, out_u32) | graphs; node a0; a1 -> {*a1 = node->id;}
+hand cuGraphDestroyNode(ptr) | graphs; node a0; !ww_graph_has_memory(node->graph) else NOT_SUPPORTED ->
+    {ww_node_end(node);}
+hand cuGraphAddEmptyNode(out_ptr, ptr, ptr, size) -> ww_node_make(a0, a1, a2, a3, CU_NODE_EMPTY, NULL, NULL)
+near cuGraphAddKernelNode(out_ptr, ptr, ptr, size, ptr) -> ww_node_make(a0, a1, a2, a3, WW_NODE_KERNEL_V1, a4, NULL)
+near cuGraphAddKernelNode_v2(out_ptr, ptr, ptr, size, ptr) -> ww_node_make(a0, a1, a2, a3, CU_NODE_KERNEL, a4, NULL)
+near cuGraphKernelNodeGetParams(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_KERNEL && a1 ->
+    {ww_node_kernel(node, a1, false);}
+near cuGraphKernelNodeGetParams_v2(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_KERNEL && a1 ->
+    {ww_node_kernel(node, a1, true);}
+near cuGraphKernelNodeSetParams(ptr, ptr) -> ww_node_set(a0, WW_NODE_KERNEL_V1, a1, NULL)
+near cuGraphKernelNodeSetParams_v2(ptr, ptr) -> ww_node_set(a0, CU_NODE_KERNEL, a1, NULL)
+near cuGraphAddMemcpyNode(out_ptr, ptr, ptr, size, ptr, ctx) -> ww_node_make(a0, a1, a2, a3, CU_NODE_COPY, a4, a5)
+near cuGraphMemcpyNodeGetParams(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_COPY && a1 -> {*(struct
+    cu_copy3 *)a1 = node->work.of.copy;}
+near cuGraphMemcpyNodeSetParams(ptr, ptr) -> ww_node_set(a0, CU_NODE_COPY, a1, NULL)
+near cuGraphAddMemsetNode(out_ptr, ptr, ptr, size, ptr, ctx) -> ww_node_make(a0, a1, a2, a3, CU_NODE_SET, a4, a5)
+near cuGraphMemsetNodeGetParams(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_SET && a1 -> {memcpy(a1,
+    &node->work.of.set, offsetof(struct cu_node_set, context));}
+near cuGraphMemsetNodeSetParams(ptr, ptr) -> ww_node_set(a0, CU_NODE_SET, a1, NULL)
+near cuGraphAddHostNode(out_ptr, ptr, ptr, size, ptr) -> ww_node_make(a0, a1, a2, a3, CU_NODE_HOST, a4, NULL)
+near cuGraphHostNodeGetParams(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_HOST && a1 -> {*(struct
+    cu_node_host *)a1 = node->work.of.host;}
+near cuGraphHostNodeSetParams(ptr, ptr) -> ww_node_set(a0, CU_NODE_HOST, a1, NULL)
+near cuGraphAddChildGraphNode(out_ptr, ptr, ptr, size, ptr) -> ww_node_make(a0, a1, a2, a3, CU_NODE_GRAPH, a4, NULL)
+near cuGraphChildGraphNodeGetGraph(ptr, out_ptr) | graphs; node a0; node->work.kind == CU_NODE_GRAPH && a1 ->
+    {*(void **)a1 = node->work.of.graph->object;}
+near cuGraphAddEventRecordNode(out_ptr, ptr, ptr, size, event) -> ww_node_make(a0, a1, a2, a3, CU_NODE_RECORD, a4, NULL)
+near cuGraphEventRecordNodeGetEvent(ptr, out_event) | graphs; node a0; node->work.kind == CU_NODE_RECORD && a1 ->
+    {*a1 = node->work.of.event;}
+near cuGraphEventRecordNodeSetEvent(ptr, event) -> ww_node_set(a0, CU_NODE_RECORD, a1, NULL)
+near cuGraphAddEventWaitNode(out_ptr, ptr, ptr, size, event) -> ww_node_make(a0, a1, a2, a3, CU_NODE_WAIT, a4, NULL)
+near cuGraphEventWaitNodeGetEvent(ptr, out_event) | graphs; node a0; node->work.kind == CU_NODE_WAIT && a1 -> {*a1 =
+    node->work.of.event;}
+near cuGraphEventWaitNodeSetEvent(ptr, event) -> ww_node_set(a0, CU_NODE_WAIT, a1, NULL)
+near cuGraphAddMemAllocNode(out_ptr, ptr, ptr, size, ptr) -> ww_node_make(a0, a1, a2, a3, CU_NODE_ALLOC, a4, NULL)
+near cuGraphMemAllocNodeGetParams(ptr, ptr) | graphs; node a0; node->work.kind == CU_NODE_ALLOC && a1 ->
+    {ww_node_alloc(node, a1);}
+near cuGraphAddMemFreeNode(out_ptr, ptr, ptr, size, dptr) -> ww_node_make(a0, a1, a2, a3, CU_NODE_FREE, (void
+    *)(uintptr_t)a4, NULL)
+near cuGraphMemFreeNodeGetParams(ptr, out_dptr) | graphs; node a0; node->work.kind == CU_NODE_FREE && a1 -> {*a1 =
+    node->work.of.memory->address;}
 hand cuGraphAddNode(out_ptr, ptr, ptr, size, ptr) -> cuGraphAddNode_v2(a0, a1, a2, NULL, a3, a4)
 hand cuGraphConditionalHandleCreate(out_u64, ptr, ctx, u32, u32)
 near cuGraphAddNode_v2(out_ptr, ptr, ptr, ptr, size, ptr)
 near cuGraphNodeSetParams(ptr, ptr)
-near cuGraphDebugDotPrint(ptr, str, u32)
+near cuGraphDebugDotPrint(ptr, str, u32) | graphs; graph a0; a1 -> ww_graph_draw(graph, a1)
 near cuUserObjectCreate(out_ptr, ptr, ptr, u32, u32)
-near cuUserObjectRetain(ptr, u32)
-near cuUserObjectRelease(ptr, u32)
-near cuGraphRetainUserObject(ptr, ptr, u32, u32)
-near cuGraphReleaseUserObject(ptr, ptr, u32)
+near cuUserObjectRetain(ptr, u32) | graphs; user a0; a1 -> {ww_user_retain(user, a1);}
+near cuUserObjectRelease(ptr, u32) | graphs; user a0; a1 && a1 <= user->refs -> {ww_user_release(user, a1);}
+near cuGraphRetainUserObject(ptr, ptr, u32, u32) | graphs; graph a0; user a1; a2 && a3 <= 1 && (!a3 || a2 <=
+    user->refs) -> ww_graph_hold(graph, user, a2, a3)
+near cuGraphReleaseUserObject(ptr, ptr, u32) | graphs; graph a0; user a1 -> ww_graph_let_go(graph, user, a2)
 near cuDeviceGraphMemTrim(dev)
 near cuDeviceGetGraphMemAttribute(dev, enum, ptr)
 near cuDeviceSetGraphMemAttribute(dev, enum, ptr)
@@ -431,21 +454,21 @@ near cuGraphInstantiate_v2(out_ptr, ptr, ptr, chars, size)
 hand cuGraphInstantiateWithFlags(out_ptr, ptr, u64)
 near cuGraphInstantiateWithParams(out_ptr, ptr, ptr)
 hand cuGraphExecDestroy(ptr)
-near cuGraphExecGetFlags(ptr, out_u64)
-near cuGraphExecGetId(ptr, out_u32)
+near cuGraphExecGetFlags(ptr, out_u64) | graphs; exec a0; a1 -> {*a1 = exec->flags;}
+near cuGraphExecGetId(ptr, out_u32) | graphs; exec a0; a1 -> {*a1 = (unsigned)exec->object->serial;}
 near cuGraphExecUpdate(ptr, ptr, out_ptr, out_enum)
 near cuGraphExecUpdate_v2(ptr, ptr, ptr)
 near cuGraphExecNodeSetParams(ptr, ptr, ptr)
-near cuGraphExecKernelNodeSetParams(ptr, ptr, ptr)
-near cuGraphExecKernelNodeSetParams_v2(ptr, ptr, ptr)
-near cuGraphExecMemcpyNodeSetParams(ptr, ptr, ptr, ctx)
-near cuGraphExecMemsetNodeSetParams(ptr, ptr, ptr, ctx)
-near cuGraphExecHostNodeSetParams(ptr, ptr, ptr)
-near cuGraphExecEventRecordNodeSetEvent(ptr, ptr, event)
-near cuGraphExecEventWaitNodeSetEvent(ptr, ptr, event)
+near cuGraphExecKernelNodeSetParams(ptr, ptr, ptr) -> ww_exec_set(a0, a1, WW_NODE_KERNEL_V1, a2, NULL)
+near cuGraphExecKernelNodeSetParams_v2(ptr, ptr, ptr) -> ww_exec_set(a0, a1, CU_NODE_KERNEL, a2, NULL)
+near cuGraphExecMemcpyNodeSetParams(ptr, ptr, ptr, ctx) -> ww_exec_set(a0, a1, CU_NODE_COPY, a2, a3)
+near cuGraphExecMemsetNodeSetParams(ptr, ptr, ptr, ctx) -> ww_exec_set(a0, a1, CU_NODE_SET, a2, a3)
+near cuGraphExecHostNodeSetParams(ptr, ptr, ptr) -> ww_exec_set(a0, a1, CU_NODE_HOST, a2, NULL)
+near cuGraphExecEventRecordNodeSetEvent(ptr, ptr, event) -> ww_exec_set(a0, a1, CU_NODE_RECORD, a2, NULL)
+near cuGraphExecEventWaitNodeSetEvent(ptr, ptr, event) -> ww_exec_set(a0, a1, CU_NODE_WAIT, a2, NULL)
 near cuGraphNodeSetEnabled(ptr, ptr, u32)
-near cuGraphNodeGetEnabled(ptr, ptr, out_u32)
-near cuGraphUpload(ptr, stream)
+near cuGraphNodeGetEnabled(ptr, ptr, out_u32) | graphs; exec a0; a2 -> ww_exec_enabled(exec, a1, a2)
+near cuGraphUpload(ptr, stream) | need; done ww_stream(a1, &d, &id); ww_exec(a0) -> {}
 hand cuGraphLaunch(ptr, stream)
 send cuProfilerStart()
 send cuProfilerStop()
@@ -466,9 +489,13 @@ inner cuMemImportFromShareableHandle(out_u64, ptr, enum)
 """Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``near``: the layer
 alone has it, no driver is asked (most of graphs: see layer_graph.c). ``call``: it is sent and its answer is waited for.
 ``send``: nobody waits, an error is returned by a later call. ``inner``: the worker calls it, programs may not.
-All other symbols are refused: NOT_SUPPORTED, with a line that names them. Behind an arrow stands the C expression that
-is the whole body in the layer: ``a0`` is the first argument, and ``stream`` the default stream, or the calling thread's
-in a variant for it."""
+All other symbols are refused: NOT_SUPPORTED, with a line that names them.
+
+Behind an arrow stands the body in the layer: a C expression that is the result, or statements in braces. ``a0`` is the
+first argument, and ``stream`` the default stream, or the calling thread's in a variant for it. Between a bar and the
+arrow stand the checks before the body, in their order: those of `generate.CHECKS` by name, and C conditions, without
+which the call returns INVALID_VALUE, or the code behind ``else``. Checks define ``d``, ``id`` (of a stream), ``f``,
+``pool``, ``graph``, ``node``, ``exec``, ``user``. A long line goes on in an indented one."""
 
 ERRORS = """
 1:INVALID_VALUE 2:OUT_OF_MEMORY 3:NOT_INITIALIZED 4:DEINITIALIZED 5:PROFILER_DISABLED 6:PROFILER_NOT_INITIALIZED
@@ -501,12 +528,13 @@ ERRORS = """
 
 @dataclass(frozen=True)
 class Call:
-    """A served symbol: its class, its arguments' roles, and the call that its body consists of, if it has no other."""
+    """A served symbol: its class, its arguments' roles, and the checks and body of what is generated for it."""
 
     symbol: str
     kind: str
     roles: tuple[str, ...]
     forward: str = ""
+    checks: tuple[str, ...] = ()
 
     @property
     def c_types(self) -> tuple[str, ...]:
@@ -547,10 +575,12 @@ THREAD_SUFFIX = {"d": "_ptds", "z": "_ptsz"}
 def calls() -> dict[str, Call]:
     """Served symbols, by name, in the table's order."""
     found = {}
-    for line in filter(None, re.sub(r" ->\s+", " -> ", SERVED).splitlines()):
+    for line in filter(None, re.sub(r"\n +", " ", SERVED).splitlines()):
         head, _, forward = line.partition(" -> ")
+        head, _, checks = head.partition(" | ")
         kind, symbol, inside = re.fullmatch(r"(\w+) (\w+)\((.*)\)", head).groups()  # type: ignore[union-attr]
-        found[symbol] = Call(symbol, kind, tuple(inside.split(", ")) if inside else (), forward)
+        roles = tuple(inside.split(", ")) if inside else ()
+        found[symbol] = Call(symbol, kind, roles, forward, tuple(checks.split("; ")) if checks else ())
     return found
 
 

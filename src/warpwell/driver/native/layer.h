@@ -176,6 +176,7 @@ int ww_context_code(struct ww_device *d);  /* 0, or why no call to the device ca
 struct ww_device *ww_current(void);        /* or NULL */
 struct ww_device *ww_context(CUcontext h); /* or NULL */
 CUcontext ww_context_handle(struct ww_device *d);
+int ww_device_number(const struct ww_device *d);
 
 /* -- layer_ring.c -------------------------------------------------------------------------------------------------- */
 
@@ -270,7 +271,8 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
 int ww_stream(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_of(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id);
-struct ww_ending { /* of a stream */
+struct ww_object *ww_stream_object(CUstream h); /* NULL: a default stream */
+struct ww_ending {                              /* of a stream */
     struct ww_device *device;
     uint64_t life;
     uint32_t id;
@@ -290,6 +292,7 @@ struct ww_fn {                         /* a function on a device */
 };
 
 int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f); /* of a CUfunction, or of a CUkernel on this device */
+int ww_fn_any(void *h, struct ww_fn **f);                     /* of a CUfunction on any device */
 
 int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes);
 
@@ -356,6 +359,7 @@ bool ww_pool_take(struct ww_pool *p, size_t nbytes); /* false: it would be too l
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
 int ww_pool_at(void *handle, struct ww_pool **p);
+struct ww_pool *ww_default_pool(struct ww_device *d, bool managed);
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
 
 /* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ----------------------------------------
@@ -475,6 +479,10 @@ struct ww_graph {
  * objects and memory whose last reference is dropped go when it is left. */
 extern pthread_mutex_t ww_graphs;
 void ww_graphs_leave(void);
+static inline int ww_graphs_left(int error) {
+    ww_graphs_leave();
+    return error;
+}
 
 struct ww_user {
     struct ww_object *object;
@@ -484,10 +492,25 @@ struct ww_user {
     struct ww_user *next;
 };
 
+struct ww_plan;
+struct ww_mark;
+
+struct ww_exec {
+    struct ww_object *object;
+    struct ww_plan *plan;
+    uint64_t flags;
+    struct ww_mark *mark;       /* NULL: never launched */
+    uint32_t stream;            /* of the last launch, on the mark's device */
+    bool gone;                  /* its handle is destroyed */
+    _Atomic int refs, unposted; /* unposted: launches that are not posted to their end */
+};
+
 struct ww_graph *ww_graph_new(void); /* with ww_graphs held; NULL: no memory */
 void ww_graph_drop(struct ww_graph *g);
 struct ww_graph *ww_graph(const void *handle);
 struct ww_node *ww_node(const void *handle);
+struct ww_user *ww_user(const void *handle);
+struct ww_exec *ww_exec(const void *handle);
 int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n,
                 struct ww_work *work, struct ww_node **made); /* takes what `work` owns, also on errors */
 void ww_node_remove(struct ww_node *n);                       /* from its graph */
@@ -515,8 +538,8 @@ int ww_twin_end(const struct ww_twin *t);
 int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec);
 int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream);
 
-/* Give a node of an executable graph other work of its kind; takes what `work` owns. error: of the work, passed on. */
-int ww_exec_set(void *exec, void *node, struct ww_work *work, int error);
+/* Give a node of an executable graph other work of its kind; takes what `work` owns. */
+int ww_exec_change(void *exec, void *node, struct ww_work *work);
 
 void ww_user_retain(struct ww_user *user, uint32_t count);
 void ww_user_release(struct ww_user *user, uint32_t count);
@@ -567,6 +590,47 @@ int ww_fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t
             bool waits);
 int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h);
 int ww_event_ask(CUevent h, uint16_t op); /* errors of earlier calls come with the answer */
+int ww_text_out(char *to, int room, const char *text);
+void ww_reset(struct ww_device *d); /* lets the worker go: a new life of the device */
+int ww_synchronize(struct ww_device *d);
+int ww_stream_attribute(int attribute);
+int ww_get_attribute(const struct ww_fn *f, int attribute, int *value);
+int ww_set_attribute(struct ww_fn *f, int attribute, int value);
+int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes);
+int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what);
+int ww_give_pool(void **pool, struct ww_pool *p);
+int ww_pool_choose(struct ww_device *d, struct ww_pool *p);
+int ww_pool_trim(struct ww_pool *p, size_t keep);
+int ww_pool_get(struct ww_pool *p, int attribute, void *to);
+int ww_pool_set(struct ww_pool *p, int attribute, void *from);
+int ww_pool_set_access(struct ww_pool *p, const struct cu_mem_access *all, size_t n);
+
+/* With ww_graphs held: */
+int ww_graph_hold(struct ww_graph *g, struct ww_user *u, uint32_t count, bool moves);
+int ww_graph_let_go(struct ww_graph *g, struct ww_user *u, uint32_t count);
+int ww_graph_clone_to(void **clone, struct ww_graph *g);
+int ww_graph_find_clone(void **found, const struct ww_node *n, const struct ww_graph *clone);
+int ww_graph_nodes(const struct ww_graph *g, void **to, size_t *n, bool roots);
+int ww_graph_edges(const struct ww_graph *g, void **from, void **to, struct cu_edge *data, size_t *n);
+int ww_node_dependencies(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n);
+int ww_node_dependents(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n);
+int ww_graph_connect(struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n);
+int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, size_t n);
+int ww_graph_draw(const struct ww_graph *g, const char *path);
+void ww_graph_end(struct ww_graph *g);
+void ww_node_end(struct ww_node *n);
+void ww_node_kernel(const struct ww_node *n, struct cu_node_kernel *to, bool second);
+void ww_node_alloc(const struct ww_node *n, struct cu_node_alloc *to);
+int ww_exec_enabled(const struct ww_exec *x, const void *node, unsigned *enabled);
+
+/* Without it: */
+#define WW_NODE_KERNEL_V1 (-1) /* a kernel with the first version of its parameters */
+int ww_graph_create(void **graph);
+int ww_capture_begin(void *h, int mode, void *graph, void *const *deps, size_t n);
+/* params: as the driver's call for the kind has them; the event, address or graph itself where it has one. */
+int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void *params, CUcontext context);
+int ww_node_set(void *node, int kind, void *params, CUcontext context);
+int ww_exec_set(void *exec, void *node, int kind, void *params, CUcontext context);
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

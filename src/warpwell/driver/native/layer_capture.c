@@ -129,7 +129,7 @@ static void graph_gone(const struct ww_graph *g) {
         graphs_of_node_gone(&g->nodes[i]->work);
 }
 
-static void drop_graph(struct ww_graph *g) {
+void ww_graph_end(struct ww_graph *g) {
     graph_gone(g);
     ww_graph_drop(g);
 }
@@ -143,7 +143,7 @@ static void sweep(void) {
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            drop_graph(g);
+            ww_graph_end(g);
     }
 }
 
@@ -369,7 +369,7 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            drop_graph(g);
+            ww_graph_end(g);
     } else if (c) {
         m->stream = 0; /* its id may come back */
     }
@@ -390,7 +390,7 @@ static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, 
     return error;
 }
 
-static int begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
+int ww_capture_begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -433,11 +433,9 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
     return leave(error);
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream h, int mode) { return begin(h, mode, NULL, NULL, 0); }
-
 CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode) {
     (void)edges; /* data of edges are those of whole completion here */
-    return graph ? begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
+    return graph ? ww_capture_begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Whether all that was recorded comes before the first stream's last nodes. */
@@ -475,7 +473,7 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
     if (!error)
         *graph = g->object;
     else if (g && !into)
-        drop_graph(g);
+        ww_graph_end(g);
     leave(error);
     return error;
 }
@@ -588,34 +586,7 @@ static void node_gone(const struct ww_node *n) {
     graphs_of_node_gone(&n->work);
 }
 
-static int enter_graphs(void) {
-    int error = ww_ready();
-    if (!error)
-        pthread_mutex_lock(&ww_graphs);
-    return error;
-}
-
-CUresult cuGraphDestroy(void *h) {
-    int error = enter_graphs();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || g->within)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    drop_graph(g);
-    return leave(0);
-}
-
-CUresult cuGraphDestroyNode(void *h) {
-    int error = enter_graphs();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    if (!n)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    if (ww_graph_has_memory(n->graph))
-        return leave(CUDA_ERROR_NOT_SUPPORTED);
+void ww_node_end(struct ww_node *n) {
     node_gone(n);
     ww_node_remove(n);
-    return leave(0);
 }

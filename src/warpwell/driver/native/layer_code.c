@@ -388,13 +388,6 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, 
     return error;
 }
 
-CUresult cuModuleGetLoadingMode(int *mode) {
-    if (!mode)
-        return CUDA_ERROR_INVALID_VALUE;
-    *mode = 1; /* at once */
-    return 0;
-}
-
 /* -- libraries ----------------------------------------------------------------------------------------------------- */
 
 /* The library's code on a device, loaded at first use; layer.loading is locked. */
@@ -619,10 +612,6 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, c
 }
 
 /* Managed memory of an image is where the worker's driver put it, which the program cannot reach. */
-CUresult cuLibraryGetManaged(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name) {
-    (void)address, (void)nbytes, (void)h, (void)name;
-    return ww_refused("cuLibraryGetManaged");
-}
 
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 
@@ -664,7 +653,7 @@ int ww_function(void *h, struct ww_device *d, uint32_t *id) {
 }
 
 /* The function behind a handle that may name one of any device. */
-static int fn_of(void *h, struct ww_fn **f) {
+int ww_fn_any(void *h, struct ww_fn **f) {
     struct ww_object *o = ww_object(h, WW_FUNCTION);
     struct ww_device *d;
     int error = o ? ww_ready() : ww_need(&d);
@@ -677,14 +666,14 @@ static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f) {
     return error ? error : ww_fn_of(h, d, f);
 }
 
-static int get_attribute(const struct ww_fn *f, int attribute, int *value) {
+int ww_get_attribute(const struct ww_fn *f, int attribute, int *value) {
     if (!value || attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
     *value = atomic_load_explicit(&((struct ww_fn *)f)->attributes[attribute], memory_order_relaxed);
     return *value == -1 && attribute > CU_FUNC_SHARED_CARVEOUT ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-static int set_attribute(struct ww_fn *f, int attribute, int value) {
+int ww_set_attribute(struct ww_fn *f, int attribute, int value) {
     struct ww_args_function_set args = {f->object->id, (uint32_t)attribute, value, 0};
     if (attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
@@ -692,30 +681,6 @@ static int set_attribute(struct ww_fn *f, int attribute, int value) {
     if (!error)
         atomic_store_explicit(&f->attributes[attribute], value, memory_order_relaxed);
     return error;
-}
-
-CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction h) {
-    struct ww_fn *f;
-    int error = fn_of(h, &f);
-    return error ? error : get_attribute(f, attribute, value);
-}
-
-CUresult cuFuncSetAttribute(CUfunction h, int attribute, int value) {
-    struct ww_fn *f;
-    int error = fn_of(h, &f);
-    return error ? error : set_attribute(f, attribute, value);
-}
-
-CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel h, CUdevice k) {
-    struct ww_fn *f;
-    int error = fn_at(h, k, &f);
-    return error ? error : get_attribute(f, attribute, value);
-}
-
-CUresult cuKernelSetAttribute(int attribute, int value, CUkernel h, CUdevice k) {
-    struct ww_fn *f;
-    int error = fn_at(h, k, &f);
-    return error ? error : set_attribute(f, attribute, value);
 }
 
 CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k) {
@@ -729,19 +694,13 @@ CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k) {
     return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0, NULL);
 }
 
-static int param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes) {
+int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes) {
     if (i >= f->nparams || !offset)
         return CUDA_ERROR_INVALID_VALUE;
     *offset = f->params[i].offset;
     if (nbytes)
         *nbytes = f->params[i].size;
     return 0;
-}
-
-CUresult cuFuncGetParamInfo(CUfunction h, size_t i, size_t *offset, size_t *nbytes) {
-    struct ww_fn *f;
-    int error = fn_of(h, &f);
-    return error ? error : param_info(f, i, offset, nbytes);
 }
 
 CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbytes) {
@@ -751,41 +710,18 @@ CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbyt
     int error = ww_ready();
     if (error || !o || !d)
         return error ? error : o ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
-    return (error = fn_on(o, d, &f)) ? error : param_info(f, i, offset, nbytes);
-}
-
-CUresult cuFuncGetName(const char **name, CUfunction h) {
-    struct ww_fn *f;
-    int error = fn_of(h, &f);
-    if (error || !name)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *name = f->name;
-    return 0;
+    return (error = fn_on(o, d, &f)) ? error : ww_param_info(f, i, offset, nbytes);
 }
 
 CUresult cuFuncGetModule(CUmodule *module, CUfunction h) {
     struct ww_fn *f;
-    int error = fn_of(h, &f);
+    int error = ww_fn_any(h, &f);
     if (error || !module)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (f->kernel)
         return cuLibraryGetModule(module, (CUlibrary)(void *)((struct kernel *)f->kernel->more)->library);
     *module = (CUmodule)(void *)f->module;
     return f->module ? 0 : CUDA_ERROR_INVALID_HANDLE;
-}
-
-CUresult cuFuncLoad(CUfunction h) {
-    struct ww_fn *f;
-    return fn_of(h, &f);
-}
-
-CUresult cuFuncIsLoaded(int *state, CUfunction h) {
-    struct ww_fn *f;
-    int error = fn_of(h, &f);
-    if (error || !state)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *state = 1;
-    return 0;
 }
 
 CUresult cuKernelGetFunction(CUfunction *function, CUkernel h) {

@@ -29,7 +29,7 @@ struct ww_device *ww_context(CUcontext h) {
 
 CUcontext ww_context_handle(struct ww_device *d) { return (CUcontext)(void *)d; }
 
-static int index_of(const struct ww_device *d) { return (int)(d - layer.devices); }
+int ww_device_number(const struct ww_device *d) { return (int)(d - layer.devices); }
 
 int ww_context_code(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
@@ -86,14 +86,6 @@ static int push(struct ww_device *d) {
     return 0;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context) {
-    int error = ww_ready();
-    if (error || !context)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *context = ww_current() ? ww_context_handle(ww_current()) : NULL;
-    return 0;
-}
-
 CUresult cuCtxSetCurrent(CUcontext context) {
     int error = ww_ready();
     struct ww_device *d = ww_context(context);
@@ -127,57 +119,11 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     return 0;
 }
 
-CUresult cuCtxGetDevice(CUdevice *device) {
-    int error = ww_ready();
-    if (error || !device)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (!ww_current())
-        return CUDA_ERROR_INVALID_CONTEXT;
-    *device = index_of(ww_current());
-    return 0;
-}
-
 /* The device of a context, NULL being the thread's. */
 int ww_context_or_current(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
     *d = context ? ww_context(context) : ww_current();
     return error ? error : *d ? 0 : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) {
-    struct ww_device *d;
-    int error = ww_context_or_current(context, &d);
-    if (error || !device)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *device = index_of(d);
-    return 0;
-}
-
-CUresult cuCtxGetFlags(unsigned *flags) {
-    struct ww_device *d;
-    int error = ww_context_or_current(NULL, &d);
-    if (error || !flags)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *flags = d->context_flags;
-    return 0;
-}
-
-CUresult cuCtxGetId(CUcontext context, uint64_t *id) {
-    struct ww_device *d;
-    int error = ww_context_or_current(context, &d);
-    if (error || !id)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *id = (atomic_load(&d->life) + 1) * WW_DEVICES + (uint64_t)index_of(d);
-    return 0;
-}
-
-CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
-    struct ww_device *d;
-    int error = ww_context_or_current(context, &d);
-    if (error || !version)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *version = 3020;
-    return 0;
 }
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {

@@ -63,40 +63,11 @@ CUresult cuDriverGetVersion(int *version) {
 
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
-CUresult cuDeviceGetCount(int *n) {
-    int error = ww_ready();
-    if (error || !n)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *n = layer.ndevices;
-    return 0;
-}
-
-CUresult cuDeviceGet(CUdevice *device, int ordinal) {
-    struct ww_device *d;
-    int error = ww_device_at(ordinal, &d);
-    if (error || !device)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *device = ordinal;
-    return 0;
-}
-
-static int text_out(char *to, int room, const char *text) {
+int ww_text_out(char *to, int room, const char *text) {
     if (!to || room <= 0)
         return CUDA_ERROR_INVALID_VALUE;
     snprintf(to, (size_t)room, "%s", text);
     return 0;
-}
-
-CUresult cuDeviceGetName(char *name, int room, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    return error ? error : text_out(name, room, d->facts.name);
-}
-
-CUresult cuDeviceGetPCIBusId(char *name, int room, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    return error ? error : text_out(name, room, d->facts.pci);
 }
 
 CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
@@ -111,24 +82,6 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
         }
     }
     return CUDA_ERROR_INVALID_DEVICE;
-}
-
-CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || !uuid)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    memcpy(uuid, d->facts.uuid, sizeof d->facts.uuid);
-    return 0;
-}
-
-CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || !nbytes)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *nbytes = d->facts.total_bytes;
-    return 0;
 }
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k) {
@@ -151,7 +104,7 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k) {
 /* -- primary contexts ---------------------------------------------------------------------------------------------- */
 
 /* Let the worker go: a new life of the device. */
-static void reset(struct ww_device *d) {
+void ww_reset(struct ww_device *d) {
     pthread_mutex_lock(&d->opening);
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_exchange(&d->channel, NULL);
@@ -197,39 +150,13 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k) {
     d->retained -= d->retained > 0;
     pthread_mutex_unlock(&d->opening);
     if (last)
-        reset(d);
+        ww_reset(d);
     return error;
-}
-
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (!error)
-        reset(d); /* whoever has the context retained or current goes on with a new worker */
-    return error;
-}
-
-CUresult cuDevicePrimaryCtxGetState(CUdevice k, unsigned *flags, int *active) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || !flags || !active)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *flags = d->context_flags;
-    *active = atomic_load(&d->channel) != NULL;
-    return 0;
 }
 
 /* Flags say how the calling thread waits, which is the layer's affair: kept, and told when asked. */
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || flags > 0xff || (flags & 7) == 3 || (flags & 7) > 4)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    d->context_flags = flags;
-    return 0;
-}
 
-static int synchronize(struct ww_device *d) {
+int ww_synchronize(struct ww_device *d) {
     int error = ww_no_synchronize(d, 0);
     if (error)
         return error;
@@ -237,16 +164,4 @@ static int synchronize(struct ww_device *d) {
         ww_host_wait(d, 0);
     error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
     return error ? error : ww_earlier(d);
-}
-
-CUresult cuCtxSynchronize(void) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    return error ? error : synchronize(d);
-}
-
-CUresult cuCtxSynchronize_v2(CUcontext context) {
-    struct ww_device *d;
-    int error = ww_context_or_current(context, &d);
-    return error ? error : (error = ww_open(d)) ? error : synchronize(d);
 }

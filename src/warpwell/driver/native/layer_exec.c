@@ -18,10 +18,10 @@ struct step {
     uint64_t node; /* serial of the graph's node */
     bool off;
     uint32_t number, nbodies; /* of a conditional node: its number at the worker, and its graphs */
-    struct plan **bodies;
+    struct ww_plan **bodies;
 };
 
-struct plan {
+struct ww_plan {
     _Atomic int refs;
     size_t n, nshape, nusers;
     struct step *steps;
@@ -33,21 +33,11 @@ struct plan {
     struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
 };
 
-struct mark { /* an event behind the last launch */
+struct ww_mark { /* an event behind the last launch */
     _Atomic int refs;
     struct ww_device *device;
     uint64_t life;
     uint32_t event;
-};
-
-struct exec {
-    struct ww_object *object;
-    struct plan *plan;
-    uint64_t flags;
-    struct mark *mark;          /* NULL: never launched */
-    uint32_t stream;            /* of the last launch, on the mark's device */
-    bool gone;                  /* its handle is destroyed */
-    _Atomic int refs, unposted; /* unposted: launches that are not posted to their end */
 };
 
 /* -- plans
@@ -64,7 +54,7 @@ static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t
     }
 }
 
-static void drop_plan(struct plan *p) {
+static void drop_plan(struct ww_plan *p) {
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
         return;
     pthread_mutex_lock(&ww_graphs);
@@ -85,10 +75,10 @@ static void drop_plan(struct plan *p) {
     free(p);
 }
 
-static int add_graph(struct plan *p, struct ww_graph *g);
-static int make_plan(struct ww_graph *g, struct plan **made);
+static int add_graph(struct ww_plan *p, struct ww_graph *g);
+static int make_plan(struct ww_graph *g, struct ww_plan **made);
 
-static int add_condition(struct plan *p, const struct ww_node *n) {
+static int add_condition(struct ww_plan *p, const struct ww_node *n) {
     struct step *s = &p->steps[p->n++];
     const struct ww_condition *c = n->work.of.condition;
     int error = 0;
@@ -103,7 +93,7 @@ static int add_condition(struct plan *p, const struct ww_node *n) {
 }
 
 /* A node whose dependencies are in the plan already. */
-static int add_step(struct plan *p, const struct ww_node *n) {
+static int add_step(struct ww_plan *p, const struct ww_node *n) {
     if (n->work.kind == CU_NODE_GRAPH) {
         p->nested = true;
         return add_graph(p, n->work.of.graph);
@@ -124,7 +114,7 @@ static bool ready(const struct ww_node *n, const bool *placed) {
 }
 
 /* Nodes as early as their dependencies allow, else in the order in which they were made. A circle: INVALID_VALUE. */
-static int add_nodes(struct plan *p, const struct ww_graph *g) {
+static int add_nodes(struct ww_plan *p, const struct ww_graph *g) {
     bool *placed = calloc(g->n + 1, sizeof *placed);
     size_t left = g->n, before = left + 1;
     int error = placed ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
@@ -141,7 +131,7 @@ static int add_nodes(struct plan *p, const struct ww_graph *g) {
     return error ? error : left ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-static int add_graph(struct plan *p, struct ww_graph *g) {
+static int add_graph(struct ww_plan *p, struct ww_graph *g) {
     p->shape[p->nshape++] = g->n;
     for (size_t i = 0; i < g->n; i++)
         g->nodes[i]->place = i;
@@ -158,9 +148,9 @@ static int add_graph(struct plan *p, struct ww_graph *g) {
 }
 
 /* With ww_graphs held; the plan is dropped without it. */
-static int make_plan(struct ww_graph *g, struct plan **made) {
+static int make_plan(struct ww_graph *g, struct ww_plan **made) {
     size_t nodes = 0, shape = 0, users = 0;
-    struct plan *p = calloc(1, sizeof *p);
+    struct ww_plan *p = calloc(1, sizeof *p);
     count(g, &nodes, &shape, &users);
     *made = p;
     if (!p)
@@ -174,7 +164,7 @@ static int make_plan(struct ww_graph *g, struct plan **made) {
 }
 
 /* Record steps as their graph's twin, and then the graphs of conditional nodes. */
-static int record(const struct plan *p, size_t first, size_t n) {
+static int record(const struct ww_plan *p, size_t first, size_t n) {
     int error = ww_twin_begin(&p->graph), end;
     if (error)
         return error;
@@ -189,19 +179,19 @@ static int record(const struct plan *p, size_t first, size_t n) {
 }
 
 /* With ww_graphs held: a plan that can be launched; the plan is dropped without it. */
-static int make_whole(struct ww_graph *g, struct plan **made) {
+static int make_whole(struct ww_graph *g, struct ww_plan **made) {
     int error = make_plan(g, made);
     if (error || !(*made)->twins)
         return error;
-    struct plan *p = *made;
+    struct ww_plan *p = *made;
     while (p->steps[p->first].work.kind != CU_NODE_KERNEL && p->steps[p->first].work.kind != CU_NODE_CONDITION)
         p->first++;
     return (error = record(p, p->first, p->twins)) ? error : ww_twin_exec(&p->graph, &p->exec);
 }
 
 /* With ww_graphs held: the same plan, to be changed. */
-static struct plan *copy_plan(const struct plan *from) {
-    struct plan *p = from->twins ? NULL : calloc(1, sizeof *p);
+static struct ww_plan *copy_plan(const struct ww_plan *from) {
+    struct ww_plan *p = from->twins ? NULL : calloc(1, sizeof *p);
     if (!p)
         return NULL;
     atomic_store(&p->refs, 1);
@@ -239,12 +229,12 @@ static struct plan *copy_plan(const struct plan *from) {
 /* -- executable graphs
  * ------------------------------------------------------------------------------------------------------- */
 
-static struct exec *exec_of(const void *h) {
+struct ww_exec *ww_exec(const void *h) {
     struct ww_object *o = ww_object(h, WW_EXEC);
     return o ? o->more : NULL;
 }
 
-static void drop_mark(struct mark *m) {
+static void drop_mark(struct ww_mark *m) {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     struct ww_args_event args = {m->event, 0};
@@ -253,7 +243,7 @@ static void drop_mark(struct mark *m) {
     free(m);
 }
 
-static void drop_exec(struct exec *x) {
+static void drop_exec(struct ww_exec *x) {
     if (atomic_fetch_sub(&x->refs, 1) != 1)
         return;
     drop_mark(x->mark);
@@ -264,8 +254,8 @@ static void drop_exec(struct exec *x) {
  * ----------------------------------------------------------------------------------------- */
 
 struct retired {
-    struct plan *plan;
-    struct mark *mark;
+    struct ww_plan *plan;
+    struct ww_mark *mark;
 };
 
 static void drop_retired(void *data, int code) {
@@ -277,7 +267,7 @@ static void drop_retired(void *data, int code) {
 }
 
 /* What launches have left on the device must be done before user objects go; nobody waits for that. */
-static void retire(struct plan *p, struct mark *m) {
+static void retire(struct ww_plan *p, struct ww_mark *m) {
     struct ww_args_event args = {m ? m->event : 0, 0};
     struct retired *r = NULL;
     bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
@@ -297,8 +287,8 @@ static void retire(struct plan *p, struct mark *m) {
  * ----------------------------------------------------------------------------------------------------- */
 
 static int instantiate(void **exec, void *h, uint64_t flags, int *result) {
-    struct plan *p = NULL;
-    struct exec *x = NULL;
+    struct ww_plan *p = NULL;
+    struct ww_exec *x = NULL;
     int error = ww_ready();
     if (error || !exec || flags > 15)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -354,7 +344,7 @@ CUresult cuGraphExecDestroy(void *h) {
     if (error)
         return error;
     pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
+    struct ww_exec *x = ww_exec(h);
     if (x) {
         ww_object_drop(h, WW_EXEC, &was);
         x->gone = true;
@@ -367,31 +357,15 @@ CUresult cuGraphExecDestroy(void *h) {
     return 0;
 }
 
-CUresult cuGraphExecGetFlags(void *h, uint64_t *flags) {
-    int error = ww_ready();
-    struct exec *x = error ? NULL : exec_of(h);
-    if (x && flags)
-        *flags = x->flags;
-    return error ? error : x && flags ? 0 : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuGraphExecGetId(void *h, unsigned *id) {
-    int error = ww_ready();
-    struct exec *x = error ? NULL : exec_of(h);
-    if (x && id)
-        *id = (unsigned)x->object->serial;
-    return error ? error : x && id ? 0 : CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Put another plan in the place of the present one. */
-static void replace(struct exec *x, struct plan *p) {
-    struct plan *old = x->plan;
+static void replace(struct ww_exec *x, struct ww_plan *p) {
+    struct ww_plan *old = x->plan;
     x->plan = p;
     ww_graphs_leave();
     retire(old, x->mark);
 }
 
-static struct step *step_of(const struct plan *p, const void *node) {
+static struct step *step_of(const struct ww_plan *p, const void *node) {
     const struct ww_node *n = ww_node(node);
     for (size_t i = 0; n && i < p->n; i++)
         if (p->steps[i].node == n->serial)
@@ -400,18 +374,17 @@ static struct step *step_of(const struct plan *p, const void *node) {
 }
 
 /* Why there is no copy of a plan. */
-static int no_copy(const struct plan *p) {
+static int no_copy(const struct ww_plan *p) {
     return p->twins ? ww_refused("changes of one node in an executable graph with conditional nodes")
                     : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int ww_exec_set(void *h, void *node, struct ww_work *work, int error) {
-    if (error)
-        return error;
+int ww_exec_change(void *h, void *node, struct ww_work *work) {
+    int error = 0;
     pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
+    struct ww_exec *x = ww_exec(h);
     struct step *s = x ? step_of(x->plan, node) : NULL;
-    struct plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
+    struct ww_plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
     if (!p) {
         error = s && s->work.kind == work->kind ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
         ww_work_drop(work);
@@ -430,10 +403,10 @@ CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
     if (error)
         return error;
     pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
+    struct ww_exec *x = ww_exec(h);
     struct step *s = x ? step_of(x->plan, node) : NULL;
     bool may = s && (s->work.kind == CU_NODE_KERNEL || s->work.kind == CU_NODE_COPY || s->work.kind == CU_NODE_SET);
-    struct plan *p = may ? copy_plan(x->plan) : NULL;
+    struct ww_plan *p = may ? copy_plan(x->plan) : NULL;
     if (!p) {
         ww_graphs_leave();
         return may ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
@@ -443,23 +416,17 @@ CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
     return 0;
 }
 
-CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled) {
-    int error = ww_ready();
-    if (error)
-        return error;
-    pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
-    struct step *s = x ? step_of(x->plan, node) : NULL;
-    if (s && enabled)
+int ww_exec_enabled(const struct ww_exec *x, const void *node, unsigned *enabled) {
+    const struct step *s = step_of(x->plan, node);
+    if (s)
         *enabled = !s->off;
-    ww_graphs_leave();
-    return s && enabled ? 0 : CUDA_ERROR_INVALID_VALUE;
+    return s ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* -- updates
  * ------------------------------------------------------------------------------------------------------------------ */
 
-static int compare(const struct plan *old, const struct plan *new) {
+static int compare(const struct ww_plan *old, const struct ww_plan *new) {
     if (old->nshape != new->nshape || old->n != new->n ||
         memcmp(old->shape, new->shape, old->nshape * sizeof *old->shape))
         return CU_UPDATE_TOPOLOGY;
@@ -484,13 +451,13 @@ static int compare(const struct plan *old, const struct plan *new) {
 
 CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     struct cu_update *r = result;
-    struct plan *p = NULL;
+    struct ww_plan *p = NULL;
     int error = ww_ready();
     if (error || !r)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *r = (struct cu_update){1, NULL, NULL};
     pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
+    struct ww_exec *x = ww_exec(h);
     struct ww_graph *g = ww_graph(graph);
     error = x && g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
     if (!error && (r->result = compare(x->plan, p)))
@@ -523,8 +490,8 @@ CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result) {
  * ------------------------------------------------------------------------------------------------------------------ */
 
 struct run { /* a launch under way */
-    struct exec *exec;
-    struct plan *plan;
+    struct ww_exec *exec;
+    struct ww_plan *plan;
     struct ww_device *device;
     uint32_t stream;
     size_t at;
@@ -569,7 +536,7 @@ static int post_step(const struct run *r, const struct ww_work *w) {
     }
 }
 
-static int behind(const struct exec *x, struct ww_device *d, uint32_t stream, uint16_t op) {
+static int behind(const struct ww_exec *x, struct ww_device *d, uint32_t stream, uint16_t op) {
     struct ww_args_event args = {x->mark->event, 0};
     return ww_send(d, op, stream, &args, sizeof args);
 }
@@ -616,9 +583,9 @@ static void go_on(void *data, int code) {
         ww_say("a graph's launch ends in its middle: error %d", error);
 }
 
-static int new_mark(struct exec *x, struct ww_device *d, uint64_t life) {
+static int new_mark(struct ww_exec *x, struct ww_device *d, uint64_t life) {
     struct ww_args_event args = {0, CU_EVENT_DISABLE_TIMING};
-    struct mark *m = malloc(sizeof *m);
+    struct ww_mark *m = malloc(sizeof *m);
     int error = m ? ww_id_take(&d->events, &args.event) : CUDA_ERROR_OUT_OF_MEMORY;
     if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args))) {
         free(m);
@@ -634,7 +601,7 @@ static int new_mark(struct exec *x, struct ww_device *d, uint64_t life) {
 }
 
 /* This launch behind the last one, where that was in another stream of the device. */
-static int order(struct exec *x, struct ww_device *d, uint32_t stream) {
+static int order(struct ww_exec *x, struct ww_device *d, uint32_t stream) {
     uint64_t life = atomic_load(&d->life);
     int error = 0;
     if (!x->mark || x->mark->device != d || x->mark->life != life) {
@@ -649,7 +616,7 @@ static int order(struct exec *x, struct ww_device *d, uint32_t stream) {
 }
 
 /* Memory that the last launch has left allocated: only with the flag for it. */
-static int check_memory(const struct exec *x) {
+static int check_memory(const struct ww_exec *x) {
     for (size_t i = 0; i < x->plan->n; i++) {
         const struct ww_work *w = &x->plan->steps[i].work;
         if (w->kind == CU_NODE_ALLOC && atomic_load(&w->of.memory->live) && !(x->flags & CU_INSTANTIATE_AUTO_FREE))
@@ -659,7 +626,7 @@ static int check_memory(const struct exec *x) {
 }
 
 /* The call allocates and frees, as the program sees it, whenever its stream gets there. */
-static void count_memory(const struct plan *p) {
+static void count_memory(const struct ww_plan *p) {
     for (size_t i = 0; i < p->n; i++) {
         const struct ww_work *w = &p->steps[i].work;
         if (w->kind == CU_NODE_ALLOC)
@@ -683,7 +650,7 @@ CUresult cuGraphLaunch(void *h, CUstream s) {
     if (!r)
         return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&ww_graphs);
-    struct exec *x = exec_of(h);
+    struct ww_exec *x = ww_exec(h);
     if (x && !(error = check_memory(x))) {
         *r = (struct run){x, x->plan, d, stream, 0};
         atomic_fetch_add(&x->refs, 1);
@@ -703,13 +670,4 @@ CUresult cuGraphLaunch(void *h, CUstream s) {
         return error;
     }
     return held ? 0 : post(r); /* behind a host function that has not run: by its thread, so that nothing waits here */
-}
-
-CUresult cuGraphUpload(void *h, CUstream s) {
-    struct ww_device *d;
-    uint32_t stream;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(s, &d, &stream)))
-        return error;
-    return exec_of(h) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }

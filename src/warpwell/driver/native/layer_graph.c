@@ -18,22 +18,10 @@ struct ww_node *ww_node(const void *h) {
     return o ? o->more : NULL;
 }
 
-static int enter(void) {
-    int error = ww_ready();
-    if (!error)
-        pthread_mutex_lock(&ww_graphs);
-    return error;
-}
-
-static int leave(int error) {
-    ww_graphs_leave();
-    return error;
-}
-
 /* -- user objects ----------------------------------------------------------------------------------------------------
  */
 
-static struct ww_user *user_of(const void *h) {
+struct ww_user *ww_user(const void *h) {
     struct ww_object *o = ww_object(h, WW_USER);
     return o ? o->more : NULL;
 }
@@ -53,27 +41,6 @@ CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned c
     u->object->more = u;
     *object = u->object;
     return 0;
-}
-
-CUresult cuUserObjectRetain(void *h, unsigned count) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_user *u = user_of(h);
-    if (u && count)
-        ww_user_retain(u, count);
-    return leave(u && count ? 0 : CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult cuUserObjectRelease(void *h, unsigned count) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_user *u = user_of(h);
-    bool right = u && count && count <= u->refs;
-    if (right)
-        ww_user_release(u, count);
-    return leave(right ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
 static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u) {
@@ -97,36 +64,22 @@ static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count) {
     return 0;
 }
 
-#define MOVE 1u
-
-CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(graph);
-    struct ww_user *u = user_of(object);
-    if (!g || !u || !count || flags > MOVE || (flags & MOVE && count > u->refs))
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    error = hold(g, u, count);
-    if (!error && !(flags & MOVE))
+int ww_graph_hold(struct ww_graph *g, struct ww_user *u, uint32_t count, bool moves) {
+    int error = hold(g, u, count);
+    if (!error && !moves)
         ww_user_retain(u, count);
-    return leave(error);
+    return error;
 }
 
-CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(graph);
-    struct ww_user *u = user_of(object);
-    struct ww_user_ref *r = g && u ? ref_of(g, u) : NULL;
+int ww_graph_let_go(struct ww_graph *g, struct ww_user *u, uint32_t count) {
+    struct ww_user_ref *r = ref_of(g, u);
     if (!r || !count || count > r->count)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+        return CUDA_ERROR_INVALID_VALUE;
     r->count -= count;
     if (!r->count)
         *r = g->users[--g->nusers];
     ww_user_release(u, count);
-    return leave(0);
+    return 0;
 }
 
 /* -- nodes ------------------------------------------------------------------------------------------------------------
@@ -362,10 +315,7 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g) {
 /* -- calls on graphs
  * ---------------------------------------------------------------------------------------------------- */
 
-CUresult cuGraphCreate(void **graph, unsigned flags) {
-    int error = ww_ready();
-    if (error || !graph || flags)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_graph_create(void **graph) {
     struct ww_graph *g = ww_graph_new();
     if (!g)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -373,44 +323,21 @@ CUresult cuGraphCreate(void **graph, unsigned flags) {
     return 0;
 }
 
-CUresult cuGraphClone(void **clone, void *h) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || !clone)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+int ww_graph_clone_to(void **clone, struct ww_graph *g) {
     if (ww_graph_has_memory(g) || ww_graph_has(g, CU_NODE_CONDITION))
-        return leave(CUDA_ERROR_NOT_SUPPORTED);
+        return CUDA_ERROR_NOT_SUPPORTED;
     struct ww_graph *c = ww_graph_clone(g);
     *clone = c ? c->object : NULL;
-    return leave(c ? 0 : CUDA_ERROR_OUT_OF_MEMORY);
+    return c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuGraphNodeFindInClone(void **found, void *h, void *clone) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    struct ww_graph *c = ww_graph(clone);
-    if (!found || !n || !c)
-        return leave(CUDA_ERROR_INVALID_VALUE);
-    for (size_t i = 0; i < c->n; i++)
-        if (c->nodes[i]->original == n->serial) {
-            *found = c->nodes[i]->object;
-            return leave(0);
+int ww_graph_find_clone(void **found, const struct ww_node *n, const struct ww_graph *clone) {
+    for (size_t i = 0; i < clone->n; i++)
+        if (clone->nodes[i]->original == n->serial) {
+            *found = clone->nodes[i]->object;
+            return 0;
         }
-    return leave(CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult cuGraphGetId(void *h, unsigned *id) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (g && id)
-        *id = (unsigned)g->serial;
-    return leave(g && id ? 0 : CUDA_ERROR_INVALID_VALUE);
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* What a caller gets of a list: its length, or as many as there is room for. */
@@ -432,23 +359,13 @@ static int list_end(const struct list *l, size_t *n) {
     return 0;
 }
 
-static int nodes_of(void *h, void **to, size_t *n, bool roots) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || !n)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+int ww_graph_nodes(const struct ww_graph *g, void **to, size_t *n, bool roots) {
     struct list l = {to, *n, 0};
     for (size_t i = 0; i < g->n; i++)
         if (!roots || !g->nodes[i]->nedges)
             list_put(&l, g->nodes[i]->object);
-    return leave(list_end(&l, n));
+    return list_end(&l, n);
 }
-
-CUresult cuGraphGetNodes(void *h, void *to, void *n) { return nodes_of(h, to, n, false); }
-
-CUresult cuGraphGetRootNodes(void *h, void *to, void *n) { return nodes_of(h, to, n, true); }
 
 static void put_edge(struct list *from, struct list *to, struct cu_edge *data, const struct ww_edge *e,
                      struct ww_node *n) {
@@ -459,51 +376,31 @@ static void put_edge(struct list *from, struct list *to, struct cu_edge *data, c
     list_put(to, n->object);
 }
 
-CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *count) {
-    size_t *n = count, ignored;
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || !n || !from != !to)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+int ww_graph_edges(const struct ww_graph *g, void **from, void **to, struct cu_edge *data, size_t *n) {
     struct list a = {from, *n, 0}, b = {to, *n, 0};
+    size_t ignored;
     for (size_t i = 0; i < g->n; i++)
         for (size_t e = 0; e < g->nodes[i]->nedges; e++)
             put_edge(&a, &b, to ? data : NULL, &g->nodes[i]->edges[e], g->nodes[i]);
     list_end(&a, &ignored);
-    return leave(list_end(&b, n));
+    return list_end(&b, n);
 }
 
-CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *count) {
-    size_t *n = count;
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *node = ww_node(h);
-    if (!node || !n)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+int ww_node_dependencies(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n) {
     struct list l = {to, *n, 0};
     for (size_t e = 0; e < node->nedges; e++)
         put_edge(NULL, &l, to ? data : NULL, &node->edges[e], node->edges[e].from);
-    return leave(list_end(&l, n));
+    return list_end(&l, n);
 }
 
-CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *count) {
-    size_t *n = count;
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *node = ww_node(h);
-    if (!node || !n)
-        return leave(CUDA_ERROR_INVALID_VALUE);
+int ww_node_dependents(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n) {
     struct list l = {to, *n, 0};
     for (size_t i = 0; i < node->graph->n; i++) {
         const struct ww_edge *e = edge_of(node, node->graph->nodes[i]);
         if (e)
             put_edge(NULL, &l, to ? data : NULL, e, node->graph->nodes[i]);
     }
-    return leave(list_end(&l, n));
+    return list_end(&l, n);
 }
 
 /* Both ends of an edge in this graph, or an error. */
@@ -514,75 +411,32 @@ static int ends(const struct ww_graph *g, void *const *from, void *const *to, si
     return *a && *b && *a != *b && (*a)->graph == g && (*b)->graph == g ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, size_t n) {
-    const struct cu_edge *edges = data;
+int ww_graph_connect(struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n) {
     struct ww_node *a, *b;
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || (n && (!from || !to)))
-        return leave(CUDA_ERROR_INVALID_VALUE);
+    int error = 0;
     for (size_t i = 0; i < n; i++)
-        if ((error = ends(g, from, to, i, &a, &b)) || edge_of(a, b))
-            return leave(CUDA_ERROR_INVALID_VALUE);
+        if (ends(g, from, to, i, &a, &b) || edge_of(a, b))
+            return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n && !error; i++) {
         ends(g, from, to, i, &a, &b);
         if (!edge_of(a, b)) /* the same edge twice in one list */
             error = connect(a, b, edges ? &edges[i] : NULL);
     }
-    return leave(error);
+    return error;
 }
 
-CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data, size_t n) {
+int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, size_t n) {
     struct ww_node *a, *b;
-    int error = enter();
-    (void)data;
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    if (!g || (n && (!from || !to)))
-        return leave(CUDA_ERROR_INVALID_VALUE);
     if (n && ww_graph_has_memory(g))
-        return leave(CUDA_ERROR_NOT_SUPPORTED);
+        return CUDA_ERROR_NOT_SUPPORTED;
     for (size_t i = 0; i < n; i++)
         if (ends(g, from, to, i, &a, &b) || !edge_of(a, b))
-            return leave(CUDA_ERROR_INVALID_VALUE);
+            return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < n; i++) {
         ends(g, from, to, i, &a, &b);
         disconnect(a, b);
     }
-    return leave(0);
-}
-
-CUresult cuGraphNodeGetType(void *h, int *type) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    if (n && type)
-        *type = n->work.kind;
-    return leave(n && type ? 0 : CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult cuGraphNodeGetContainingGraph(void *h, void **graph) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    if (n && graph)
-        *graph = n->graph->object;
-    return leave(n && graph ? 0 : CUDA_ERROR_INVALID_VALUE);
-}
-
-CUresult cuGraphNodeGetLocalId(void *h, unsigned *id) {
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_node *n = ww_node(h);
-    if (n && id)
-        *id = n->id;
-    return leave(n && id ? 0 : CUDA_ERROR_INVALID_VALUE);
+    return 0;
 }
 
 /* -- pictures
@@ -610,17 +464,12 @@ static void draw(FILE *to, const struct ww_graph *g) {
     fprintf(to, "}\n");
 }
 
-CUresult cuGraphDebugDotPrint(void *h, const char *path, unsigned flags) {
-    (void)flags; /* what else may be shown is not kept */
-    int error = enter();
-    if (error)
-        return error;
-    struct ww_graph *g = ww_graph(h);
-    FILE *to = g && path ? fopen(path, "w") : NULL;
+int ww_graph_draw(const struct ww_graph *g, const char *path) {
+    FILE *to = fopen(path, "w");
     if (!to)
-        return leave(g && path ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE);
+        return CUDA_ERROR_OPERATING_SYSTEM;
     fprintf(to, "digraph dot {\n");
     draw(to, g);
     fprintf(to, "}\n");
-    return leave(fclose(to) ? CUDA_ERROR_OPERATING_SYSTEM : 0);
+    return fclose(to) ? CUDA_ERROR_OPERATING_SYSTEM : 0;
 }

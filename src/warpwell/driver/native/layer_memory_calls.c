@@ -6,14 +6,6 @@
 #define REGISTER_DEVICEMAP 2u
 #define REGISTER_IOMEMORY 4u
 
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !address || !nbytes)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    return (error = ww_unsafe()) ? error : ww_allocate(d, WW_OP_ALLOC, 0, nbytes, 0, NULL, address);
-}
-
 /* Rows one behind another, each at a multiple of the pitch. */
 CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     size_t row = (width + PITCH - 1) / PITCH * PITCH;
@@ -120,12 +112,6 @@ int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p
     if (!p && !(p = ww_pool_of(d)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return ww_pool_allocate(p, d, stream, nbytes, address);
-}
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h) {
-    struct ww_pool *p;
-    int error = ww_pool_at(pool, &p);
-    return error ? error : ww_allocate_in_stream(address, nbytes, p, h);
 }
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {

@@ -134,127 +134,26 @@ static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
     return w->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* -- nodes
- * -------------------------------------------------------------------------------------------------------------- */
-
-/* Where a node goes. */
-struct place {
-    void **made, *graph;
-    void *const *deps;
-    const struct cu_edge *edges;
-    size_t n;
-};
-
-/* Add a node whose work is made, or, with the graph's lock, is made of a handle or an address. */
-static int add(const struct place *at, struct ww_work *w, int kind, void *h) {
-    struct ww_node **deps = malloc((at->n + 1) * sizeof *deps), *node;
-    pthread_mutex_lock(&ww_graphs);
-    struct ww_graph *g = ww_graph(at->graph);
-    int error = !deps                                     ? CUDA_ERROR_OUT_OF_MEMORY
-                : !g || !at->made || (at->n && !at->deps) ? CUDA_ERROR_INVALID_VALUE
-                                                          : 0;
-    for (size_t i = 0; i < at->n && !error; i++)
-        error = (deps[i] = ww_node(at->deps[i])) ? 0 : CUDA_ERROR_INVALID_VALUE;
-    if (!error && kind == CU_NODE_GRAPH)
-        error = make_child(g, h, w);
-    if (!error && kind == CU_NODE_FREE)
-        error = make_free(g, (uintptr_t)h, w);
-    if (!error && kind == CU_NODE_CONDITION)
-        error = ww_condition_make(g, h, w);
-    if (!error) {
-        error = ww_node_add(g, deps, at->edges, at->n, w, &node);
-        if (!error)
-            *at->made = node->object;
-    } else {
-        ww_work_drop(w);
-    }
-    ww_graphs_leave();
-    free(deps);
-    return error;
-}
-
-static int add_made(const struct place *at, struct ww_work *w, int error) {
-    return error ? error : add(at, w, -1, NULL);
-}
-
-#define PLACE {made, graph, deps, NULL, n}
-
-CUresult cuGraphAddEmptyNode(void **made, void *graph, void *deps, size_t n) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY, .device = ww_current()};
-    return add_made(&(struct place)PLACE, &w, ww_ready());
-}
-
-CUresult cuGraphAddKernelNode_v2(void **made, void *graph, void *deps, size_t n, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_kernel(params, true, &w));
-}
-
-CUresult cuGraphAddKernelNode(void **made, void *graph, void *deps, size_t n, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_kernel(params, false, &w));
-}
-
-CUresult cuGraphAddMemcpyNode(void **made, void *graph, void *deps, size_t n, void *copy, CUcontext context) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_copy(copy, context, &w));
-}
-
-CUresult cuGraphAddMemsetNode(void **made, void *graph, void *deps, size_t n, void *set, CUcontext context) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_set(set, context, &w));
-}
-
-CUresult cuGraphAddHostNode(void **made, void *graph, void *deps, size_t n, void *host) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_host(host, &w));
-}
-
-CUresult cuGraphAddEventRecordNode(void **made, void *graph, void *deps, size_t n, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_event(CU_NODE_RECORD, event, &w));
-}
-
-CUresult cuGraphAddEventWaitNode(void **made, void *graph, void *deps, size_t n, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_event(CU_NODE_WAIT, event, &w));
-}
-
-CUresult cuGraphAddMemAllocNode(void **made, void *graph, void *deps, size_t n, void *alloc) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return add_made(&(struct place)PLACE, &w, make_alloc(alloc, &w));
-}
-
-CUresult cuGraphAddMemFreeNode(void **made, void *graph, void *deps, size_t n, CUdeviceptr address) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    int error = ww_ready();
-    return error ? error : add(&(struct place)PLACE, &w, CU_NODE_FREE, (void *)(uintptr_t)address);
-}
-
-CUresult cuGraphAddChildGraphNode(void **made, void *graph, void *deps, size_t n, void *child) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    int error = ww_ready();
-    return error ? error : add(&(struct place)PLACE, &w, CU_NODE_GRAPH, child);
-}
-
-/* Work of any kind but a child graph and a free. */
-static int make(struct cu_node_params *p, struct ww_work *w) {
-    switch (p->type) {
+/* Work of any kind but those that need their graph; the parameters, or the event. */
+static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
+    switch (kind) {
     case CU_NODE_KERNEL:
-        return make_kernel(&p->of.kernel, true, w);
+    case WW_NODE_KERNEL_V1:
+        return make_kernel(params, kind == CU_NODE_KERNEL, w);
     case CU_NODE_COPY:
-        return make_copy(&p->of.copy.copy, p->of.copy.context, w);
+        return make_copy(params, context, w);
     case CU_NODE_SET:
-        return make_set(&p->of.set, p->of.set.context, w);
+        return make_set(params, context, w);
     case CU_NODE_HOST:
-        return make_host(&p->of.host, w);
+        return make_host(params, w);
     case CU_NODE_EMPTY:
         w->device = ww_current();
         return ww_ready();
     case CU_NODE_WAIT:
     case CU_NODE_RECORD:
-        return make_event(p->type, p->of.event, w);
+        return make_event(kind, params, w);
     case CU_NODE_ALLOC:
-        return make_alloc(&p->of.alloc, w);
+        return make_alloc(params, w);
     case CU_NODE_CONDITION:
         return CUDA_ERROR_INVALID_VALUE; /* such a node stays as it was made */
     default:
@@ -262,64 +161,79 @@ static int make(struct cu_node_params *p, struct ww_work *w) {
     }
 }
 
-CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, size_t n, void *params) {
+/* With ww_graphs held: work that a graph alone can have. */
+static int make_in(struct ww_graph *g, int kind, void *params, struct ww_work *w) {
+    return kind == CU_NODE_GRAPH  ? make_child(g, params, w)
+           : kind == CU_NODE_FREE ? make_free(g, (uintptr_t)params, w)
+                                  : ww_condition_make(g, params, w);
+}
+
+/* -- nodes
+ * -------------------------------------------------------------------------------------------------------------- */
+
+static int add(void **made, void *graph, void *const *handles, const struct cu_edge *edges, size_t n, int kind,
+               void *params, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
-    struct cu_node_params *p = params;
-    struct place at = {made, graph, deps, edges, n};
-    int error = ww_ready();
-    if (error || !p)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (p->type == CU_NODE_GRAPH)
-        return add(&at, &w, CU_NODE_GRAPH, p->of.graph);
-    if (p->type == CU_NODE_FREE)
-        return add(&at, &w, CU_NODE_FREE, (void *)(uintptr_t)p->of.memory);
-    if (p->type == CU_NODE_CONDITION) {
-        if (!(error = add(&at, &w, CU_NODE_CONDITION, &p->of.condition)))
-            p->of.condition.graphs = w.of.condition->handles;
+    bool needs_graph = kind == CU_NODE_GRAPH || kind == CU_NODE_FREE || kind == CU_NODE_CONDITION;
+    int error = needs_graph ? ww_ready() : make(kind, params, context, &w);
+    if (error)
         return error;
+    struct ww_node **deps = malloc((n + 1) * sizeof *deps), *node;
+    pthread_mutex_lock(&ww_graphs);
+    struct ww_graph *g = ww_graph(graph);
+    error = !deps ? CUDA_ERROR_OUT_OF_MEMORY : !g || !made || (n && !handles) ? CUDA_ERROR_INVALID_VALUE : 0;
+    for (size_t i = 0; i < n && !error; i++)
+        error = (deps[i] = ww_node(handles[i])) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (!error && needs_graph)
+        error = make_in(g, kind, params, &w);
+    if (error)
+        ww_work_drop(&w);
+    else if (!(error = ww_node_add(g, deps, edges, n, &w, &node)))
+        *made = node->object;
+    if (!error && kind == CU_NODE_CONDITION)
+        ((struct cu_node_condition *)params)->graphs = w.of.condition->handles;
+    ww_graphs_leave();
+    free(deps);
+    return error;
+}
+
+int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void *params, CUcontext context) {
+    return add(made, graph, deps, NULL, n, kind, params, context);
+}
+
+/* The parameters of the driver's union as the calls for single kinds have them. */
+static void *params_of(struct cu_node_params *p, CUcontext *context) {
+    *context = p->type == CU_NODE_COPY ? p->of.copy.context : p->type == CU_NODE_SET ? p->of.set.context : NULL;
+    switch (p->type) {
+    case CU_NODE_COPY:
+        return &p->of.copy.copy;
+    case CU_NODE_GRAPH:
+        return p->of.graph;
+    case CU_NODE_FREE:
+        return (void *)(uintptr_t)p->of.memory;
+    case CU_NODE_WAIT:
+    case CU_NODE_RECORD:
+        return p->of.event;
+    default:
+        return &p->of;
     }
-    return add_made(&at, &w, make(p, &w));
+}
+
+CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, size_t n, void *params) {
+    struct cu_node_params *p = params;
+    CUcontext context;
+    int error = ww_ready();
+    if (error || !p || p->type < 0)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    void *inside = params_of(p, &context);
+    return add(made, graph, deps, edges, n, p->type, inside, context);
 }
 
 /* -- parameters of nodes
  * ------------------------------------------------------------------------------------------------ */
 
-/* The work of a node of the kind, with ww_graphs held; NULL: not held, *error says why. */
-static struct ww_work *look(void *h, int kind, const void *out, int *error) {
-    if ((*error = ww_ready()))
-        return NULL;
-    pthread_mutex_lock(&ww_graphs);
-    struct ww_node *n = ww_node(h);
-    if (n && n->work.kind == kind && out)
-        return &n->work;
-    ww_graphs_leave();
-    *error = CUDA_ERROR_INVALID_VALUE;
-    return NULL;
-}
-
-static int done(void) {
-    ww_graphs_leave();
-    return 0;
-}
-
-static int set(void *h, struct ww_work *w, int error) {
-    struct ww_work *old = error ? NULL : look(h, w->kind, w, &error);
-    if (old) {
-        struct ww_work was = *old;
-        *old = *w;
-        *w = was;
-        done();
-    }
-    ww_work_drop(w);
-    return error;
-}
-
-static int get_kernel(void *h, struct cu_node_kernel *to, bool second) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_KERNEL, to, &error);
-    if (!w)
-        return error;
-    const struct ww_kernel_work *k = w->of.kernel;
+void ww_node_kernel(const struct ww_node *n, struct cu_node_kernel *to, bool second) {
+    const struct ww_kernel_work *k = n->work.of.kernel;
     bool kernel = second && ww_object(k->function, WW_KERNEL);
     to->function = kernel ? NULL : k->function;
     memcpy(to->grid, k->grid, sizeof to->grid);
@@ -329,168 +243,61 @@ static int get_kernel(void *h, struct cu_node_kernel *to, bool second) {
     to->extra = NULL;
     if (second) {
         to->kernel = kernel ? k->function : NULL;
-        to->context = ww_context_handle(w->device);
+        to->context = ww_context_handle(n->work.device);
     }
-    return done();
 }
 
-CUresult cuGraphKernelNodeGetParams_v2(void *h, void *to) { return get_kernel(h, to, true); }
+void ww_node_alloc(const struct ww_node *n, struct cu_node_alloc *to) {
+    const struct ww_graph_memory *m = n->work.of.memory;
+    *to = (struct cu_node_alloc){.pool = {.type = CU_MEM_PINNED}, .nbytes = m->nbytes, .address = m->address};
+    to->pool.location = m->on_host ? (struct cu_mem_location){CU_LOCATION_HOST, 0}
+                                   : (struct cu_mem_location){CU_LOCATION_DEVICE, ww_device_number(m->device)};
+}
 
-CUresult cuGraphKernelNodeGetParams(void *h, void *to) { return get_kernel(h, to, false); }
-
-CUresult cuGraphKernelNodeSetParams_v2(void *h, void *params) {
+int ww_node_set(void *h, int kind, void *params, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_kernel(params, true, &w));
-}
-
-CUresult cuGraphKernelNodeSetParams(void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_kernel(params, false, &w));
-}
-
-CUresult cuGraphMemcpyNodeGetParams(void *h, void *to) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_COPY, to, &error);
-    if (!w)
+    int error = make(kind, params, context, &w);
+    if (error)
         return error;
-    memcpy(to, &w->of.copy, sizeof w->of.copy);
-    return done();
+    pthread_mutex_lock(&ww_graphs);
+    struct ww_node *n = ww_node(h);
+    if (n && n->work.kind == w.kind) {
+        struct ww_work was = n->work;
+        n->work = w;
+        w = was;
+    } else {
+        error = CUDA_ERROR_INVALID_VALUE;
+    }
+    ww_work_drop(&w);
+    ww_graphs_leave();
+    return error;
 }
 
-CUresult cuGraphMemcpyNodeSetParams(void *h, void *copy) {
+int ww_exec_set(void *exec, void *h, int kind, void *params, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_copy(copy, NULL, &w));
+    int error = make(kind, params, context, &w);
+    return error ? error : ww_exec_change(exec, h, &w);
 }
 
-CUresult cuGraphMemsetNodeGetParams(void *h, void *to) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_SET, to, &error);
-    if (!w)
-        return error;
-    memcpy(to, &w->of.set, offsetof(struct cu_node_set, context));
-    return done();
+static bool is_settable(const struct cu_node_params *p) {
+    return p && p->type >= 0 && p->type != CU_NODE_GRAPH && p->type != CU_NODE_ALLOC && p->type != CU_NODE_FREE &&
+           p->type != CU_NODE_EMPTY;
 }
 
-CUresult cuGraphMemsetNodeSetParams(void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_set(params, NULL, &w));
-}
-
-CUresult cuGraphHostNodeGetParams(void *h, void *to) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_HOST, to, &error);
-    if (!w)
-        return error;
-    memcpy(to, &w->of.host, sizeof w->of.host);
-    return done();
-}
-
-CUresult cuGraphHostNodeSetParams(void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_host(params, &w));
-}
-
-CUresult cuGraphChildGraphNodeGetGraph(void *h, void **graph) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_GRAPH, graph, &error);
-    if (!w)
-        return error;
-    *graph = w->of.graph->object;
-    return done();
-}
-
-static int get_event(void *h, int kind, CUevent *to) {
-    int error;
-    struct ww_work *w = look(h, kind, to, &error);
-    if (!w)
-        return error;
-    *to = w->of.event;
-    return done();
-}
-
-CUresult cuGraphEventRecordNodeGetEvent(void *h, CUevent *to) { return get_event(h, CU_NODE_RECORD, to); }
-
-CUresult cuGraphEventWaitNodeGetEvent(void *h, CUevent *to) { return get_event(h, CU_NODE_WAIT, to); }
-
-CUresult cuGraphEventRecordNodeSetEvent(void *h, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_event(CU_NODE_RECORD, event, &w));
-}
-
-CUresult cuGraphEventWaitNodeSetEvent(void *h, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return set(h, &w, make_event(CU_NODE_WAIT, event, &w));
-}
-
-CUresult cuGraphMemAllocNodeGetParams(void *h, void *to) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_ALLOC, to, &error);
-    if (!w)
-        return error;
-    const struct ww_graph_memory *m = w->of.memory;
-    struct cu_node_alloc p = {.pool = {.type = CU_MEM_PINNED}, .nbytes = m->nbytes, .address = m->address};
-    p.pool.location = m->on_host ? (struct cu_mem_location){CU_LOCATION_HOST, 0}
-                                 : (struct cu_mem_location){CU_LOCATION_DEVICE, (int)(m->device - layer.devices)};
-    memcpy(to, &p, sizeof p);
-    return done();
-}
-
-CUresult cuGraphMemFreeNodeGetParams(void *h, CUdeviceptr *to) {
-    int error;
-    struct ww_work *w = look(h, CU_NODE_FREE, to, &error);
-    if (!w)
-        return error;
-    *to = w->of.memory->address;
-    return done();
-}
-
-/* Parameters of a node in a graph, or of that node in an executable one. */
-static int set_any(void *exec, void *h, struct cu_node_params *p) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    if (!p || p->type == CU_NODE_GRAPH || p->type == CU_NODE_ALLOC || p->type == CU_NODE_FREE ||
-        p->type == CU_NODE_EMPTY)
+CUresult cuGraphNodeSetParams(void *h, void *params) {
+    struct cu_node_params *p = params;
+    CUcontext context;
+    if (!is_settable(p))
         return CUDA_ERROR_INVALID_VALUE;
-    int error = make(p, &w);
-    return exec ? ww_exec_set(exec, h, &w, error) : set(h, &w, error);
+    void *inside = params_of(p, &context);
+    return ww_node_set(h, p->type, inside, context);
 }
-
-CUresult cuGraphNodeSetParams(void *h, void *params) { return set_any(NULL, h, params); }
 
 CUresult cuGraphExecNodeSetParams(void *exec, void *h, void *params) {
-    return exec ? set_any(exec, h, params) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuGraphExecKernelNodeSetParams_v2(void *exec, void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_kernel(params, true, &w));
-}
-
-CUresult cuGraphExecKernelNodeSetParams(void *exec, void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_kernel(params, false, &w));
-}
-
-CUresult cuGraphExecMemcpyNodeSetParams(void *exec, void *h, void *copy, CUcontext context) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_copy(copy, context, &w));
-}
-
-CUresult cuGraphExecMemsetNodeSetParams(void *exec, void *h, void *params, CUcontext context) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_set(params, context, &w));
-}
-
-CUresult cuGraphExecHostNodeSetParams(void *exec, void *h, void *params) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_host(params, &w));
-}
-
-CUresult cuGraphExecEventRecordNodeSetEvent(void *exec, void *h, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_event(CU_NODE_RECORD, event, &w));
-}
-
-CUresult cuGraphExecEventWaitNodeSetEvent(void *exec, void *h, CUevent event) {
-    struct ww_work w = {.kind = CU_NODE_EMPTY};
-    return ww_exec_set(exec, h, &w, make_event(CU_NODE_WAIT, event, &w));
+    struct cu_node_params *p = params;
+    CUcontext context;
+    if (!exec || !is_settable(p))
+        return CUDA_ERROR_INVALID_VALUE;
+    void *inside = params_of(p, &context);
+    return ww_exec_set(exec, h, p->type, inside, context);
 }

@@ -45,7 +45,7 @@ static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *pro
 }
 
 /* The default pool of a device, NULL: of the host, or of managed memory. */
-static struct ww_pool *default_of(struct ww_device *d, bool managed) {
+struct ww_pool *ww_default_pool(struct ww_device *d, bool managed) {
     struct cu_pool_props props = {.type = managed ? CU_MEM_MANAGED : CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
     struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES + managed];
     if (managed)
@@ -62,7 +62,7 @@ static struct ww_pool *default_of(struct ww_device *d, bool managed) {
 
 struct ww_pool *ww_pool_of(struct ww_device *d) {
     struct ww_pool *p = atomic_load(&d->pool);
-    return p ? p : default_of(d, false);
+    return p ? p : ww_default_pool(d, false);
 }
 
 void *ww_pool_handle(struct ww_pool *p) { return p->object; }
@@ -160,11 +160,7 @@ CUresult cuMemPoolDestroy(void *h) {
     return 0;
 }
 
-CUresult cuMemPoolTrimTo(void *h, size_t keep) {
-    struct ww_pool *p;
-    int error = ww_pool_at(h, &p);
-    if (error)
-        return error;
+int ww_pool_trim(struct ww_pool *p, size_t keep) {
     pthread_mutex_lock(&lock);
     shrink(p, keep);
     pthread_mutex_unlock(&lock);
@@ -173,11 +169,8 @@ CUresult cuMemPoolTrimTo(void *h, size_t keep) {
     return 0;
 }
 
-CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to) {
-    struct ww_pool *p;
-    int error = ww_pool_at(h, &p);
-    if (error || !to)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_pool_get(struct ww_pool *p, int attribute, void *to) {
+    int error = 0;
     pthread_mutex_lock(&lock);
     switch (attribute) {
     case CU_POOL_FOLLOW_EVENTS:
@@ -222,11 +215,8 @@ CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to) {
     return error;
 }
 
-CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from) {
-    struct ww_pool *p;
-    int error = ww_pool_at(h, &p);
-    if (error || !from)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_pool_set(struct ww_pool *p, int attribute, void *from) {
+    int error = 0;
     pthread_mutex_lock(&lock);
     switch (attribute) {
     case CU_POOL_FOLLOW_EVENTS:
@@ -298,17 +288,13 @@ static int set_user(struct ww_pool *p, const struct cu_mem_access *a) {
     return 0;
 }
 
-CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
-    const struct cu_mem_access *all = list;
-    struct ww_pool *p;
-    int error = ww_pool_at(h, &p);
-    if (error || (n && !all))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_pool_set_access(struct ww_pool *p, const struct cu_mem_access *all, size_t n) {
     for (size_t i = 0; i < n; i++) {
         if (!is_place(&all[i].location))
             return CUDA_ERROR_INVALID_VALUE;
         if (!reaches(p, &all[i].location) && p->device && all[i].location.kind == CU_LOCATION_DEVICE) {
-            if ((error = set_user(p, &all[i])))
+            int error = set_user(p, &all[i]);
+            if (error)
                 return error;
             continue;
         }
@@ -323,34 +309,12 @@ CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
 /* -- pools of devices, and of the host ------------------------------------------------------------------------------
  */
 
-static int give_handle(void **pool, struct ww_pool *p) {
+int ww_give_pool(void **pool, struct ww_pool *p) {
     *pool = p ? ww_pool_handle(p) : NULL;
     return p ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int device_at(CUdevice k, const void *out, struct ww_device **d) {
-    int error = ww_ready();
-    return error ? error : out ? ww_device_at(k, d) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device) {
-    struct ww_device *d;
-    int error = device_at(device, pool, &d);
-    return error ? error : give_handle(pool, default_of(d, false));
-}
-
-CUresult cuDeviceGetMemPool(void **pool, CUdevice device) {
-    struct ww_device *d;
-    int error = device_at(device, pool, &d);
-    return error ? error : give_handle(pool, ww_pool_of(d));
-}
-
-CUresult cuDeviceSetMemPool(CUdevice device, void *pool) {
-    struct ww_device *d = NULL;
-    struct ww_pool *p;
-    int error = device_at(device, &d, &d);
-    if (error || (error = ww_pool_at(pool, &p)))
-        return error;
+int ww_pool_choose(struct ww_device *d, struct ww_pool *p) {
     if (p->device != d)
         return CUDA_ERROR_INVALID_VALUE;
     atomic_store(&d->pool, p);
@@ -375,7 +339,7 @@ static int place_of(const struct cu_mem_location *at, int type, const void *out,
 CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type) {
     struct ww_device *d = NULL;
     int error = place_of(where, type, pool, &d);
-    return error ? error : give_handle(pool, default_of(d, type == CU_MEM_MANAGED));
+    return error ? error : ww_give_pool(pool, ww_default_pool(d, type == CU_MEM_MANAGED));
 }
 
 CUresult cuMemGetMemPool(void **pool, void *where, int type) {
@@ -384,7 +348,7 @@ CUresult cuMemGetMemPool(void **pool, void *where, int type) {
     if (error)
         return error;
     bool managed = type == CU_MEM_MANAGED;
-    return give_handle(pool, d ? ww_pool_of(d) : chosen[managed] ? chosen[managed] : default_of(NULL, managed));
+    return ww_give_pool(pool, d ? ww_pool_of(d) : chosen[managed] ? chosen[managed] : ww_default_pool(NULL, managed));
 }
 
 CUresult cuMemSetMemPool(void *where, int type, void *pool) {

@@ -165,3 +165,5 @@ int ww_event(void *h, struct ww_device *d, uint32_t *id) {
     *id = o->id;
     return 0;
 }
+
+struct ww_object *ww_stream_object(CUstream h) { return (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL; }

@@ -34,16 +34,6 @@ CUresult cuStreamDestroy_v2(CUstream h) {
     return ww_stream_end(&(struct ww_ending){was.device, was.life, was.id});
 }
 
-CUresult cuStreamSynchronize(CUstream h) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    if (error || (error = ww_no_synchronize(d, id)) ||
-        (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
-        return error;
-    return ww_earlier(d);
-}
-
 CUresult cuStreamQuery(CUstream h) {
     struct ww_device *d;
     uint32_t id;
@@ -100,78 +90,17 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags) {
     return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
 }
 
-CUresult cuStreamGetCtx(CUstream h, CUcontext *context) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    if (error || !context)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *context = ww_context_handle(d);
-    return 0;
-}
-
 CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green) {
     if (green)
         *(void **)green = NULL;
     return cuStreamGetCtx(h, context);
 }
 
-CUresult cuStreamGetDevice(CUstream h, CUdevice *device) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    if (error || !device)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *device = (CUdevice)(d - layer.devices);
-    return 0;
-}
-
-/* Check the handle and return its object, NULL for the null stream and its like. */
-static int look(void *h, const void *out, struct ww_object **o) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    *o = (uintptr_t)h > 2 && !error ? ww_object(h, WW_STREAM) : NULL;
-    return error ? error : out ? 0 : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuStreamGetFlags(CUstream h, unsigned *flags) {
-    struct ww_object *o;
-    int error = look(h, flags, &o);
-    if (!error)
-        *flags = o ? o->flags : 0;
-    return error;
-}
-
-CUresult cuStreamGetPriority(CUstream h, int *priority) {
-    struct ww_object *o;
-    int error = look(h, priority, &o);
-    if (!error)
-        *priority = o ? o->priority : 0;
-    return error;
-}
-
 /* Windows of the L2 cache and policies of waiting change no results: they are checked and left out. */
-CUresult cuStreamSetAttribute(CUstream h, int attribute, void *value) {
-    struct ww_object *o;
-    int error = look(h, value, &o);
-    if (error || attribute == CU_LAUNCH_ACCESS_WINDOW || attribute == CU_LAUNCH_WAIT_POLICY)
-        return error;
+int ww_stream_attribute(int attribute) {
+    if (attribute == CU_LAUNCH_ACCESS_WINDOW || attribute == CU_LAUNCH_WAIT_POLICY)
+        return 0;
     return ww_refused("cuStreamSetAttribute with an attribute other than access policy and synchronization policy");
-}
-
-CUresult cuStreamGetId(CUstream h, uint64_t *id) {
-    struct ww_object *o;
-    int error = look(h, id, &o);
-    if (!error && o) {
-        *id = o->serial + WW_IDS;
-    } else if (!error) {
-        struct ww_device *d;
-        uint32_t own_id;
-        error = ww_stream_of(h, &d, &own_id);
-        *id = own_id;
-    }
-    return error;
 }
 
 /* -- events -------------------------------------------------------------------------------------------------------- */

@@ -181,7 +181,7 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **
     return launch(&k, c->stream ? c->stream : per_thread ? CU_STREAM_PER_THREAD : NULL);
 }
 
-static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what) {
+int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what) {
     struct {
         struct ww_args_launch launch;
         struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
@@ -200,12 +200,6 @@ static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint
     memcpy(args.attributes, k.attributes, k.nattributes * sizeof *k.attributes);
     error = ww_call(d, WW_OP_CLUSTERS, 0, &args, sizeof args, n, sizeof *n, &got);
     return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
-}
-
-CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, void *config) { return clusters(n, f, config, 0); }
-
-CUresult cuOccupancyMaxPotentialClusterSize(int *n, CUfunction f, void *config) {
-    return clusters(n, f, config, WW_CLUSTER_SIZE);
 }
 
 static int host_call(CUstream h, struct ww_host *what) {

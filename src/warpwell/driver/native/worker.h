@@ -90,7 +90,7 @@ struct ww_todo { /* what happens when a mark has been passed */
 struct ww_operation {                          /* what an entry asks for */
     uint32_t bytes;                            /* of its arguments at least */
     void (*read)(const struct ww_call *call);  /* carries it out when it is read; NULL: its stream does */
-    CUresult (*check)(struct ww_call *call);   /* at reading: what can be said without memory; or NULL */
+    CUresult (*check)(struct ww_call *call);   /* checks arguments when it is read; or NULL */
     int (*is_due)(const struct ww_call *call); /* or NULL */
     CUresult (*issue)(struct ww_stream *s, struct ww_call *call, int *held); /* held: a mark has the answer */
     int is_node;                                                             /* graphs record it */

@@ -1,5 +1,5 @@
 /* The executor: reads entries of the ring in order, carries out or hands on each, answers. It trusts nothing in an
- * entry: it copies the entry, then checks it. What no honest layer writes ends the worker, and with it only this
+ * entry: it copies the entry, then checks it. An invalid entry ends the worker, and with it only this
  * client's work.
  */
 #include "worker.h"
@@ -16,7 +16,7 @@
 #define SPIN_WAITED_NS 10000000u /* the same while a thread waits for the device: it spins as long (layer_ring.c) */
 #define SPIN_FEW_NS 20000u       /* both where it takes the program's core from it */
 #define FEW_CORES 2
-#define NAP_NS 50000u       /* a program that goes on need not wake the executor.. */
+#define NAP_NS 50000u       /* a running program need not wake the executor.. */
 #define NAPS_NS 20000000u   /* .. for so long */
 #define STEP_PART 128u      /* sleeps while the device works are this part of the time since the last event, .. */
 #define STEP_LEAST_NS 5000u /* .. at least this, .. */
@@ -102,7 +102,7 @@ static void carry_out(struct ww_call *call) {
     static const struct ww_operation replayed = {.read = replay};
     const struct ww_operation *o = call->entry.op < WW_HAND_OPS ? operations + call->entry.op : &replayed;
     if (!o->read && !o->issue)
-        o = &replayed; /* the answer is that there is no such call */
+        o = &replayed; /* answers NOT_FOUND */
     call->operation = o;
     if (call->nargs < o->bytes)
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
@@ -169,7 +169,7 @@ static int read_some(void) {
  * ------------------------------------------------------------------------------------------------------------- */
 
 /* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
- * the time is over. Who wakes changes `wake` first. */
+ * the time is over. The waker changes `wake` first. */
 static void sleep_ns(uint32_t ns, uint32_t how) {
     struct timespec limit = {0, (long)ns};
     uint32_t seen = atomic_load(&ww.ring->wake);
