@@ -1,5 +1,6 @@
 """Salvage: damage in every kind of file, and what comes back of it."""
 
+import errno
 import json
 import os
 import random
@@ -13,7 +14,10 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
+from warpwell.kv.log.files import Files
 from warpwell.kv.log.format import offset_of, segment_of
+from warpwell.kv.log.log import Log
+from warpwell.kv.records import Records
 
 
 def bytes_of(folder):
@@ -134,14 +138,19 @@ def test_a_damaged_manifest_keeps_its_schema(tmp_path):
         assert r.schema is None and len(r[7]) == 16 and "schema is not known" in report.problems[0].what
 
 
+@pytest.mark.parametrize("segment_is", ["damaged", "missing"])
 @pytest.mark.parametrize("key", [b"short", b"long" * 30])
-def test_a_record_whose_value_is_sound_in_the_journal_only(tmp_path, key):
+def test_a_record_whose_value_is_sound_in_the_journal_only(tmp_path, key, segment_is):
     path = tmp_path / "a.kv"
     with ww.kv.create(path, {"x": ("f4", (4,))}) as w:
         w[key] = {"x": np.arange(4, dtype=np.float32)}
         w.commit()
     (segment,) = path.glob("*.val")
     segment.write_bytes(segment.read_bytes()[:4096].ljust(segment.stat().st_size, b"\0"))
+    if segment_is == "missing":
+        segment.unlink()
+        (path / "²²²²²²²².jnl").write_bytes(b"")  # another program's file
+        flip(path / "MANIFEST", 60)
     report = ww.kv.salvage(path, tmp_path / "new.kv")
     assert report.complete and report.records == 1
     with ww.kv.open(tmp_path / "new.kv") as r:
@@ -149,12 +158,13 @@ def test_a_record_whose_value_is_sound_in_the_journal_only(tmp_path, key):
 
 
 def test_shards_are_gathered(tmp_path):
+    values = {k: b"%d" % k * 5000 for k in range(50)}  # too large for the journal
     with ww.kv.create(tmp_path / "m.kv", shards=[tmp_path / "a", tmp_path / "b"]) as w:
-        w.put_many(np.arange(50), [b"%d" % k for k in range(50)])
+        w.put_many(list(values), list(values.values()))
     flip(tmp_path / "a" / "MANIFEST", 70)
     report = ww.kv.salvage(tmp_path / "m.kv", tmp_path / "n.kv")
     with ww.kv.open(tmp_path / "n.kv") as r:
-        assert report.complete and {k: r[k] for k in r} == {k: b"%d" % k for k in range(50)}
+        assert report.complete and {k: r[k] for k in r} == values
     shutil.rmtree(tmp_path / "b")
     report = ww.kv.salvage(tmp_path / "m.kv", tmp_path / "o.kv")
     assert not report.complete and 0 < report.records < 50 and "shard 1" in report.lost[0].what
@@ -189,8 +199,10 @@ def test_stores_that_are_no_stores_or_in_use(tmp_path, damaged):
     (tmp_path / "empty").mkdir()
     with pytest.raises(errors.FormatError):
         ww.kv.salvage(tmp_path / "empty", tmp_path / "new.kv")
-    with pytest.raises(errors.ArgumentError, match="inside the store itself"):
-        ww.kv.salvage(path, path / "new.kv")
+    (tmp_path / "link").symlink_to(path)
+    for inside in (path / "new.kv", tmp_path / "link" / "new.kv"):
+        with pytest.raises(errors.ArgumentError, match="inside the store itself"):
+            ww.kv.salvage(path, inside)
     assert not (tmp_path / "new.kv").exists()
     ww.kv.create(tmp_path / "other.kv").close()
     with pytest.raises(errors.ArgumentError, match="already a store"):
@@ -228,3 +240,61 @@ def test_the_command(damaged, tmp_path, capsys):
     assert main(["kv", "salvage", str(path), str(tmp_path / "c.kv")]) == 1
     assert "key 33 is lost" in "".join(capsys.readouterr().out.split("\n")).replace("  ", " ")
     assert os.path.isdir(tmp_path / "c.kv")
+
+
+@pytest.mark.parametrize("torn", ["value", "record"])
+def test_a_torn_group_gives_way_to_the_record_before_it(tmp_path, torn):
+    path, copy = tmp_path / "a.kv", tmp_path / "b.kv"
+    with ww.kv.create(path) as w:
+        w.put(b"k", b"committed")
+        w.commit()
+        mark = (path / "COMMITTED").read_bytes()
+        records_end = w._records.log._journal.position.offset
+        w.put_many([b"other", b"k"], [b"small", os.urandom(200_000)])  # too large for the journal
+        w.commit()
+        shutil.copytree(path, copy)
+        offset = offset_of(int(w._records.index.lookup(ww.kv.as_keys([b"k"]))[0, 0]))
+    (copy / "COMMITTED").write_bytes(mark)
+    file, at, nbytes = ("00000001.val", offset, 4096) if torn == "value" else ("00000001.jnl", records_end, 64)
+    with open(copy / file, "r+b") as opened:  # what a power cut leaves that loses a part of the last group
+        opened.seek(at)
+        opened.write(bytes(nbytes))
+    with ww.kv.open(copy) as r:
+        assert dict(r.items()) == {b"k": b"committed"} and r.verify().sound
+    report = ww.kv.salvage(copy, tmp_path / "c.kv")
+    with ww.kv.open(tmp_path / "c.kv") as r:
+        assert dict(r.items()) == {b"k": b"committed"} and report.complete
+    if torn == "value":  # if COMMITTED may have named the group, its value is not known to be torn
+        flip(copy / "COMMITTED", 4096 if any(mark[4096:]) else 0)
+        assert not ww.kv.salvage(copy, tmp_path / "d.kv").complete
+
+
+class FullDisk(Files):
+    """Writes the first `room` bytes of the next write to a journal, and no more."""
+
+    room = -1
+
+    def pwrite(self, fd, data, offset):
+        if self.room >= 0 and os.readlink(f"/proc/self/fd/{fd}").endswith(".jnl"):
+            room, self.room = self.room, -1
+            super().pwrite(fd, memoryview(data).cast("B")[:room], offset)
+            raise OSError(errno.ENOSPC, "no space left")
+        super().pwrite(fd, data, offset)
+
+
+def test_records_of_a_put_that_the_disk_had_no_room_for_do_not_come_back(tmp_path):
+    path, files, keys = tmp_path / "a.kv", FullDisk(), [b"%d" % k for k in range(5)]
+    records = Records(Log.create(path, durability="always", files=files))
+    records.put(ww.kv.as_keys(keys), [b"old %d" % k for k in range(5)])
+    files.room = 5 * 64 + 32  # the records, and half of a value
+    with pytest.raises(errors.StorageFullError):
+        records.put(ww.kv.as_keys(keys), [b"new %d" % k for k in range(5)])
+    records.put_one(keys[0], b"newest", False)
+    shutil.copytree(path, tmp_path / "b.kv")
+    records.close()
+    with ww.kv.open(tmp_path / "b.kv") as r:
+        expected = dict(r.items())
+    assert expected == {keys[0]: b"newest", **{key: b"old " + key for key in keys[1:]}}
+    assert ww.kv.salvage(tmp_path / "b.kv", tmp_path / "c.kv").complete
+    with ww.kv.open(tmp_path / "c.kv") as r:
+        assert dict(r.items()) == expected

@@ -31,6 +31,7 @@ from .log.format import (
     JOURNAL_FILE,
     LONG,
     MAGIC,
+    ORDERED,
     PUT,
     RECORD,
     RECORD_BYTES,
@@ -38,6 +39,7 @@ from .log.format import (
     SNAPSHOT_FILE,
     SUFFIXES,
     SUPERBLOCK,
+    SYNCED,
     Superblock,
     crc_of,
     file_name,
@@ -133,13 +135,18 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
     # The folders of logs, and for each the folders of its segments.
     logs = [(shard.path, [shard]) for shard in folders] if manifest.separate_logs else [(folder, folders)]
     schema = (manifest.schema or {}).get("schema")
-    if os.path.commonpath([report.target, folder]) == folder:
-        raise errors.ArgumentError(f"{target} is inside the store itself: choose another folder", name="target")
+    for path in map(os.path.realpath, [folder, *shards]):
+        if os.path.commonpath([os.path.realpath(target), path]) == path:
+            raise errors.ArgumentError(f"{target} is inside the store itself: choose another folder", name="target")
     with contextlib.ExitStack() as stack:
         for path in dict.fromkeys([folder, *shards]):
             _keep_from_writers(path, stack)
         copies: Copies = {}
-        found = [_state(log, report, copies) for log, _ in logs]
+        found = []
+        for log, parts in logs:
+            segments = Segments(Files(), parts, manifest.segment_bytes, writable=False)
+            stack.callback(segments.close)
+            found.append((segments, _state(log, segments, report, copies)))
         made = create(
             target,
             None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
@@ -149,10 +156,8 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
         )
         try:
             with made:
-                total, done = sum(map(len, found)), 0
-                for (_, parts), slots in zip(logs, found, strict=True):
-                    segments = Segments(Files(), parts, manifest.segment_bytes, writable=False)
-                    stack.callback(segments.close)
+                total, done = sum(len(slots) for _, slots in found), 0
+                for segments, slots in found:
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
                     for rows in batches_of(size_of(slots[:, 2], slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
                         _put(made, segments, slots[rows], copies, report)
@@ -196,7 +201,7 @@ def _keep_from_writers(folder: str, stack: contextlib.ExitStack) -> None:
             )
 
 
-def _state(folder: str, report: SalvageReport, copies: Copies) -> NDArray[np.int64]:
+def _state(folder: str, segments: Segments, report: SalvageReport, copies: Copies) -> NDArray[np.int64]:
     """Return the live slots of one folder, as far as they can be recovered, and add the copies of values."""
     found = DamagedFolder(folder, report.problems)
     journals = read_journals(found, copies)
@@ -210,16 +215,58 @@ def _state(folder: str, report: SalvageReport, copies: Copies) -> NDArray[np.int
         # Nothing confirms these keys. A value with a matching checksum makes them likely; the report counts them.
         base, seq = snapshots[-1].slots, journals[-1].start if journals else snapshots[-1].seq
         report.unproven += len(base)
-    marks, _ = read_marks(folder, found.uuid)
+    marks, damaged_marks = read_marks(folder, found.uuid)
     newest = max((s.seq for s in snapshots), default=0)
-    if journals and journals[-1].start >= newest:
-        # The last commit mark may be damaged, but a record that COMMITTED names was committed.
-        journals[-1].committed = max(journals[-1].committed, highest(marks, journals[-1].salt)[0])
-    else:  # the current journal is lost with an unknown number of records
+    is_current = bool(journals) and journals[-1].start >= newest
+    if journals:
+        floor = max(found.floor, highest(marks, journals[-1].salt)[0]) if is_current else newest
+        committed = journals[-1].committed = _last_committed(journals[-1], floor, segments, copies)
+        if damaged_marks:  # they may have named the later records
+            report.missing_records += int(np.count_nonzero(journals[-1].records["seq"] > committed))
+    if not is_current:  # the current journal is lost with an unknown number of records
         report.missing_records += max(1, max((mark[0] for mark in marks), default=0) - newest)
     records, last = _behind(journals, seq)
     report.missing_records += max(0, last - seq - len(records))
     return live(np.concatenate([base, records]))
+
+
+def _last_committed(journal: JournalRecords, floor: int, segments: Segments, copies: Copies) -> int:
+    """Return the number of the last committed record of a journal, as recovery finds it.
+
+    Records up to `floor` were durable, and so were those before a group with such a flag. A crash may have torn the
+    groups after them: they count up to the first one that is not whole, or lacks a value.
+    """
+    records = journal.records
+    is_flagged = (records["flags"] & (ORDERED | SYNCED)) != 0
+    group_starts = records["seq"] - records["ordinal"]
+    proven = max(floor, journal.start, int(group_starts[is_flagged].max(initial=0)) - 1)
+    rows = np.flatnonzero(records["seq"] > proven)
+    before = records[rows - 1]
+    is_next = (records["seq"][rows] == proven + 1 + np.arange(len(rows))) & (
+        (records["previous"][rows] == before["crc"]) | (before["seq"] != records["seq"][rows] - 1)
+    )
+    rows = rows[: int(np.argmin(np.append(is_next, False)))]
+    slots = journal.slots[rows]
+    for segment in np.unique(segment_of(slots[slots[:, 2] > 0, 2])).tolist():
+        _open(segments, segment)
+    # A segment is durable before a record refers to it. So no crash takes it away, and its values are lost.
+    is_torn = (value_status(slots, segments) > 0) & np.isin(segment_of(slots[:, 2]), segments.ids())
+    is_torn &= (records["flags"][rows] & ORDERED) == 0
+    is_torn &= np.fromiter((tuple(location) not in copies for location in slots[:, 2:].tolist()), np.bool_, len(slots))
+    rows = rows[: int(np.argmax(np.append(is_torn, True)))]
+    ends = rows[(records["flags"][rows] & COMMIT) != 0]
+    return int(records["seq"][ends[-1]]) if len(ends) else proven
+
+
+def _open(segments: Segments, segment: int) -> str:
+    """Open a segment; return the reason if it cannot be read, or ""."""
+    try:
+        segments.open(segment, has_superblock=False)
+    except FileNotFoundError:
+        return "the file is missing"
+    except OSError as error:
+        return f"the file is not readable ({error})"
+    return ""
 
 
 def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64], int]:
@@ -228,7 +275,8 @@ def _behind(journals: list[JournalRecords], seq: int) -> tuple[NDArray[np.int64]
     for k, journal in enumerate(journals):
         # In format 2 a journal may continue after the next one begins, because a second writer was detected late.
         until = journals[k + 1].start if k + 1 < len(journals) else journal.committed
-        chosen = (journal.seqs > seq) & (journal.seqs <= until)
+        numbers = journal.records["seq"]
+        chosen = (numbers > seq) & (numbers <= until)
         slots.append(journal.slots[chosen])
         last = max(last, until)
     return np.concatenate([np.empty((0, SLOT_BYTES // 8), np.int64), *slots]), last
@@ -241,26 +289,20 @@ def _put(store: Any, segments: Segments, slots: NDArray[np.int64], copies: Copie
     keys = Keys(np.ascontiguousarray(slots[:, :2]), lengths.astype(np.uint8), integers)
     for segment in np.unique(ids).tolist():
         rows = np.flatnonzero(ids == segment)
-        try:
-            segments.open(segment, has_superblock=False)
-            unreadable = ""
-        except OSError as error:
-            unreadable = (
-                f"the file is {'missing' if isinstance(error, FileNotFoundError) else f'not readable ({error})'}"
-            )
+        unreadable = _open(segments, segment)
         values: list[Any] = []
         readable: list[int] = []
         for k, status in zip(rows.tolist(), value_status(slots[rows], segments).tolist(), strict=True):
             value: Any = segments.stored(slots[k, 2:])
-            wrong, offset, nbytes, fd = unreadable, value.offset, value.nbytes, value.fd
-            if not wrong and offset < SUPERBLOCK:
+            wrong, offset, nbytes, fd = "", value.offset, value.nbytes, value.fd
+            if offset < SUPERBLOCK:
                 wrong = "the record has no location"
-            elif not wrong and status:
+            elif unreadable or status:
                 value = copies.get((int(slots[k, 2]), int(slots[k, 3])))
-                wrong = "the value does not match its checksum" if value is None else ""
-            elif not wrong and (store.schema is not None or nbytes <= _BATCH_BYTES):
+                wrong = "" if value is not None else unreadable or "the value does not match its checksum"
+            elif store.schema is not None or nbytes <= _BATCH_BYTES:
                 value = read_at(fd, nbytes, offset)
-            is_long = fd >= 0 and lengths[k] == LONG
+            is_long = lengths[k] == LONG
             if not wrong and store.schema is not None:
                 # Not `stored_key`: the value may be a copy from a journal because the segment is damaged.
                 long_key = long_key_in(value, slots[k, :2].tobytes()) if is_long else b""
@@ -293,14 +335,14 @@ class DamagedFolder:
         self.folder, self.problems = folder, problems
         try:
             manifest = read_manifest(folder)
-            self.uuid = manifest.uuid_bytes
+            self.uuid, self.floor = manifest.uuid_bytes, manifest.floor_seq
             self._ids = {JOURNAL_FILE: sorted(manifest.journals()), SNAPSHOT_FILE: [], INDEX_FILE: []}
             for id in sorted(manifest.snapshots()):
                 self._ids[INDEX_FILE if is_index(folder, id) else SNAPSHOT_FILE].append(id)
         except (errors.MissingFileError, errors.FormatError) as error:
             self.note(str(error.path), getattr(error, "offset", None), str(error))
             identity = read_identity(folder)
-            self.uuid = bytes(16) if identity is None else identity.uuid_bytes
+            self.uuid, self.floor = bytes(16) if identity is None else identity.uuid_bytes, 0
             self._ids = {kind: self._find_ids(SUFFIXES[kind]) for kind in (JOURNAL_FILE, SNAPSHOT_FILE, INDEX_FILE)}
 
     def _find_ids(self, suffix: str) -> list[int]:
@@ -308,7 +350,7 @@ class DamagedFolder:
             names = [os.path.splitext(name) for name in os.listdir(self.folder)]
         except OSError:
             return []
-        return sorted(int(stem) for stem, end in names if end == suffix and stem.isdigit())
+        return sorted(int(stem) for stem, end in names if end == suffix and stem.isdecimal())
 
     def files(self, kind: int) -> list[tuple[int, str, bytes]]:
         """Return id, path and contents of the files of a kind, in the order of their ids."""
@@ -340,13 +382,17 @@ class DamagedFolder:
 
 @dataclass
 class JournalRecords:
-    """The undamaged records of a journal: slots [N, 4] and numbers [N], its start, and its last commit."""
+    """The undamaged records of a journal in the order of the file, its start, and the last committed record."""
 
-    slots: NDArray[np.int64]
-    seqs: NDArray[np.int64]
+    records: NDArray[np.void]
     start: int
     committed: int
     salt: int
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Key0, key1, loc0 and loc1 of the records, int64 [N, 4]."""
+        return np.concatenate([self.records["key"], self.records["loc"]], axis=1)
 
 
 @dataclass
@@ -377,19 +423,19 @@ def read_journals(found: DamagedFolder, copies: Copies) -> list[JournalRecords]:
             good &= records["salt"] == salts[np.argmax(counts)]
         is_value = _find_values(data, records, good, copies)
         good &= ~is_value
+        # After a write that failed and was replaced by a shorter one, old records follow the last one.
+        seqs = np.where(good, records["seq"], 0)
+        good[1:] &= seqs[1:] > np.maximum.accumulate(seqs)[:-1]
         intact = records[good]
         if block is None and not len(intact):
             continue
         start = int(intact["seq"].min()) - 1 if block is None else block.seq
-        ends = intact["seq"][(intact["flags"] & COMMIT) != 0]
-        committed = int(ends.max(initial=start))
         numbers = np.flatnonzero(good)
         inside = np.flatnonzero(~(good | is_value)[: int(numbers[-1]) + 1 if len(numbers) else 0])
         for k in inside.tolist():
             found.note(path, SUPERBLOCK + RECORD_BYTES * k, "a record of the journal is damaged")
-        slots = np.concatenate([intact["key"], intact["loc"]], axis=1)
         salt = int(intact["salt"][0]) if block is None else block.salt
-        out.append(JournalRecords(slots, intact["seq"].astype(np.int64), start, committed, salt))
+        out.append(JournalRecords(intact, start, start, salt))
     return sorted(out, key=lambda journal: journal.start)
 
 
