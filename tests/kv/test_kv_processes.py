@@ -4,6 +4,7 @@ import copy
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -509,3 +510,41 @@ def test_a_reader_that_saw_an_interrupted_commit_sees_the_next(tmp_path, monkeyp
             writer.commit()
             reader.refresh()
             assert reader[1] == b"one" and reader[2] == b"two"
+
+
+def test_values_that_a_killed_writer_did_not_commit_take_no_space(tmp_path):
+    path, copy = tmp_path / "a.kv", tmp_path / "b.kv"
+    with ww.kv.create(path, segment_bytes="64KiB") as w:
+        w.put_many([1, 2], [b"one" * 1000, b"two" * 1000])
+        w.commit()
+        w.seal()
+        w.put(3, b"three" * 1000)
+        w.commit()
+        used = sum(file.stat().st_size for file in path.glob("*.val"))
+        w.put_many(range(10, 20), [os.urandom(20_000)] * 10)
+        shutil.copytree(path, copy)  # as if the process were killed
+    assert len(list(copy.glob("*.val"))) > 2
+    before = sum(file.stat().st_size for file in copy.glob("*.val"))
+    with ww.kv.open(copy, "r+") as w:
+        sizes = {file.name: file.stat().st_size for file in copy.glob("*.val")}
+        assert before > used + 150_000 and sum(sizes.values()) == used + 4096 * (len(sizes) - 1)
+        w.put(4, b"four" * 1000)
+        w.commit()
+    with ww.kv.open(copy) as r:
+        assert dict(r.items()) == {1: b"one" * 1000, 2: b"two" * 1000, 3: b"three" * 1000, 4: b"four" * 1000}
+        assert r.verify().sound
+
+
+def test_replaced_values_stay_for_readers_that_have_not_refreshed(tmp_path):
+    path = tmp_path / "a.kv"
+    with ww.kv.create(path) as w:
+        w.put_many([1, 2], [b"one", b"two" * 50_000])
+    with ww.kv.open(path) as reader:
+        with ww.kv.open(path, "r+") as w:
+            w.delete(2)
+            w.seal()  # the snapshot has no value at the end of the segment
+        with ww.kv.open(path, "r+") as w:
+            w.put(3, b"three" * 50_000)
+        assert reader[2] == b"two" * 50_000
+        reader.refresh()
+        assert dict(reader.items()) == {1: b"one", 3: b"three" * 50_000}

@@ -205,7 +205,8 @@ class Log:
             segments = Segments(files, folders, segment_bytes, writable=True)
             first = tuple(segments.id_of(shard, 1) for shard in range(len(folders)))
             listed = tuple({"path": written(shard, path), "uuid": uuid.hex()} for shard, uuid in folders if shards)
-            manifest = manifest.with_changes(segments=first, shards=listed)
+            heads = tuple((segment, SUPERBLOCK) for segment in first)
+            manifest = manifest.with_changes(segments=first, shards=listed, heads=heads)
             try:
                 for segment in first:
                     segments.create(segment)
@@ -268,7 +269,7 @@ class Log:
             undo.callback(loaded.close, files)
             repair(files, path, loaded, manifest, segments)
             for segment in manifest.segments:
-                # After the file's end, not after the last record: a location is never used twice.
+                # After the file's end, not after the last live record: readers may still use a replaced value.
                 segments.set_head(segment, segments.size(segment))
             floor = Floor(files, path, manifest.uuid_bytes)
             undo.callback(floor.close)

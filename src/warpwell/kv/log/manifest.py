@@ -75,6 +75,9 @@ class Manifest:
         The previous snapshot (or None) and journal: together they hold the records of the current snapshot.
     shards : tuple of dict
         Path and UUID of each folder of segments; none if segments are in the store's own folder.
+    heads : tuple of (int, int), optional
+        For each shard the segment that values were appended to when the snapshot was written, and its size then. Later
+        bytes of it, and later segments, have values of the journal alone. None in stores of earlier releases.
     separate_logs : bool
         Each shard has its own log, as in format 2. A writer merges them.
     version : int
@@ -94,6 +97,7 @@ class Manifest:
     schema: dict[str, Any] | None = field(default=None)
     previous: tuple[int | None, int] | None = None
     shards: tuple[dict[str, str], ...] = ()
+    heads: tuple[tuple[int, int], ...] | None = None
     separate_logs: bool = False
     version: int = field(default=FORMAT_VERSION, compare=False)
 
@@ -197,6 +201,8 @@ def read_manifest(folder: str, name: str = MANIFEST_NAME) -> Manifest:
         fields["segments"], fields["shards"] = tuple(fields["segments"]), tuple(fields.get("shards", ()))
         if fields.get("previous") is not None:
             fields["previous"] = tuple(fields["previous"])
+        if fields.get("heads") is not None:
+            fields["heads"] = tuple(map(tuple, fields["heads"]))
         manifest = Manifest(**fields, version=version)
     except (ValueError, TypeError, KeyError) as error:
         raise corruption(
@@ -282,6 +288,7 @@ class ManifestWriter:
                 journal=id + 1,
                 next_file=id + 2,
                 segments=tuple(s for s in old.segments if s not in drop),
+                heads=tuple(zip(self._segments.heads, self._segments.ends, strict=True)),
                 previous=None if old.separate_logs else (old.snapshot, old.journal),
                 separate_logs=False,
             )

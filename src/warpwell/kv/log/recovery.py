@@ -433,7 +433,27 @@ def repair(files: Files, folder: str, loaded: LoadedLog, manifest: Manifest, seg
         _rewrite_copies(files, loaded, segments)
         _rewrite(files, fd, loaded.unsynced_offset, position.offset)
         files.sync(fd)
+    _cut_leftovers(files, loaded, manifest, segments)
     remove_strays(files, folder, manifest, segments)
+
+
+def _cut_leftovers(files: Files, loaded: LoadedLog, manifest: Manifest, segments: Segments) -> None:
+    """Cut off values that a killed writer did not commit: they follow those of the snapshot and of the journal.
+
+    No reader has seen them. The cut needs no sync: after a crash the next writer makes it again.
+    """
+    if manifest.heads is None or loaded.scanned is None:
+        return
+    records = loaded.scanned.records
+    ends = dict(manifest.heads)
+    heads = {segments.shard_of(segment): segment for segment in ends}
+    for segment, end in segment_ends(records["loc"][records["type"] == PUT]).tolist():
+        ends[segment] = max(end, ends.get(segment, 0))
+    for segment in manifest.segments:
+        end = ends.get(segment, SUPERBLOCK)
+        if segment >= heads[segments.shard_of(segment)] and segments.size(segment) > end:
+            with contextlib.suppress(OSError):
+                files.truncate(segments.fd(segment), end)
 
 
 def _copy_values(files: Files, loaded: LoadedLog, segments: Segments) -> None:
