@@ -44,6 +44,8 @@ from .crash.power import Disk, Event, RecordingFiles
 DURABILITIES = ("commit", "commit", "commit", "none", "always")
 _CUTS_A_SCRIPT = 25
 _KILLS_A_SCRIPT = 50
+_SALVAGE_EVERY = 10
+"""Number of kills or cuts of which one is followed by two salvages."""
 
 
 @dataclass
@@ -58,6 +60,9 @@ class Counts:
         bytes that were never put, or it did not open.
     failed : int
         Runs that ended in an unexpected error.
+    misjudged : int
+        Runs after which `verify` reported damage of a store that recovered, or did not report damage, or `salvage` did
+        not bring what the store had.
     acknowledged : int
         Committing steps that were acknowledged, in all runs.
     interrupted : int
@@ -73,6 +78,7 @@ class Counts:
     wrong_bytes: int = 0
     refused: int = 0
     failed: int = 0
+    misjudged: int = 0
     acknowledged: int = 0
     interrupted: int = 0
     seconds: float = 0.0
@@ -81,7 +87,7 @@ class Counts:
     @property
     def wrong(self) -> int:
         """Runs with any fault."""
-        return self.lost + self.holes + self.wrong_bytes + self.refused + self.failed
+        return self.lost + self.holes + self.wrong_bytes + self.refused + self.failed + self.misjudged
 
     def add(self, verdict: object, description: str) -> None:
         """Count one run."""
@@ -131,7 +137,8 @@ def _one_kill(script: Script, counts: Counts, base: str, files: Files, after: fl
         description = f"{script.durability}, {script.shards} shards, killed {moment}"
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             counts.failed += 1
-        counts.add(judge(folder, script, acknowledged, acknowledged + 1), description)
+        salvage = counts.runs % _SALVAGE_EVERY == 0
+        counts.add(judge(folder, script, acknowledged, acknowledged + 1, salvage=salvage), description)
 
 
 def _load(script: Script, folder: str, files: Files, shared: mmap.mmap) -> None:
@@ -225,7 +232,8 @@ def _one_cut(script: Script, events: list[Event], rng: random.Random, counts: Co
             acknowledged = reached - 1
         else:
             disk.cut(folder, rng)
-        verdict: object = judge(folder, script, acknowledged, reached, write=before == "")
+        salvage = counts.runs % _SALVAGE_EVERY == 0
+        verdict: object = judge(folder, script, acknowledged, reached, write=before == "", salvage=salvage)
         if before and isinstance(verdict, dict):
             files = RecordingFiles(folder, events[:at] if before == "kill" else None)
             verdict = _cut_recovery(script.durability, verdict, files, second, rng)

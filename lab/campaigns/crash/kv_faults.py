@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warpwell import errors
+from warpwell import errors, kv
 from warpwell.kv.log.files import Files
+from warpwell.kv.log.format import offset_of, segment_of, size_of
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.manifest import MANIFEST_NAME
+from warpwell.kv.log.recovery import verify
 
-from .kv_load import Script, State, WrongBytes, append_one, contents
+from .kv_load import Script, State, WrongBytes, append_one, contents, index_of
 from .power import RecordingFiles
 
 CALLS = ("mkdir", "create", "pwrite", "sync", "sync_folder", "rename", "unlink", "truncate")
@@ -154,14 +157,18 @@ class InterruptingFiles(InterceptedFiles):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The fault of a store after a crash: `kind` is "lost", "hole", "wrong bytes" or "refused"."""
+    """The fault of a store after a crash: `kind` is "lost", "hole", "wrong bytes", "refused" or "misjudged"."""
 
     kind: str
     detail: str
 
 
-def judge(folder: str, script: Script, first: int, last: int, *, write: bool = True) -> Verdict | State | None:
+def judge(
+    folder: str, script: Script, first: int, last: int, *, write: bool = True, salvage: bool = False
+) -> Verdict | State | None:
     """Compare a store with the contents that are allowed: one of ``script.states[first : last + 1]``.
+
+    `verify` must find no damage.
 
     Parameters
     ----------
@@ -173,6 +180,8 @@ def judge(folder: str, script: Script, first: int, last: int, *, write: bool = T
         The same number, plus 1 if a step was in progress.
     write : bool, default True
         Also open it for writing, put a record, and read the store again.
+    salvage : bool, default False
+        Also salvage the store, and with `write` damage a value, verify the store and salvage it again.
 
     Returns
     -------
@@ -193,6 +202,14 @@ def judge(folder: str, script: Script, first: int, last: int, *, write: bool = T
     allowed = script.states[max(first, 0) : last + 1]
     if held not in allowed:
         return _classify(held, script, first, last)
+    report = verify(folder)
+    if not report.sound:
+        return Verdict("misjudged", f"verify reports {report.problems[0]}")
+    if salvage:
+        salvaged, _ = salvage_all(folder)
+        if salvaged not in allowed:
+            verdict = _classify(salvaged, script, first, last)
+            return Verdict("misjudged", f"salvage: {verdict.kind}: {verdict.detail}")
     if not write:
         return held
     try:
@@ -205,11 +222,44 @@ def judge(folder: str, script: Script, first: int, last: int, *, write: bool = T
         with Log.open(folder, writable=False) as log:
             if contents(log) != {**held, b"after": b"the crash"}:
                 return Verdict("lost", "a record that was put after the recovery is absent")
+        if salvage and any(held.values()):
+            return _judge_damaged(folder, {**held, b"after": b"the crash"}) or held
     except WrongBytes as error:
         return Verdict("wrong bytes", f"after recovery: {error}")
     except errors.WarpwellError as error:
         return Verdict("refused", f"after recovery: {error}")
     return held
+
+
+def salvage_all(folder: str) -> tuple[State, kv.SalvageReport]:
+    """Salvage a store; return the records of the new store, which is deleted."""
+    target = f"{folder}.salvaged"
+    try:
+        report = kv.salvage(folder, target)
+        with Log.open(target, writable=False) as log:
+            return contents(log), report
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+
+
+def _judge_damaged(folder: str, held: State) -> Verdict | None:
+    """Damage the last value of a store that was closed; return a verdict unless `verify` and `salvage` report it."""
+    with Log.open(folder, writable=False) as log:
+        slots = index_of(log)
+        key = max((key for key in held if held[key]), key=lambda key: slots[key])
+        loc0, loc1 = slots[key]
+        path, offset = log.segments.path(segment_of(loc0)), offset_of(loc0)
+    with open(path, "r+b") as file:
+        file.seek(offset + size_of(loc0, loc1) - 1)
+        file.write(bytes([held[key][-1] ^ 1]))
+    problems = [(problem.path, problem.offset, problem.key) for problem in verify(folder).problems]
+    if problems != [(path, offset, key)]:
+        return Verdict("misjudged", f"verify reports {problems} instead of the value of {key!r} at {path}, {offset}")
+    salvaged, report = salvage_all(folder)
+    lost = [problem.key for problem in report.lost]
+    if salvaged != {name: value for name, value in held.items() if name not in lost} or lost not in ([], [key]):
+        return Verdict("misjudged", f"salvage of a store with a damaged value of {key!r} reports the loss of {lost}")
+    return None
 
 
 def _judge_absent(folder: str) -> Verdict | None:

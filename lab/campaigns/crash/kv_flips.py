@@ -21,6 +21,7 @@ from warpwell.kv.log.journal import COMMITTED_NAME
 from warpwell.kv.log.log import Log
 from warpwell.kv.log.recovery import verify
 
+from .kv_faults import salvage_all
 from .kv_load import Run, State, WrongBytes, contents, write_script
 
 
@@ -46,6 +47,10 @@ class Flips:
         Flips after which the store returned records that were never put.
     changed : int
         Stores that did not open, but in which the attempt changed a file.
+    salvaged : int
+        Salvaged stores: one of `SALVAGE_EVERY` flips.
+    misjudged : int
+        Salvages that returned a value that was never put, or lost a record without a report.
     """
 
     header_bytes: int = 0
@@ -56,15 +61,18 @@ class Flips:
     unnoticed: int = 0
     served: int = 0
     changed: int = 0
+    salvaged: int = 0
+    misjudged: int = 0
     seconds: float = 0.0
     details: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> int:
         """Flips with a wrong outcome."""
-        return self.unnoticed + self.served + self.changed
+        return self.unnoticed + self.served + self.changed + self.misjudged
 
 
+SALVAGE_EVERY = 50
 _ENDINGS = ("closed", "killed", "snapshot")
 _COUNTS = [each.name for each in fields(Flips) if each.name not in ("seconds", "details")]
 
@@ -86,12 +94,13 @@ def _flip_store(seed: int, base: str, stride: int, value_share: float, ending: s
     rng, out = random.Random(f"{seed} {ending}"), Flips()
     with tempfile.TemporaryDirectory(dir=base) as outer:
         folder = os.path.join(outer, "store.kv")
-        held = _make(folder, rng.getrandbits(32), ending)
-        _flip_all(folder, held, rng, out, stride, value_share)
+        held, versions = _make(folder, rng.getrandbits(32), ending)
+        _flip_all(folder, held, versions, rng, out, stride, value_share)
     return out
 
 
-def _make(folder: str, seed: int, ending: str) -> State:
+def _make(folder: str, seed: int, ending: str) -> tuple[State, set[tuple[bytes, bytes]]]:
+    """Write a store; return its records, and every key with every value that was ever put."""
     script = replace(write_script(seed, steps=30, keys=15), shards=0)
     script.steps = [step for step in script.steps if step[0] != "reopen"]
     live = folder + ".live" if ending == "killed" else folder
@@ -109,10 +118,18 @@ def _make(folder: str, seed: int, ending: str) -> State:
         shutil.copytree(live, folder)
     run.close()
     with Log.open(folder, writable=False) as log:
-        return contents(log)
+        return contents(log), script.versions() | {(b"behind", b"the snapshot")}
 
 
-def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: int, value_share: float) -> None:
+def _flip_all(
+    folder: str,
+    held: State,
+    versions: set[tuple[bytes, bytes]],
+    rng: random.Random,
+    out: Flips,
+    stride: int,
+    value_share: float,
+) -> None:
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
         size = os.path.getsize(path)
@@ -128,10 +145,10 @@ def _flip_all(folder: str, held: State, rng: random.Random, out: Flips, stride: 
         for at in headers:
             out.header_bytes += at < size
             if at < size:
-                _flip(folder, name, at, held, rng, out)
+                _flip(folder, name, at, held, versions, rng, out)
         for at in values:
             out.value_bytes += 1
-            _flip(folder, name, at, held, rng, out)
+            _flip(folder, name, at, held, versions, rng, out)
 
 
 def _value_bytes(folder: str, segment: int) -> list[int]:
@@ -144,7 +161,15 @@ def _value_bytes(folder: str, segment: int) -> list[int]:
     return [int(at) for span in spans for at in span]
 
 
-def _flip(folder: str, name: str, at: int, held: State, rng: random.Random, out: Flips) -> None:
+def _flip(
+    folder: str,
+    name: str,
+    at: int,
+    held: State,
+    versions: set[tuple[bytes, bytes]],
+    rng: random.Random,
+    out: Flips,
+) -> None:
     path = os.path.join(folder, name)
     with open(path, "r+b", buffering=0) as file:
         file.seek(at)
@@ -153,11 +178,17 @@ def _flip(folder: str, name: str, at: int, held: State, rng: random.Random, out:
         file.write(bytes([old[0] ^ 1 << rng.randrange(8)]))
         try:
             how = _notice(folder, held)
+            if (out.header_bytes + out.value_bytes) % SALVAGE_EVERY == 0:
+                out.salvaged += 1
+                problem = _misjudged(folder, held, versions)
+                if problem:
+                    out.misjudged += 1
+                    out.details.append(f"{name} byte {at}: {problem}")
         finally:
             file.seek(at)
             file.write(old)
     setattr(out, how, getattr(out, how) + 1)
-    if how in ("unnoticed", "served", "changed") and len(out.details) < 10:
+    if how in ("unnoticed", "served", "changed"):
         where = f"record {(at - SUPERBLOCK) // RECORD_BYTES}" if name.endswith(".jnl") else ""
         out.details.append(f"{name} byte {at} {where}: {how}")
 
@@ -166,6 +197,8 @@ def _notice(folder: str, held: State) -> str:
     try:
         log = Log.open(folder, writable=False)
     except errors.FormatError:
+        if verify(folder).sound:
+            return "unnoticed"
         return "refused" if _writer_refuses(folder) else "changed"
     try:
         with log:
@@ -175,8 +208,20 @@ def _notice(folder: str, held: State) -> str:
     if found != held:
         return "served"
     report = verify(folder)
-    is_reported = not report.sound or report.unsettled_values or report.torn_bytes
-    return "found_by_verify" if is_reported else "unnoticed"
+    is_found = not report.sound or report.unsettled_values or report.torn_bytes or report.torn_marks
+    return "found_by_verify" if is_found else "unnoticed"
+
+
+def _misjudged(folder: str, held: State, versions: set[tuple[bytes, bytes]]) -> str:
+    """Salvage a damaged store; return the fault, or ""."""
+    found, report = salvage_all(folder)
+    wrong = [key for key in found if (key, found[key]) not in versions]
+    if wrong:
+        return f"salvage brings a wrong value of {wrong[0]!r}"
+    changed = {key for key in held.keys() | found.keys() if held.get(key) != found.get(key)}
+    if changed and not report.missing_records and changed != {problem.key for problem in report.lost}:
+        return f"salvage loses {changed}, and reports {report.lost}"
+    return ""
 
 
 def _writer_refuses(folder: str) -> bool:

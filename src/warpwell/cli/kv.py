@@ -449,7 +449,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
     with _measured(arguments) as (report, values, problems):
         found = verify(arguments.store, progress=partial(report, "verify"))
-        for name in ("sound", "records", "value_bytes", "journal_records", "torn_bytes"):
+        for name in ("sound", "records", "value_bytes", "journal_records", "torn_bytes", "torn_marks"):
             values[name] = getattr(found, name)
         problems["problems"] = found.problems
     return 0 if found.sound else DAMAGED

@@ -660,6 +660,8 @@ class VerifyReport:
         Bytes after the journal's last commit, without zeros at the end: a crash left them, or a writer is writing them.
     unsettled_values : int
         Values that only the journal has since a power failure; the next writer copies them to their segments.
+    torn_marks : int
+        1 if one of the two marks in COMMITTED is damaged, as a power failure may leave it; the next writer replaces it.
     problems : list of Problem
     """
 
@@ -669,6 +671,7 @@ class VerifyReport:
     journal_records: int = 0
     torn_bytes: int = 0
     unsettled_values: int = 0
+    torn_marks: int = 0
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -700,8 +703,10 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
     except errors.CorruptionError as error:
         report.problems.append(_problem(error))
         return report
-    for offset in read_marks(path, manifest.uuid_bytes)[1]:
-        report.problems.append(Problem(os.path.join(path, COMMITTED_NAME), offset, "the mark is missing or damaged"))
+    damaged_marks, committed = read_marks(path, manifest.uuid_bytes)[1], os.path.join(path, COMMITTED_NAME)
+    report.torn_marks = int(len(damaged_marks) == 1 and os.path.exists(committed))
+    for offset in () if report.torn_marks else damaged_marks:
+        report.problems.append(Problem(committed, offset, "the mark is missing or damaged"))
     _check_spares(manifest, path, report)
     folders, missing = locate_segments(path, manifest)
     report.problems += [Problem(folders[shard].path, None, str(why)) for shard, why in missing.items()]
