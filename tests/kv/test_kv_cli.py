@@ -431,15 +431,18 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # --- dump
 
 
+DESCRIPTION = b'{"names": "text", "schema": null, "metadata": {}}'
+
+
 def test_dump_to_a_folder_and_back(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "dump", words, tmp_path / "out")
     assert (said["records"], said["value_bytes"], said["names"]) == (3, 261, "text")
     assert {
         p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()
-    } == {"a": b"first", "b/c": bytes(range(256)), "empty": b""}
+    } == {"a": b"first", "b/c": bytes(range(256)), "empty": b"", ".warpwell.json": DESCRIPTION}
     assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "out")
     assert answer(capsys, "dump", words, tmp_path / "out", "--overwrite", "--prefix", "b")["records"] == 1
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["b"]
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"b", ".warpwell.json"}
     assert answer(capsys, "dump", words, tmp_path / "hex", "--names", "hex")["names"] == "hex"
     assert (tmp_path / "hex" / "61").read_bytes() == b"first"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
@@ -462,7 +465,7 @@ def test_names_of_files(
     with kv.create(tmp_path / "s.kv") as store:
         store.put_many(keys, [b"v"] * len(keys))
     assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "out")["names"] == names
-    assert {p.name for p in (tmp_path / "out").iterdir()} == files
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {*files, ".warpwell.json"}
     if names == "hex":
         assert "--names hex" in failing(capsys, "dump", tmp_path / "s.kv", tmp_path / "o", "--names", "text")
         assert not (tmp_path / "o").exists()
@@ -476,12 +479,10 @@ def test_a_dump_keeps_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str
         store.put_many([b"a", b".warpwell.json"], [b"1", b"2"] if schema is None else {"x": [0, 1]})
     result = answer(capsys, "dump", tmp_path / "s.kv", tmp_path / out)
     assert result["names"] == ("bytes" if schema or out == "d.npz" else "hex")
-    if schema and out == "d":
-        assert json.loads((tmp_path / "d" / ".warpwell.json").read_text()) == metadata
-        return
     assert answer(capsys, "load", tmp_path / out, tmp_path / "again.kv")["records"] == 2
     with kv.open(tmp_path / "again.kv") as store:
         assert store.metadata == metadata and len(store) == 2
+        assert (store.schema is None) == (schema is None)
 
 
 def test_dump_to_npz_and_back(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -512,7 +513,10 @@ def test_dump_to_npz_and_back(words: Path, arrays: Path, tmp_path: Path, capsys:
 def test_dump_fields_to_a_folder(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "dump", arrays, tmp_path / "out")
     assert (said["records"], said["names"]) == (5000, "int")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["keys.npy", "ok.npy", "x.npy", "y.npy"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        ".warpwell.json",
+        *("keys.npy", "ok.npy", "x.npy", "y.npy"),
+    ]
     x = np.load(tmp_path / "out" / "x.npy", mmap_mode="r")
     assert np.array_equal(x, np.arange(5000 * 6, dtype=np.uint16).reshape(5000, 2, 3))
     assert np.load(tmp_path / "out" / "keys.npy").tolist() == list(range(5000))
@@ -527,7 +531,8 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert answer(capsys, "compact", place)["records_moved"] == 0
         assert answer(capsys, "dump", place, f"{place}.npz")["records"] == 0
         assert answer(capsys, "dump", place, f"{place}.out")["records"] == 0
-        assert answer(capsys, "load", f"{place}.npz", f"{place}.2")["records"] == 0
+        for number, dump in enumerate((f"{place}.npz", f"{place}.out")):
+            assert answer(capsys, "load", dump, f"{place}.{number}")["records"] == 0
 
 
 # --- stats, verify, compact

@@ -249,7 +249,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["kv", "load", str(source), store]) == 0
     assert main(["kv", "dump", store, str(tmp_path / "out")]) == 0
     written = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
-    assert written == {NAME, "n01443537/n01443537_2.JPEG", "a/" + "b" * 200}
+    assert written == {NAME, "n01443537/n01443537_2.JPEG", "a/" + "b" * 200, ".warpwell.json"}
     assert main(["kv", "dump", store, npz]) == 0 and main(["kv", "load", npz, str(tmp_path / "b.kv")]) == 0
     capsys.readouterr()
     assert main(["kv", "get", str(tmp_path / "b.kv"), NAME, "--json"]) == 0

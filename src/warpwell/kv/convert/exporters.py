@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from ...array import check_dtype
 from ...cache import batches_of
 from ...errors import ArgumentError, FormatError
 from ...replacing import storage_full
-from ..keys import INT_KEY, LONGEST_KEY, with_prefix
+from ..keys import LONGEST_KEY, with_prefix
 from ..ragged import Ragged
 from ..schema import Schema
 from ..store import Store
@@ -29,10 +28,10 @@ from .sources import (
     BATCH_RECORDS,
     METADATA,
     Batch,
+    Description,
     Source,
     check_value,
     choose,
-    read_metadata,
     require_names,
     rows_of,
 )
@@ -91,7 +90,7 @@ def to_npz(store: Store, path: Path, *, prefix: str = "", progress: Progress = _
     dump = _Dump(store, prefix)
     with storage_full(path), zipfile.ZipFile(path, "w") as archive:
         if store.metadata:
-            archive.writestr(METADATA, json.dumps(store.metadata))
+            archive.writestr(METADATA, dump.describe("").to_json())
         names = [[name] for name in dump.arrays]  # the members of an archive are written one after another
         dump.write(lambda name: archive.open(name, "w", force_zip64=True), names, progress)
     return dump.report()
@@ -102,7 +101,8 @@ def to_folder(
 ) -> DumpReport:
     """Write a folder: a file for each value, named by its key; with a schema the arrays of `to_npz` as ``.npy`` files.
 
-    Metadata of the store is the file `METADATA`, in JSON.
+    The schema, the metadata of the store and the meaning of the names are the file `METADATA`, in JSON.
+    `importers.open_source` reads all back.
 
     Parameters
     ----------
@@ -113,9 +113,9 @@ def to_folder(
     prefix : str, optional
         Only keys that begin with it.
     names : {"auto", "text", "int", "hex"}
-        How files are named: the key as text (``/`` makes folders), as a decimal number (8-byte keys), or in
-        hexadecimal. "auto" chooses numbers if all keys are integers, text if none is and all are valid names, otherwise
-        hexadecimal.
+        How files are named: the key as text (``/`` makes folders), as a decimal number (integers), or in hexadecimal
+        (integers as a number with a sign). "auto" chooses numbers if all keys are integers, text if none is and all are
+        valid names, otherwise hexadecimal.
     progress : callable, optional
         Called as ``progress("write", done, total)``.
 
@@ -129,16 +129,17 @@ def to_folder(
     dump = _Dump(store, prefix)
     with storage_full(path):
         path.mkdir()
-        if store.metadata:
-            (path / METADATA).write_text(json.dumps(store.metadata))
         if store.schema is None:
-            return dump.report(dump.write_values(path, names, progress))
+            names = dump.write_values(path, names, progress)
+            (path / METADATA).write_text(dump.describe(names).to_json())
+            return dump.report(names)
         if names != "auto":
             raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
         for name in dump.arrays:
             if "/" in name or _as_text(name.encode()) is None:
                 raise ArgumentError(f"the field {name!r} cannot be the name of a file: rename it", name="names")
         dump.write(lambda name: (path / name).open("wb"), [[*dump.arrays]], progress)
+        (path / METADATA).write_text(dump.describe("").to_json())
     return dump.report()
 
 
@@ -195,6 +196,10 @@ class _Dump:
             rows_of_array = int(self._bounds[f.name][-1]) if f.is_ragged else self._keys.size
             self.arrays[f.name] = f.dtype, (rows_of_array, *f.shape[f.is_ragged :])
 
+    def describe(self, names: str) -> Description:
+        """Return the description of the dump; `names` says how files are named by keys."""
+        return Description(names, None if self._schema is None else self._schema.to_json(), self._store.metadata)
+
     def report(self, names: str | None = None) -> DumpReport:
         """Return the result of this dump; `names` as for `DumpReport`, by default of the array of keys."""
         return DumpReport(self._keys.size, int(self._sizes.sum()), names or ("bytes", "int")[self._keys.all_integers])
@@ -221,7 +226,7 @@ class _Dump:
             kinds = np.asarray(self._keys.kinds)
             # a number and a name of the same digits would be one file
             names = "int" if kinds.all() else "hex" if kinds.any() else _NAMES_ONLY
-        names, files = _file_names([self._keys.raw(k) for k in range(self._keys.size)], names)
+        names, files = _file_names(self._keys.to_list(), names)
         folders = {path}
         for rows in self._batches():
             for name, value in zip(files[rows], self._read(rows), strict=True):
@@ -268,7 +273,7 @@ def _write(file: IO[bytes], array: NDArray[Any], header: bytes = b"") -> None:
         file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
+def _file_names(keys: list[int | bytes], rule: str) -> tuple[str, list[str]]:
     """Return how keys are named, and the names."""
     for choice in _NAMES if rule == "auto" else ("text", "hex") if rule == _NAMES_ONLY else (rule,):
         names = [_NAMES[choice](key) for key in keys]
@@ -282,29 +287,29 @@ def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
     raise ArgumentError(f"key {wrong!r:.60} cannot be the name of a file as {rule}: {instead}", name="names")
 
 
-def _parent_of_another(keys: list[bytes], names: list[str]) -> bytes | None:
+def _parent_of_another(keys: list[int | bytes], names: list[str]) -> int | bytes | None:
     """Return a key whose name would be both a file and a folder ("a" and "a/b"), or None."""
     folders = {str(parent) for name in names if "/" in name for parent in PurePosixPath(name).parents}
     return next((key for key, name in zip(keys, names, strict=True) if name in folders), None)
 
 
-def _as_text(key: bytes) -> str | None:
+def _as_text(key: int | bytes) -> str | None:
     try:
-        text = key.decode()
+        text = key.decode() if isinstance(key, bytes) else ""
     except UnicodeDecodeError:
         return None
     parts = text.split("/")
-    is_allowed = text.isprintable() and text != METADATA and not any(part in ("", ".", "..") for part in parts)
+    is_allowed = text.isprintable() and parts[0] != METADATA and not any(part in ("", ".", "..") for part in parts)
     return text if is_allowed and max(len(part.encode()) for part in parts) <= _MAX_NAME else None
 
 
 _MAX_NAME = 255
 """Bytes of the name of a file on Linux."""
 _NAMES_ONLY = "text or hex"
-_NAMES: dict[str, Callable[[bytes], str | None]] = {
+_NAMES: dict[str, Callable[[int | bytes], str | None]] = {
     "text": _as_text,
-    "int": lambda key: str(int.from_bytes(key, "little", signed=True)) if len(key) == INT_KEY else None,
-    "hex": lambda key: key.hex() if 2 * len(key) <= _MAX_NAME else None,
+    "int": lambda key: str(key) if isinstance(key, int) else None,
+    "hex": lambda key: f"{key:+}" if isinstance(key, int) else key.hex() if 2 * len(key) <= _MAX_NAME else None,
 }
 
 
@@ -314,7 +319,7 @@ class NpzSource(Source):
     Parameters
     ----------
     path : pathlib.Path
-        The file; members are read row by row, compressed ones too.
+        The file, or the folder of a dump with a schema; arrays are read row by row, compressed ones too.
     rule : str, optional
         One of `KEY_RULES`; names are the items of `key_field`.
     key_field : str, optional
@@ -333,23 +338,28 @@ class NpzSource(Source):
     def __init__(self, path: Path, rule: str | None, key_field: str | None, fields: list[str] | None) -> None:
         super().__init__(path, rule or "name")
         self.path = path
+        self._zip: zipfile.ZipFile | ArrayFolder
         try:
-            self._zip = zipfile.ZipFile(path)
+            self._zip = ArrayFolder(path) if path.is_dir() else zipfile.ZipFile(path)
         except (zipfile.BadZipFile, NotImplementedError) as error:
             raise FormatError(f"{path} is not a .npz file ({error}): write it with numpy.savez", path=path) from None
         self._arrays: dict[str, NpzMember] = {}
         self._ends: dict[str, NDArray[Any]] = {}
         try:
-            self._open_arrays(key_field, fields)
-            require_names(rule, self._key, self.where)
+            order: list[str] = []
             if METADATA in self._zip.namelist():
-                self.metadata = read_metadata(self._zip.read(METADATA), self.where)
+                described = Description.from_json(self._zip.read(METADATA), self.where)
+                self.metadata, order = described.metadata, [name for name, *_ in described.schema or ()]
+            self._open_arrays(key_field, fields, order)
+            require_names(rule, self._key, self.where)
         except BaseException:
             self.close()
             raise
 
-    def _open_arrays(self, key_field: str | None, fields: list[str] | None) -> None:
-        names = [n[:-4] for n in self._zip.namelist() if n.endswith(".npy")]
+    def _open_arrays(self, key_field: str | None, fields: list[str] | None, order: list[str]) -> None:
+        """Open the arrays to load; those that `order` names are the first fields."""
+        found = [n[:-4] for n in self._zip.namelist() if n.endswith(".npy")]
+        names = [*(n for n in order if n in found), *(n for n in found if n not in order)]
         if not names:
             raise FormatError(
                 f"{self.path} is a zip file without arrays: unpack it, and load the folder", path=self.path
@@ -429,13 +439,17 @@ class NpzSource(Source):
     def _find_ragged(self, chosen: list[str], names: list[str]) -> dict[str, tuple[str, type]]:
         """Return the ragged fields of a dump: for each the name of its bounds, and the type of its items."""
         found = {}
-        records = NpzMember(self._zip, KEYS, self.path).shape[:1]
+        (count, *_), _ = self._read_header(KEYS)
         for name, (suffix, item_type) in itertools.product(chosen, RAGGED.items()):
             if name + suffix in names:
-                bounds = NpzMember(self._zip, name + suffix, self.path)
-                if bounds.dtype == np.int64 and bounds.shape == (records[0] + 1,):
+                shape, dtype = self._read_header(name + suffix)
+                if dtype == np.int64 and shape == (count + 1,):
                     found[name] = name + suffix, item_type
         return found
+
+    def _read_header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        with contextlib.closing(NpzMember(self._zip, name, self.path)) as member:
+            return member.shape or (0,), member.dtype
 
     def _bounds(self, name: str, count: int) -> NDArray[Any]:
         """Return the bounds of the next items of a ragged field, count + 1 offsets."""
@@ -482,12 +496,34 @@ class NpzSource(Source):
         return next(iter(lengths.values()))
 
 
+class ArrayFolder:
+    """A folder of ``.npy`` files, with the methods of `zipfile.ZipFile` that `NpzSource` calls."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def namelist(self) -> list[str]:
+        """Return the names of the files."""
+        return sorted(file.name for file in self._path.iterdir())
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file."""
+        return (self._path / name).open("rb")
+
+    def read(self, name: str) -> bytes:
+        """Return the contents of a file."""
+        return (self._path / name).read_bytes()
+
+    def close(self) -> None:
+        """Do nothing: files are closed one by one."""
+
+
 class NpzMember:
-    """One array of a ``.npz`` file, compressed or not, read from its start on.
+    """One array of a ``.npz`` file, compressed or not, or of a folder, read from its start on.
 
     Parameters
     ----------
-    archive : zipfile.ZipFile
+    archive : zipfile.ZipFile or ArrayFolder
     name : str
         The array.
     path : Path
@@ -507,7 +543,7 @@ class NpzMember:
         Not an array, Fortran order, or damaged; also while reading.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    def __init__(self, archive: zipfile.ZipFile | ArrayFolder, name: str, path: Path) -> None:
         self.where = f"{path}: {name}"
         self._path = path
         try:

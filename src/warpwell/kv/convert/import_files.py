@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..._check import imported
 from ..._npy import read_header
@@ -23,6 +24,7 @@ from .sources import (
     IMAGE,
     METADATA,
     Batch,
+    Description,
     Record,
     SchemaFields,
     Source,
@@ -30,7 +32,6 @@ from .sources import (
     check_value,
     choose,
     in_batches,
-    read_metadata,
     read_value,
 )
 
@@ -52,6 +53,8 @@ class FolderSource(Source):
     In a folder of classes (ROOT/CLASS/FILE), the label is the position of CLASS among all classes in alphabetical
     order, as in torchvision's ``ImageFolder``, and the name is the path in ROOT. Hidden files and folders, and loose
     files in ROOT, are skipped. Links to folders are followed there, and nowhere else.
+
+    In a folder that ``kv dump`` wrote, which has a file `METADATA`, files have names of keys.
 
     Parameters
     ----------
@@ -77,13 +80,16 @@ class FolderSource(Source):
         self.path = path
         self._classes = [entry.name for entry in shown if entry.is_dir()]
         loose = [entry.name for entry in shown if not entry.is_dir()]
+        self._described: Description | None = None
+        if layout != "classes" and (path / METADATA).exists():
+            self._described, layout = Description.from_json((path / METADATA).read_bytes(), str(path)), "files"
         self.kind = "classes" if layout == "classes" or (layout is None and self._holds_classes(loose)) else "folder"
         super().__init__(path, rule or ("name" if self.kind == "folder" else "number"))
         # names alone take far less than the values, and their number gives the time left
         if self.kind == "folder":
             self.records = self._count_files(layout)
-            if (path / METADATA).exists():
-                self.metadata = read_metadata((path / METADATA).read_bytes(), self.where)
+            if self._described is not None:
+                self.metadata = self._described.metadata
             return
         self.schema = {"image": IMAGE, "label": "int64", "name": "str"}
         self.metadata = {"classes": {"label": self._classes}}
@@ -95,6 +101,16 @@ class FolderSource(Source):
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Read all files; raise an error if a file grows over the limit or vanishes during the load."""
         return in_batches(self._records(start), self, start)
+
+    def keys_from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[Any]:
+        """Return a key for each file; see `Source.keys_from_names`."""
+        if self.rule != "name" or self._described is None or self._described.names == "text":
+            return super().keys_from_names(names, start, where)
+        is_hex = self._described.names == "hex"
+        try:
+            return [bytes.fromhex(n) if is_hex and n[:1] not in "+-" else int(n) for n in map(os.fsdecode, names)]
+        except ValueError as error:
+            raise FormatError(f"{where}: the name of a file is not one of a dump ({error})", path=where) from None
 
     def _records(self, start: int) -> Iterator[Record]:
         labels = {name: label for label, name in enumerate(self._classes)}
@@ -125,7 +141,7 @@ class FolderSource(Source):
                     "files to store each file as a value",
                     path=self.path,
                 )
-        if not count:
+        if not count and self._described is None:
             raise FormatError(f"{self.path} holds no file: check the path", path=self.path)
         return count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ IMAGE = ("uint8", (None,))
 """The field of an encoded image, and of other bytes."""
 
 METADATA = ".warpwell.json"
-"""File of a dump with the metadata of the store, in JSON."""
+"""File of a dump with a `Description`, in JSON."""
 
 SchemaFields = dict[str, Any]
 
@@ -215,12 +215,38 @@ def as_text(raw: bytes, where: str) -> str:
         raise FormatError(f"{where} holds {raw[:40]!r}, which is not text in UTF-8: convert it", path=where) from None
 
 
-def read_metadata(raw: bytes, where: str) -> dict[str, Any]:
-    """Return the contents of a file `METADATA`; raise FormatError if it is damaged."""
-    try:
-        return dict(json.loads(raw))
-    except (ValueError, TypeError) as error:
-        raise FormatError(f"{where}/{METADATA} is damaged ({error}): dump the store again", path=where) from None
+@dataclass(frozen=True)
+class Description:
+    """The contents of a file `METADATA`: what the other files of a dump do not tell.
+
+    Attributes
+    ----------
+    names : str
+        How files are named, as for `exporters.to_folder`.
+    schema : list or None
+        The fields; see `Schema.to_json`.
+    metadata : dict
+        Metadata of the store.
+    """
+
+    names: str
+    schema: list[Any] | None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the contents of the file."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, raw: bytes, where: str) -> Description:
+        """Return the description in a file; raise FormatError if it is damaged."""
+        try:
+            described = cls(**json.loads(raw))
+            if described.names not in ("", "text", "int", "hex") or not isinstance(described.metadata, dict):
+                raise ValueError("unknown names of files")
+            return described
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"{where}/{METADATA} is damaged ({error}): dump the store again", path=where) from None
 
 
 def read_value(path: Path) -> bytes:
