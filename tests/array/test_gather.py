@@ -594,6 +594,15 @@ def test_a_task_that_is_done_here_is_not_kept_by_a_group_whose_threads_never_sta
     assert task.done() and task.result() == 2 and not workers._tasks
 
 
+def test_threads_that_carry_out_chunks_are_not_spare() -> None:
+    begun, gate = threading.Event(), threading.Event()
+    workers = tasks.WorkerGroup(2)
+    task = tasks.ChunkedTask(1, lambda k: (begun.set(), gate.wait(30))[1], workers)
+    assert begun.wait(30) and workers._count_slots() == 1
+    gate.set()
+    assert task.result(30)
+
+
 def test_many_tasks_have_few_threads_and_their_order() -> None:
     seen: list[tuple[int, int]] = []
     most: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import queue
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 from warpwell import closing, errors, kv
 from warpwell.kv import lifetime
@@ -132,6 +134,31 @@ def test_many_threads_and_more_batches_than_places(path: Path, monkeypatch: pyte
         for batch in [*store._engine.gathered, *second_store._engine.gathered]:
             batch.settle()
         assert sorted(gather.piece_readers()._free) == list(range(gather.SLOTS))
+
+
+def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers, hangs, go = gather.PieceReaders(), threading.Event(), threading.Event()
+    read_jobs = readers._read_jobs
+
+    def hang(jobs: int, start: int) -> int:
+        if hangs.is_set():
+            return int(read_jobs(jobs, start))
+        ctypes.c_int64.from_address(start).value = 1  # it began long ago with a piece of a drive that does not answer
+        hangs.set()
+        go.wait(30)
+        return 0
+
+    monkeypatch.setattr(gather, "THREADS", 1)
+    monkeypatch.setattr(gather, "piece_readers", lambda: readers)
+    monkeypatch.setattr(readers, "_read_jobs", hang)
+    with kv.open(path, device="cpu") as store:
+        first = start(store, np.arange(9))
+        assert hangs.wait(30)
+        first.settle()
+        second = start(store, np.arange(9))
+        until(lambda: readers._count_unclaimed(readers._block.address) == 0, 30)
+        check(second, np.arange(9))
+        go.set()
 
 
 def test_dropped_batches_end_when_the_store_is_closed(path: Path) -> None:

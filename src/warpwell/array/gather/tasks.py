@@ -65,8 +65,7 @@ class WorkerGroup:
 
     def _count_slots(self) -> int:
         with self.lock:
-            waiting = sum(task.waiting for task in self._tasks)
-        return min(self._limit, waiting + self._busy) if waiting else 0
+            return min(self._limit, self._busy + sum(task.waiting for task in self._tasks))
 
     def _serve(self, slot: int) -> None:
         while True:

@@ -26,12 +26,21 @@ from ... import errors
 from ..._os import clock, uninterrupted
 from ...storage import WorkerSlots, current_io_threads
 from ...targets import device, private_block
-from ...targets.primitives import SYSTEM, backoff, clock_ns, fetch_add, load_acquire, load_relaxed, store_release
+from ...targets.primitives import (
+    SYSTEM,
+    backoff,
+    clock_ns,
+    fetch_add,
+    load_acquire,
+    load_relaxed,
+    store_relaxed,
+    store_release,
+)
 from ..index.index import addresses
 from ..index.reader import read_many
 from ..keys import as_keys
 from ..log.files import check_process
-from ..native import compiled
+from ..native import address_of, compiled
 from .engine import Engine
 from .future import BatchSpaces, Lease, fields_of
 
@@ -227,6 +236,10 @@ SPIN_NS = 300_000
 """How long a thread without work looks for a job all the time; then it sleeps 50 us between two looks."""
 IDLE_NS = 20_000_000
 """How long a thread without work stays in native code."""
+STUCK_NS = 100_000_000
+"""How long the pieces of a job take at most, unless a drive does not answer: 256 cold values take about 10 ms."""
+MAX_THREADS = 64
+"""Maximum number of threads whose times are recorded; the process has no more I/O threads."""
 
 
 @device
@@ -275,14 +288,20 @@ def look_again(waited: int) -> None:
         backoff(25)
 
 
-def read_jobs(jobs: int) -> int:
-    """Read pieces of all jobs; return 0 when all have been claimed for `IDLE_NS` (a thread of `PieceReaders`)."""
+def read_jobs(jobs: int, start: int) -> int:
+    """Read pieces of all jobs; return 0 when all have been claimed for `IDLE_NS` (a thread of `PieceReaders`).
+
+    The word at `start` has the time at which the thread began with the pieces of a job, 0 while it looks for a job.
+    """
     since = clock_ns()
     waited = 0
     while waited < IDLE_NS:
         pieces_read = 0
         for slot in range(SLOTS):
-            pieces_read += read_pieces(jobs + JOB_BYTES * slot)
+            if load_relaxed(jobs + JOB_BYTES * slot + 8 * J_LEFT, SYSTEM) > 0:
+                store_relaxed(start, clock_ns(), SYSTEM)
+                pieces_read += read_pieces(jobs + JOB_BYTES * slot)
+                store_relaxed(start, 0, SYSTEM)
         if pieces_read > 0:
             since = clock_ns()
         else:
@@ -323,8 +342,9 @@ class PieceReaders:
         self._read_jobs = compiled(read_jobs)
         self._count_unclaimed = compiled(count_unclaimed)
         compiled(read_pieces)
-        self._block = private_block(SLOTS * JOB_BYTES)
-        self._jobs = self._block.words.reshape(SLOTS, JOB_BYTES // 8)
+        self._block = private_block(SLOTS * JOB_BYTES + 8 * MAX_THREADS)
+        self._jobs = self._block.words[: SLOTS * JOB_BYTES // 8].reshape(SLOTS, JOB_BYTES // 8)
+        self._starts = self._block.words[SLOTS * JOB_BYTES // 8 :]
         self._free = list(range(SLOTS))
         self._workers = WorkerSlots(self._count_needed, self._serve, lambda: None)
 
@@ -359,11 +379,19 @@ class PieceReaders:
         self._free.append(slot)
 
     def _count_needed(self) -> int:
-        """Return the number of threads; those that look for jobs are not spare, because they leave at `IDLE_NS`."""
-        return max(len(self._workers.occupied), min(THREADS, int(self._count_unclaimed(self._block.address))))
+        """Return the number of threads; those that look for jobs are not spare, because they leave at `IDLE_NS`.
+
+        A thread whose piece takes long may wait for a drive that does not answer, so it does not count as one of
+        `THREADS`: other stores need another one.
+        """
+        starts = self._starts[self._starts > 0]
+        stuck = int(np.count_nonzero(starts < clock.monotonic_ns() - STUCK_NS))
+        needed = min(THREADS + stuck, len(starts) + int(self._count_unclaimed(self._block.address)))
+        return max(len(self._workers.occupied), needed)
 
     def _serve(self, slot: int) -> None:
-        self._read_jobs(self._block.address)
+        start = self._starts[slot % MAX_THREADS :]
+        self._read_jobs(self._block.address, address_of(start))
 
 
 @functools.cache
