@@ -558,8 +558,10 @@ def test_single_records_are_the_same_by_native_code_and_by_python(tmp_path: Path
         with open(next((tmp_path / "s").glob("*.val")), "r+b") as file:
             file.seek(int(offset_of(location[0])) + int(size_of(*location)) - 1)
             file.write(b"\xff")
-        with pytest.raises(errors.CorruptionError, match="key 2"):
-            get(2)
+        for read in (get, lambda key: store.get_many([1, key])):
+            with pytest.raises(errors.CorruptionError, match=r"00000001\.val, byte \d+: the \w+ of key 2 ") as raised:
+                read(2)
+            assert raised.value.path == file.name and raised.value.offset == offset_of(location[0])
     for key in (1, 3):
         with pytest.raises(errors.ClosedError):
             get(key)

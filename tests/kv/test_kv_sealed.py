@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import zipfile
 from pathlib import Path
 
@@ -183,6 +184,8 @@ def test_a_damaged_block_is_an_error_and_no_absent_key(tmp_path, keys) -> None:
                     assert "salvage" in str(error) and repr(key) in str(error)
             assert 20 < len(wrong) < len(keys) / 2 and not set(wrong) & set(later)
             bad = ww.kv.as_keys(wrong[:1])
+            with pytest.raises(errors.CorruptionError, match=f"key {re.escape(repr(wrong[0]))} "):
+                assert wrong[0] not in store
             for call, argument in (
                 (store.get_many, [*later, *wrong]),
                 (store.__contains__, wrong[0]),

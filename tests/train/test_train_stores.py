@@ -500,6 +500,10 @@ def test_an_error_of_decode_names_the_key(store: Any, caplog: pytest.LogCaptureF
     with pytest.raises(DecodeError, match="ZeroDivisionError for the record of key 33: bad 33") as raised:
         dataset.take([0, 1])
     assert raised.value.key == (33).to_bytes(8, "little") and isinstance(raised.value.__cause__, ZeroDivisionError)
+    path, offset = raised.value.path, raised.value.offset
+    assert str(raised.value).startswith(f"{path}, byte {offset}: ")
+    assert path is not None and offset is not None
+    assert (33).to_bytes(8, "little") in Path(path).read_bytes()[offset : offset + 80]
     with pytest.raises(DecodeError, match="key 33"):
         list(ww.train.DataLoader(dataset, 4))
     skipping = ww.train.DataLoader(store, 4, shuffle=False, decode=half, keys=[*store_keys, 54], on_error="skip")

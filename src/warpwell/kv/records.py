@@ -17,11 +17,11 @@ from .._os import clock, uninterrupted
 from ..storage import NativeMedium
 from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
 from .index.index import INT64, UINT8, Index, StoreState
-from .index.reader import STALE, Reader, ValueBuffer, other_size, read_error
+from .index.reader import STALE, Reader, ValueBuffer, other_size
 from .index.serve import kv_start
-from .keys import MAX_KEY, Keys, as_key, from_bytes, one_key, suffix_of
+from .keys import MAX_KEY, Key, Keys, as_key, as_keys, from_bytes, is_integer, one_key, suffix_of
 from .log.checksum import BAD_CRC
-from .log.format import INTEGER, LONG, MAX_VALUE, segment_of, size_of
+from .log.format import INTEGER, LONG, MAX_VALUE, size_of
 from .log.journal import Pending
 from .log.log import CompactionReport, Log, compact
 from .log.recovery import VerifyReport, split, verify
@@ -81,7 +81,7 @@ class Records:
         assert recovered is not None
         self.index = Index(self.state, recovered.base, recovered.slots)
         log.on_snapshot = self.index.replace
-        self.reader = Reader(self.state, self.path)
+        self.reader = Reader(self.state, self.path, log.segments.path)
         self._read: Callable[[Any], bytes | None] = self.reader.getter(self.reader.get)
         self.unusable: Callable[[], Exception] | None = None
         """Returns the error for a store that cannot be used any more."""
@@ -113,12 +113,23 @@ class Records:
             found = self._flushing.get(key)
         return found[0] if type(found) is tuple else found  # type: ignore[return-value]
 
-    def has_key(self, key: bytes) -> bool:
+    def has_key(self, key: Key) -> bool:
         """Return whether a key exists."""
-        if self._staged_value(key) is not None:
+        raw = as_key(key)
+        if self._staged_value(raw) is not None:
             return True
-        # The index has the hash of a long key, which another key may have.
-        return self.reader.contains(key) and (len(key) <= MAX_KEY or bool(self.contains(one_key(key))[0]))
+        if len(raw) <= MAX_KEY:
+            return self.reader.contains(int(key) if is_integer(key) else raw)
+        found = self.reader.has_long(raw)
+        return bool(self.contains(one_key(raw))[0]) if found is None else found
+
+    def place_of(self, key: Key) -> tuple[str, int | None]:
+        """Return the file and the byte offset of the value of a key, for messages."""
+        return self.reader.place_of(int(self.index.lookup(as_keys([key]))[0, 0]))
+
+    def error(self, key: int | bytes, status: int) -> Exception:
+        """Return the exception for an error code of a key; see `Reader.error`."""
+        return self.reader.error(key, status, int(self.index.lookup(as_keys([key]))[0, 0]))
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -179,9 +190,7 @@ class Records:
             damaged = stale if stale.size else np.flatnonzero(stored == b"")
             if damaged.size:
                 k = int(damaged[0])
-                raise read_error(
-                    self.path, keys.raw(k), STALE if stale.size else BAD_CRC, int(segment_of(locations[k, 0]))
-                )
+                raise self.reader.error(keys.raw(k), STALE if stale.size else BAD_CRC, int(locations[k, 0]))
             return keys._replace(full=stored), locations
 
     def sizes(self, keys: Keys) -> NDArray[np.int64]:

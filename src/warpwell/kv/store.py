@@ -21,7 +21,7 @@ from .._check import checked_bytes, checked_callable, checked_integer, checked_s
 from ..cache import batches_of, format_size
 from ..storage import NativeMedium
 from . import lifetime
-from .index.reader import BAD_RECORD, read_error
+from .index.reader import BAD_RECORD
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.files import check_process
 from .log.format import size_of
@@ -176,7 +176,7 @@ class Store(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self.check_open()
-        return self._records.has_key(as_key(key))
+        return self._records.has_key(key)  # type: ignore[arg-type]
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`.
@@ -264,7 +264,7 @@ class Store(MutableMapping[Any, Any]):
             try:
                 return schema.unpack_ragged(read, fields), read.found
             except RecordError as error:
-                raise read_error(self.path, checked.row(error.row), BAD_RECORD) from None
+                raise self._records.error(checked.row(error.row), BAD_RECORD) from None
         row_bytes = row_bytes_of(out, checked.size) if schema is None else schema.nbytes
         if out is not None and schema is not None:
             row_bytes_of(out, checked.size, row_bytes)
@@ -575,7 +575,7 @@ def _get(records: Records, schema: Schema | None, key: Any) -> Any:
     try:
         return schema.unpack_one(value)
     except RecordError:
-        raise read_error(records.path, shown(key), BAD_RECORD) from None
+        raise records.error(shown(key), BAD_RECORD) from None
 
 
 __all__ = ["Store"]

@@ -41,9 +41,15 @@ class DecodeError(errors.ArgumentError):
     ----------
     key : bytes
         The key of the record.
+    path : str
+        The file that holds the record of a store; otherwise the name of the data.
+    offset : int or None
+        Byte of the record in this file.
     """
 
     key: bytes | None = None
+    path: str | None = None
+    offset: int | None = None
 
 
 class Record(dict[str, Any]):
@@ -331,10 +337,17 @@ class Dataset:
             except Exception as error:
                 is_decoded[k] = False
                 if not is_skipping or (k == keys.size - 1 > 0 and not results):
+                    name, key = type(error).__name__, keys.row(k)
+                    path, offset = (
+                        (self._reader.name, None) if self.store is None else self.store._records.place_of(key)
+                    )
+                    where = path if offset is None else f"{path}, byte {offset}"
                     raise DecodeError(
-                        f"decode= raised {type(error).__name__} for the record of key {keys.row(k)!r}: {error}",
+                        f"{where}: decode= raised {name} for the record of key {key!r}: {error}",
                         name="decode",
                         key=keys.raw(k),
+                        path=path,
+                        offset=offset,
                     ) from error
         if not all(isinstance(result, dict) for result in results):
             return results, is_decoded

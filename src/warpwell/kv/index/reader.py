@@ -532,6 +532,31 @@ def has_one(state: int, stripe: int, key0: int, key1: int, length: int) -> int:
     return loc0
 
 
+def has_long(state: int, stripe: int, key0: int, key1: int, suffix: int, nbytes: int) -> int:
+    """Return 1 if a long key exists and 0 if not; -1 if another key has its hash, or the stored key cannot be read.
+
+    `suffix` is the address of the `nbytes` bytes that follow the value of the key (`keys.suffix_of`).
+    """
+    stored = scratch(SUFFIX_BYTES)
+    epoch = enter(state, stripe)
+    loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, LONG)
+    status = 0 if loc0 == 0 else -1
+    entry = segment_entry(state, segment_of(loc0)) if loc0 > 0 else 0
+    size = size_of(loc0, loc1)
+    if entry != 0 and size >= nbytes:
+        source = mapped_address(entry, loc0, size)
+        if source != 0:
+            stored = source + size - nbytes
+        fd = load_relaxed(entry + 8 * G_FD, SYSTEM) - 1
+        if source != 0 or read_exactly(fd, stored, nbytes, offset_of(loc0) + size - nbytes) == FOUND:
+            status = 1
+            for k in range(nbytes):
+                if load_weak_as(stored + k, UINT8) != load_weak_as(suffix + k, UINT8):
+                    status = -1
+    leave(state, stripe, epoch)
+    return status
+
+
 @device
 def read_many(
     state: int,
@@ -654,11 +679,16 @@ class Reader:
     state : StoreState
     path : str
         The store, for messages.
+    file_of : callable, optional
+        Return the file of a segment, for messages.
     mapped : bool
         Map segments that are in the page cache.
     """
 
-    def __init__(self, state: StoreState, path: str, *, mapped: bool = True) -> None:
+    def __init__(
+        self, state: StoreState, path: str, file_of: Callable[[int], str] | None = None, *, mapped: bool = True
+    ) -> None:
+        self._file_of = file_of
         self._mapped = mapped
         self._mappings: dict[int, MappedFile] = {}
         self._unmapped: set[int] = set()  # open segments
@@ -747,12 +777,19 @@ class Reader:
     # -- values ---------------------------------------------------------------------------------------------
 
     def contains(self, key: bytes | int) -> bool:
-        """Return whether a key of at most 16 bytes exists, or one with the hash of a long key."""
+        """Return whether a key of at most 16 bytes exists."""
         key_and_length = (key, 0, 8) if isinstance(key, int) else words_of(key)
         found = compiled(has_one)(self._address, threading.get_ident() >> 12, *key_and_length)
         if found < 0:
-            raise read_error(self._path, key, NO_LOCATION)
+            raise self.error(key, NO_LOCATION)
         return bool(found)
+
+    def has_long(self, key: bytes) -> bool | None:
+        """Return whether a long key exists; None if another key has its hash, or the stored key cannot be read."""
+        suffix = np.frombuffer(suffix_of(key), np.uint8)
+        arguments = (*words_of(key)[:2], address_of(suffix), suffix.size)
+        found = compiled(has_long)(self._address, threading.get_ident() >> 12, *arguments)
+        return None if found < 0 else bool(found)
 
     def rows(
         self, keys: Keys, row_bytes: int, out: NDArray[np.uint8] | None = None
@@ -868,7 +905,7 @@ class Reader:
             if before is not None and (locations[stale, 0] == before[stale, 0]).any():
                 break
             before = locations
-        raise read_error(self._path, keys.row(int(stale[0])), STALE)
+        raise self.error(keys.row(int(stale[0])), STALE)
 
     def long_keys(self, keys: Keys, locations: NDArray[np.int64]) -> tuple[NDArray[np.object_], NDArray[np.intp]]:
         """Return the long keys that are stored at locations; return also the rows to look up again.
@@ -920,8 +957,24 @@ class Reader:
         k = int(np.flatnonzero(found > FOUND)[0])
         if found[k] == OTHER_SIZE:
             raise other_size(self._path, keys.row(k), int(size_of(locations[k, 0], locations[k, 1])), row_bytes)
-        segment = None if found[k] == NO_LOCATION else int(segment_of(locations[k, 0]))
-        raise read_error(self._path, keys.row(k), int(found[k]), segment)
+        raise self.error(keys.row(k), int(found[k]), int(locations[k, 0]))
+
+    def place_of(self, loc0: int) -> tuple[str, int | None]:
+        """Return the file and the byte offset of a value; the store and None without a location."""
+        if loc0 <= 0 or self._file_of is None:
+            return self._path, None
+        return self._file_of(segment_of(loc0)), offset_of(loc0)
+
+    def error(self, key: int | bytes, status: int, loc0: int = 0) -> Exception:
+        """Return the exception for an error code of a key; it names the file and the offset of a location."""
+        path, offset = self.place_of(loc0)
+        where = path if offset is None else f"{path}, byte {offset}"
+        if status in _PROBLEMS:
+            return errors.CorruptionError(f"{where}: {_PROBLEMS[status].format(key)}", path=path, offset=offset)
+        code = status - FAILED
+        return errors.MediumError(
+            f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
+        )
 
 
 def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
@@ -949,19 +1002,6 @@ def other_size(path: str, key: int | bytes, nbytes: int, row_bytes: int) -> erro
         name="out",
         nbytes=nbytes,
     )
-
-
-def read_error(path: str, key: int | bytes, status: int, segment: int | None = None) -> Exception:
-    """Return the exception for an error code of a key."""
-    where = path if segment is None else f"{path}, segment {segment}"
-    if status in _PROBLEMS:
-        return errors.CorruptionError(f"{where}: {_PROBLEMS[status].format(key)}", path=path)
-    code = status - FAILED
-    with contextlib.suppress(ValueError):
-        return errors.MediumError(
-            f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
-        )
-    raise AssertionError(status)
 
 
 _PROBLEMS = {
