@@ -18,7 +18,7 @@ import numpy as np
 
 from warpwell._os import clock
 from warpwell.errors import ArgumentError, ClosedError
-from warpwell.pool.launch.connecting import TRANSPORT
+from warpwell.pool.launch.member import TRANSPORT
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.signal import FUTEX, Signal, short_naps
 from warpwell.pool.transport.table import READY, TransferTable

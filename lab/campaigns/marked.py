@@ -25,9 +25,17 @@ def marked(mark: str, folder: str | Path | None = None) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if marks & set((path / "environ").read_bytes().split(b"\0")):
-                if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                if state_of(int(path.name)) not in "ZX":
                     found.append(int(path.name))
     return found
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process: T if it is stopped, X if it has exited."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def command_of(pid: int) -> str:

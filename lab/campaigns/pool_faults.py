@@ -52,8 +52,8 @@ _SLACK_MIB = 64
 _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
     "application": lambda command: command[1:3] == ["-m", "warpwell.pool.launch.application"],
     "agent": lambda command: command[1:3] == ["-m", "warpwell.pool.agent.agent_main"],
-    "supervisor": lambda command: command[3].endswith("/supervise.py"),
-    "janitor": lambda command: command[3].endswith("/processes.py"),
+    "supervisor": lambda command: command[3].endswith("/supervise.py") and command[4] == "application",
+    "starter": lambda command: command[3].endswith("/supervise.py") and command[4] == "mpiexec",
     "mpiexec": lambda command: command[0].endswith(("/mpiexec", "/prterun", "/mpiexec.hydra")),
     "communicator": lambda command: command[1:3] == ["-m", "warpwell.pool.cuda.communicator_main"],
     "worker": lambda command: command[0].endswith("/ww_worker"),
@@ -358,9 +358,9 @@ def kill(setup: Setup, folder: str, draw: random.Random, role: str) -> list[dict
     """Kill a process of a job at a random moment, and check the job's status and the report of a lost device."""
     hosts = role == "communicator"
     on_device = role in _RESET_SECONDS
-    act = ("rounds", "6" if role == "janitor" else "20", *([_RESET_SECONDS[role]] if on_device else []))
+    act = ("rounds", "20", *([_RESET_SECONDS[role]] if on_device else []))
     job = _client(setup, folder, draw, *act, agents=0 if hosts else 2 if on_device else 1)
-    ready = on_device or role == "janitor" or draw.random() < 0.6
+    ready = on_device or draw.random() < 0.6
     if ready:
         job.line("ready")
         time.sleep(draw.uniform(0.0, 0.4))
@@ -397,14 +397,12 @@ def kill(setup: Setup, folder: str, draw: random.Random, role: str) -> list[dict
         "worker": (0,),
         "agent": (0,),
         "communicator": (0,),
-        "janitor": (0,),
         "launcher": (-9,),
     }
     assert "wrong" not in output and status in expected.get(role, range(1, 256)), (
         f"status {status}: {job.recent_output()}"
     )
-    bound = 4 * LIMIT if role == "janitor" else LIMIT if ready else 3 * LIMIT
-    assert seconds < bound, f"it took {seconds:.1f} s: {errors}"
+    assert seconds < (LIMIT if ready else 3 * LIMIT), f"it took {seconds:.1f} s: {errors}"
     return [{"what": f"kill the {role}", "seconds": seconds, "left": left}]
 
 
@@ -494,7 +492,7 @@ def kinds(programs: str) -> list[_Kind]:
         ),
         *((f"share {kernel}", fail_while_shared, (kernel,)) for kernel in _CODES),
         *((f"end {how}", end_client, (how,)) for how in _EXIT_STATUS),
-        *((f"kill {role}", kill, (role,)) for role in ("worker", "mpiexec", "agent", "janitor", "application")),
+        *((f"kill {role}", kill, (role,)) for role in ("worker", "mpiexec", "agent", "starter", "application")),
         *((f"room {resource_name}", without_room, (resource_name,)) for resource_name in rooms),
         ("orphans", orphans, ()),
     ]

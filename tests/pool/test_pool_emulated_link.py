@@ -10,7 +10,7 @@ from tests.harness.until import HANG_SECONDS
 
 from lab.link import LINK, EmulatedLink, main
 from warpwell.errors import ArgumentError, DeviceLostError
-from warpwell.pool.launch.connecting import named_transport
+from warpwell.pool.launch.member import named_transport
 from warpwell.pool.transport.bulk import Region
 from warpwell.pool.transport.local_transport import local_pair, local_transports
 

@@ -12,8 +12,8 @@ import pytest
 from tests.harness.driver import faults, natives, over_mpi
 from tests.harness.until import until
 
+from lab.campaigns.marked import command_of
 from lab.driver import build
-from warpwell.pool.launch.processes import environ_of, rank_of
 
 from .runs import PROGRAMS, Run, Start, start
 
@@ -76,7 +76,8 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
 
 def of_rank(run: Run, rank: int) -> int:
     """Return the process of a rank."""
-    return next(pid for pid in run.find("warpwell.pool") if rank_of(environ_of(pid)) == rank)
+    members = [pid for pid in run.find("warpwell.pool") if "supervise.py" not in command_of(pid)]
+    return next(p for p in members if f"PMIX_RANK={rank}\0".encode() in Path(f"/proc/{p}/environ").read_bytes())
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS, until
 
-from lab.campaigns.marked import MARK, command_of, marked, seconds_until_none_is_left
-from warpwell.pool.launch.processes import state_of
+from lab.campaigns.marked import MARK, command_of, marked, seconds_until_none_is_left, state_of
 
 from .runs import PROGRAMS, SOURCES, Start, planted, start
 

@@ -322,7 +322,7 @@ def top(arguments: argparse.Namespace) -> int:
     import time
 
     from ..pool.launch.job_files import jobs
-    from ..pool.launch.rendezvous import ask_job
+    from ..pool.launch.listener import ask_job
 
     if arguments.every is not None and not 0 < arguments.every < 1e9:
         raise ArgumentError(f"--every must be a positive number of seconds, got {arguments.every:g}", name="every")

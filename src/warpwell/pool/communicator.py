@@ -25,6 +25,6 @@ def communicator() -> Any:
     except ImportError as error:
         raise ImportError(f"mpi4py cannot be imported ({error}): install {extra('mpi')}") from None
 
-    from .launch import connecting
+    from .launch import member
 
-    return MPI.COMM_SELF.Dup() if connecting.joined else MPI.COMM_WORLD
+    return MPI.COMM_SELF.Dup() if member.joined else MPI.COMM_WORLD

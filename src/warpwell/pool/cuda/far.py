@@ -19,7 +19,7 @@ from typing import Any
 from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, clients, generate, receive
 from ...errors import ClosedError, PoolError, StallError, WarpwellError
 from ..agent.protocol import Op, pack
-from ..launch.lifeline import WAIT
+from ..launch.reservation import WAIT
 from ..transport.bulk import Transfer
 from ..transport.transport import Transport
 from .ends import IN, Far, Kind, Relay

@@ -22,7 +22,7 @@ from typing import Any
 from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
 from ...errors import ClosedError, DeviceLostError, PoolError, StallError
 from ..agent.protocol import Op, pack
-from ..launch.lifeline import WAIT
+from ..launch.reservation import WAIT
 from ..transport.bulk import Transfer
 from ..transport.tags import Tags
 from ..transport.transport import Transport

@@ -5,19 +5,17 @@ In the order of a job's life:
     hosts.py        Host: how many agents each host gets, from ``--hosts``, a host file or Slurm
     gpus.py         the GPUs of a host: listing them, assigning them to agents
     reservation.py  GPUs between jobs: Claim, Reservation
-    launcher.py     Launcher: runs one job, from the first process to the last; notices an agent's death
+    launcher.py     Launcher: runs one job, from the first process to the last; reports lost agents
     job_files.py    JobFiles: the folders of a job, which do not outlive it
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
-    rendezvous.py   Rendezvous: where processes connect to the launcher; Observer, ask_job: what agents do
-    lifeline.py     Lifeline: the process's end of that connection; a process ends when it breaks
-    connecting.py   `connect`: how a process joins the others of the job: MPI, or the transport that a variable names
+    listener.py     Listener: where supervisors connect to the launcher; Observer, ask_job: what agents do
+    supervise.py    a program: the parent of every process of the job; reports how it ends, and ends it with the job
+    member.py       Member: a process's end of the connection to its supervisor; how it joins the others over MPI
     cuda_programs.py  CUDA calls of the application reach the agents' GPUs: `prepare`, `serve`
-    supervise.py    a program: starts the application, and tells the launcher how it ended
     application.py  a program: runs the user's Python file, or its compiled program as a child, with a pool
     job_output.py   what agents and mpiexec write, and the application's stdin
     kernel_spec.py  KernelSpec: a kernel of Jupyter that ``warpwell run`` starts
     describe.py     a program: writes the devices of its pool, for ``warpwell pool info``
-    processes.py    the processes of a job: found, killed; as a program, the janitor behind a killed launcher
 
 The program of an agent is ``pool/agent/agent_main.py``.
 """

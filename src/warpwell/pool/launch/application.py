@@ -2,7 +2,6 @@
 
 A compiled program is a child of this process.
 
-`supervise` starts this process, so that the launcher learns how it ended.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from typing import Any
 from ...errors import WarpwellError
 from .. import devices
 from ..device import Device
-from . import connecting, cuda_programs, job_output
-from .lifeline import Lifeline, interrupt
+from . import cuda_programs, job_output
+from .member import Member, forget_launcher
 
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
@@ -45,30 +44,24 @@ _ended = False
 
 def main(command: Sequence[str]) -> None:
     """Join the job, run the program, and end the process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        lifeline = Lifeline("application")
-    except WarpwellError as error:
-        print(f"warpwell: error: {error}", file=sys.stderr)
-        os._exit(1)
-    lifeline.on("signal", lambda said: interrupt(int(said["signal"])))
-    chosen = lifeline.wait_for_go()
+    member = Member()
     atexit.register(_finish)  # registered first, it is called last
     try:
+        chosen = member.wait_for_go()
         trace = os.environ.get("WARPWELL_POOL_TRACE")
-        found = devices.Devices(connecting.connect(lifeline), agents=range(1, 1 + int(chosen["agents"])))
+        found = devices.Devices(member.connect(), agents=range(1, 1 + int(chosen["agents"])))
         devices.use(found)
     except Exception as error:
-        lifeline.tell(failed=str(error) or type(error).__name__)
+        member.send(failed=str(error) or type(error).__name__)
         os._exit(1)
     _restore_signals()
     if folder := os.environ.pop(job_output.FOLDER, None):
         job_output.AgentOutput(folder).show()
-    connecting.forget_launcher()
+    forget_launcher()
     atexit.register(_say_goodbye, found, trace)
     sys.unraisablehook = _raise_again
-    lifeline.tell(ready=True)  # from now on the launcher passes interrupts on
-    sys.exit(_run(command, lifeline))
+    member.wait_for_start()
+    sys.exit(_run(command, member))
 
 
 def _restore_signals() -> None:
@@ -81,7 +74,7 @@ def _restore_signals() -> None:
         faulthandler.enable()
 
 
-def _run(command: Sequence[str], lifeline: Lifeline) -> int:
+def _run(command: Sequence[str], member: Member) -> int:
     """Run the program; return its exit status."""
     global _status, _ended
     try:
@@ -94,7 +87,7 @@ def _run(command: Sequence[str], lifeline: Lifeline) -> int:
             sys.path[0] = ""
             exec(compile(command[1], "<string>", "exec", dont_inherit=True), vars(_main_module(None)))
         elif cuda_programs.is_compiled_program(command):
-            sys.exit(_run_compiled(command, lifeline))
+            sys.exit(_run_compiled(command, member))
         else:
             _run_file(command)
         _status = 0
@@ -108,7 +101,7 @@ def _run(command: Sequence[str], lifeline: Lifeline) -> int:
     return _status
 
 
-def _run_compiled(command: Sequence[str], lifeline: Lifeline) -> int:
+def _run_compiled(command: Sequence[str], member: Member) -> int:
     """Run a program in a process group of its own, which gets the signals; return its status as a shell does."""
     path, prctl = os.path.abspath(command[0]), ctypes.CDLL(None).prctl
     try:
@@ -123,13 +116,13 @@ def _run_compiled(command: Sequence[str], lifeline: Lifeline) -> int:
         print(f"warpwell: error: {command[0]} cannot be executed: {error.strerror}", file=sys.stderr)
         return _NOT_EXECUTED
 
-    def send(number: int) -> None:
+    def pass_on(number: int, _frame: object) -> None:
         if child.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, number)
+            os.killpg(child.pid, number)
 
-    lifeline.before_exit = lambda: send(signal.SIGKILL)
-    lifeline.on("signal", lambda message: send(int(message["signal"])))
+    member.send(group=child.pid)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
     status = child.wait()
     return status if status >= 0 else 128 - status
 
@@ -208,8 +201,9 @@ def _report(unraisable: Any) -> bool:
 
 def _interrupt_soon() -> None:
     time.sleep(_SOON)
-    if not _ended:
-        interrupt(signal.SIGINT)
+    main_thread = threading.main_thread().ident
+    if not _ended and main_thread is not None:
+        signal.pthread_kill(main_thread, signal.SIGINT)  # to whichever thread is in a system call
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+JOB = "WARPWELL_POOL_JOB"
+"""Variable that the launcher sets for all processes of a job: the job's name."""
 _PREFIX = "warpwell-pool-"
 _RANDOM = 4
 _OLD = 3600.0

@@ -91,7 +91,7 @@ class AgentOutput:
     """Two pipes from the launcher to the kernel of a notebook, in the job's folder.
 
     Jupyter's kernel captures the descriptors 1 and 2 of its own process, so the text must be written there. It does not
-    go over the lifeline, because the kernel may not read for a while.
+    go through the supervisor, because the kernel may not read for a while.
 
     Parameters
     ----------

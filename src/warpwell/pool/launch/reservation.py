@@ -21,6 +21,8 @@ from pathlib import Path
 from ..._os import clock
 from ...errors import AgentError
 
+WAIT = "WARPWELL_CUDA_WAIT"
+"""Variable with the seconds that a job or its CUDA program may wait for GPUs."""
 FOLDER = "WARPWELL_GPU_LOCKS"
 """Variable that names another folder than `DEFAULT_FOLDER`; jobs see each other if they have the same folder."""
 DEFAULT_FOLDER = "/tmp/warpwell-gpus"

@@ -1,0 +1,208 @@
+"""`Listener`: where the supervisors of a job connect to its launcher, and stay connected.
+
+`ask_job` connects there from outside; an `Observer` collects the agents' answers for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..._os import clock
+from ...errors import PoolError
+from ..agent.timed_queue import TimedQueue
+from .job_files import JobFiles
+from .supervise import JsonLines
+
+_ANSWER_SECONDS = 2.0
+"""How long agents may take to answer an observer; an agent whose call holds the interpreter lock may not."""
+_ASK_SECONDS = 5.0
+
+
+class Connection(JsonLines):
+    """A supervisor of a job, or an observer, as the launcher sees it.
+
+    Attributes
+    ----------
+    about : dict
+        What it has sent: the last value of each key.
+    is_open : bool
+        Whether it is connected.
+    """
+
+    def __init__(self, opened: socket.socket) -> None:
+        super().__init__(opened)
+        self.local = opened.family == socket.AF_UNIX
+        self.about: dict[str, Any] = {}
+        self.is_open = True
+
+    @property
+    def role(self) -> str:
+        """The role of the member, or "observer"."""
+        return str(self.about["here"])
+
+    @property
+    def rank(self) -> int:
+        """The rank of the member."""
+        return int(self.about["rank"])
+
+    def pass_files(self, descriptors: Sequence[int]) -> None:
+        """Send open files to a supervisor of this host, as its first message."""
+        if self.local:
+            with contextlib.suppress(OSError):
+                socket.send_fds(self.socket, [b"."], list(descriptors))
+
+    def kill(self) -> None:
+        """Kill supervisor and member, if they are on this host."""
+        if self.local:
+            for name, kill in (("supervisor", os.kill), ("pid", os.killpg)):
+                with contextlib.suppress(OSError, KeyError):
+                    kill(int(self.about[name]), signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the connection, which ends the member."""
+        self.is_open = False
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Listener:
+    """Listens in a socket file, and on a port if there are other hosts.
+
+    Parameters
+    ----------
+    files : JobFiles
+    away : bool
+        Whether processes of other hosts will connect.
+
+    Attributes
+    ----------
+    events : TimedQueue
+        ``(connection, message)`` for each message, and ``(connection, None)`` when a connection has closed.
+    token : str
+        The password that every process must send first.
+    address : str
+        For `supervise.connect`.
+    """
+
+    def __init__(self, files: JobFiles, away: bool) -> None:
+        self.events: TimedQueue[tuple[Connection | None, dict[str, Any] | None]] = TimedQueue()
+        self.token = secrets.token_hex(16)
+        (files.folder / "token").write_text(self.token, encoding="utf-8")  # the folder is its owner's alone
+        self._sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)]
+        self._sockets[0].bind(str(files.socket))
+        self.address = f"unix:{files.socket}"
+        if away:
+            self._sockets.append(socket.create_server(("", 0)))
+            self.address = f"tcp:{self._sockets[1].getsockname()[1]}:{','.join(_names())}"
+        for each in self._sockets:
+            each.listen(1024)
+            threading.Thread(target=self._accept, args=(each,), name="warpwell accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                accepted, _ = listening.accept()
+                if accepted.family != socket.AF_UNIX:
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                threading.Thread(
+                    target=self._serve, args=(Connection(accepted),), name="warpwell process", daemon=True
+                ).start()
+
+    def _serve(self, connection: Connection) -> None:
+        messages = connection.incoming()
+        first = next(messages, {})
+        if "here" not in first or not hmac.compare_digest(str(first.get("token")).encode(), self.token.encode()):
+            connection.close()
+            return
+        connection.about = first
+        self.events.put((connection, first))
+        for message in messages:
+            self.events.put((connection, message))
+        self.events.put((connection, None))
+
+
+class Observer:
+    """Asks all agents for a caller of `ask_job`, and answers when they have answered.
+
+    Parameters
+    ----------
+    connection : Connection
+        The caller's.
+    agents : iterable of Connection
+    """
+
+    def __init__(self, connection: Connection, agents: Iterable[Connection]) -> None:
+        self._connection, self._agents = connection, sorted(agents, key=lambda agent: agent.rank)
+        self._until = clock.monotonic() + _ANSWER_SECONDS
+        for agent in self._agents:
+            agent.about.pop("reply", None)
+            agent.send(ask=True)
+
+    def answer(self) -> bool:
+        """Answer if all agents have, or their time is over; return whether it has answered."""
+        waiting = [a for a in self._agents if a.is_open and a.about.get("ready") and "reply" not in a.about]
+        if waiting and clock.monotonic() < self._until:
+            return False
+        found = []
+        for agent in self._agents:
+            about, info = agent.about, agent.about.get("reply")
+            state = "lost" if not agent.is_open else "starting" if not about.get("ready") else "silent"
+            known = {"rank": agent.rank, "host": about["host"], "pid": about.get("pid")}
+            found.append({**known, "state": "running", "info": info} if info else {**known, "state": state})
+        self._connection.send(agents=found)
+        self._connection.close()
+        return True
+
+
+def ask_job(files: JobFiles) -> list[dict[str, Any]]:
+    """Ask the launcher of a running job what its agents do; return an object for each.
+
+    It has rank, host, pid and state, and info if the agent answered.
+
+    Raises
+    ------
+    PoolError
+        The job has ended, or its launcher does not answer.
+    """
+    try:
+        token = (files.folder / "token").read_text(encoding="utf-8")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+            line.settimeout(_ASK_SECONDS)
+            line.connect(str(files.socket))
+            line.sendall(json.dumps({"here": "observer", "token": token}).encode() + b"\n")
+            with line.makefile("rb") as lines:
+                found: list[dict[str, Any]] = json.loads(lines.readline())["agents"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PoolError(f"job {files.job} does not answer: it may have ended ({error})") from error
+    return found
+
+
+def _names() -> list[str]:
+    """Return addresses by which others may reach this host, the best first."""
+    given = os.environ.get("WARPWELL_POOL_HOST")
+    if given:
+        return [given]
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        found += [str(info[4][0]) for info in socket.getaddrinfo(found[0], None, type=socket.SOCK_STREAM)]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("10.255.255.255", 1))  # nothing is sent; the kernel says which address it would send from
+        found.append(probe.getsockname()[0])
+    return [name for name in dict.fromkeys(found) if ":" not in name] + ["127.0.0.1"]
