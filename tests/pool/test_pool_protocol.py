@@ -19,7 +19,8 @@ from warpwell import errors, gpu
 from warpwell.pool.agent import code, protocol
 from warpwell.pool.agent.agent import HANDLER_MODULES
 from warpwell.pool.agent.handlers import HANDLERS, handles
-from warpwell.pool.agent.protocol import Op
+from warpwell.pool.agent.protocol import Op, pack
+from warpwell.pool.devices import Devices
 from warpwell.pool.transport.milestone import Milestone, limit
 
 
@@ -235,6 +236,14 @@ def test_each_operation_that_an_agent_receives_has_one_handler() -> None:
     assert set(HANDLERS) == {op for op in Op if op < Op.DONE or op >= Op.SIGNAL} and HANDLER_MODULES
     with pytest.raises(ValueError, match=r"WRITE.*two handlers: write and write"):
         handles(Op.WRITE)(HANDLERS[Op.WRITE])
+
+
+@pytest.mark.parametrize(("op", "name"), [(77, "77"), (int(Op.DONE), "DONE")])
+def test_a_message_without_a_handler_ends_the_agent_and_is_named(op: int, name: str) -> None:
+    with Devices(targets=["cpu"]) as found:
+        found[0].caller.transport.send(1, pack(op, 0, 0))
+        with pytest.raises(errors.DeviceLostError, match=f"no handler for the message {name} of rank 0"):
+            found[0].synchronize(60)
 
 
 @pytest.mark.parametrize("program", ["agent.agent_main", "launch.application"])

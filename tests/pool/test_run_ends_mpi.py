@@ -227,6 +227,15 @@ def test_an_agent_that_stops_before_it_is_ready_is_named(start: Start) -> None:
     run.nothing_is_left()
 
 
+def test_a_message_without_a_handler_ends_the_job_and_is_named(start: Start) -> None:
+    text = "import time, warpwell as ww; from warpwell.pool.agent.protocol import pack; "
+    text += "ww.devices()[1].caller.transport.send(2, pack(77, 0, 0)); time.sleep(100)"
+    run = start("--agents", "2", "-c", text)
+    assert run.end() == 2
+    assert "rank 2 has no handler for the message 77 of rank 0" in run.errors
+    run.nothing_is_left()
+
+
 @pytest.mark.slow
 def test_another_version_is_refused(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait", environ=planted("1:another-protocol"))

@@ -64,13 +64,19 @@ class Agent(AgentState):
             self._end()
 
     def _dispatch(self, peer: int, op: int, operands: list[Any]) -> None:
-        name = Op(op).name
+        handler = HANDLERS.get(op)
+        name = Op(op).name if op in Op._value2member_map_ else str(op)
+        if handler is None:
+            raise errors.PoolError(
+                f"rank {self.transport.rank} has no handler for the message {name} of rank {peer}: use one version of "
+                "Warpwell on all hosts"
+            )
         self.counts[name] = self.counts.get(name, 0) + 1
         if op >= Op.SIGNAL:
-            HANDLERS[op](self, peer, *operands)
+            handler(self, peer, *operands)
             return
         try:
-            HANDLERS[op](self, *operands)
+            handler(self, *operands)
         except Exception as error:  # a call that cannot even be queued fails as one that ran
             failure = error
             self.later(lambda: self.failed(operands[0], operands[1], name.lower(), 0, failure))
@@ -204,7 +210,15 @@ def goodbye(agent: Agent, _s: int, _q: int) -> None:
 
 
 def start(agent: Agent, name: str) -> threading.Thread:
-    """Run an agent in a thread of this process."""
-    thread = threading.Thread(target=agent.run, name=name, daemon=True)
+    """Run an agent in a thread of this process. If it fails, the application loses the device for that reason."""
+
+    def run() -> None:
+        try:
+            agent.run()
+        except errors.PoolError as error:
+            agent.transport.close_reason = str(error)
+            agent.transport.close()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     return thread

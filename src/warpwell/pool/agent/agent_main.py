@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ... import closing
 from ..._os import clock
+from ...errors import PoolError
 from ..cuda.far import FarEnd
 from ..devices import runtime_for
 from ..launch import cuda_programs
@@ -49,7 +50,11 @@ def main(gpus: Sequence[str], member: Member) -> None:
     # as a deferred call: the thread of the connection has entered no device
     member.on("ask", lambda _: agent.later(lambda: member.send(reply=agent.info())))
     member.send(ready=True)
-    agent.run()
+    try:
+        agent.run()
+    except PoolError as error:
+        member.send(fatal=str(error))
+        raise
     closing.finish()  # this process ends without the interpreter's own handlers
     transport.close()
     member.wait_for_end()

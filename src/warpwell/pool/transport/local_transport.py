@@ -11,8 +11,6 @@ from .peers import PeerTransport
 from .signal import Signal
 from .transport import WINDOW
 
-_CLOSED = "it closed its transport"
-
 
 class LocalTransport(PeerTransport):
     """One end of connections within this process; `local_transports` and `local_pair` make them.
@@ -55,7 +53,7 @@ class LocalTransport(PeerTransport):
         source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
         self._hub.add(self.rank, (source, destination, transfer.tag), transfer)
         if self._closed or peer in self._reasons:  # just now
-            self._hub.fail(self.rank, peer, _CLOSED)
+            self._hub.fail(self.rank, peer, self.close_reason)
 
     def lose(self, peer: int, reason: str) -> None:
         """Treat `peer` as lost, for tests and for agents that end: its transfers fail, nothing more is sent to it."""
@@ -74,7 +72,7 @@ class LocalTransport(PeerTransport):
         self._acknowledged.raise_()
         for peer in self.peers:
             self._hub.fail(self.rank, peer, "this transport was closed")
-            self._hub.ends[peer].lose(self.rank, _CLOSED)
+            self._hub.ends[peer].lose(self.rank, self.close_reason)
         self._hub.leave()
 
 

@@ -40,6 +40,8 @@ class Transport(ABC):
     rank: int
     peers: Sequence[int]
     name: str
+    close_reason = "it closed its transport"
+    """Why peers in this process lose this one when it closes."""
     lends = True
     """Whether peers on this host may be given memory instead of data; a link that is emulated would be gone round."""
 
