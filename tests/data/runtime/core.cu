@@ -441,6 +441,26 @@ static void resets() {
     EQUAL(cudaMemset(a, 0, 4), cudaErrorIllegalAddress);
 }
 
+// The layer maps whole private pages only: it cannot move others.
+static void refusals() {
+    char *own = (char *)mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *shared = (char *)mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(own != MAP_FAILED && shared != MAP_FAILED);
+    own[4096] = shared[0] = 7;
+    EQUAL(cudaHostRegister(own + 64, 64, cudaHostRegisterMapped), cudaErrorNotSupported);
+    EQUAL(cudaHostRegister(own, 4100, cudaHostRegisterMapped), cudaErrorNotSupported);
+    EQUAL(cudaHostRegister(shared, 8192, cudaHostRegisterMapped), cudaErrorNotSupported);
+    CHECK(!mprotect(own, 4096, PROT_READ));
+    EQUAL(cudaHostRegister(own, 8192, cudaHostRegisterMapped), cudaErrorNotSupported);
+    OK(cudaHostRegister(own + 4096, 4096, cudaHostRegisterMapped));
+    CHECK(own[4096] == 7 && shared[0] == 7);
+    OK(cudaDeviceReset()); // takes the registration
+    EQUAL(cudaHostUnregister(own + 4096), cudaErrorHostMemoryNotRegistered);
+    cudaGetLastError();
+    CHECK(own[4096] == 7);
+    CHECK(!munmap(own, 8192) && !munmap(shared, 8192));
+}
+
 // The stub driver has no access of pools.
 static void pools() {
     int count;
@@ -499,8 +519,10 @@ int main(int argc, char **) {
     several();
     names();
     forks();
-    if (argc > 1)
+    if (argc > 1) {
+        refusals();
         pools();
+    }
     resets();
     if (argc > 1)
         recovers();
