@@ -30,7 +30,7 @@ from .log.recovery import VerifyReport
 from .records import STAGED_RECORD_BYTES, Records
 from .schema import RecordError, Schema, many_values, one_value, row_bytes_of
 
-_INT_END = 1 << 63
+_INT_MIN, _INT_MAX = -1 << 63, (1 << 63) - 1
 _pack = struct.Struct("<q").pack
 
 _MAX_READERS = 4
@@ -185,7 +185,7 @@ class Store(MutableMapping[Any, Any]):
         space is left. The records stay staged, so that you can free some space and commit.
         """
         if type(value) is bytes and self.schema is None:
-            raw = key if type(key) is bytes else _pack(key) if type(key) is int and -_INT_END <= key < _INT_END else b""
+            raw = key if type(key) is bytes else _pack(key) if type(key) is int and _INT_MIN <= key <= _INT_MAX else b""
             records = self._records
             staged = records.staged
             nbytes = records.staged_bytes + len(value) + STAGED_RECORD_BYTES

@@ -398,8 +398,8 @@ class ValueBuffers:
 
     Attributes
     ----------
-    largest, nbytes : int
-        Bytes of the largest value, and of all values.
+    nbytes : int
+        Bytes of all values.
 
     Raises
     ------
@@ -411,9 +411,14 @@ class ValueBuffers:
         self, owner: Any, addresses: NDArray[np.int64], sizes: NDArray[np.int64], *, is_packed: bool = False
     ) -> None:
         self._owner, self.addresses, self.sizes, self._is_packed = owner, addresses, sizes, is_packed
-        self.largest, self.nbytes = int(sizes.max(initial=0)), int(sizes.sum())
-        if self.largest > MAX_VALUE:
+        self.nbytes = int(sizes.sum())
+        if self.nbytes > MAX_VALUE and self.largest > MAX_VALUE:
             raise too_large(self.largest)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest value."""
+        return int(self.sizes.max(initial=0))
 
     @classmethod
     def of(cls, values: Any) -> ValueBuffers:
