@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib
 import json
 import os
 import random
@@ -19,6 +20,7 @@ from lab.campaigns.crash.power import Disk, Event, RecordingFiles
 from lab.campaigns.kv_crash import Counts, failed_calls, interrupted_calls, power_cuts
 from warpwell import errors
 from warpwell.kv.log.files import Guard
+from warpwell.kv.log.format import COMMIT
 from warpwell.kv.log.journal import Floor, Journal
 from warpwell.kv.log.log import Log
 
@@ -233,3 +235,19 @@ def test_the_disk_keeps_what_was_synced_and_may_drop_the_rest(tmp_path):
         assert len(data) == 1024 and set(data) <= set(b"xy") and not (left / "b").exists()
         seen.add((data[:512] == b"y" * 512, data[512:] == b"y" * 512))
     assert seen == {(False, False), (True, False), (False, True), (True, True)}
+
+
+def test_a_salvage_that_takes_torn_groups_is_found(memory, monkeypatch):
+    monkeypatch.setattr(kv_crash, "_SALVAGE_EVERY", 1)
+    monkeypatch.setattr(
+        importlib.import_module("warpwell.kv.salvage"),  # the package has the function of this name
+        "_last_committed",
+        lambda journal, *_: int(journal.records["seq"][journal.records["flags"] & COMMIT != 0].max(initial=0)),
+    )
+    assert power_cuts(60, 3, memory).misjudged > 0
+
+
+def test_a_verify_that_misses_a_damaged_value_is_found(memory, monkeypatch):
+    monkeypatch.setattr(kv_crash, "_SALVAGE_EVERY", 1)
+    monkeypatch.setattr("warpwell.kv.log.recovery._check_values", lambda *_: None)
+    assert power_cuts(10, 3, memory).misjudged > 0
