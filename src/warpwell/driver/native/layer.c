@@ -1,5 +1,6 @@
 /* State of the process: which devices there are, the way to their servers and workers, and what a fork leaves. */
 #include "layer.h"
+#include "descriptors.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -50,8 +51,6 @@ static int64_t now_ms(void) {
 /* Receive one packet with up to `nfds` descriptors (the rest of *fds is -1). Its bytes, 0 at the end, -1 with errno. */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms) {
     int64_t until = now_ms() + timeout_ms;
-    for (int i = 0; i < nfds; i++)
-        fds[i] = -1;
     for (;;) {
         int64_t left = until - now_ms();
         struct pollfd p = {.fd = socket, .events = POLLIN};
@@ -62,26 +61,10 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
             errno = ready ? errno : ETIMEDOUT;
             return -1;
         }
-        union {
-            char bytes[CMSG_SPACE(8 * sizeof(int))];
-            struct cmsghdr align;
-        } control;
-        struct iovec part = {packet, nbytes};
-        struct msghdr m = {
-            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-        ssize_t n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        int is_cut;
+        ssize_t n = ww_receive_packet(socket, packet, nbytes, fds, (size_t)nfds, &is_cut);
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
-        struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
-        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-            int came = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            int *at = (int *)CMSG_DATA(c);
-            for (int i = 0; i < came; i++)
-                if (i < nfds)
-                    fds[i] = at[i];
-                else
-                    close(at[i]);
-        }
         return (int)n;
     }
 }
@@ -89,25 +72,8 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
 static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds) {
     struct ww_hello hello = {
         .said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(), .ordinal = (uint32_t)ordinal};
-    union {
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec part = {&hello, sizeof hello};
-    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
-    if (nfds) {
-        memset(&control, 0, sizeof control);
-        m.msg_control = &control;
-        m.msg_controllen = CMSG_SPACE((size_t)nfds * sizeof(int));
-        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN((size_t)nfds * sizeof(int));
-        memcpy(CMSG_DATA(c), fds, (size_t)nfds * sizeof(int));
-    }
     for (;;) {
-        ssize_t n = sendmsg(socket, &m, MSG_NOSIGNAL);
-        if (n >= 0)
+        if (!ww_send_packet(socket, &hello, sizeof hello, fds, (size_t)nfds, 0))
             return 0;
         if (errno != EINTR)
             return -1;

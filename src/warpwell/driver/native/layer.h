@@ -218,6 +218,9 @@ int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);
 uint32_t ww_places_free(struct ww_device *d);
 
+int ww_event_new(struct ww_device *d, uint32_t flags, uint32_t *id);
+int ww_event_end(struct ww_device *d, uint64_t life, uint32_t id);
+
 /* -- layer_object.c ------------------------------------------------------------------------------------------------ */
 
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d); /* NULL: no room */

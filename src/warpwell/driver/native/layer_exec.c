@@ -27,7 +27,6 @@ struct ww_plan {
     struct step *steps;
     size_t *shape; /* the graph's form: numbers of nodes and edges */
     struct ww_user_ref *users;
-    bool nested;
     size_t twins;               /* steps up to the last conditional node: 0 if there is none .. */
     size_t first;               /* .. and the first of them that is a kernel or conditional */
     struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
@@ -54,25 +53,45 @@ static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t
     }
 }
 
-static void drop_plan(struct ww_plan *p) {
-    if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
-        return;
-    pthread_mutex_lock(&ww_graphs);
-    for (size_t i = 0; i < p->n; i++)
+/* With ww_graphs held. */
+static void free_plan(struct ww_plan *p) {
+    for (size_t i = 0; i < p->n; i++) {
         ww_work_drop(&p->steps[i].work);
+        for (uint32_t k = 0; k < p->steps[i].nbodies; k++)
+            if (p->steps[i].bodies[k])
+                free_plan(p->steps[i].bodies[k]);
+        free(p->steps[i].bodies);
+    }
     for (size_t i = 0; i < p->nusers; i++)
         ww_user_release(p->users[i].user, p->users[i].count);
     ww_twin_drop(&p->exec, WW_OP_EXEC_DROP);
-    ww_graphs_leave();
-    for (size_t i = 0; i < p->n; i++) {
-        for (uint32_t k = 0; k < p->steps[i].nbodies; k++)
-            drop_plan(p->steps[i].bodies[k]);
-        free(p->steps[i].bodies);
-    }
     free(p->steps);
     free(p->shape);
     free(p->users);
     free(p);
+}
+
+static void drop_plan(struct ww_plan *p) {
+    if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
+        return;
+    pthread_mutex_lock(&ww_graphs);
+    free_plan(p);
+    ww_graphs_leave();
+}
+
+/* Without memory for all of it: NULL. */
+static struct ww_plan *new_plan(size_t nodes, size_t shape, size_t users) {
+    struct ww_plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    atomic_store(&p->refs, 1);
+    p->steps = calloc(nodes + 1, sizeof *p->steps);
+    p->shape = calloc(shape + 1, sizeof *p->shape);
+    p->users = calloc(users + 1, sizeof *p->users);
+    if (p->steps && p->shape && p->users)
+        return p;
+    free_plan(p);
+    return NULL;
 }
 
 static int add_graph(struct ww_plan *p, struct ww_graph *g);
@@ -94,10 +113,8 @@ static int add_condition(struct ww_plan *p, const struct ww_node *n) {
 
 /* A node whose dependencies are in the plan already. */
 static int add_step(struct ww_plan *p, const struct ww_node *n) {
-    if (n->work.kind == CU_NODE_GRAPH) {
-        p->nested = true;
+    if (n->work.kind == CU_NODE_GRAPH)
         return add_graph(p, n->work.of.graph);
-    }
     if (n->work.kind == CU_NODE_CONDITION)
         return add_condition(p, n);
     int error = ww_work_copy(&p->steps[p->n].work, &n->work);
@@ -150,17 +167,12 @@ static int add_graph(struct ww_plan *p, struct ww_graph *g) {
 /* With ww_graphs held; the plan is dropped without it. */
 static int make_plan(struct ww_graph *g, struct ww_plan **made) {
     size_t nodes = 0, shape = 0, users = 0;
-    struct ww_plan *p = calloc(1, sizeof *p);
     count(g, &nodes, &shape, &users);
-    *made = p;
+    struct ww_plan *p = *made = new_plan(nodes, shape, users);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    atomic_store(&p->refs, 1);
-    p->steps = calloc(nodes + 1, sizeof *p->steps);
-    p->shape = calloc(shape + 1, sizeof *p->shape);
-    p->users = calloc(users + 1, sizeof *p->users);
     p->graph = g->twin;
-    return p->steps && p->shape && p->users ? add_graph(p, g) : CUDA_ERROR_OUT_OF_MEMORY;
+    return add_graph(p, g);
 }
 
 /* Record steps as their graph's twin, and then the graphs of conditional nodes. */
@@ -191,32 +203,17 @@ static int make_whole(struct ww_graph *g, struct ww_plan **made) {
 
 /* With ww_graphs held: the same plan, to be changed. */
 static struct ww_plan *copy_plan(const struct ww_plan *from) {
-    struct ww_plan *p = from->twins ? NULL : calloc(1, sizeof *p);
-    if (!p)
-        return NULL;
-    atomic_store(&p->refs, 1);
-    p->nested = from->nested;
-    p->steps = calloc(from->n + 1, sizeof *p->steps);
-    p->shape = malloc((from->nshape + 1) * sizeof *p->shape);
-    p->users = malloc((from->nusers + 1) * sizeof *p->users);
-    bool whole = p->steps && p->shape && p->users;
-    for (; whole && p->n < from->n; p->n++) {
+    struct ww_plan *p = from->twins ? NULL : new_plan(from->n, from->nshape, from->nusers);
+    for (; p && p->n < from->n; p->n++) {
         struct step *s = &p->steps[p->n];
         *s = from->steps[p->n];
         if (ww_work_copy(&s->work, &from->steps[p->n].work)) {
-            whole = false;
-            break;
+            free_plan(p);
+            return NULL;
         }
     }
-    if (!whole) {
-        for (size_t i = 0; i < p->n; i++)
-            ww_work_drop(&p->steps[i].work);
-        free(p->steps);
-        free(p->shape);
-        free(p->users);
-        free(p);
+    if (!p)
         return NULL;
-    }
     p->nshape = from->nshape;
     memcpy(p->shape, from->shape, from->nshape * sizeof *p->shape);
     p->nusers = from->nusers;
@@ -237,9 +234,7 @@ struct ww_exec *ww_exec(const void *h) {
 static void drop_mark(struct ww_mark *m) {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
         return;
-    struct ww_args_event args = {m->event, 0};
-    if (m->life == atomic_load(&m->device->life) && !ww_send(m->device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args))
-        ww_id_give(m->device, &m->device->events, m->life, m->event);
+    ww_event_end(m->device, m->life, m->event);
     free(m);
 }
 
@@ -584,17 +579,15 @@ static void go_on(void *data, int code) {
 }
 
 static int new_mark(struct ww_exec *x, struct ww_device *d, uint64_t life) {
-    struct ww_args_event args = {0, CU_EVENT_DISABLE_TIMING};
     struct ww_mark *m = malloc(sizeof *m);
-    int error = m ? ww_id_take(&d->events, &args.event) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args))) {
+    int error = m ? ww_event_new(d, CU_EVENT_DISABLE_TIMING, &m->event) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (error) {
         free(m);
         return error;
     }
     atomic_init(&m->refs, 1);
     m->device = d;
     m->life = life;
-    m->event = args.event;
     drop_mark(x->mark);
     x->mark = m;
     return 0;

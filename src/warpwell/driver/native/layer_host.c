@@ -61,7 +61,6 @@ static struct ww_host *next_due(int *code) {
 }
 
 static void run(struct ww_host *h, int code) {
-    struct ww_args_event args = {h->event, 0};
     ww_in_host_function = true;
     if (h->callback)
         h->callback(h->handle, code, h->data);
@@ -70,9 +69,8 @@ static void run(struct ww_host *h, int code) {
     ww_in_host_function = false;
     if (h->then)
         h->then(h->data, code);
-    if (h->event && !h->lent && h->life == atomic_load(&h->device->life) &&
-        !ww_send(h->device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args))
-        ww_id_give(h->device, &h->device->events, h->life, h->event);
+    if (h->event && !h->lent)
+        ww_event_end(h->device, h->life, h->event);
 }
 
 static void take_out(struct ww_host *h) {
@@ -145,12 +143,9 @@ static int start_thread(void) {
 
 /* An event behind all that was posted to the stream. */
 static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {
-    int error = ww_id_take(&d->events, event);
-    struct ww_args_event args = {*event, CU_EVENT_DISABLE_TIMING};
-    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
-        return error;
-    args.flags = 0;
-    return ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args);
+    int error = ww_event_new(d, CU_EVENT_DISABLE_TIMING, event);
+    struct ww_args_event args = {*event, 0};
+    return error ? error : ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args);
 }
 
 /* Put a function into the queue; where its stream is not held yet, the event is recorded first. */

@@ -257,62 +257,49 @@ static CUdeviceptr on_device(const struct ww_device *d, const struct ww_span *r,
     return r->what == WW_PINNED_MEMORY && d->facts.remote ? 0 : at;
 }
 
+/* Bytes of an attribute's value. */
+static size_t width_of(int attribute) {
+    switch (attribute) {
+    case CU_POINTER_MEMORY_TYPE:
+    case CU_POINTER_SYNC_MEMOPS:
+    case CU_POINTER_IS_MANAGED:
+    case CU_POINTER_DEVICE_ORDINAL:
+    case CU_POINTER_IS_IPC_CAPABLE:
+    case CU_POINTER_MAPPED:
+    case CU_POINTER_RDMA:
+    case CU_POINTER_ACCESS:
+        return 4;
+    default:
+        return 8;
+    }
+}
+
 /* Write one attribute of a pointer with a known range. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
     bool pinned = r->what == WW_PINNED_MEMORY || r->what == WW_REGISTERED,
-         managed = r->what == WW_PINNED_MEMORY && r->flags & WW_MANAGED;
+         managed = r->what == WW_PINNED_MEMORY && r->flags & WW_MANAGED,
+         pooled = r->what != WW_REGISTERED && r->owner && !(r->flags & WW_OF_GRAPH);
     CUdeviceptr mapped = on_device(d, r, at);
-    switch (attribute) {
-    case CU_POINTER_CONTEXT:
-        *(CUcontext *)to = ww_context_handle(d);
-        return 0;
-    case CU_POINTER_MEMORY_TYPE:
-        *(unsigned *)to = pinned && !managed ? 1 : 2;
-        return 0;
-    case CU_POINTER_DEVICE_POINTER:
-        *(CUdeviceptr *)to = mapped;
-        return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_HOST_POINTER:
-        *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
-        return pinned ? 0 : CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_BUFFER_ID:
-        *(uint64_t *)to = r->serial;
-        return 0;
-    case CU_POINTER_DEVICE_ORDINAL:
-        *(int *)to = (int)(d - layer.devices);
-        return 0;
-    case CU_POINTER_RANGE_START:
-        *(CUdeviceptr *)to = r->start;
-        return 0;
-    case CU_POINTER_RANGE_SIZE:
-        *(size_t *)to = r->size;
-        return 0;
-    case CU_POINTER_MAPPED:
-        *(int *)to = mapped != 0;
-        return 0;
-    case CU_POINTER_IS_MANAGED:
-        *(int *)to = managed;
-        return 0;
-    case CU_POINTER_SYNC_MEMOPS:
-    case CU_POINTER_IS_IPC_CAPABLE:
-        *(int *)to = 0;
-        return 0;
-    case CU_POINTER_HANDLE_TYPES:
-        *(uint64_t *)to = 0;
-        return 0;
-    case 15:
-        *(int *)to = 0;
-        return 0; /* capable of GPUDirect RDMA */
-    case 16:
-        *(int *)to = 3;
-        return 0; /* access: read and write */
-    case 17:      /* pool */
-        *(void **)to =
-            r->what != WW_REGISTERED && r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
-        return 0;
-    default:
+    const uint64_t values[] = {
+        [CU_POINTER_CONTEXT] = (uintptr_t)ww_context_handle(d),
+        [CU_POINTER_MEMORY_TYPE] = pinned && !managed ? 1 : 2,
+        [CU_POINTER_DEVICE_POINTER] = mapped,
+        [CU_POINTER_HOST_POINTER] = pinned ? at : 0,
+        [CU_POINTER_BUFFER_ID] = r->serial,
+        [CU_POINTER_IS_MANAGED] = managed,
+        [CU_POINTER_DEVICE_ORDINAL] = (uint64_t)ww_device_number(d),
+        [CU_POINTER_RANGE_START] = r->start,
+        [CU_POINTER_RANGE_SIZE] = r->size,
+        [CU_POINTER_MAPPED] = mapped != 0,
+        [CU_POINTER_ACCESS] = 3, /* read and write */
+        [CU_POINTER_POOL] = pooled ? (uintptr_t)ww_pool_handle(r->owner) : 0,
+    };
+    if (attribute < 1 || attribute > CU_POINTER_POOL || attribute == CU_POINTER_P2P_TOKENS)
         return CUDA_ERROR_INVALID_VALUE;
-    }
+    memcpy(to, &values[attribute], width_of(attribute));
+    bool has_none =
+        (attribute == CU_POINTER_DEVICE_POINTER || attribute == CU_POINTER_HOST_POINTER) && !values[attribute];
+    return has_none ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
 CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
@@ -324,23 +311,6 @@ CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
     return d ? attribute_of(d, &r, at, attribute, to) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Bytes of an attribute's value. */
-static size_t width_of(int attribute) {
-    switch (attribute) {
-    case CU_POINTER_MEMORY_TYPE:
-    case CU_POINTER_SYNC_MEMOPS:
-    case CU_POINTER_IS_MANAGED:
-    case CU_POINTER_DEVICE_ORDINAL:
-    case CU_POINTER_IS_IPC_CAPABLE:
-    case CU_POINTER_MAPPED:
-    case 15:
-    case 16:
-        return 4;
-    default:
-        return 8;
-    }
-}
-
 CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at) {
     struct ww_span r;
     int error = ww_ready();
@@ -348,7 +318,7 @@ CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdevice
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     struct ww_device *d = owner_of(at, &r);
     for (unsigned i = 0; i < n; i++) {
-        if (attributes[i] < 1 || attributes[i] > 17)
+        if (attributes[i] < 1 || attributes[i] > CU_POINTER_POOL)
             return CUDA_ERROR_INVALID_VALUE;
         memset(to[i], 0, width_of(attributes[i]));
         if (d)

@@ -6,6 +6,7 @@
  * holds for the lives of both devices. Where there is no link, copies and waits go by way of the program.
  */
 #include "layer.h"
+#include "descriptors.h"
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -40,16 +41,9 @@ static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_
 static int give(struct ww_device *d, const struct ww_device *other, int end) {
     struct ww_link_packet packet = {WW_LINK, serial};
     struct ww_args_link args = {(uint32_t)index_of(other), serial};
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control = {.align = {.cmsg_len = CMSG_LEN(sizeof end), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-    struct iovec part = {&packet, sizeof packet};
-    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    memcpy(CMSG_DATA(&control.align), &end, sizeof end);
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
-    int lost = !c || sendmsg(c->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0;
+    int lost = !c || ww_send_packet(c->socket, &packet, sizeof packet, &end, 1, MSG_DONTWAIT);
     pthread_mutex_unlock(&d->post);
     return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0, NULL);
 }

@@ -169,50 +169,35 @@ int ww_pool_trim(struct ww_pool *p, size_t keep) {
     return 0;
 }
 
+static const struct {
+    int attribute;
+    size_t at, nbytes;
+} fields[] = {
+    {CU_POOL_FOLLOW_EVENTS, offsetof(struct ww_pool, reuse[0]), 4},
+    {CU_POOL_OPPORTUNISTIC, offsetof(struct ww_pool, reuse[1]), 4},
+    {CU_POOL_INTERNAL, offsetof(struct ww_pool, reuse[2]), 4},
+    {CU_POOL_THRESHOLD, offsetof(struct ww_pool, threshold), 8},
+    {CU_POOL_RESERVED, offsetof(struct ww_pool, reserved), 8},
+    {CU_POOL_RESERVED_HIGH, offsetof(struct ww_pool, reserved_high), 8},
+    {CU_POOL_USED, offsetof(struct ww_pool, used), 8},
+    {CU_POOL_USED_HIGH, offsetof(struct ww_pool, used_high), 8},
+    {CU_POOL_TYPE, offsetof(struct ww_pool, props.type), 4},
+    {CU_POOL_HANDLE_TYPES, offsetof(struct ww_pool, props.handle_types), 4},
+    {CU_POOL_LOCATION_ID, offsetof(struct ww_pool, props.location.id), 4},
+    {CU_POOL_LOCATION, offsetof(struct ww_pool, props.location.kind), 4},
+    {CU_POOL_MOST, offsetof(struct ww_pool, props.most), 8},
+};
+
 int ww_pool_get(struct ww_pool *p, int attribute, void *to) {
-    int error = 0;
-    pthread_mutex_lock(&lock);
-    switch (attribute) {
-    case CU_POOL_FOLLOW_EVENTS:
-    case CU_POOL_OPPORTUNISTIC:
-    case CU_POOL_INTERNAL:
-        *(int32_t *)to = p->reuse[attribute - CU_POOL_FOLLOW_EVENTS];
-        break;
-    case CU_POOL_THRESHOLD:
-        *(uint64_t *)to = p->threshold;
-        break;
-    case CU_POOL_RESERVED:
-        *(uint64_t *)to = p->reserved;
-        break;
-    case CU_POOL_RESERVED_HIGH:
-        *(uint64_t *)to = p->reserved_high;
-        break;
-    case CU_POOL_USED:
-        *(uint64_t *)to = p->used;
-        break;
-    case CU_POOL_USED_HIGH:
-        *(uint64_t *)to = p->used_high;
-        break;
-    case CU_POOL_TYPE:
-        *(int32_t *)to = p->props.type;
-        break;
-    case CU_POOL_HANDLE_TYPES:
-        *(int32_t *)to = p->props.handle_types;
-        break;
-    case CU_POOL_LOCATION_ID:
-        *(int32_t *)to = p->props.location.id;
-        break;
-    case CU_POOL_LOCATION:
-        *(int32_t *)to = p->props.location.kind;
-        break;
-    case CU_POOL_MOST:
-        *(uint64_t *)to = p->props.most;
-        break;
-    default:
-        error = CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].attribute != attribute)
+            continue;
+        pthread_mutex_lock(&lock);
+        memcpy(to, (const char *)p + fields[i].at, fields[i].nbytes);
+        pthread_mutex_unlock(&lock);
+        return 0;
     }
-    pthread_mutex_unlock(&lock);
-    return error;
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 int ww_pool_set(struct ww_pool *p, int attribute, void *from) {

@@ -519,3 +519,22 @@ void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place) {
     pthread_mutex_unlock(&d->post);
     ww_release(c);
 }
+
+/* -- events -------------------------------------------------------------------------------------------------------- */
+
+int ww_event_new(struct ww_device *d, uint32_t flags, uint32_t *id) {
+    uint64_t life = atomic_load(&d->life);
+    int error = ww_id_take(&d->events, id);
+    struct ww_args_event args = {*id, flags};
+    if (!error && (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+        ww_id_give(d, &d->events, life, *id);
+    return error;
+}
+
+int ww_event_end(struct ww_device *d, uint64_t life, uint32_t id) {
+    struct ww_args_event args = {id, 0};
+    int error = life == atomic_load(&d->life) ? ww_send(d, WW_OP_EVENT_DESTROY, 0, &args, sizeof args) : 0;
+    if (!error)
+        ww_id_give(d, &d->events, life, id);
+    return error;
+}

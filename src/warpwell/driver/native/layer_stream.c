@@ -96,19 +96,14 @@ static int own_stream(struct ww_device *d, uint32_t *id) {
 /* The event of `copied`, made at its first use in a life. */
 static int copied_event(struct ww_device *d, uint32_t *event) {
     uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);
-    struct ww_args_event args = {(uint32_t)mark, CU_EVENT_DISABLE_TIMING};
-    *event = args.event;
-    if (args.event && mark >> 32 == tag >> 32)
+    *event = (uint32_t)mark;
+    if (*event && mark >> 32 == tag >> 32)
         return 0;
-    int error = ww_id_take(&d->events, event);
-    args.event = *event;
-    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+    int error = ww_event_new(d, CU_EVENT_DISABLE_TIMING, event);
+    if (error || atomic_compare_exchange_strong(&d->copied, &mark, tag | *event))
         return error;
-    if (!atomic_compare_exchange_strong(&d->copied, &mark, tag | args.event)) { /* another thread's first */
-        *event = (uint32_t)mark;
-        error = ww_send(d, WW_OP_EVENT_DESTROY, 0, &args, sizeof args);
-        ww_id_give(d, &d->events, life, args.event);
-    }
+    error = ww_event_end(d, life, *event); /* another thread was first */
+    *event = (uint32_t)mark;
     return error;
 }
 

@@ -116,9 +116,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags) {
     if (!o)
         return CUDA_ERROR_OUT_OF_MEMORY;
     o->flags = flags;
-    error = ww_id_take(&d->events, &o->id);
-    struct ww_args_event args = {o->id, flags};
-    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args))) {
+    if ((error = ww_event_new(d, flags, &o->id))) {
         struct ww_object was;
         ww_object_drop(o, WW_EVENT, &was);
         return error;
@@ -132,10 +130,7 @@ CUresult cuEventDestroy_v2(CUevent h) {
     int error = ww_ready();
     if (error || (error = ww_object_drop(h, WW_EVENT, &was)))
         return error;
-    struct ww_args_event args = {was.id, 0};
-    if (!(error = ww_send(was.device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args)))
-        ww_id_give(was.device, &was.device->events, was.life, was.id);
-    return error;
+    return ww_event_end(was.device, was.life, was.id);
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {

@@ -7,6 +7,7 @@
  * socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of
  * `life`) is gone. It keeps a ww_counts in the file of `counts`.
  */
+#include "descriptors.h"
 #include "worker.h"
 
 #include <errno.h>
@@ -65,25 +66,15 @@ static void await_client(void) {
     while (poll(all, 2, -1) < 0)
         ;
     struct ww_hand_over packet;
-    struct iovec bytes = {&packet, sizeof packet};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(5 * sizeof(int))];
-    } control;
-    struct msghdr message = {
-        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    if (all[1].revents || recvmsg(given.control, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof packet)
+    int fds[5], is_cut;
+    if (all[1].revents ||
+        ww_receive_packet(given.control, &packet, sizeof packet, fds, 5, &is_cut) != (ssize_t)sizeof packet ||
+        packet.said != WW_HAND_OVER || fds[3] < 0)
         end_quietly();
-    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-    size_t n = c && c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
-    if (packet.said != WW_HAND_OVER || n < 4)
-        end_quietly();
-    for (size_t i = 0; i < n; i++) {
-        int fd;
-        memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+    for (int i = 0; i < 5 && fds[i] >= 0; i++) {
         if (to[i])
-            *to[i] = fd;
-        else if (dup2(fd, (int)i - 1) < 0 || close(fd))
+            *to[i] = fds[i];
+        else if (dup2(fds[i], i - 1) < 0 || close(fds[i]))
             end_quietly();
     }
     close(given.control);
@@ -246,15 +237,7 @@ static void start_memory(int fds[3]) {
 
 static void tell_opened(struct ww_facts *facts, const int fds[3]) {
     facts->said = WW_OPENED;
-    struct iovec bytes = {facts, sizeof *facts};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(3 * sizeof(int))];
-    } control = {.header = {.cmsg_len = CMSG_LEN(3 * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-    memcpy(CMSG_DATA(&control.header), fds, 3 * sizeof(int));
-    struct msghdr message = {
-        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    if (sendmsg(ww.socket, &message, MSG_NOSIGNAL) < 0)
+    if (ww_send_packet(ww.socket, facts, sizeof *facts, fds, 3, 0))
         ww_end(1);
     for (int i = 0; i < 3; i++)
         close(fds[i]);

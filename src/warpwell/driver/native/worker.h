@@ -61,7 +61,8 @@ _Noreturn void ww_die(const char *line); /* the client is wrong, or the machine:
 _Noreturn void ww_lost(CUresult code);   /* the context is lost: the client learns the code, and the end */
 CUresult ww_living(CUresult code);       /* `code`, or the end if the context is lost with it */
 _Noreturn void ww_end(int status);
-void *ww_memory(size_t n); /* zeroed, or the end */
+void *ww_memory(size_t n);                                      /* zeroed, or the end */
+void *ww_grown(void *all, size_t n, size_t *room, size_t size); /* an array of `n` with room for one more, or the end */
 uint64_t ww_now_ns(void);
 
 struct ww_call;

@@ -10,24 +10,13 @@
 
 struct ww_arena ww_arena;
 
-static void grow_array(struct ww_arena *a) {
-    if (a->n + 2 <= a->room)
-        return;
-    size_t room = a->room ? 2 * a->room : 1024;
-    struct ww_block *more = realloc(a->blocks, room * sizeof *more);
-    if (!more)
-        ww_die("out of memory for the table of blocks");
-    a->blocks = more;
-    a->room = room;
-}
-
 void ww_arena_init(struct ww_arena *a, uint64_t base, uint64_t bytes, uint64_t piece, uint64_t quota) {
     memset(a, 0, sizeof *a);
     a->base = base;
     a->bytes = bytes;
     a->piece = piece;
     a->quota = quota;
-    grow_array(a);
+    a->blocks = ww_grown(a->blocks, a->n + 1, &a->room, sizeof *a->blocks);
     a->blocks[0] = (struct ww_block){.at = base, .size = bytes, .state = WW_UNMAPPED};
     a->n = 1;
 }
@@ -56,7 +45,7 @@ static void drop(struct ww_arena *a, size_t i) {
 static void cut(struct ww_arena *a, size_t i, uint64_t size) {
     if (a->blocks[i].size == size)
         return;
-    grow_array(a);
+    a->blocks = ww_grown(a->blocks, a->n + 1, &a->room, sizeof *a->blocks);
     memmove(a->blocks + i + 2, a->blocks + i + 1, (a->n - i - 1) * sizeof *a->blocks);
     a->n++;
     a->blocks[i + 1] = a->blocks[i];
@@ -121,12 +110,7 @@ uint64_t ww_arena_choose(struct ww_arena *a, uint64_t n, uint64_t *size) {
 }
 
 static void add_chunk(struct ww_arena *a, struct ww_chunk chunk) {
-    if (a->nchunks == a->chunk_room) {
-        a->chunk_room = a->chunk_room ? 2 * a->chunk_room : 64;
-        a->chunks = realloc(a->chunks, a->chunk_room * sizeof *a->chunks);
-        if (!a->chunks)
-            ww_die("out of memory for the table of chunks");
-    }
+    a->chunks = ww_grown(a->chunks, a->nchunks, &a->chunk_room, sizeof *a->chunks);
     a->chunks[a->nchunks++] = chunk;
 }
 

@@ -24,6 +24,7 @@ struct graph {
     uint32_t node;       /* .. and the number of that */
     struct node *nodes;  /* conditional ones */
     uint32_t n;
+    size_t room;
 };
 
 struct ww_exec {
@@ -101,10 +102,7 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
     CUresult code = native.cuGraphAddNode(&made, g->native, NULL, 0, &p);
     if (code)
         return code;
-    struct node *more = realloc(g->nodes, (g->n + 1) * sizeof *more);
-    if (!more)
-        ww_die("out of memory for nodes of graphs");
-    g->nodes = more;
+    g->nodes = ww_grown(g->nodes, g->n, &g->room, sizeof *g->nodes);
     g->nodes[g->n++] = (struct node){made, args->node};
     for (uint32_t i = 0; i < args->size; i++) {
         graphs[ids[i]] = ww_memory(sizeof(struct graph));

@@ -41,9 +41,11 @@ static uint64_t image_bytes;
 static struct module *modules[WW_MODULES];
 static char loading[WW_MODULES]; /* ids that are being loaded or unloaded */
 static struct ww_native_function *functions[WW_FUNCTIONS];
-static uint32_t *free_ids, nfree_ids, free_room, next_id = 1; /* the heavy thread's */
+static uint32_t *free_ids, nfree_ids, next_id = 1; /* the heavy thread's */
+static size_t free_room;
 static struct global *globals;
 static uint32_t nglobals;
+static size_t globals_room;
 
 /* -- images
  * ----------------------------------------------------------------------------------------------------------------- */
@@ -149,12 +151,7 @@ static uint32_t take_id(void) {
 }
 
 static void give_id(uint32_t id) {
-    if (nfree_ids == free_room) {
-        free_room = free_room ? 2 * free_room : 256;
-        free_ids = realloc(free_ids, free_room * sizeof *free_ids);
-        if (!free_ids)
-            ww_die("out of memory for ids");
-    }
+    free_ids = ww_grown(free_ids, nfree_ids, &free_room, sizeof *free_ids);
     free_ids[nfree_ids++] = id;
 }
 
@@ -373,9 +370,7 @@ static void found_global(struct ww_job *job) {
     struct ww_range range = {job->a, job->b};
     int known = ww_is_global(job->a, job->b);
     if (!job->result && !known && nglobals < GLOBALS_MOST && modules[args->module] == job->with) {
-        globals = realloc(globals, (nglobals + 1) * sizeof *globals);
-        if (!globals)
-            ww_die("out of memory for globals");
+        globals = ww_grown(globals, nglobals, &globals_room, sizeof *globals);
         globals[nglobals++] = (struct global){job->a, job->b, args->module};
     }
     ww_answer(job->slot, job->seq, job->result, &range, job->result ? 0 : sizeof range);

@@ -9,6 +9,7 @@
  * one before the executor knows of it; before it gives one back it asks for that by all who have it. When the other
  * side has ended, its memory is named no more here, and let go when all that was read before has been passed.
  */
+#include "descriptors.h"
 #include "worker.h"
 
 #include <errno.h>
@@ -58,12 +59,7 @@ static int unsent;       /* the executor's: a link has signals that its socket d
 static int bell = -1;
 
 static void append(struct numbers *list, uint64_t number) {
-    if (list->n == list->room) {
-        list->room = list->room ? 2 * list->room : 64;
-        list->all = realloc(list->all, list->room * sizeof *list->all);
-        if (!list->all)
-            ww_die("out of memory for links");
-    }
+    list->all = ww_grown(list->all, list->n, &list->room, sizeof *list->all);
     list->all[list->n++] = number;
 }
 
@@ -71,43 +67,15 @@ static void append(struct numbers *list, uint64_t number) {
  * ------------------------------------------------------------------------------------------------------------- */
 
 static int say(int socket, const struct ww_link_message *message, int fd, int flags) {
-    struct iovec bytes = {(void *)(uintptr_t)message, sizeof *message};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-    struct msghdr m = {.msg_iov = &bytes, .msg_iovlen = 1};
-    if (fd >= 0) {
-        memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-        m.msg_control = &control;
-        m.msg_controllen = sizeof control;
-    }
-    return sendmsg(socket, &m, MSG_NOSIGNAL | flags) < 0 ? -1 : 0;
+    return ww_send_packet(socket, message, sizeof *message, &fd, fd >= 0, flags);
 }
 
 /* Receives one packet of `n` bytes with at most one descriptor: its length, 0 at the end or if it is longer, -1 if none
  * is there. */
 static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(8 * sizeof(int))];
-    } control;
-    struct iovec bytes = {packet, n};
-    struct msghdr m = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    *fd = -1;
-    ssize_t got = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    struct cmsghdr *c = got < 0 ? NULL : CMSG_FIRSTHDR(&m);
-    int some = c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS;
-    size_t came = some ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
-    for (size_t i = 0; i < came; i++) {
-        int one;
-        memcpy(&one, CMSG_DATA(c) + i * sizeof one, sizeof one);
-        if (i)
-            close(one);
-        else
-            *fd = one;
-    }
-    return got < 0 || !(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? got : 0;
+    int is_cut;
+    ssize_t got = ww_receive_packet(socket, packet, n, fd, 1, &is_cut);
+    return got > 0 && is_cut ? 0 : got;
 }
 
 /* -- the other side's memory, in the links' thread
@@ -172,12 +140,7 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
     if (code)
         return code;
     pthread_mutex_lock(&lock);
-    if (l->nimports == l->room) {
-        l->room = l->room ? 2 * l->room : 64;
-        l->imports = realloc(l->imports, l->room * sizeof *l->imports);
-        if (!l->imports)
-            ww_die("out of memory for links");
-    }
+    l->imports = ww_grown(l->imports, l->nimports, &l->room, sizeof *l->imports);
     memmove(l->imports + i + 1, l->imports + i, (l->nimports - i) * sizeof *l->imports);
     l->imports[i] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
     l->nimports++;
@@ -378,12 +341,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
                 take_back(links + done, at, n); /* the one that could not refuses */
         return code;
     }
-    if (nown == own_room) {
-        own_room = own_room ? 2 * own_room : 64;
-        own = realloc(own, own_room * sizeof *own);
-        if (!own)
-            ww_die("out of memory for links");
-    }
+    own = ww_grown(own, nown, &own_room, sizeof *own);
     own[nown++] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
     return CUDA_SUCCESS;
 }

@@ -4,6 +4,7 @@
  * those that come meanwhile are the next group. An allocation that finds no room waits for frees that are under way
  * before it is refused.
  */
+#include "descriptors.h"
 #include "worker.h"
 
 #include <errno.h>
@@ -254,12 +255,7 @@ void ww_free(const struct ww_call *call) {
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
-    if (nfrees == frees_room) {
-        frees_room = frees_room ? 2 * frees_room : 64;
-        frees = realloc(frees, frees_room * sizeof *frees);
-        if (!frees)
-            ww_die("out of memory for frees");
-    }
+    frees = ww_grown(frees, nfrees, &frees_room, sizeof *frees);
     frees[nfrees++] = args->address;
     if (!ngroup)
         start_group();
@@ -391,15 +387,7 @@ static void forget_pin(uint64_t at) {
 
 static int send_pin(uint64_t at, uint64_t n, int fd) {
     struct ww_pinned said = {.said = WW_PINNED, .address = at, .nbytes = n};
-    struct iovec bytes = {&said, sizeof said};
-    union {
-        struct cmsghdr header;
-        char room[CMSG_SPACE(sizeof(int))];
-    } control = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
-    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    struct msghdr message = {
-        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    return sendmsg(ww.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -1 : 0;
+    return ww_send_packet(ww.socket, &said, sizeof said, &fd, 1, MSG_DONTWAIT);
 }
 
 static void was_pinned(struct ww_job *job) {
@@ -442,12 +430,7 @@ void ww_pin(const struct ww_call *call) {
         ww_result(call, code);
         return;
     }
-    if (npins == pins_room) {
-        pins_room = pins_room ? 2 * pins_room : 64;
-        pins = realloc(pins, pins_room * sizeof *pins);
-        if (!pins)
-            ww_die("out of memory for the table of pinned memory");
-    }
+    pins = ww_grown(pins, npins, &pins_room, sizeof *pins);
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
     pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
     npins++;

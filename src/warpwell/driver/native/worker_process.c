@@ -66,6 +66,16 @@ void *ww_memory(size_t n) {
     return memory;
 }
 
+void *ww_grown(void *all, size_t n, size_t *room, size_t size) {
+    if (n < *room)
+        return all;
+    *room = *room ? 2 * *room : 64;
+    all = realloc(all, *room * size);
+    if (!all)
+        ww_die("out of host memory");
+    return all;
+}
+
 uint64_t ww_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
