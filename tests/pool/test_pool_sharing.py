@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,17 +23,6 @@ from warpwell.pool.agent.peer_access import LocalHostAccess, RemoteHostAccess
 from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import Runtime
-
-
-def can_watch() -> bool:
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
-watches = pytest.mark.skipif(not can_watch(), reason="the kernel has no pidfd_open")
 
 
 class _Agent:
@@ -66,27 +53,18 @@ def sharing_of(agent: Any) -> PeerMemory:
     return PeerMemory(agent)
 
 
-@watches
 def test_what_a_lost_sender_can_reach_is_kept_until_its_process_has_ended() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-    try:
-        memory = DeviceMemory(agent.runtime, 100)
-        assert sharing.offer(17, BufferView(memory, 0, np.dtype("u1"), (100,)), 2, process.pid)[3] == 0
-        other = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
-        sharing.offer(19, other, 3, os.getpid())
-        del memory
-        process.send_signal(signal.SIGSTOP)
-        sharing.lost(2)
-        time.sleep(0.3)
-        assert sharing.count() == {"held": 2, "ending": 0, "open": 0}, "it may go on writing"
-        process.kill()
-        assert until(lambda: sharing.count() == {"held": 1, "ending": 0, "open": 0}), "as the other one may"
-        assert agent.told == [], "nobody is there to be told"
-    finally:
-        process.kill()
-        process.wait()
+    memory = DeviceMemory(agent.runtime, 100)
+    assert sharing.offer(17, BufferView(memory, 0, np.dtype("u1"), (100,)), 2)[3] == 0
+    sharing.offer(19, BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,)), 3)
+    del memory
+    sharing.lost(2)
+    assert sharing.count() == {"held": 2, "ending": 0, "open": 0}, "it may go on writing"
+    sharing.ended(2)
+    assert sharing.count() == {"held": 1, "ending": 0, "open": 0}, "as the other one may"
+    assert agent.told == [], "no process is left to be told"
 
 
 def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
@@ -95,7 +73,7 @@ def test_a_block_is_freed_when_all_who_opened_it_have_closed_it() -> None:
     memory = DeviceMemory(agent.runtime, 100)
     view = BufferView(memory, 0, np.dtype("u1"), (100,))
     for copy, peer in ((1, 2), (3, 4)):
-        _, number, _, _ = sharing.offer(copy, view, peer, os.getpid())
+        _, number, _, _ = sharing.offer(copy, view, peer)
         sharing.answered(copy)
     del memory, view
     gc.collect()
@@ -112,57 +90,32 @@ def test_nothing_is_offered_to_a_sender_that_was_lost_while_the_stream_was_busy(
     agent = _Agent()
     sharing = sharing_of(agent)
     view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        assert sharing.offer(1, view, 2, process.pid) is not None
-        sharing.answered(1)
-        process.kill()
-    sharing.lost(2)
-    assert until(lambda: 2 in sharing._dead)
-    assert sharing.offer(3, view, 2, process.pid) is None
+    assert sharing.offer(1, view, 2) is not None
+    sharing.answered(1)
+    sharing.ended(2)  # before the transport has noticed it
+    assert sharing.offer(3, view, 2) is None
     sharing.lost(4)  # before it was offered anything
-    assert sharing.offer(5, view, 4, process.pid) is None
+    assert sharing.offer(5, view, 4) is None
     del view
     gc.collect()
     assert sharing.count() == {"held": 0, "ending": 0, "open": 0}
 
 
-@watches
 def test_blocks_that_only_a_lost_sender_has_open_are_freed_when_its_process_has_ended() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
     view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        sharing.offer(1, view, 2, process.pid)
-        sharing.answered(1)
-        del view
-        gc.collect()
-        assert sharing.count() == {"held": 0, "ending": 1, "open": 0}
-        sharing.lost(2)
-        time.sleep(0.3)
-        assert sharing.count()["ending"] == 1
-        process.kill()
-    assert until(lambda: not sharing.count()["ending"])
-
-
-@watches
-def test_descriptors_of_lost_processes_are_closed() -> None:
-    agent = _Agent()
-    sharing = sharing_of(agent)
-    view = BufferView(DeviceMemory(agent.runtime, 100), 0, np.dtype("u1"), (100,))
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        sharing.offer(1, view, 2, process.pid)
-        process.kill()
-    descriptor = sharing._processes[2]
-    assert descriptor is not None and "pidfd" in os.readlink(f"/proc/self/fd/{descriptor}")
+    sharing.offer(1, view, 2)
+    sharing.answered(1)
+    del view
+    gc.collect()
     sharing.lost(2)
-    assert until(lambda: not sharing.count()["held"])
-    assert sharing._processes[2] is None
-    with contextlib.suppress(OSError):  # another thread may have the number by now
-        assert "pidfd" not in os.readlink(f"/proc/self/fd/{descriptor}")
+    assert sharing.count() == {"held": 0, "ending": 1, "open": 0}
+    sharing.ended(2)
+    assert not sharing.count()["ending"]
 
 
-@watches
-def test_copies_that_are_answered_while_a_lost_sender_is_looked_for_are_no_matter() -> None:
+def test_copies_that_are_answered_while_a_sender_ends_are_no_matter() -> None:
     agent = _Agent()
     sharing = sharing_of(agent)
     memory = DeviceMemory(agent.runtime, 100)
@@ -176,12 +129,10 @@ def test_copies_that_are_answered_while_a_lost_sender_is_looked_for_are_no_matte
 
         __hash__ = int.__hash__
 
-    with subprocess.Popen(["sleep", "60"]) as process:
-        view = BufferView(memory, 0, np.dtype("u1"), (100,))
-        assert sharing.offer(7, view, 2, process.pid) and sharing.offer(8, view, 3, os.getpid())
-        sharing._held[7] = Answering(2), memory
-        process.kill()
-    sharing._wait_for_end(2)
+    view = BufferView(memory, 0, np.dtype("u1"), (100,))
+    assert sharing.offer(7, view, 2) and sharing.offer(8, view, 3)
+    sharing._held[7] = Answering(2), memory
+    sharing.ended(2)
     assert sharing.count()["held"] == 0
 
 

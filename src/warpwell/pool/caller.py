@@ -40,7 +40,7 @@ class AgentConnection:
         The device's place among the application's devices; the rank until that is known.
     label : str
         What the device is called in messages.
-    host, target, process : str, str, int
+    host, target : str
         What the agent has told of itself; unset until then.
     transfers : Tuning
         How copies to and from the device are cut.
@@ -65,7 +65,6 @@ class AgentConnection:
         self.caller = caller
         self.transfers = Tuning()
         self.host = self.target = ""
-        self.process = 0
 
     def check(self) -> None:
         """Raise `DeviceLostError` if the agent is gone, `ForkError` if it is the parent process's."""

@@ -108,7 +108,7 @@ def between_agents(
         if channel is not None and channel.full:
             connection.wait_for_room(channel)
     number, tag, plan = new_id(), to.caller.tags.new(origin.rank, to.rank), tuple(to.transfers.plan(nbytes))
-    pulling = (destination_handle, number, origin.rank, tag, plan, origin.process if _may_write(origin, to) else 0)
+    pulling = (destination_handle, number, origin.rank, tag, plan, _may_write(origin, to))
     # With both locks: if two streams had copies in different orders, each would wait for the other. A device would wait
     # forever for a call that Ctrl-C has prevented.
     one, two = (origin, to) if origin.rank < to.rank else (to, origin)

@@ -492,7 +492,7 @@ class Device:
         self.peers: tuple[Device, ...] = ()
         connection.transfers = Tuning.from_environment()
         connection.index = index
-        connection.host, connection.target, connection.process = self.host, self.target, self.process
+        connection.host, connection.target = self.host, self.target
         connection.label = f"device {index} ({self.target} on {self.host})"
         self.default_stream = Stream(self, channel=connection.channels[0])
 

@@ -49,6 +49,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
         agent.programs = server.programs
     # as a deferred call: the thread of the connection has entered no device
     member.on("ask", lambda _: agent.later(lambda: member.send(reply=agent.info())))
+    member.on("lost", lambda message: agent.sharing.ended(message["lost"]))
     member.send(ready=True)
     try:
         agent.run()

@@ -47,7 +47,7 @@ def pull(
     peer: int,
     tag: int,
     plan: Any,
-    process: int,
+    may_write: bool,
 ) -> None:
     """Copy from another agent, in the order of a stream or, with -1, as soon as the source is ready."""
     view, copy = agent.view(handle), IncomingCopy(peer)
@@ -59,7 +59,7 @@ def pull(
         if lane is not None:
             agent.runtime.synchronize(lane.stream)
         copy.check()
-        offer = agent.sharing.offer(number, view, peer, process) if process else None
+        offer = agent.sharing.offer(number, view, peer) if may_write else None
         copy.offered, copy.is_wanted = offer is not None, True
         agent.tell(Op.WANT, number, offer, tag, plan, to=peer)
 

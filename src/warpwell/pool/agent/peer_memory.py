@@ -4,15 +4,14 @@ A receiver offers the block of a buffer with each copy. The sender opens a block
 open. When the last reference to the block is gone, the receiver sends RELEASE; each sender closes the block and answers
 RELEASED; then the receiver frees it.
 
-A lost sender may still be writing. Memory within its reach is freed when its process has ended, and not before.
+A lost sender may still be writing. Memory within its reach is freed when the launcher reports that its process has
+ended, and not before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import select
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -60,7 +59,6 @@ class PeerMemory:
         self._opening = threading.Lock()
         self._held: dict[int, tuple[int, DeviceMemory]] = {}
         self._ending: dict[int, tuple[Any, set[int]]] = {}
-        self._processes: dict[int, int | None] = {}
         self._lost: set[int] = set()
         self._dead: set[int] = set()
         self._unable: set[int] = set()
@@ -70,7 +68,7 @@ class PeerMemory:
 
     # -- the receiver's side ---------------------------------------------------------------------------------------
 
-    def offer(self, copy: int, view: BufferView, peer: int, process: int) -> Any:
+    def offer(self, copy: int, view: BufferView, peer: int) -> Any:
         """Return the data with which the sender of a copy can write to a view, or None if it cannot, or is lost.
 
         The memory is kept until the sender has answered (`answered`).
@@ -79,14 +77,12 @@ class PeerMemory:
         ----------
         copy : int
         view : BufferView
-        peer, process : int
-            Rank and process id of the sender.
+        peer : int
+            Rank of the sender.
         """
         runtime, memory = self._agent.runtime, view.memory
         block = memory.ready()
         with self._lock:
-            if peer not in self._processes:
-                self._processes[peer] = _watch(process)
             # A lost sender never answers, and `lost` does not see later offers.
             if peer in self._lost or peer in self._unable:
                 return None
@@ -130,26 +126,15 @@ class PeerMemory:
                 self._ending.pop(number, None)
 
     def lost(self, peer: int) -> None:
-        """Free the memory that a lost agent can write to when its process has ended, and close its blocks."""
+        """Close the blocks of a lost agent. Memory that it can write to is kept until `ended`."""
         self._lost.add(peer)  # first: `offer` and `open` check it last
-        if self._agent.stopped:
-            return
-        if self._processes.get(peer) is not None:
-            self._agent.helper().put(0, "wait for the end of an agent", 0, 0, lambda _: self._wait_for_end(peer))
-        if isinstance(self._peers.get(peer), _OpenedPeer):
+        if not self._agent.stopped and isinstance(self._peers.get(peer), _OpenedPeer):
             self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
 
-    def _wait_for_end(self, peer: int) -> None:
-        process = self._processes[peer]
-        assert process is not None
-        end = select.poll()
-        end.register(process, select.POLLIN)
-        while not end.poll(100):
-            if self._agent.stopped:
-                return
+    def ended(self, peer: int) -> None:
+        """Free the memory that an agent could write to: its process has ended."""
         with self._lock:
-            os.close(process)
-            self._processes[peer] = None
+            self._lost.add(peer)
             self._dead.add(peer)
             for copy, (sender, _) in list(self._held.items()):  # a copy: the main loop removes answered copies
                 if sender == peer:
@@ -232,13 +217,3 @@ class PeerMemory:
         """End the thread that closes blocks."""
         if self._closer is not None:
             self._closer.end()
-
-
-def _watch(process: int) -> int | None:
-    """Return a descriptor that becomes readable when a process ends; None for this process, or without pidfds."""
-    if process == os.getpid():
-        return None
-    try:
-        return os.pidfd_open(process)
-    except (OSError, AttributeError):
-        return None

@@ -45,7 +45,7 @@ class Op(enum.IntEnum):
     COPY = 7  # destination, source, on the same device
     # a copy between agents, which the destination pulls; a stream of -1 does not order it:
     SOURCE = 8  # buffer, copy, rank of the destination, whether the source reports a failure
-    PULL = 9  # buffer, copy, rank of the source, tag, plan, process of the source or 0 (it cannot write here)
+    PULL = 9  # buffer, copy, rank of the source, tag, plan, whether the source may write here
     LAUNCH = 10  # code, configuration, arguments
     CALL = 11  # code, reply, handles, pickled arguments
     CREATE = 12  # object, path, handles, pickled arguments

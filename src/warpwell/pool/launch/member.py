@@ -43,7 +43,7 @@ class Member(JsonLines):
         super().__init__(socket.socket(fileno=int(os.environ.pop(MEMBER))))
         self.socket.set_inheritable(False)
         self._messages = self.incoming()
-        self._calls: dict[str, Callable[[dict[str, Any]], Any]] = {}
+        self._calls: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
         files = JobFiles(os.environ[JOB])
         self._memory = files.memory
         self.send(remove=[str(files.memory)])
@@ -80,7 +80,7 @@ class Member(JsonLines):
 
     def on(self, name: str, call: Callable[[dict[str, Any]], Any]) -> None:
         """Call ``call(message)`` for messages with this name, in the thread that receives them. It must not raise."""
-        self._calls[name] = call
+        self._calls.append((name, call))
 
     def wait_for_start(self) -> None:
         """Report that this process is ready, and wait until all are: from then on the launcher passes signals on."""
@@ -99,7 +99,7 @@ class Member(JsonLines):
 
     def _receive(self) -> None:
         for message in self._messages:
-            for name, call in list(self._calls.items()):
+            for name, call in list(self._calls):
                 if name in message:
                     call(message)
 
