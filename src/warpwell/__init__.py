@@ -103,7 +103,7 @@ _FROM = {
     "array.gather": "gather rows",
     "cache": "Cache",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
-    "pool.pinned": "pinned_empty",
+    "pool.host_memory": "pinned_empty",
     "targets": "CudaSource default_device kernel",
     "turns": "turn",
 }

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from warpwell import errors
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices, devices, joined
-from warpwell.pool.pinned import pinned_empty
+from warpwell.pool.host_memory import pinned_empty
 from warpwell.targets import kernel
 from warpwell.targets.primitives import grid
 

@@ -21,7 +21,7 @@ from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.devices import Devices
-from warpwell.pool.pinned import pinned_empty
+from warpwell.pool.host_memory import pinned_empty
 from warpwell.pool.reply import Reply
 
 

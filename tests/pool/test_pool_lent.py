@@ -15,7 +15,7 @@ from warpwell.pool import copies
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.copies import MappedArray
 from warpwell.pool.devices import Devices
-from warpwell.pool.pinned import memory_of, pinned_empty
+from warpwell.pool.host_memory import memory_of, pinned_empty
 
 MANY = 300_000
 

@@ -18,8 +18,8 @@ import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.pool.agent import code, protocol
 from warpwell.pool.agent.agent import HANDLER_MODULES
-from warpwell.pool.agent.handlers import HANDLERS, handles
 from warpwell.pool.agent.protocol import Op, pack
+from warpwell.pool.agent.state import HANDLERS, handles
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.milestone import Milestone, limit
 

@@ -315,30 +315,29 @@ class Caller:
             self.fail(rank)
 
     def _take(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:
-        if op == Op.REPLY:
-            found = self.replies.pop(number, None)
-            if found is not None:
-                found[1].come(operands[0], None)
-        elif op == Op.ANSWER:
-            value, error = self._answer(connection, number, *operands)
-            found = self.replies.pop(number, None)
-            if found is not None:
-                found[1].come(value, error)
-        elif op == Op.DONE:
+        if op == Op.DONE:
             if (channel := connection.channels.get(number)) is not None:
                 channel.done(operands[0])
-        elif op == Op.FAILED:
+            return
+        if op == Op.FAILED:
             _sequence, call, failure = operands
             channel = connection.channels.get(number) or connection.channels[0]
             channel.keep(unpack_failure(failure, call, connection.label))
-        elif op == Op.REFUSED:
-            call, failure, earlier = operands
-            found = self.replies.pop(number, None)
-            if found is not None:
+            return
+        value: Any = None
+        error: BaseException | None = None
+        if op == Op.ANSWER:
+            value, error = self._answer(connection, number, *operands)
+        elif op == Op.REPLY:
+            value = operands[0]
+        _, reply = self.replies.pop(number, (0, None))
+        if reply is not None:
+            if op == Op.REFUSED:
+                call, failure, earlier = operands
                 error = unpack_failure(failure, call, connection.label)
-                if found[1].channel is not None and not earlier:
-                    found[1].channel.keep(error)
-                found[1].come(None, error)
+                if reply.channel is not None and not earlier:
+                    reply.channel.keep(error)
+            reply.come(value, error)
 
     def _answer(
         self, connection: AgentConnection, number: int, *operands: Any

@@ -19,7 +19,7 @@ from .agent.protocol import INLINE, WINDOW_BYTES, Op, new_id
 from .agent.staged import give_up
 from .caller import AgentConnection
 from .channel import Channel
-from .pinned import Pinned, is_pinned, memory_of
+from .host_memory import Pinned, is_pinned, memory_of
 from .reply import Reply
 from .transport.bulk import Region, Transfer
 from .transport.milestone import limit

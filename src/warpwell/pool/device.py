@@ -22,17 +22,69 @@ from .agent.protocol import Op, new_id, pack_arguments, pack_dtype
 from .caller import AgentConnection, Caller
 from .channel import Channel
 from .copies import Arguments, between_agents, download, upload
-from .host_arrays import HostArrays
+from .host_memory import HostArrays
 from .reply import Reply
 from .result import CallResult
 from .tuning import Tuning
 
 Shape: TypeAlias = int | tuple[int, ...]
 
-_thread = threading.local()
+
+class _Thread(threading.local):
+    """The devices that a thread has entered, the innermost last."""
+
+    def __init__(self) -> None:
+        self.devices: list[Device] = []
 
 
-class Event:
+_thread = _Thread()
+
+
+class AgentObject:
+    """An object on an agent, which releases it when this one is dropped.
+
+    Parameters
+    ----------
+    device : Device
+    handle : int
+        Its number on the agent.
+    """
+
+    _handle = 0  # for `__del__` after an interrupted `__init__`
+
+    def __init__(self, device: Device, handle: int) -> None:
+        self.device = device
+        self._release = device.connection.finalizer
+        self._handle = handle
+
+    @property
+    def handle(self) -> int:
+        """The number of the object on its agent.
+
+        Raises
+        ------
+        ClosedError
+            The object was freed.
+        """
+        if not self._handle:
+            raise errors.ClosedError(f"{self!r} was freed")
+        return self._handle
+
+    def free(self) -> None:
+        """Free the object after the calls that use it. It cannot be used again."""
+        if self._handle and self.device.connection.lost is None:
+            self.device.connection.tell(Op.FREE, self._handle)
+        self._handle = 0  # last: after Ctrl-C the finalizer frees it, and twice does no harm
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} stays on its device: it cannot be copied or pickled")
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._release(self._handle)
+
+
+class Event(AgentObject):
     """A point in a stream of a device. Streams of any device, and the program, can wait for it.
 
     Parameters
@@ -48,18 +100,10 @@ class Event:
     """
 
     def __init__(self, device: Device, timing: bool = True) -> None:
-        self._handle = 0
-        self.device = device
         self.timing = timing
         self.recorded = False
         self._channel: Channel | None = None
-        self._freed = device.connection.finalizer
-        self._handle = new_id()
-
-    @property
-    def handle(self) -> int:
-        """The handle of the object on its agent."""
-        return self._handle
+        super().__init__(device, new_id())
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the event: set it to the point after all calls so far of a stream of its device."""
@@ -107,14 +151,6 @@ class Event:
 
     def _ask(self, op: Op, *operands: int) -> Reply:
         return self.device.connection.ask(None, op, *operands, Reply)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an event stays on its device: it cannot be copied or pickled")
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", 0)
-        if handle:
-            self._freed(handle)
 
 
 def _checked_event(thing: Any, wanted: str = "an event") -> Event:
@@ -236,11 +272,11 @@ class Stream:
             self._ended(channel.number)
 
 
-class Buffer:
+class Buffer(AgentObject):
     """An array on a device, C-ordered. Devices make them: ``device.to_device``, ``empty``, ``zeros``, ``full``.
 
     Kernels receive it as an array. ``buffer[a:b]`` and ``buffer[i]`` are views, which share its memory; the memory is
-    freed when the last of them is dropped and all calls that use it are done.
+    freed when the last of them is dropped or freed (`free`) and all calls that use it are done.
 
     Attributes
     ----------
@@ -251,8 +287,6 @@ class Buffer:
     """
 
     def __init__(self, device: Device, handle: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._handle = 0  # until all is well: __del__ sees what was begun
-        self.device = device
         self.shape = shape
         self.dtype = dtype
         self.ndim = len(shape)
@@ -260,21 +294,7 @@ class Buffer:
         self.nbytes = self.size * dtype.itemsize
         self._root = handle
         self._offset = 0
-        self._freed = device.connection.finalizer
-        self._handle = handle
-
-    @property
-    def handle(self) -> int:
-        """The handle of the object on its agent.
-
-        Raises
-        ------
-        ClosedError
-            The buffer was freed.
-        """
-        if not self._handle:
-            raise errors.ClosedError("the buffer was freed")
-        return self._handle
+        super().__init__(device, handle)
 
     @property
     def warpwell_place(self) -> Device:
@@ -344,12 +364,6 @@ class Buffer:
             raise errors.ArgumentError(f"{value!r:.60} is not one item of {self.dtype}", name="value")
         self.device.connection.post(self.device.channel(stream), Op.FILL, self.handle, item)
 
-    def free(self) -> None:
-        """Free the memory after the calls that use it. The buffer cannot be used again, but its views can."""
-        if self._handle and self.device.connection.lost is None:
-            self.device.connection.tell(Op.FREE, self._handle)
-        self._handle = 0  # behind it: after Ctrl-C the finalizer frees it, and twice does no harm
-
     def __getitem__(self, index: Any) -> Buffer:
         if not self.ndim:
             raise IndexError("a buffer without dimensions has no items")
@@ -406,13 +420,8 @@ class Buffer:
         state = "" if self._handle else ", freed"
         return f"<Buffer {self.dtype} {self.shape} on device {self.device.index}{state}>"
 
-    def __reduce__(self) -> NoReturn:  # a copy of this object would free what both stand for
+    def __reduce__(self) -> NoReturn:  # a copy of this object would free the memory of both
         raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new one")
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", 0)
-        if handle:
-            self._freed(handle)
 
 
 def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
@@ -594,6 +603,15 @@ class Device:
             reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
         return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
 
+    def call_method(
+        self, thing: AgentObject, path: str, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None
+    ) -> CallResult:
+        """Call a method of an object on the agent, or read an attribute (a name that begins with a dot)."""
+        channel = self.channel(stream)
+        operands = (thing.handle, name, Reply, handles, data)
+        reply = self.connection.ask(channel, Op.METHOD, *operands, cost=len(data), keep=True)
+        return CallResult(reply, channel, f"{name!r} of {path!r} on {self.connection.label}")
+
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
         """Create an object that stays on the agent, and return its stand-in.
 
@@ -737,11 +755,11 @@ class Device:
         return int(value.handle)
 
     def __enter__(self) -> Device:
-        _stack().append(self)
+        _thread.devices.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        _stack().pop()
+        _thread.devices.pop()
 
     def __repr__(self) -> str:
         return f"<Device {self.index}: {self.name} ({self.target}) on {self.host}, {self.link}>"
@@ -749,17 +767,9 @@ class Device:
 
 def entered() -> Device | None:
     """Return the device of the innermost ``with device:`` of this thread."""
-    stack = getattr(_thread, "stack", None)
-    return stack[-1] if stack else None
+    return _thread.devices[-1] if _thread.devices else None
 
 
 def _path(path: Any) -> Any:
     """Return a path that is valid for the agent's process, which may run in another folder."""
     return os.path.abspath(path) if isinstance(path, str | os.PathLike) else path
-
-
-def _stack() -> list[Device]:
-    stack = getattr(_thread, "stack", None)
-    if stack is None:
-        stack = _thread.stack = []
-    return stack

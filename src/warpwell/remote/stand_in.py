@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import errors
-from ..pool import CallResult, Device, Op, Reply, Stream
+from ..pool import AgentObject, CallResult, Device, Stream
 from ..pool.copies import Arguments
 
 Self = TypeVar("Self", bound="RemoteResource")
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Remote:
+class Remote(AgentObject):
     """Stands in the application for an object on an agent; ``device.create(...)`` makes both.
 
     Pass it to kernels in place of the object, if the object can be an argument (an array on storage can). Call methods
@@ -28,17 +28,8 @@ class Remote:
     """
 
     def __init__(self, device: Device, handle: int, path: str) -> None:
-        self.device = device
         self.path = path
-        self._freed = device.connection.finalizer
-        self._handle = handle
-
-    @property
-    def handle(self) -> int:
-        """The number under which the agent keeps the object."""
-        if not self._handle:
-            raise errors.ClosedError(f"the {self.path} was released")
-        return self._handle
+        super().__init__(device, handle)
 
     @property
     def warpwell_place(self) -> Device:
@@ -55,24 +46,11 @@ class Remote:
         """Wait for an attribute of the object, and return it."""
         return self._ask(f".{name}", (), b"", None).get()
 
-    def free(self) -> None:
-        """Release the object after the calls so far. This does not close it: call its own method for that."""
-        if self._handle and self.device.connection.lost is None:
-            self.device.connection.tell(Op.FREE, self._handle)
-        self._handle = 0  # behind it, as for buffers
-
     def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> CallResult:
-        connection, channel = self.device.connection, self.device.channel(stream)
-        reply = connection.ask(channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True)
-        return CallResult(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+        return self.device.call_method(self, self.path, name, handles, data, stream)
 
     def __repr__(self) -> str:
         return f"<Remote {self.path} on device {self.device.index}>"
-
-    def __del__(self) -> None:
-        handle = getattr(self, "_handle", 0)
-        if handle:
-            self._freed(handle)
 
 
 class RemoteResource(Remote):

@@ -14,12 +14,11 @@ from ... import errors
 from ..transport.transport import Transport
 from . import arguments, copies, stream_calls
 from .code import LoadedCode
-from .handlers import HANDLERS, handles
 from .lane import Lane
 from .memory import BufferView, GivenUpError
 from .protocol import Op, unpack, unpack_dtype
 from .runtime import Runtime
-from .state import AgentState, call_name
+from .state import HANDLERS, AgentState, call_name, handles
 
 GRACE = 2.0
 """Seconds that lanes have for what was queued when the application said goodbye."""

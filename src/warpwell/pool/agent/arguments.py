@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from ..transport.bulk import Region
 from ..tuning import CHUNK
 from .code import dumps
-from .handlers import handles
 from .lane import Lane
 from .large_arrays import flat, is_large, shaped
 from .protocol import Op
 from .staged import run
-from .state import AgentState, PendingCopy
+from .state import AgentState, PendingCopy, handles
 
 
 class ArrivingArray:

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 from ... import errors
 from ..transport.milestone import limit
 from . import staged
-from .handlers import handles
 from .lane import Lane
 from .memory import BufferView, SkippedError
 from .protocol import Op, pack_failure
-from .state import AgentState, IncomingCopy, OutgoingCopy, PendingCopy, lost_error
+from .state import AgentState, IncomingCopy, OutgoingCopy, PendingCopy, handles, lost_error
 
 COPY = "copy between devices"
 

@@ -18,6 +18,22 @@ from .peer_memory import PeerMemory
 from .protocol import Op, pack, pack_failure
 from .runtime import Runtime
 
+HANDLERS: dict[int, Callable[..., None]] = {}
+"""The function that handles each operation: ``(agent, stream, sequence, *operands)`` for calls of the application, and
+``(agent, peer, *operands)`` for what another agent sends. The main loop calls it, so it must not wait."""
+
+
+def handles(op: Op) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that registers the handler of an operation."""
+
+    def register(handler: Callable[..., None]) -> Callable[..., None]:
+        if op in HANDLERS:
+            raise ValueError(f"{op!r} has two handlers: {HANDLERS[op].__qualname__} and {handler.__qualname__}")
+        HANDLERS[op] = handler
+        return handler
+
+    return register
+
 
 class PendingCopy:
     """A copy that can be given up: by the application, or because the other side has failed or is lost.

@@ -17,11 +17,10 @@ from ..transport.milestone import Milestone
 from . import code as codes
 from . import staged
 from .arguments import ArrivingArray, answer, taken
-from .handlers import handles
 from .lane import Lane
 from .memory import BufferView, DeviceMemory, Missing, SkippedError
 from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
-from .state import AgentState, PendingCopy
+from .state import AgentState, PendingCopy, handles
 
 
 @handles(Op.ALLOCATE)
