@@ -118,7 +118,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     },
     "a captured copy has the bytes of its capture": {
         "layer_work_calls.c": {
-            ".from = end3(from, from_is, nbytes), .to": ".from = end3(from_is == HOST ? (uintptr_t)memcpy("
+            ".from = end3(from, from_is, nbytes), .to": ".from = end3(from_is == WW_HOST ? (uintptr_t)memcpy("
             "malloc(nbytes), (void *)(uintptr_t)from, nbytes) : from, from_is, nbytes), .to",
             "#include <string.h>": "#include <stdlib.h>\n#include <string.h>",
         }
@@ -212,7 +212,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
                 "        count_memory(r->plan);": "        (void)0;",
                 "    behind(r->exec, r": "    count_memory(r->plan);\n    behind(r->exec, r",
                 "void go_on(void *data, int code);": (
-                    "void go_on(void *data, int code);\nstatic void count_memory(const struct plan *p);"
+                    "void go_on(void *data, int code);\nstatic void count_memory(const struct ww_plan *p);"
                 ),
             }
         },
