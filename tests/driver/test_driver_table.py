@@ -206,3 +206,15 @@ def test_the_wire_fits_what_both_sides_assume() -> None:
     assert values["WW_RING_BYTES"] & (values["WW_RING_BYTES"] - 1) == 0
     assert values["WW_RING_BYTES"] % 32 == 0  # so a header fits wherever an entry may begin
     assert values["WW_ENTRY_MOST"] * 2 <= values["WW_RING_BYTES"]  # an entry and the padding before it
+
+
+def test_a_call_that_locks_graphs_unlocks_them_before_each_return() -> None:
+    text = generate.sources()["gen_layer.c"]
+    locking = [call for call in table.calls().values() if "graphs" in call.checks]
+    assert len(locking) > 30
+    for call in locking:
+        assert call.checks[0] == "graphs", call
+        body = text.split(f"CUresult {call.symbol}(", 1)[1].split("\n}\n", 1)[0].split("pthread_mutex_lock", 1)[1]
+        *early, last = re.findall(r"[^;]*;\s*return [^;]*|return [^;]*", body)
+        assert all("return ww_graphs_left(" in one for one in early), call
+        assert "ww_graphs_leave();" in last, call
