@@ -18,7 +18,7 @@ from .agent.protocol import new_id
 
 
 class Pinned:
-    """Host memory that stays where it is, shared and, where there is a GPU, page-locked.
+    """Host memory that agents can map; page-locked if there is a GPU.
 
     Parameters
     ----------
@@ -27,9 +27,9 @@ class Pinned:
     Attributes
     ----------
     number : int
-        What agents know it by.
+        The number of the memory on agents.
     reached : dict
-        For each connection that was asked, whether its agent has mapped it.
+        Whether the agent of each connection has mapped it.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -53,7 +53,7 @@ class Pinned:
 
     @property
     def path(self) -> str:
-        """Where other processes of this user and host find it."""
+        """A path for other processes of this user and host."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def __del__(self) -> None:
@@ -61,8 +61,8 @@ class Pinned:
             unpin()
         if hasattr(self, "memory"):
             self._close(self._file)
-        for connection, there in getattr(self, "reached", {}).items():
-            if there:
+        for connection, is_mapped in getattr(self, "reached", {}).items():
+            if is_mapped:
                 connection.finalizer(self.number)
 
 
@@ -78,7 +78,7 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) ->
 
 
 def memory_of(array: NDArray[Any]) -> Pinned | None:
-    """Return the memory of `pinned_empty` that an array lies in."""
+    """Return the memory of `pinned_empty` that contains an array."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -86,19 +86,19 @@ def memory_of(array: NDArray[Any]) -> Pinned | None:
 
 
 def is_pinned(array: NDArray[Any]) -> bool:
-    """Return whether an array lies in memory of `pinned_empty`."""
+    """Return whether an array is in memory of `pinned_empty`."""
     return memory_of(array) is not None
 
 
 class HostArrays:
-    """Buffers in place of NumPy arrays, one for each; those that share memory here share it there.
+    """Buffers for NumPy arrays, one each. Arrays that share memory in this process share it on the device.
 
     Parameters
     ----------
     device : Device
     stream : Stream or None
     args : sequence
-        Of launches; what is no array stays as it is.
+        Arguments of launches; only arrays are replaced.
     """
 
     def __init__(self, device: Any, stream: Any, args: Sequence[Any]) -> None:
@@ -108,37 +108,37 @@ class HostArrays:
         self._spans: list[tuple[Span, Any]] = []
         for group in together(list(self._arrays.values())):
             span = Span(group)
-            whole = device.empty(span.pad + span.bytes.size, np.uint8, stream)
-            whole[span.pad :].copy_from(span.bytes, stream)
-            self._spans.append((span, whole))
+            shared = device.empty(span.pad + span.bytes.size, np.uint8, stream)
+            shared[span.pad :].copy_from(span.bytes, stream)
+            self._spans.append((span, shared))
             for array in span.arrays:
-                self._buffers[id(array)] = whole.part(span.offset_of(array), array.dtype, array.shape, array.strides)
+                self._buffers[id(array)] = shared.part(span.offset_of(array), array.dtype, array.shape, array.strides)
         self._alone = [array for key, array in self._arrays.items() if key not in self._buffers]
         for array in self._alone:
             self._buffers[id(array)] = device.to_device(array, stream)
 
     def values(self, args: Sequence[Any]) -> list[Any]:
-        """Return launch arguments with buffers in place of the arrays."""
+        """Return launch arguments with buffers for the arrays."""
         return [self._buffers.get(id(a), a) for a in args]
 
     def bring_back(self) -> None:
-        """Copy to the arrays, but for those that are read-only, behind the launch; wait for it."""
-        for span, whole in self._spans:
+        """Copy to the writable arrays after the launch, and wait for it."""
+        for span, shared in self._spans:
             if any(array.flags.writeable for array in span.arrays):
-                span.bring_back(whole.copy_to_host(stream=self._stream))
+                span.bring_back(shared.copy_to_host(stream=self._stream))
         for array in self._alone:
             if array.flags.writeable:
                 self._buffers[id(array)].copy_to_host(array, self._stream)
 
     def fetch(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Return the arrays that may be written, with what is to be: none is changed."""
-        for span, whole in self._spans:
-            yield from span.changed(whole.copy_to_host(stream=self._stream))
+        """Yield the writable arrays with their new contents, and change no array."""
+        for span, shared in self._spans:
+            yield from span.changed(shared.copy_to_host(stream=self._stream))
         for array in self._alone:
             if array.flags.writeable:
                 yield array, self._buffers[id(array)].copy_to_host(stream=self._stream)
 
     def free(self) -> None:
-        """Give the memory back, behind the launch."""
-        for buffer in (*self._buffers.values(), *(whole for _, whole in self._spans)):
+        """Free the memory after the launch."""
+        for buffer in (*self._buffers.values(), *(shared for _, shared in self._spans)):
             buffer.free()
