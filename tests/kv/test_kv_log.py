@@ -932,6 +932,25 @@ def test_one_mark_survives_a_torn_write(path):
             shutil.copytree(path, copy := f"{path}.{offset}")
             edit(os.path.join(copy, COMMITTED_NAME), offset, os.urandom(64))
             assert len(read_marks(copy, uuid)[0]) == 1
+            assert verify(copy).sound and verify(copy).torn_marks == 1
+
+
+def test_verify_counts_torn_marks_and_misses_the_file_of_a_store_with_records(path):
+    with Log.create(path) as log:
+        pass
+    committed_marks = os.path.join(path, COMMITTED_NAME)
+    os.unlink(committed_marks)
+    assert verify(path).sound  # a power failure may undo the creation before the first commit
+    with Log.open(path, writable=True) as log:
+        put(log, {b"a": b"value"})
+        log.commit()
+        put(log, {b"b": b"value"})
+        log.commit()
+    for offset in MARK_OFFSETS:
+        edit(committed_marks, offset, os.urandom(64))
+    assert verify(path).sound and verify(path).torn_marks == 2  # neither is synced before the log is closed
+    os.unlink(committed_marks)
+    assert [problem.path for problem in verify(path).problems] == [committed_marks]
 
 
 def test_a_torn_end_is_dropped_by_the_writer_only(path):

@@ -661,7 +661,7 @@ class VerifyReport:
     unsettled_values : int
         Values that only the journal has since a power failure; the next writer copies them to their segments.
     torn_marks : int
-        1 if one of the two marks in COMMITTED is damaged, as a power failure may leave it; the next writer replaces it.
+        Damaged marks in COMMITTED, at most 2: a power failure may leave them, and the next commits replace them.
     problems : list of Problem
     """
 
@@ -704,9 +704,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
         report.problems.append(_problem(error))
         return report
     damaged_marks, committed = read_marks(path, manifest.uuid_bytes)[1], os.path.join(path, COMMITTED_NAME)
-    report.torn_marks = int(len(damaged_marks) == 1 and os.path.exists(committed))
-    for offset in () if report.torn_marks else damaged_marks:
-        report.problems.append(Problem(committed, offset, "the mark is missing or damaged"))
+    has_marks = os.path.exists(committed)
+    report.torn_marks = len(damaged_marks) if has_marks else 0
     _check_spares(manifest, path, report)
     folders, missing = locate_segments(path, manifest)
     report.problems += [Problem(folders[shard].path, None, str(why)) for shard, why in missing.items()]
@@ -720,6 +719,8 @@ def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], obj
             _check_superblocks(manifest, segments, report)
             return report
         report.journal_records = loaded.position.seq - loaded.start_seq
+        if not has_marks and report.journal_records:  # a writer makes the file durable before its first record
+            report.problems.append(Problem(committed, None, "the file is missing"))
         end = loaded.position.offset
         report.torn_bytes = len(read_at(loaded.fd, max(0, loaded.size - end), end).rstrip(b"\0"))
         report.unsettled_values = len(loaded.restored)
