@@ -375,6 +375,13 @@ def what_a_capture_is_about_goes(cuda: Cuda) -> None:
     launch(cuda, own, a)
     assert words(cuda, x, 16) == [4] * 8 + [3] * 8
     cuda.cuStreamBeginCaptureToGraph(a, own.handle, None, None, 0, ctypes.c_int(GLOBAL))
+    cuda.cuMemsetD32Async(x, ctypes.c_uint(4), 8, a)
+    cuda.cuStreamEndCapture(a, None)
+    assert len(own.nodes()) == 3
+    begin(cuda, a)
+    assert cuda.code("cuStreamEndCapture", a, None) == INVALID_VALUE
+    end(cuda, a)
+    cuda.cuStreamBeginCaptureToGraph(a, own.handle, None, None, 0, ctypes.c_int(GLOBAL))
     own.destroy()
     assert cuda.code("cuMemsetD32Async", x, ctypes.c_uint(4), 8, a) == INVALIDATED
     broken(cuda, a)

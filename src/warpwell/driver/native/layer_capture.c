@@ -457,11 +457,14 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
     struct member *m;
     uint32_t stream;
     int error = ww_stream_of(h, &d, &stream);
-    if (error || !graph)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *graph = NULL;
+    if (error)
+        return error;
+    if (graph)
+        *graph = NULL;
     enter();
     struct capture *c = capture_of(d, stream, &m);
+    if (!graph && !(c && c->into)) /* a program that gave the graph needs no handle of it */
+        return leave(CUDA_ERROR_INVALID_VALUE);
     if (!c || c->first != stream)
         return leave(c ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED : CUDA_ERROR_ILLEGAL_STATE);
     if (c->thread != &thread_mark && c->mode != CU_CAPTURE_RELAXED)
@@ -470,12 +473,11 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
     struct ww_graph *g = c->graph;
     bool into = c->into;
     end_capture(c);
-    if (!error)
+    if (!error && graph)
         *graph = g->object;
-    else if (g && !into)
+    else if (error && g && !into)
         ww_graph_end(g);
-    leave(error);
-    return error;
+    return leave(error);
 }
 
 static int status_of(const struct capture *c) {
