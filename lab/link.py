@@ -75,7 +75,7 @@ class EmulatedLink(Transport):
         Seconds on the way.
     """
 
-    lends = False
+    can_share_memory = False
 
     def __init__(self, transport: Transport, bandwidth: float, latency: float) -> None:
         if not bandwidth > 0:
@@ -121,7 +121,7 @@ class EmulatedLink(Transport):
         while True:
             if self._closed:
                 raise ClosedError("the transport was closed")
-            self._table.clear_up()
+            self._table.release_finished()
             now = clock.monotonic()
             if self._held and self._held[0][0] <= now * 1e9:
                 _, _, peer, message = heapq.heappop(self._held)

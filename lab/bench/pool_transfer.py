@@ -65,7 +65,7 @@ def transport_of(link: float, latency: float) -> Any:
     from warpwell.pool.transport.mpi_transport import MpiTransport
 
     made: Any = MpiTransport()
-    made.lends = False
+    made.can_share_memory = False
     return EmulatedLink(made, link * MB, latency * 1e-6) if link else made
 
 

@@ -33,7 +33,7 @@ ROW = 1024
 def transport() -> Any:
     """Return MPI behind the emulated link."""
     mpi: Any = MpiTransport()
-    mpi.lends = False
+    mpi.can_share_memory = False
     return EmulatedLink(mpi, LINK, LATENCY)
 
 

@@ -124,7 +124,7 @@ _PROVIDED = {
         "scheduler": "warpwell.remote.scheduler_agent:AgentScheduler",
     },
     "stand-in": {
-        "any": "warpwell.remote.stand_in:Remote",
+        "any": "warpwell.pool:Remote",
         "open": "warpwell.remote.array:RemoteArray",
         "create": "warpwell.remote.array:RemoteArray",
         "array part": "warpwell.remote.array:RemoteArray",

@@ -21,7 +21,7 @@ from warpwell.pool.agent.arguments import answer
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.local_transport import local_pair
-from warpwell.pool.transport.tags import Tags
+from warpwell.pool.transport.transport import Tags
 
 ITEMS = 200_000
 NUMBERS = np.arange(ITEMS, dtype=np.int64)
@@ -133,7 +133,7 @@ def test_objects_of_an_agent_may_change_what_they_have_returned(devices: Devices
     made.call("take", NUMBERS[::-1]).get(30)
     assert made.attribute("values")[0] == ITEMS - 1
     made.free()
-    until(lambda: not devices[0].ask()["buffers"])
+    until(lambda: not devices[0].query_agent()["buffers"])
 
 
 def test_what_is_too_large_for_a_message_is_refused_before_anything_is_sent(
@@ -145,7 +145,7 @@ def test_what_is_too_large_for_a_message_is_refused_before_anything_is_sent(
     before = channel.sequence
     with pytest.raises(errors.ArgumentError, match=r"besides large NumPy arrays.*numpy\.asarray"):
         devices[0].call(len, b"x" * (2 << 20))
-    assert channel.sequence == before and not channel.full
+    assert channel.sequence == before and not channel.is_full
     with pytest.raises(errors.RemoteError, match="besides large NumPy arrays"):
         devices[0].call(bytes, 2 << 20).get(30)
     assert devices[0].call(same, np.ones(1 << 20)).get(30).sum() == 1 << 20
@@ -163,7 +163,7 @@ def test_a_call_that_cannot_be_sent_leaves_room_for_others(devices: Devices, mon
         with pytest.raises(errors.StallError):
             devices[0].call(len, b"x" * (40 << 20))
     monkeypatch.setattr(transport, "send", send)
-    assert not channel.full and devices[0].call(len, b"xy").get(30) == 2
+    assert not channel.is_full and devices[0].call(len, b"xy").get(30) == 2
 
 
 def test_no_room_for_an_argument_or_a_result(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:

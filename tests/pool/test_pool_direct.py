@@ -354,12 +354,12 @@ def test_a_sender_that_fails_writes_no_more_when_it_says_so(monkeypatch: pytest.
 
 def test_who_may_write() -> None:
     def device(**about: Any) -> Any:
-        transport = SimpleNamespace(lends=about.pop("lends", True))
+        transport = SimpleNamespace(can_share_memory=about.pop("shares", True))
         transfers = SimpleNamespace(direct=about.pop("direct", True))
         return SimpleNamespace(**{"host": "a", "target": "cuda", **about}, transport=transport, transfers=transfers)
 
     assert _may_write(device(), device())
-    others: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"lends": False}]
+    others: list[dict[str, Any]] = [{"host": "b"}, {"target": "cpu"}, {"direct": False}, {"shares": False}]
     assert not any(_may_write(device(), device(**other)) for other in others)
 
 

@@ -155,8 +155,8 @@ def test_a_reply_that_several_wait_for() -> None:
     threads = [threading.Thread(target=lambda: found.append(reply.get("it", 30))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    reply.when_come(lambda: 1 / 0)  # whoever answers goes on
-    reply.come(7, None)
+    reply.when_done(lambda: 1 / 0)  # whoever answers goes on
+    reply.complete(7, None)
     for thread in threads:
         thread.join(HANG_SECONDS)
     assert found == [7] * 4 and reply.done and reply.get("it") == 7
@@ -178,12 +178,12 @@ def test_a_reply_is_there_when_ctrl_c_comes_with_it(monkeypatch: pytest.MonkeyPa
             assert self.lock.acquire(timeout=timeout)
             raise KeyboardInterrupt
 
-    lock = reply._came
-    reply._came = Came(lock)  # type: ignore[assignment]
-    threading.Timer(0.05, reply.come, (7, None)).start()
+    lock = reply._arrived
+    reply._arrived = Came(lock)  # type: ignore[assignment]
+    threading.Timer(0.05, reply.complete, (7, None)).start()
     with pytest.raises(KeyboardInterrupt):
         reply.get("it", 30)
-    reply._came = lock
+    reply._arrived = lock
     assert reply.get("it", 5) == 7
 
 
@@ -215,7 +215,7 @@ def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: t
 
 def test_a_method_of_an_object_that_was_freed_is_answered(devices: Devices) -> None:
     connection = devices[0].connection
-    reply = connection.ask(connection.channels[0], Op.METHOD, 10**9, "anything", Reply, (), b"")
+    reply = connection.request(connection.channels[0], Op.METHOD, 10**9, "anything", Reply, (), b"")
     with pytest.raises(errors.RemoteError, match="was it freed"):
         reply.get("it", 30)
 

@@ -36,9 +36,9 @@ def test_a_lease_is_nobody_elses(devices: Devices) -> None:
 
 
 def test_more_than_there_are(devices: Devices) -> None:
-    with pytest.raises(errors.PoolError, match="4 devices were asked for, and the pool has 3: ask for fewer"):
+    with pytest.raises(errors.PoolError, match="4 devices were requested, but the pool has 3: request fewer"):
         devices.lease(4)
-    with pytest.raises(errors.PoolError, match="1 devices were asked for, target 'cuda', and the pool has 0"):
+    with pytest.raises(errors.PoolError, match="1 devices were requested, target 'cuda', but the pool has 0"):
         devices.lease(target="cuda")
     with pytest.raises(errors.PoolError, match="memory"):
         devices.lease(memory=1 << 60)

@@ -68,7 +68,7 @@ def test_what_cannot_be_mapped_is_sent(agents: tuple[Devices, list[Agent]], monk
     assert memory is not None
     monkeypatch.setattr(type(memory), "path", "/proc/self/no/such/file")
     assert np.array_equal(devices[0].to_device(source).copy_to_host(), source)
-    assert memory.reached == {devices[0].connection: False} and first.counts["WRITE_BULK"] >= 1
+    assert memory.mapped == {devices[0].connection: False} and first.counts["WRITE_BULK"] >= 1
 
 
 def test_another_host_is_sent_to(agents: tuple[Devices, list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ def test_answers_that_came_before_a_loss_are_taken() -> None:
     """The loss is told by another thread, while the one that receives has not come to them."""
     own, other = local_transports(2)
     caller = Caller(own)
-    asked = [caller.connections[1].ask(None, Op.INFO, Reply) for _ in range(3)]
-    asked[0].when_come(lambda: time.sleep(0.3))
+    asked = [caller.connections[1].request(None, Op.INFO, Reply) for _ in range(3)]
+    asked[0].when_done(lambda: time.sleep(0.3))
     for k in (0, 1):
         other.send(0, pack(Op.REPLY.value, asked[k].number, k))
     own.lose(1, "it fell over")
@@ -62,7 +62,7 @@ def test_answers_that_came_before_a_loss_are_taken() -> None:
     with pytest.raises(errors.DeviceLostError, match="it fell over"):
         asked[2].get("an answer", SECONDS)
     with pytest.raises(errors.DeviceLostError, match="it fell over"):
-        caller.connections[1].ask(None, Op.INFO, Reply)
+        caller.connections[1].request(None, Op.INFO, Reply)
     caller.close()
     other.close()
 
@@ -70,7 +70,7 @@ def test_answers_that_came_before_a_loss_are_taken() -> None:
 def test_a_loss_is_told_beside_others_who_never_pause() -> None:
     own, talks, falls = local_transports(3)
     caller = Caller(own)
-    asked = caller.connections[2].ask(None, Op.INFO, Reply)
+    asked = caller.connections[2].request(None, Op.INFO, Reply)
     over = threading.Event()
 
     def talk() -> None:
@@ -169,7 +169,7 @@ def test_everybody_who_waits_is_told() -> None:
             lambda: x.copy_to_host(),
             lambda: x.copy_from(np.ones(300_000)),
             lambda: fill(lost),
-            lost.ask,
+            lost.query_agent,
             lambda: large.copy_from(np.ones(2_000_000)),
         ]
         large = lost.empty(2_000_000, stream=stream)

@@ -113,7 +113,7 @@ def test_arrays_share_a_cache_of_the_agent(devices: Devices, path: Path) -> None
         assert cache.attribute("stats") == replace(one.stats, host_reads=0, host_bytes=0)  # reads of the file itself
     cache.call("close").get()
     other = devices[1].create("cache", "256KiB", device="cpu")
-    with pytest.raises(errors.ArgumentError, match="is of device 1"):
+    with pytest.raises(errors.ArgumentError, match="is on device 1"):
         devices[0].open(path, cache=other)
 
 
@@ -127,7 +127,7 @@ def test_an_array_that_cannot_be_opened(devices: Devices, tmp_path: Path) -> Non
 
 def test_an_array_of_another_device_is_refused(devices: Devices, path: Path) -> None:
     with devices[0].open(path) as array:
-        with pytest.raises(errors.ArgumentError, match="and the call is for device 0"):
+        with pytest.raises(errors.ArgumentError, match="but the call is for device 0"):
             total[1](array, devices[1].zeros(1, np.int64))
     with ww.open(path, device="cpu") as here, pytest.raises(errors.ArgumentError, match="open it on device 0"):
         devices[0].launch(total[1], here, devices[0].zeros(1, np.int64))
@@ -161,7 +161,7 @@ def test_closing_beside_a_launch_of_another_stream(devices: Devices, path: Path)
     slow[64, stream](array, out, 1)
     stream.synchronize()  # it is compiled
     slow[64, stream](array, out, 10_000_000)
-    until(lambda: any("slow" in lane["doing"] for lane in devices[0].ask()["lanes"].values()))
+    until(lambda: any("slow" in lane["doing"] for lane in devices[0].query_agent()["lanes"].values()))
     time.sleep(0.05)
     with pytest.raises(errors.RemoteError) as caught:
         array.close()
@@ -173,11 +173,11 @@ def test_closing_beside_a_launch_of_another_stream(devices: Devices, path: Path)
 
 def test_dropped_arrays_are_released(devices: Devices, path: Path) -> None:
     array = devices[1].open(path, "r+")
-    held = devices[1].ask()["buffers"]
+    held = devices[1].query_agent()["buffers"]
     del array
     gc.collect()
     for _ in range(100):
-        if devices[1].ask()["buffers"] < held:
+        if devices[1].query_agent()["buffers"] < held:
             break
     for _ in range(100):
         try:

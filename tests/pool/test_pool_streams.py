@@ -71,13 +71,13 @@ def test_what_fails_after_its_stream_was_closed_is_raised_by_the_default_one(dev
 
 def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
     device = devices[0]
-    lanes = len(device.ask()["lanes"])
+    lanes = len(device.query_agent()["lanes"])
     stream = device.stream(priority=2)
     x = device.zeros(4, stream=stream)
-    assert len(device.ask()["lanes"]) == lanes + 1
+    assert len(device.query_agent()["lanes"]) == lanes + 1
     del stream
     gc.collect()
-    until(lambda: len(device.ask()["lanes"]) == lanes)
+    until(lambda: len(device.query_agent()["lanes"]) == lanes)
     assert not x.copy_to_host().any()
 
 

@@ -123,7 +123,7 @@ def test_staging_memory_that_may_still_be_written_to_is_not_used_again() -> None
     over.finish(DONE)
     give_up(over, runtime)
     assert np.shares_memory(runtime.staging(4096), staging)
-    lost.fail("it fell over", keep=region)
+    lost.fail("it fell over", keep_memory=True)
     give_up(lost, runtime)
     assert not np.shares_memory(runtime.staging(4096), staging)
 

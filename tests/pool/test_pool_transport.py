@@ -18,9 +18,9 @@ from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
-from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
+from warpwell.pool.transport.mpi_transport import MpiTransport, compiled_loop
 from warpwell.pool.transport.signal import FUTEX, Signal
-from warpwell.pool.transport.tags import Tags
+from warpwell.pool.transport.transport import Tags
 from warpwell.targets import native
 
 
@@ -80,7 +80,7 @@ def test_there_is_nobody_else() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 999), st.none() | st.integers(1, 9))
 def test_chunks_of_a_region_cover_it(nbytes: int, chunk: int, slots: int | None) -> None:
     region = Region(1000, nbytes, chunk, slots)
-    places = [region.place(k) for k in range(region.chunks)]
+    places = [region.locate(k) for k in range(region.chunks)]
     assert sum(part for _, part in places) == nbytes and all(0 < part <= chunk for _, part in places)
     for k, (address, part) in enumerate(places):
         assert address == 1000 + (k if slots is None else k % slots) * chunk
@@ -101,8 +101,8 @@ lengths = st.one_of(
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(lengths, max_size=30), st.integers(0, 1 << 32))
 def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
-    """What `fill` writes into fragments, `take` puts together again."""
-    fill, take = native(mpi_loop.fill), native(mpi_loop.take)
+    """`unpack` restores the messages that `pack` writes into fragments."""
+    pack, unpack = native(mpi_loop.pack), native(mpi_loop.unpack)
     random = Random(seed)
     messages = [random.randbytes(size) for size in sizes]
     whole, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
@@ -114,8 +114,8 @@ def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
     for place, function in ((mpi_loop.G_MALLOC, libc.malloc), (mpi_loop.G_SYSCALL, libc.syscall)):
         whole[place // 8] = ctypes.cast(function, ctypes.c_void_p).value or 0
     whole[mpi_loop.G_FUTEX // 8] = FUTEX
-    whole[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_ROOM // 8]] = inbox.ctypes.data, len(inbox)
-    peer[[mpi_loop.P_OUT // 8, mpi_loop.P_OUT_ROOM // 8]] = outbox.ctypes.data, len(outbox)
+    whole[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_SLOTS // 8]] = inbox.ctypes.data, len(inbox)
+    peer[[mpi_loop.P_OUT // 8, mpi_loop.P_OUT_SLOTS // 8]] = outbox.ctypes.data, len(outbox)
     peer[[mpi_loop.P_OFFSET // 8, mpi_loop.P_FILLED // 8]] = -1
     for k, message in enumerate(messages):
         outbox[k] = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0, len(message)
@@ -124,10 +124,10 @@ def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
         while posted < len(messages) and random.random() < 0.5:
             posted += 1
         peer[mpi_loop.P_OUT_TAIL // 8] = posted
-        used = fill(p, at)
+        used = pack(p, at)
         assert mpi_loop.HEADER <= used <= mpi_loop.FRAGMENT
         fragment[1] = used - mpi_loop.HEADER
-        take(g, p, at)
+        unpack(g, p, at)
         while len(got) < whole[mpi_loop.G_INBOX_TAIL // 8]:
             _, address, nbytes = inbox[len(got)].tolist()
             got.append(ctypes.string_at(address, nbytes))
@@ -141,23 +141,25 @@ def test_a_peer_is_lost_if_there_is_no_memory_for_its_message() -> None:
     prototype = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t)
     full = prototype(lambda nbytes: None)
     state[mpi_loop.G_MALLOC // 8] = ctypes.cast(full, ctypes.c_void_p).value or 0
-    state[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_ROOM // 8]] = inbox.ctypes.data, len(inbox)
+    state[[mpi_loop.G_INBOX // 8, mpi_loop.G_INBOX_SLOTS // 8]] = inbox.ctypes.data, len(inbox)
     peer[[mpi_loop.P_RANK // 8, mpi_loop.P_FILLED // 8]] = 3, -1
     fragment[[1, mpi_loop.HEADER // 8]] = 16, 1 << 40  # the length of a message, and its first bytes
-    native(mpi_loop.take)(int(state.ctypes.data), int(peer.ctypes.data), int(fragment.ctypes.data))
-    assert (peer[mpi_loop.P_GONE // 8], peer[mpi_loop.P_CODE // 8]) == (mpi_loop.NO_MEMORY, 1 << 40)
+    native(mpi_loop.unpack)(int(state.ctypes.data), int(peer.ctypes.data), int(fragment.ctypes.data))
+    assert (peer[mpi_loop.P_LOST // 8], peer[mpi_loop.P_CODE // 8]) == (mpi_loop.NO_MEMORY, 1 << 40)
     assert state[mpi_loop.G_LOSSES // 8] == 1 and state[mpi_loop.G_INBOX_TAIL // 8] == 0
-    progress = object.__new__(Progress)
-    assert progress._reason(3, mpi_loop.NO_MEMORY, 1 << 40).startswith("this process has no memory for a message")
+    transport = object.__new__(MpiTransport)
+    assert transport._describe_loss(3, mpi_loop.NO_MEMORY, 1 << 40).startswith(
+        "this process has no memory for a message"
+    )
 
 
 def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.pool.transport.tags.TAGS", 8)  # of which agents have the second half
+    monkeypatch.setattr("warpwell.pool.transport.transport.TAGS", 8)  # of which agents have the second half
     assert [Tags(1).new(1, 0)] == [4]
     tags = Tags()
     assert [tags.new(0, 1) for _ in range(5)] == [0, 1, 2, 3, 0] and tags.new(1, 0) == 0
     held = Transfer(1, 2, Region.over(np.zeros(4, np.uint8)))
-    tags.begun(0, 1, held)
+    tags.reserve(0, 1, held)
     held.cancel()
     assert [tags.new(0, 1) for _ in range(4)] == [1, 3, 0, 1] and [tags.new(1, 0) for _ in range(2)] == [1, 2]
     held.finish(CANCELLED)
@@ -165,26 +167,26 @@ def test_a_tag_is_given_out_again_once_its_copy_is_over(monkeypatch: pytest.Monk
 
 
 def test_ctrl_c_frees_no_message_that_waits() -> None:
-    """`Progress.post` lets go of the messages that are in fragments, and not of one more."""
+    """`MpiTransport._post` releases only messages that are in fragments."""
 
     class Interrupted(deque[bytes]):
         def popleft(self) -> bytes:
             super().popleft()
             raise KeyboardInterrupt
 
-    progress = object.__new__(Progress)
+    transport = object.__new__(MpiTransport)
     words = np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)
     words[[mpi_loop.P_OUT_HEAD // 8, mpi_loop.P_OUT_TAIL // 8]] = 1, 2
-    progress._peer, progress._kept, progress._freed = {1: words}, {1: Interrupted([b"sent", b"waits"])}, {1: 0}
-    progress._outbox = {}
+    transport._block, transport._unsent, transport._freed = {1: words}, {1: Interrupted([b"sent", b"waits"])}, {1: 0}
+    transport._outbox = {}
     for _ in range(2):  # the second call would free what waits, and find no place for its own message
         with contextlib.suppress(KeyboardInterrupt, KeyError):
-            progress.post(1, b"next")
-    assert b"waits" in progress._kept[1]
+            transport._post(1, b"next")
+    assert b"waits" in transport._unsent[1]
 
 
 def test_versions_are_compared() -> None:
-    mine = Hello.mine()
+    mine = Hello.of_this_process()
     assert Hello.decode(mine.encode()) == mine
     mine.check(mine, 1)
     other = Hello(mine.protocol + 1, "7.1", "2.7.18", "elsewhere", 1)
@@ -209,6 +211,6 @@ def test_a_signal_wakes_and_a_change_is_never_missed() -> None:
 
 
 def test_a_processor_without_futex_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.pool.transport.mpi_progress.FUTEX", 0)
+    monkeypatch.setattr("warpwell.pool.transport.mpi_transport.FUTEX", 0)
     with pytest.raises(PoolError, match=r"futex.*not known: use this machine's devices"):
         compiled_loop()

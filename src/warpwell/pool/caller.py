@@ -1,4 +1,4 @@
-"""`Caller` and `AgentConnection`: the program's side of calls: number and send them, bound what is under way."""
+"""`AgentConnection`: numbers and sends the program's calls to one agent; `Caller`: receives the messages of agents."""
 
 from __future__ import annotations
 
@@ -16,36 +16,41 @@ from .._os import uninterrupted
 from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel
-from .reply import Answer, Reply
+from .reply import ArrayReply, Reply
 from .transport.bulk import Transfer
-from .transport.tags import Tags
-from .transport.transport import Transport
+from .transport.transport import Tags, Transport
 from .tuning import Tuning
 
-_LOOK, _LATEST = 0.05, 1.0
-"""Seconds between looks at who was lost; and until requests to them fail where messages never pause."""
+_POLL_SECONDS = 0.05
+"""Interval at which the receiving thread checks for lost agents."""
+
+_LOSS_SECONDS = 1.0
+"""Time after a loss until the requests to the agent fail even if other messages keep arriving."""
 
 
 class AgentConnection:
-    """The application's end of one agent.
+    """The program's side of the connection to one agent. Any thread may call the methods, except as noted.
 
     Parameters
     ----------
     caller : Caller
     rank : int
+        Rank of the agent.
 
     Attributes
     ----------
     index : int
-        The device's place among the application's devices; the rank until that is known.
+        Index of the device in the program; the rank until it is known.
     label : str
-        What the device is called in messages.
+        Name of the device in messages.
     host, target : str
-        What the agent has told of itself; unset until then.
+        Properties that the agent has reported; empty before that.
     transfers : Tuning
-        How copies to and from the device are cut.
-    lost, forked : str or None
-        Why the agent is gone; and that it is the parent process's.
+        Settings for copies to and from the device.
+    lost : str or None
+        Why the agent is lost.
+    forked : str or None
+        Set in a forked child process: the agent belongs to the parent.
     """
 
     def __init__(self, caller: Caller, rank: int) -> None:
@@ -58,7 +63,7 @@ class AgentConnection:
         self.forked: str | None = None
         self.transport = caller.transport
         self.channels: dict[int, Channel] = {0: Channel(0)}
-        self.ending: list[Reply] = []
+        self.closing: list[Reply] = []
         self._codes: dict[str, int] = {}
         self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
@@ -67,68 +72,64 @@ class AgentConnection:
         self.host = self.target = ""
 
     def check(self) -> None:
-        """Raise `DeviceLostError` if the agent is gone, `ForkError` if it is the parent process's."""
+        """Raise `DeviceLostError` if the agent is lost, `ForkError` if it belongs to the parent process."""
         if self.lost is not None:
-            self.gone(self.lost)
+            self.raise_lost(self.lost)
 
-    def gone(self, reason: str) -> NoReturn:
-        """Note that the agent is gone, and raise what `check` raises; an earlier reason stays."""
+    def raise_lost(self, reason: str) -> NoReturn:
+        """Record why the agent is lost, unless a reason is recorded, and raise as `check` does."""
         self.lost = self.lost or reason
         if self.forked is not None:
             raise errors.ForkError(self.forked)
         raise errors.DeviceLostError(f"{self.label} is gone: {self.lost}", device=self.index) from None
 
-    def post(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
-        """Send a call, and do not wait for it.
+    def post(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> None:
+        """Send a call, which the agent runs in the order of its stream. It blocks only while the window is full.
 
         Parameters
         ----------
-        channel, op, *operands
+        channel : Channel
+        op : Op
+        *operands
         cost : int
-            Bytes that go with it and stay in memory until it is done.
+            Size in bytes of the payload, which takes space in the window.
         nbytes : int
-            Bytes that it moves besides, for those who count.
-
-        Returns
-        -------
-        int
-            Its number in the stream.
+            Size in bytes of other data that the call moves, for statistics.
         """
-        if channel.full:
-            self.wait_for_room(channel)
+        if channel.is_full:
+            self.wait_for_credit(channel)
         with self.lock:
-            return self.post_locked(channel, op, *operands, cost=cost, nbytes=nbytes)
+            self.post_locked(channel, op, *operands, cost=cost, nbytes=nbytes)
 
-    def wait_for_room(self, channel: Channel) -> None:
-        """Wait until not too much of a stream is under way."""
-        begun = time.perf_counter()
-        channel.wait_for_room(self.check, self.label)
+    def wait_for_credit(self, channel: Channel) -> None:
+        """Wait until the stream's window has space for a call."""
+        start = time.perf_counter()
+        channel.wait_for_credit(self.check, self.label)
         entry = self.counts.setdefault("ROOM", [0, 0, 0.0])
         entry[0] += 1
-        entry[2] += time.perf_counter() - begun
+        entry[2] += time.perf_counter() - start
 
-    def post_locked(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> int:
-        """`post`, for who holds the lock: two connections' to make calls of both in one order for all."""
+    def post_locked(self, channel: Channel, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0) -> None:
+        """`post` for a caller that holds the lock. With the locks of two agents, calls of both have one order."""
         self.check()
         sequence = channel.sequence + 1
         message = pack(op.value, channel.number, sequence, *operands)
         try:
-            channel.next(cost)
+            channel.add_call(cost)
             self._count(op, cost + nbytes)
-            self._send(message)
-        except BaseException:  # Ctrl-C, or a peer that takes nothing: no answer will give this room back
-            channel.back(sequence)
+            self._send_locked(message)
+        except BaseException:  # Ctrl-C, or an agent that receives nothing: no reply will free this part of the window
+            channel.cancel_call(sequence)
             raise
-        return sequence
 
-    def tell(self, op: Op, *operands: Any, stream: int = 0) -> None:
-        """Send what is done as soon as it arrives, beside all streams."""
+    def send(self, op: Op, *operands: Any, stream: int = 0) -> None:
+        """Send a call that the agent runs on arrival, independently of all streams."""
         with self.lock:
             self.check()
             self._count(op, 0)
-            self._send(pack(op.value, stream, 0, *operands))
+            self._send_locked(pack(op.value, stream, 0, *operands))
 
-    def ask(
+    def request(
         self,
         channel: Channel | None,
         op: Op,
@@ -138,59 +139,61 @@ class AgentConnection:
         transfer: Transfer | None = None,
         keep: bool = False,
     ) -> Reply:
-        """Send a request: `post` or, with no channel, `tell`, with a ``{reply}`` among the operands.
+        """Send a request with `post`, or with `send` if `channel` is None, and return the future of its reply.
 
         Parameters
         ----------
-        channel, op
+        channel : Channel or None
+        op : Op
         *operands
-            The class `Reply` stands for the place of the request's number.
+            The class `Reply` as an operand is replaced by the number of the request.
         cost, nbytes : int
+            See `post`.
         transfer : Transfer, optional
-            Cancelled if the request is refused.
+            Cancelled if the request fails.
         keep : bool
-            Whether a failure is also kept for the next synchronization.
+            Whether the next synchronization raises a failure, too.
         """
         reply = Reply(channel if keep else None)
         reply.transfer = transfer
         number = reply.number
-        sent = [number if operand is Reply else operand for operand in operands]
+        packed = [number if operand is Reply else operand for operand in operands]
         self.caller.replies[number] = (self.rank, reply)
         try:
             if channel is None:
-                self.tell(op, *sent)
+                self.send(op, *packed)
             else:
-                self.post(channel, op, *sent, cost=cost, nbytes=nbytes)
+                self.post(channel, op, *packed, cost=cost, nbytes=nbytes)
         except BaseException:
             self.caller.replies.pop(number, None)
             raise
-        if self.lost is not None:  # just now: nobody else would answer
+        if self.lost is not None:  # concurrently, so that `Caller.fail` may have missed this request
             self.caller.fail(self.rank)
-        reply.counted = self.counts[op.name]
+        reply.counters = self.counts[op.name]
         return reply
 
-    def ensure(self, code: Code) -> None:
-        """See that the agent has a kernel or function: each is sent once, and dropped when it is gone here."""
+    def ensure_code(self, code: Code) -> None:
+        """Send a kernel or function unless the agent has it. The agent drops it after the last `Code` with its key."""
         if code in self._sent:
             return
         with self.lock:
             if code not in self._sent:
                 if code.key not in self._codes:
-                    self.tell(Op.CODE, code.key, code.name, code.data)
+                    self.send(Op.CODE, code.key, code.name, code.data)
                 self._codes[code.key] = self._codes.get(code.key, 0) + 1
                 self._sent.add(code)
-                weakref.finalize(code, self.caller.freed.put, (self, Op.CODE_END, code.key)).atexit = False
+                weakref.finalize(code, self.free_later, code.key, Op.CODE_END).atexit = False
 
-    def drop(self, key: str) -> None:
-        """Note that a kernel or function is gone; the last one of its content is dropped on the agent."""
+    def release_code(self, key: str) -> None:
+        """Count one `Code` less with this key; drop the key on the agent after the last one."""
         with self.lock:
             self._codes[key] -= 1
             if not self._codes[key]:
                 del self._codes[key]
-                self.tell(Op.CODE_END, key)
+                self.send(Op.CODE_END, key)
 
-    def end_stream(self, number: int) -> None:
-        """End a stream behind what it was given; what fails in it is left to the default one."""
+    def close_stream(self, number: int) -> None:
+        """Close a stream after its calls. The default stream reports their failures."""
         channel = self.channels.get(number)
         if channel is None:
             return
@@ -199,21 +202,17 @@ class AgentConnection:
         with uninterrupted(), self.lock:
             self.post_locked(channel, Op.SYNCHRONIZE, reply.number)
             self.channels.pop(number, None)
-            self.tell(Op.STREAM_END, stream=number)
-            # a synchronization of the device waits for it too
-            self.ending = [r for r in self.ending if not r.done] + [reply]
-        channel.leave_to(self.channels[0])
+            self.send(Op.STREAM_END, stream=number)
+            # `Device.synchronize` waits for it, too
+            self.closing = [r for r in self.closing if not r.done] + [reply]
+        channel.redirect_failures(self.channels[0])
 
-    def finalizer(self, handle: int, op: Op = Op.FREE) -> None:
-        """Have an object freed, from a finalizer, which must not wait for anything, nor look for what a module had."""
-        self.caller.freed.put((self, op, handle))
+    def free_later(self, identifier: Any, op: Op = Op.FREE) -> None:
+        """Free an object in another thread. Finalizers call this, so it must not block or use module globals."""
+        self.caller.freed.put((self, op, identifier))
 
-    def stream_finalizer(self, number: int, op: Op = Op.STREAM_END) -> None:
-        """Have a stream ended, from a finalizer."""
-        self.caller.freed.put((self, op, number))
-
-    def _send(self, message: bytes) -> None:
-        """Send, for who holds the lock. It is reentrant, but a message in the middle of another is none."""
+    def _send_locked(self, message: bytes) -> None:
+        # the lock is reentrant, but a message inside another one would corrupt both
         if self._sending:
             raise errors.PoolError(
                 f"a signal handler called {self.label} in the middle of another call: let it set a flag, and "
@@ -223,7 +222,7 @@ class AgentConnection:
             self._sending = True
             self.transport.send(self.rank, message)
         except (errors.DeviceLostError, errors.ClosedError) as error:
-            self.gone(str(error))
+            self.raise_lost(str(error))
         finally:
             self._sending = False
 
@@ -236,14 +235,14 @@ class AgentConnection:
 
 
 class Caller:
-    """Receives what agents answer, for all devices of a transport.
+    """Receives the messages of all agents of a transport, in a thread, and frees objects in another one.
 
     Parameters
     ----------
     transport : Transport
-        The application's.
+        The transport of the program.
     agents : sequence of int, optional
-        Which of its peers are agents; by default all.
+        Ranks of the agents; by default all peers.
     """
 
     def __init__(self, transport: Transport, agents: Sequence[int] | None = None) -> None:
@@ -251,30 +250,28 @@ class Caller:
         self.replies: dict[int, tuple[int, Reply]] = {}
         ranks = transport.peers if agents is None else agents
         self.connections = {rank: AgentConnection(self, rank) for rank in ranks}
-        # a put from a finalizer, which may interrupt anything, is all that a SimpleQueue is made for
+        # only a SimpleQueue supports `put` in finalizers, which may interrupt any code
         self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
-        self._gone: deque[tuple[int, float]] = deque()  # who was lost, and until when answers are still taken
+        self._losses: deque[tuple[int, float]] = deque()  # lost agents, and deadlines for failing their requests
         self.tags = Tags()
         self._threads = [
             threading.Thread(target=work, name=f"warpwell {name}", daemon=True)
             for name, work in (("replies", self._receive), ("frees", self._free))
         ]
-        transport.on_lost(self._lost)
+        transport.on_lost(self._record_loss)
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Say goodbye to all agents, and stop."""
+        """Send GOODBYE to all agents, close the transport, and fail the open requests."""
         if self.closed:
             return
         self.closed = True
         for connection in self.connections.values():
-            try:
+            with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
                 if connection.lost is None:
-                    connection.tell(Op.GOODBYE)
-            except (errors.PoolError, errors.ClosedError, errors.StallError):
-                pass  # it is gone, which is what was to be told
+                    connection.send(Op.GOODBYE)
             connection.lost = connection.lost or "the pool was closed"
         self.freed.put(None)
         self.transport.close()
@@ -285,69 +282,66 @@ class Caller:
             self.fail(rank)
 
     def fail(self, rank: int) -> None:
-        """Answer all requests to an agent that is gone."""
+        """Fail all open requests to a lost agent."""
         connection = self.connections[rank]
-        for number, (asked, _) in list(self.replies.items()):
-            if asked == rank and (found := self.replies.pop(number, None)) is not None:
-                said = f"{connection.label} is gone: {connection.lost}"
-                found[1].come(None, errors.DeviceLostError(said, device=connection.index))
+        for number, (receiver, _) in list(self.replies.items()):
+            if receiver == rank:
+                message = f"{connection.label} is gone: {connection.lost}"
+                self._complete(number, None, errors.DeviceLostError(message, device=connection.index))
 
-    def _lost(self, rank: int, reason: str) -> None:
+    def _complete(self, number: int, value: Any, error: BaseException | None) -> None:
+        if (entry := self.replies.pop(number, None)) is not None:
+            entry[1].complete(value, error)
+
+    def _record_loss(self, rank: int, reason: str) -> None:
         connection = self.connections.get(rank)
         if connection is None:
-            return  # the communicator, of which the program's CUDA calls tell
+            return  # the communicator: the program's CUDA calls report its loss
         connection.lost = connection.lost or reason
-        self._gone.append((rank, time.monotonic() + _LATEST))
+        self._losses.append((rank, time.monotonic() + _LOSS_SECONDS))
 
     def _receive(self) -> None:
         while not self.closed:
             try:
-                got = self.transport.receive(0.0 if self._gone else _LOOK)
+                received = self.transport.receive(0.0 if self._losses else _POLL_SECONDS)
             except errors.ClosedError:
                 break
-            if got is not None:
-                op, *operands = unpack(got[1])
-                self._take(self.connections[got[0]], op, *operands)
-            # what they had answered before is taken where nothing waits any more
-            while self._gone and (got is None or time.monotonic() > self._gone[0][1]):
-                self.fail(self._gone.popleft()[0])
-        for rank, _ in list(self._gone):  # a copy: the transport's thread appends
+            if received is not None:
+                op, *operands = unpack(received[1])
+                self._handle(self.connections[received[0]], op, *operands)
+            # the replies that a lost agent had sent are received first, until there is no message
+            while self._losses and (received is None or time.monotonic() > self._losses[0][1]):
+                self.fail(self._losses.popleft()[0])
+        for rank, _ in list(self._losses):  # a copy: the transport's thread appends
             self.fail(rank)
 
-    def _take(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:
-        if op == Op.DONE:
+    def _handle(self, connection: AgentConnection, op: int, number: int, *operands: Any) -> None:
+        if op == Op.REPLY:
+            self._complete(number, operands[0], None)
+        elif op == Op.ANSWER:
+            self._complete(number, *self._receive_arrays(connection, number, *operands))
+        elif op == Op.DONE:
             if (channel := connection.channels.get(number)) is not None:
-                channel.done(operands[0])
-            return
-        if op == Op.FAILED:
+                channel.complete_calls(operands[0])
+        elif op == Op.FAILED:
             _sequence, call, failure = operands
             channel = connection.channels.get(number) or connection.channels[0]
-            channel.keep(unpack_failure(failure, call, connection.label))
-            return
-        value: Any = None
-        error: BaseException | None = None
-        if op == Op.ANSWER:
-            value, error = self._answer(connection, number, *operands)
-        elif op == Op.REPLY:
-            value = operands[0]
-        _, reply = self.replies.pop(number, (0, None))
-        if reply is not None:
-            if op == Op.REFUSED:
-                call, failure, earlier = operands
-                error = unpack_failure(failure, call, connection.label)
-                if reply.channel is not None and not earlier:
-                    reply.channel.keep(error)
-            reply.come(value, error)
+            channel.add_failure(unpack_failure(failure, call, connection.label))
+        elif op == Op.REFUSED and (entry := self.replies.pop(number, None)) is not None:
+            call, failure, is_reported = operands
+            error = unpack_failure(failure, call, connection.label)
+            if entry[1].channel is not None and not is_reported:
+                entry[1].channel.add_failure(error)
+            entry[1].complete(None, error)
 
-    def _answer(
+    def _receive_arrays(
         self, connection: AgentConnection, number: int, *operands: Any
-    ) -> tuple[Answer | None, BaseException | None]:
-        """Begin to receive the arrays of a result, which is done in any case: the agent waits for that."""
+    ) -> tuple[ArrayReply | None, BaseException | None]:
         try:
-            return Answer(self.transport, connection.rank, connection.gone, *operands), None
-        except BaseException as error:  # no room here, or the agent is gone
-            with contextlib.suppress(Exception):
-                connection.finalizer(number, Op.CANCEL)
+            return ArrayReply(self.transport, connection.rank, connection.raise_lost, *operands), None
+        except BaseException as error:  # out of memory, or the agent is lost
+            with contextlib.suppress(Exception):  # the agent waits until the arrays are received or cancelled
+                connection.free_later(number, Op.CANCEL)
             return None, error
 
     def _free(self) -> None:
@@ -355,14 +349,13 @@ class Caller:
             item = self.freed.get()
             if item is None:
                 return
-            connection, op, number = item
-            try:
+            connection, op, identifier = item
+            # a lost device holds no objects
+            with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
                 if op in (Op.FREE, Op.CANCEL):
-                    connection.tell(op, number)
+                    connection.send(op, identifier)
                 elif op == Op.CODE_END:
-                    connection.drop(number)
+                    connection.release_code(identifier)
                 else:
-                    connection.end_stream(number)
-            except (errors.PoolError, errors.ClosedError, errors.StallError):
-                pass  # a device that is gone holds nothing
+                    connection.close_stream(identifier)
             item = connection = None

@@ -1,4 +1,4 @@
-"""`Channel`: the application's end of a stream."""
+"""`Channel`: the program's side of a stream."""
 
 from __future__ import annotations
 
@@ -11,111 +11,120 @@ from .. import errors
 from .agent.protocol import WINDOW_BYTES, WINDOW_CALLS
 from .transport.milestone import LOOK, limit
 
-KEPT = 16
-"""Failures of a stream that are kept for the next synchronization; later ones are counted."""
+MAX_FAILURES = 16
+"""Number of failures of a stream that the next synchronization reports; later ones are only counted."""
 
 
 class Channel:
-    """The application's end of a stream: the number of its last call, what is under way, and what failed.
+    """The program's side of a stream: the number of the last call, the calls in flight, and the failures.
+
+    Any thread may call the methods, except as noted.
 
     Parameters
     ----------
     number : int
-        The stream's; 0 is the default one's of each device.
+        Number of the stream; 0 is the default stream of each device.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.sequence = 0
         self.failures: list[errors.RemoteError] = []
-        self.dropped = 0
-        self._lock = threading.RLock()  # for `with`: Ctrl-C may come between a Condition's acquire and the block
+        self._dropped = 0
+        self._lock = threading.RLock()  # for `with`: Ctrl-C may interrupt a Condition between acquiring and the block
         self._changed = threading.Condition(self._lock)
         self._done = 0
         self._bytes = 0
-        self._costs: deque[tuple[int, int]] = deque()
-        self._heir: Channel | None = None
+        self._sizes: deque[tuple[int, int]] = deque()
+        self._target: Channel | None = None
 
     @property
-    def full(self) -> bool:
-        """Whether a call has to wait until earlier ones are done."""
+    def is_full(self) -> bool:
+        """Whether the calls in flight exhaust the window, so that the next call must wait."""
         return self.sequence - self._done >= WINDOW_CALLS or self._bytes >= WINDOW_BYTES
 
-    def next(self, cost: int) -> int:
-        """Return the number of a new call with which `cost` bytes go (the connection's lock is held)."""
+    def add_call(self, nbytes: int) -> None:
+        """Add a call with the next number and a payload of `nbytes`. The caller holds the connection's lock."""
         self.sequence += 1
-        if cost:
+        if nbytes:
             with self._lock:
-                self._bytes += cost
-                self._costs.append((self.sequence, cost))
-        return self.sequence
+                self._bytes += nbytes
+                self._sizes.append((self.sequence, nbytes))
 
-    def back(self, sequence: int) -> None:
-        """Take back what a call counts for that was not sent. Its number is not used again."""
+    def cancel_call(self, sequence: int) -> None:
+        """Release the payload of a call that was not sent. Its number is not reused."""
         with self._lock:
-            while self._costs and self._costs[-1][0] >= sequence:
-                self._bytes -= self._costs.pop()[1]
+            while self._sizes and self._sizes[-1][0] >= sequence:
+                self._bytes -= self._sizes.pop()[1]
 
-    def done(self, sequence: int) -> None:
-        """Note that calls up to a number are over."""
+    def complete_calls(self, sequence: int) -> None:
+        """Record that the calls up to number `sequence` have completed."""
         with self._lock:
             self._done = max(self._done, sequence)
-            while self._costs and self._costs[0][0] <= sequence:
-                self._bytes -= self._costs.popleft()[1]
+            while self._sizes and self._sizes[0][0] <= sequence:
+                self._bytes -= self._sizes.popleft()[1]
             self._changed.notify_all()
 
-    def wait_for_room(self, check: Callable[[], None], whom: str) -> None:
-        """Wait until `whom` has run enough of the calls that are under way; ``check()`` raises once it never will."""
+    def wait_for_credit(self, check: Callable[[], None], device: str) -> None:
+        """Wait until the window has space for a call.
+
+        Parameters
+        ----------
+        check : callable
+            Raises if the agent is lost; called every 0.25 s.
+        device : str
+            Name of the device for the message of `StallError`.
+        """
         bound = limit()
         end = time.monotonic() + bound
         with self._lock:
-            while self.full:
+            while self.is_full:
                 self._changed.wait(LOOK)
                 check()
                 if time.monotonic() > end:
                     raise errors.StallError(
-                        f"waited {bound:g} s for {whom} to run some of {self.sequence - self._done} calls",
+                        f"waited {bound:g} s for {device} to complete some of {self.sequence - self._done} calls",
                         seconds=bound,
                     )
 
-    def keep(self, failure: errors.RemoteError) -> None:
+    def add_failure(self, failure: errors.RemoteError) -> None:
         """Keep a failure for the next synchronization."""
         with self._lock:
-            if self._heir is not None:
-                self._heir.keep(failure)
-            elif len(self.failures) < KEPT:
+            if self._target is not None:
+                self._target.add_failure(failure)
+            elif len(self.failures) < MAX_FAILURES:
                 self.failures.append(failure)
             else:
-                self.dropped += 1
+                self._dropped += 1
 
-    def forget(self, failure: BaseException) -> None:
-        """Do not raise a failure again that was raised elsewhere."""
+    def remove_failure(self, failure: BaseException) -> None:
+        """Remove a failure that was raised elsewhere."""
         with self._lock:
             self.failures = [f for f in self.failures if f is not failure]
-            if self._heir is not None:
-                self._heir.forget(failure)
+            if self._target is not None:
+                self._target.remove_failure(failure)
 
-    def leave_to(self, heir: Channel) -> None:
-        """Let another raise what failed and will fail here: nobody synchronizes this one any more."""
+    def redirect_failures(self, target: Channel) -> None:
+        """Move all past and future failures to another channel, because this stream was closed."""
         with self._lock:
-            self._heir = heir
+            self._target = target
             failures, self.failures = self.failures, []
-            heir.dropped += self.dropped
+            target._dropped += self._dropped
         for failure in failures:
-            heir.keep(failure)
+            target.add_failure(failure)
 
-    def raise_kept(self) -> None:
-        """Raise the first failure since the last time; the others are named in its notes."""
+    def raise_failures(self) -> None:
+        """Raise the first failure since the last call; its notes name the others."""
         if not self.failures:
             return
         with self._lock:
             failures, self.failures = self.failures, []
-            dropped, self.dropped = self.dropped, 0
+            dropped, self._dropped = self._dropped, 0
         if not failures:
             return
-        first, *others = failures
-        for other in others:
-            first.add_note(f"then: {other}")
+        first = failures[0]
+        for failure in failures[1:]:
+            first.add_note(f"then: {failure}")
         if dropped:
             first.add_note(f"and {dropped} more")
         raise first

@@ -1,4 +1,4 @@
-"""Copies as the application calls them: to a device, from a device, between two; and large arguments of calls."""
+"""Copies by the program: to a device, from a device, between two devices; large arguments of calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .agent.protocol import INLINE, WINDOW_BYTES, Op, new_id
 from .agent.staged import give_up
 from .caller import AgentConnection
 from .channel import Channel
-from .host_memory import Pinned, is_pinned, memory_of
+from .host_memory import Pinned, memory_of
 from .reply import Reply
 from .transport.bulk import Region, Transfer
 from .transport.milestone import limit
@@ -35,7 +35,10 @@ MIN_SHARED_BYTES = 4096
 
 
 def upload(connection: AgentConnection, channel: Channel, handle: int, source: NDArray[Any]) -> None:
-    """Copy an array to a buffer. It may change after this returns, or after the stream's copy if it is pinned."""
+    """Copy an array to a buffer.
+
+    The array may be modified after this returns; pinned memory only after the stream has reached the copy.
+    """
     nbytes = source.nbytes
     if (shared := _shared_with(connection, source)) is not None:
         connection.post(channel, Op.WRITE_LENT, handle, *shared, nbytes=nbytes)
@@ -45,12 +48,13 @@ def upload(connection: AgentConnection, channel: Channel, handle: int, source: N
         return
     array = np.ascontiguousarray(source)
     is_private = array is not source and not np.may_share_memory(array, source)
-    if not is_private and not is_pinned(source) and nbytes <= MAX_PRIVATE_BYTES:
-        array, is_private = array.copy(), True
+    must_wait = not is_private and memory_of(source) is None
+    if must_wait and nbytes <= MAX_PRIVATE_BYTES:
+        array, is_private, must_wait = array.copy(), True, False
     with BulkCopy(connection, channel) as bulk:
         cost = nbytes if is_private else 0
-        bulk.put(array, Op.WRITE_BULK, handle, cost=cost, nbytes=nbytes - cost, keep=True)
-        if not is_private and not is_pinned(source):
+        bulk.start(array, Op.WRITE_BULK, handle, cost=cost, nbytes=nbytes - cost, keep=True)
+        if must_wait:
             bulk.finish()
 
 
@@ -60,11 +64,11 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
 
     def wait(reply: Reply) -> Any:
         reply.wait(description)
-        channel.raise_kept()
+        channel.raise_failures()
         return reply.get(description)
 
     if (shared := _shared_with(connection, out)) is not None:
-        reply = connection.ask(channel, Op.READ_LENT, handle, Reply, *shared, nbytes=nbytes)
+        reply = connection.request(channel, Op.READ_LENT, handle, Reply, *shared, nbytes=nbytes)
         try:
             reply.wait(description)
         except BaseException:
@@ -72,12 +76,12 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
             raise
         wait(reply)
     elif nbytes <= INLINE:
-        data = wait(connection.ask(channel, Op.READ, handle, Reply, nbytes=nbytes))
+        data = wait(connection.request(channel, Op.READ, handle, Reply, nbytes=nbytes))
         out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
     else:
         array = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         with BulkCopy(connection, channel) as bulk:
-            wait(bulk.get(array, Op.READ_BULK, handle, nbytes=nbytes))
+            wait(bulk.start(array, Op.READ_BULK, handle, outgoing=False, nbytes=nbytes))
             bulk.finish()
         if array is not out:
             out[...] = array
@@ -90,7 +94,7 @@ def between_agents(
     source_channel: Channel | None,
     destination_channel: Channel | None,
 ) -> None:
-    """Copy a buffer to a buffer of another device of the same transport, without waiting.
+    """Start a copy of a buffer to a buffer of another device of the same transport.
 
     The destination pulls the data; see ``pool/agent/copies.py``.
 
@@ -105,85 +109,82 @@ def between_agents(
     (origin, source_handle), (to, destination_handle) = source, destination
     for connection, channel in ((origin, source_channel), (to, destination_channel)):
         connection.check()
-        if channel is not None and channel.full:
-            connection.wait_for_room(channel)
+        if channel is not None and channel.is_full:
+            connection.wait_for_credit(channel)
     number, tag, plan = new_id(), to.caller.tags.new(origin.rank, to.rank), tuple(to.transfers.plan(nbytes))
     pulling = (destination_handle, number, origin.rank, tag, plan, _may_write(origin, to))
-    # With both locks: if two streams had copies in different orders, each would wait for the other. A device would wait
-    # forever for a call that Ctrl-C has prevented.
-    one, two = (origin, to) if origin.rank < to.rank else (to, origin)
-    with uninterrupted(), one.lock, two.lock:
+    # Both locks give the copies one order on both devices; otherwise two streams could wait for each other. Ctrl-C must
+    # not separate the two calls, because one device would wait forever for the other.
+    first, second = (origin, to) if origin.rank < to.rank else (to, origin)
+    with uninterrupted(), first.lock, second.lock:
         _post(origin, source_channel, Op.SOURCE, source_handle, number, to.rank, destination_channel is None)
         try:
             _post(to, destination_channel, Op.PULL, *pulling, nbytes=nbytes)
         except BaseException:
-            _give_up_at(origin, number)
+            _cancel_on(origin, number)
             raise
 
 
 def _post(connection: AgentConnection, channel: Channel | None, op: Op, *operands: Any, nbytes: int = 0) -> None:
     if channel is None:
-        connection.tell(op, *operands, stream=-1)
+        connection.send(op, *operands, stream=-1)
     else:
         connection.post_locked(channel, op, *operands, nbytes=nbytes)
 
 
 def _may_write(source: AgentConnection, destination: AgentConnection) -> bool:
-    """Return whether one device's agent may try to write to another's memory, instead of sending."""
+    """Return whether the agent of `source` may write to the memory of `destination` instead of sending."""
     return (
         destination.transfers.direct
-        and destination.transport.lends
+        and destination.transport.can_share_memory
         and (source.host, source.target) == (destination.host, destination.target)
     )
 
 
-def _give_up_at(connection: AgentConnection, number: int) -> None:
-    """Have an agent give a copy up, unless the agent is lost."""
+def _cancel_on(connection: AgentConnection, number: int) -> None:
+    """Cancel a copy on an agent, unless the agent is lost."""
     with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
-        connection.tell(Op.CANCEL, number)
+        connection.send(Op.CANCEL, number)
 
 
-# -- pinned arrays that the agent reads and writes itself ----------------------------------------------------------
+# -- pinned arrays that the agent accesses directly ----------------------------------------------------------------
 
 
 def _shared_with(connection: AgentConnection, array: NDArray[Any]) -> tuple[int, int] | None:
-    """Return the number of an array's memory and the array's offset, if the agent can reach the memory itself.
-
-    The first time, the agent has to map it.
-    """
+    """Return the number of an array's memory and the array's offset in bytes, or None if the agent cannot map it."""
     memory = memory_of(array) if array.nbytes > MIN_SHARED_BYTES else None
-    if memory is None or not array.flags.c_contiguous or not connection.transport.lends:
+    if memory is None or not array.flags.c_contiguous or not connection.transport.can_share_memory:
         return None
-    if connection not in memory.reached:
-        memory.reached[connection] = connection.host == socket.gethostname() and _share(connection, memory)
-    return (memory.number, int(array.ctypes.data) - memory.address) if memory.reached[connection] else None
+    if connection not in memory.mapped:
+        memory.mapped[connection] = connection.host == socket.gethostname() and _share(connection, memory)
+    return (memory.number, int(array.ctypes.data) - memory.address) if memory.mapped[connection] else None
 
 
 def _share(connection: AgentConnection, memory: Pinned) -> bool:
-    reply = connection.ask(None, Op.SHARE, Reply, memory.number, memory.path, len(memory.memory))
+    reply = connection.request(None, Op.SHARE, Reply, memory.number, memory.path, len(memory.memory))
     try:
-        reply.get(f"{connection.label} to map an array of the application")
+        reply.get(f"{connection.label} to map an array of the program")
     except errors.RemoteError:
-        return False  # another user, or another host with the same name: the data are sent
+        return False  # another user, or another host with the same name
     return True
 
 
 def _cancel_shared(connection: AgentConnection, reply: Reply) -> None:
-    """Stop an agent from writing to an array; wait a little for a copy in progress."""
+    """Stop an agent from writing to an array; wait at most 1 s for a copy in progress."""
     if connection.lost is None and not reply.done:
-        _give_up_at(connection, reply.number)
+        _cancel_on(connection, reply.number)
         with contextlib.suppress(errors.StallError):
-            reply.wait("a copy that was given up", 1.0)
+            reply.wait("a cancelled copy", 1.0)
 
 
 # -- bulk data -----------------------------------------------------------------------------------------------------
 
 
 class BulkCopy:
-    """Bulk data between the application and a device, in a stream's order; a block that ends early cancels the copy.
+    """Context manager for bulk data between the program and a device, in a stream's order.
 
-    Ctrl-C cannot interrupt the start of a copy: an agent would wait for data that are never sent. If a block ends early
-    later, both sides cancel the copy, and the agent does not report it.
+    Ctrl-C cannot interrupt the start of a copy, because the agent would wait for data that is never sent. If the block
+    raises after the start, both sides cancel the copy, and the agent does not report a failure.
 
     Parameters
     ----------
@@ -196,60 +197,46 @@ class BulkCopy:
         self._reply: Reply | None = None
         self._transfer: Transfer | None = None
 
-    def put(self, source: NDArray[Any], op: Op, handle: int, *operands: Any, **counts: Any) -> Reply:
-        """Start to send an array, and have the agent receive it (see `AgentConnection.ask` for `counts`)."""
-        ends = self._connection.transport.rank, self._connection.rank
-        return self._start(self._connection.transport.put, ends, source, op, handle, *operands, **counts)
-
-    def get(self, out: NDArray[Any], op: Op, handle: int, **counts: Any) -> Reply:
-        """Have the agent send, into an array."""
-        ends = self._connection.rank, self._connection.transport.rank
-        return self._start(self._connection.transport.get, ends, out, op, handle, **counts)
-
-    def _start(
-        self,
-        move: Callable[[int, int, Region], Transfer],
-        ends: tuple[int, int],
-        array: NDArray[Any],
-        op: Op,
-        handle: int,
-        *operands: Any,
-        **counts: Any,
+    def start(
+        self, array: NDArray[Any], op: Op, handle: int, *operands: Any, outgoing: bool = True, **counts: Any
     ) -> Reply:
+        """Start to send an array to the agent, or to receive it. See `AgentConnection.request` for `counts`."""
         connection, channel, tags = self._connection, self._channel, self._connection.caller.tags
-        plan = connection.transfers.plan(array.nbytes)
+        plan, transport = connection.transfers.plan(array.nbytes), connection.transport
+        move = transport.put if outgoing else transport.get
+        ends = (transport.rank, connection.rank) if outgoing else (connection.rank, transport.rank)
         while self._reply is None:
-            if channel.full:
-                connection.wait_for_room(channel)  # outside of the block: Ctrl-C ends the wait
+            if channel.is_full:
+                connection.wait_for_credit(channel)  # outside of the block, so that Ctrl-C ends the wait
             with uninterrupted():
-                if channel.full:
-                    continue  # other threads have used the room
+                if channel.is_full:
+                    continue  # other threads have used the credit
                 connection.check()
                 tag = tags.new(*ends)
                 try:
                     self._transfer = move(connection.rank, tag, Region.over(array, chunk=plan.chunk))
                 except errors.DeviceLostError as error:
-                    connection.gone(str(error))
-                tags.begun(*ends, self._transfer)
-                sent = (op, handle, Reply, tag, tuple(plan), *operands)
-                self._reply = connection.ask(channel, *sent, transfer=self._transfer, **counts)
+                    connection.raise_lost(str(error))
+                tags.reserve(*ends, self._transfer)
+                call = (op, handle, Reply, tag, tuple(plan), *operands)
+                self._reply = connection.request(channel, *call, transfer=self._transfer, **counts)
         return self._reply
 
     def finish(self) -> None:
-        """Wait for the data. A copy that was refused ends, too; its failure is kept, or raised by its reply."""
+        """Wait for the data, or for the failure of the request, which the reply raises or the channel keeps."""
         transfer, reply = self._transfer, self._reply
         assert transfer is not None and reply is not None
         start = time.perf_counter()
         try:
             transfer.wait(transfer.chunks, limit())
         except errors.DeviceLostError:
-            self._connection.gone(transfer.reason)
+            self._connection.raise_lost(transfer.reason)
         except errors.PoolError:
             if not reply.done:
                 raise
         finally:
-            if reply.counted is not None:
-                reply.counted[2] += time.perf_counter() - start
+            if reply.counters is not None:
+                reply.counters[2] += time.perf_counter() - start
 
     def __enter__(self) -> BulkCopy:
         return self
@@ -260,23 +247,23 @@ class BulkCopy:
         self._transfer.cancel()
         try:
             if self._reply is not None and self._connection.lost is None and not self._reply.done:
-                _give_up_at(self._connection, self._reply.number)
+                _cancel_on(self._connection, self._reply.number)
         finally:
-            give_up(self._transfer)  # in any case: nothing may use the array after this
+            give_up(self._transfer)  # MPI must not access the array after this
 
 
 class Arguments:
-    """The arguments of one call of a device, as a block around it: a block that ends early frees the arrays it sent.
+    """Context manager for the arguments of one call of a device. If its block raises, the arrays it sent are freed.
 
-    Large arrays are sent as bulk data, before the call that takes them.
+    Large arrays are sent as bulk data before the call.
 
     Parameters
     ----------
     connection : AgentConnection
     channel : Channel
-        The stream whose order the arrays follow, before the call.
+        The stream of the call.
     handle_of : callable
-        Returns the handle of an object that is on the device, None for anything else.
+        Returns the handle of an object on the device, None for any other object.
     """
 
     def __init__(self, connection: AgentConnection, channel: Channel, handle_of: Callable[[Any], int | None]) -> None:
@@ -284,7 +271,7 @@ class Arguments:
         self._arrays: dict[int, tuple[int, NDArray[Any]]] = {}
 
     def pack(self, value: Any) -> tuple[bytes, tuple[int, ...]]:
-        """Send the large arrays in a value; return the pickled value and the handles in it."""
+        """Send the large arrays in a value. Return the pickled value and the handles in it."""
         data, handles = dumps(value, self._handle_of)
         for handle, array in self._arrays.values():
             self._send(handle, array)
@@ -304,7 +291,7 @@ class Arguments:
             data, is_private = data.copy(), True
         with BulkCopy(self._connection, self._channel) as bulk:
             cost = data.nbytes if is_private else 0
-            bulk.put(data, Op.ARGUMENT, handle, description, cost=cost, nbytes=data.nbytes - cost)
+            bulk.start(data, Op.ARGUMENT, handle, description, cost=cost, nbytes=data.nbytes - cost)
             if not is_private:
                 bulk.finish()
 
@@ -314,4 +301,4 @@ class Arguments:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:  # no call takes the arrays
             for handle, _array in self._arrays.values():
-                self._connection.finalizer(handle)
+                self._connection.free_later(handle)

@@ -1,13 +1,11 @@
-"""`Device`, `Buffer`, `Stream` and `Event`: the program's objects for one device of the pool, local or remote.
-
-The four are in one file because each refers to the others.
-"""
+"""`Device`, `Buffer`, `Remote`, `Stream` and `Event`: the program's objects for one device of the pool."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -23,8 +21,7 @@ from .caller import AgentConnection, Caller
 from .channel import Channel
 from .copies import Arguments, between_agents, download, upload
 from .host_memory import HostArrays
-from .reply import Reply
-from .result import CallResult
+from .reply import CallResult, Reply
 from .tuning import Tuning
 
 Shape: TypeAlias = int | tuple[int, ...]
@@ -41,25 +38,23 @@ _thread = _Thread()
 
 
 class AgentObject:
-    """An object on an agent, which releases it when this one is dropped.
+    """The program's reference to an object on an agent, which is freed with it.
 
-    Parameters
+    Attributes
     ----------
     device : Device
-    handle : int
-        Its number on the agent.
     """
 
     _handle = 0  # for `__del__` after an interrupted `__init__`
 
     def __init__(self, device: Device, handle: int) -> None:
         self.device = device
-        self._release = device.connection.finalizer
+        self._free_later = device.connection.free_later
         self._handle = handle
 
     @property
     def handle(self) -> int:
-        """The number of the object on its agent.
+        """The handle of the object on its agent.
 
         Raises
         ------
@@ -73,25 +68,25 @@ class AgentObject:
     def free(self) -> None:
         """Free the object after the calls that use it. It cannot be used again."""
         if self._handle and self.device.connection.lost is None:
-            self.device.connection.tell(Op.FREE, self._handle)
-        self._handle = 0  # last: after Ctrl-C the finalizer frees it, and twice does no harm
+            self.device.connection.send(Op.FREE, self._handle)
+        self._handle = 0  # last: after Ctrl-C the finalizer frees it; freeing it twice is harmless
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{self!r} stays on its device: it cannot be copied or pickled")
 
     def __del__(self) -> None:
         if self._handle:
-            self._release(self._handle)
+            self._free_later(self._handle)
 
 
 class Event(AgentObject):
-    """A point in a stream of a device. Streams of any device, and the program, can wait for it.
+    """A point in a stream of a device. The program and streams of any device can wait for it.
 
     Parameters
     ----------
     device : Device
     timing : bool
-        Whether the device notes the time, for ``later - earlier``.
+        Whether the device records the time, for ``later - earlier``.
 
     Attributes
     ----------
@@ -106,11 +101,11 @@ class Event(AgentObject):
         super().__init__(device, new_id())
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record the event: set it to the point after all calls so far of a stream of its device."""
+        """Set the event to the point after all previous calls of a stream of its device (default: default stream)."""
         stream = self.device.default_stream if stream is None else stream
         if getattr(stream, "device", self.device) is not self.device:
             raise errors.ArgumentError(
-                f"the event belongs to device {self.device.index}, and the stream to device {stream.device.index}"
+                f"the event belongs to device {self.device.index}, but the stream to device {stream.device.index}"
             )
         self._channel = self.device.channel(stream)
         self.device.connection.post(self._channel, Op.RECORD, self._handle, self.timing)
@@ -118,53 +113,51 @@ class Event(AgentObject):
 
     @property
     def done(self) -> bool:
-        """Whether the stream has reached the point; True for an event that was not recorded."""
-        if not self.recorded:
-            return True
-        return bool(self._ask(Op.REACHED, self._handle).get(self._what))
+        """Whether the stream has reached the point; True if the event was not recorded."""
+        return not self.recorded or bool(self._query(Op.REACHED))
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Wait until the stream has reached the point. Raise what `Stream.synchronize` raises."""
+        """Wait until the stream has reached the point. Raises as `Stream.synchronize` does."""
         timeout = checked_timeout(timeout)
         if self.recorded:
-            reply = self._ask(Op.UNTIL, self._handle)
-            reply.wait(self._what, timeout)
+            connection, description = self.device.connection, self._description
+            reply = connection.request(None, Op.UNTIL, self._handle, Reply)
+            reply.wait(description, timeout)
             assert self._channel is not None
-            self._channel.raise_kept()
-            reply.get(self._what)
+            self._channel.raise_failures()
+            reply.get(description)
 
     def elapsed(self, earlier: Event) -> float:
-        """Wait for both events, and return the seconds from `earlier` to this one. Both are of the same device."""
+        """Wait for both events and return the seconds from `earlier`, an event of the same device, to this one."""
         if _checked_event(earlier).device is not self.device:
             raise errors.ArgumentError("the clocks of two devices differ: use events of one device", name="earlier")
         if not (self.recorded and earlier.recorded and self.timing and earlier.timing):
-            raise errors.ArgumentError("both events must have been recorded, and made with timing=True")
-        return float(self._ask(Op.ELAPSED, self._handle, earlier._handle).get(self._what))
+            raise errors.ArgumentError("both events must have been created with timing=True and recorded")
+        return float(self._query(Op.ELAPSED, earlier._handle))
 
     def __sub__(self, earlier: Event) -> float:
         """Return the milliseconds since `earlier`."""
         return 1e3 * self.elapsed(earlier) if isinstance(earlier, Event) else NotImplemented
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"an event of {self.device.connection.label}"
 
-    def _ask(self, op: Op, *operands: int) -> Reply:
-        return self.device.connection.ask(None, op, *operands, Reply)
+    def _query(self, op: Op, *operands: int) -> Any:
+        return self.device.connection.request(None, op, self._handle, *operands, Reply).get(self._description)
 
 
-def _checked_event(thing: Any, wanted: str = "an event") -> Event:
-    """Return an event; raise `ArgumentError` for anything else."""
-    if not isinstance(thing, Event):
-        raise errors.ArgumentError(f"{thing!r:.60}: give {wanted} of a device", name="event")
-    return thing
+def _checked_event(value: Any, expected: str = "an event") -> Event:
+    if not isinstance(value, Event):
+        raise errors.ArgumentError(f"expected {expected} of a device, got {value!r:.60}", name="event")
+    return value
 
 
 class Stream:
-    """A queue of calls, which run in order; calls of different streams run in any order. See ``device.stream()``.
+    """A queue of calls that run in order; ``device.stream()`` creates one. Calls of different streams run in any order.
 
     Pass it as a stream argument: ``kernel[n, stream](...)``, ``buffer.copy_to_host(stream=stream)``. The default stream
-    of a device and other streams do not wait for each other.
+    of a device does not synchronize with other streams.
 
     Attributes
     ----------
@@ -177,17 +170,18 @@ class Stream:
         self.device = device
         self.priority = priority
         self._default = channel is not None
-        self._ended = device.connection.stream_finalizer
+        self._close_later = partial(device.connection.free_later, op=Op.STREAM_END)
         self._channel: Channel | None = channel
         if channel is None:
             channel = Channel(new_id())
-            with uninterrupted(), device.connection.lock:  # who synchronizes the device finds a stream its agent knows
-                device.connection.tell(Op.STREAM, priority, stream=channel.number)
+            # with the lock: `Device.synchronize` must not use a channel whose stream the agent has not created
+            with uninterrupted(), device.connection.lock:
+                device.connection.send(Op.STREAM, priority, stream=channel.number)
                 device.connection.channels[channel.number] = self._channel = channel
 
     @property
     def channel(self) -> Channel:
-        """The program's end of the stream."""
+        """The program's side of the stream."""
         if self._channel is None:
             raise errors.ClosedError("the stream was closed")
         return self._channel
@@ -200,20 +194,20 @@ class Stream:
         RemoteError
             A call failed since the last synchronization. The first failure is raised; its notes name the others.
         DeviceLostError
-            The device is gone.
+            The device was lost.
         StallError
             The calls were not done after `timeout` seconds.
         """
         connection = self.device.connection
-        what = f"a stream of {connection.label}"
+        description = f"a stream of {connection.label}"
         timeout = checked_timeout(timeout)
-        reply = connection.ask(self.channel, Op.SYNCHRONIZE, Reply)
-        reply.wait(what, timeout)
-        self.channel.raise_kept()
-        reply.get(what)
+        reply = connection.request(self.channel, Op.SYNCHRONIZE, Reply)
+        reply.wait(description, timeout)
+        self.channel.raise_failures()
+        reply.get(description)
 
     def record(self, event: Event | None = None) -> Event:
-        """Record an event after all calls of the stream so far, and return it.
+        """Record an event after all previous calls of the stream, and return it.
 
         Parameters
         ----------
@@ -224,33 +218,33 @@ class Stream:
         event.record(self)
         return event
 
-    def wait(self, other: Event | Stream) -> None:
-        """Make later calls wait for an event, or for all calls so far of another stream, of any device.
+    def wait(self, event: Event | Stream) -> None:
+        """Make later calls wait for an event, or for all previous calls of another stream, of any device.
 
-        An event that was never recorded is not waited for. If it is recorded again later, the calls still wait for its
+        An event that was never recorded has no effect. If it is recorded again later, the calls still wait for its
         current point.
         """
-        event = other.record() if isinstance(other, Stream) else _checked_event(other, "an event, or a stream")
+        event = event.record() if isinstance(event, Stream) else _checked_event(event, "an event or a stream")
         if not event.recorded:
             return
         to, origin = self.device, event.device
         if to is origin:
             to.connection.post(self.channel, Op.WAIT, event.handle)
         elif to.caller is not origin.caller:
-            event.synchronize()  # two pools know nothing of each other
+            event.synchronize()  # agents of two pools have no connection
         else:
             to.connection.check()
             number, channel = new_id(), self.channel
             with uninterrupted():
-                origin.connection.tell(Op.NOTIFY, event.handle, number, to.connection.rank)
+                origin.connection.send(Op.NOTIFY, event.handle, number, to.connection.rank)
                 to.connection.post(channel, Op.AWAIT, number, origin.connection.rank)
 
     def close(self) -> None:
-        """Close the stream after its calls have run. From now on the default stream raises its failures."""
+        """Close the stream after its calls. The default stream raises their failures."""
         if self._default or self._channel is None:
             return
         if self.device.connection.lost is None:
-            self.device.connection.end_stream(self._channel.number)
+            self.device.connection.close_stream(self._channel.number)
         self._channel = None
 
     def __enter__(self) -> Stream:
@@ -269,14 +263,14 @@ class Stream:
     def __del__(self) -> None:
         channel = getattr(self, "_channel", None)
         if channel is not None and not self._default:
-            self._ended(channel.number)
+            self._close_later(channel.number)
 
 
 class Buffer(AgentObject):
-    """An array on a device, C-ordered. Devices make them: ``device.to_device``, ``empty``, ``zeros``, ``full``.
+    """A C-ordered array on a device; ``device.to_device``, ``empty``, ``zeros`` and ``full`` create one.
 
-    Kernels receive it as an array. ``buffer[a:b]`` and ``buffer[i]`` are views, which share its memory; the memory is
-    freed when the last of them is dropped or freed (`free`) and all calls that use it are done.
+    Kernels receive it as an array. ``buffer[a:b]`` and ``buffer[i]`` are views that share its memory. The memory is
+    freed after the buffer and all views were freed or dropped and all calls that use it are done.
 
     Attributes
     ----------
@@ -298,11 +292,11 @@ class Buffer(AgentObject):
 
     @property
     def warpwell_place(self) -> Device:
-        """Where launches with it run."""
+        """The device on which launches with this argument run."""
         return self.device
 
     def copy_to_host(self, out: NDArray[Any] | None = None, stream: Stream | None = None) -> NDArray[Any]:
-        """Return a copy of the contents, after earlier calls of the stream.
+        """Return a copy of the contents after the previous calls of the stream.
 
         Parameters
         ----------
@@ -314,51 +308,44 @@ class Buffer(AgentObject):
         Raises
         ------
         RemoteError
-            An earlier call of the stream failed, or this one did.
+            This call or a previous call of the stream failed.
         DeviceLostError
-            The device is gone.
+            The device was lost.
         ArgumentError
-            `out` has another shape or dtype.
+            `out` has another shape or dtype, or is read-only.
         """
         if out is None:
             out = np.empty(self.shape, self.dtype)
         elif not isinstance(out, np.ndarray) or out.shape != self.shape or out.dtype != self.dtype:
-            raise errors.ArgumentError(
-                f"out is {_kind(out)}, and the buffer {self.dtype} {self.shape}: they must have the same dtype "
-                "and shape",
-                name="out",
-            )
+            raise _mismatch("out", out, self)
         elif not out.flags.writeable:
             raise errors.ArgumentError("out is read-only", name="out")
         download(self.device.connection, self.device.channel(stream), self.handle, out)
         return out
 
     def copy_from(self, source: ArrayLike | Buffer, stream: Stream | None = None) -> None:
-        """Copy from an array, which may change as soon as this returns, or from a buffer of any device.
+        """Copy from an array, which may be modified after this returns, or from a buffer of any device.
 
         Parameters
         ----------
         source : array-like or Buffer
             The source, of the same shape and dtype.
         stream : Stream, optional
+            A stream of either device; default: the default stream of each.
         """
         if isinstance(source, Buffer):
             _copy_between(self, source, stream)
             return
         array = np.asarray(source)
         if array.shape != self.shape or array.dtype != self.dtype:
-            raise errors.ArgumentError(
-                f"the source is {_kind(array)}, and the buffer {self.dtype} {self.shape}: they must have the "
-                "same dtype and shape",
-                name="source",
-            )
+            raise _mismatch("source", array, self)
         upload(self.device.connection, self.device.channel(stream), self.handle, array)
 
     def fill(self, value: Any, stream: Stream | None = None) -> None:
-        """Set every item to a value."""
+        """Set every item to `value`."""
         try:
             item = b"" if value is None else np.array(value).astype(self.dtype).tobytes()
-        except (TypeError, ValueError):  # a text for numbers
+        except (TypeError, ValueError):  # such as text for a numeric dtype
             item = b""
         if len(item) != self.dtype.itemsize or np.ndim(value):
             raise errors.ArgumentError(f"{value!r:.60} is not one item of {self.dtype}", name="value")
@@ -371,23 +358,22 @@ class Buffer(AgentObject):
         if isinstance(index, int | np.integer) and not isinstance(index, bool):
             first = int(index) + (self.shape[0] if index < 0 else 0)
             if not 0 <= first < self.shape[0]:
-                raise IndexError(f"index {index} of {self.shape[0]}")
+                raise IndexError(f"index {index} is out of bounds for a first dimension of {self.shape[0]}")
             shape = self.shape[1:]
         elif isinstance(index, slice) and index.step in (None, 1):
             first, last, _ = index.indices(self.shape[0])
             shape = (max(0, last - first), *self.shape[1:])
         else:
-            raise errors.ArgumentError(f"a view [{index!r:.40}] of a buffer: give an integer, or a slice of step 1")
-        view = Buffer(self.device, new_id(), shape, self.dtype)
-        view._root, view._offset = self._root, self._offset + first * row
-        self.device.connection.tell(Op.VIEW, view.handle, self.handle, first * row, pack_dtype(self.dtype), shape, None)
-        return view
+            raise errors.ArgumentError(f"a buffer index must be an integer or a slice of step 1, got {index!r:.40}")
+        return self.view_at(first * row, self.dtype, shape)
 
-    def part(self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Buffer:
-        """Return another array in this buffer's memory, for kernels; only contiguous ones can be copied."""
+    def view_at(
+        self, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+    ) -> Buffer:
+        """Return an array at a byte offset in this buffer's memory. Only a contiguous one supports copies."""
         view = Buffer(self.device, new_id(), shape, dtype)
         view._root, view._offset = self._root, self._offset + offset
-        self.device.connection.tell(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
+        self.device.connection.send(Op.VIEW, view.handle, self.handle, offset, pack_dtype(dtype), shape, strides)
         return view
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -397,12 +383,12 @@ class Buffer(AgentObject):
         else:
             view.fill(value)
 
-    def overlaps(self, other: Buffer) -> bool:
-        """Return whether it shares bytes with another buffer."""
+    def overlaps(self, buffer: Buffer) -> bool:
+        """Return True if this buffer shares bytes with `buffer`."""
         return (
-            self._root == other._root
-            and self._offset < other._offset + other.nbytes
-            and other._offset < self._offset + self.nbytes
+            self._root == buffer._root
+            and self._offset < buffer._offset + buffer.nbytes
+            and buffer._offset < self._offset + self.nbytes
         )
 
     def __len__(self) -> int:
@@ -412,7 +398,7 @@ class Buffer(AgentObject):
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a buffer is on a device: NumPy can only get a copy of it")
+            raise ValueError("a buffer is in device memory: NumPy needs a copy of it")
         host = self.copy_to_host()
         return host if dtype is None else host.astype(dtype, copy=False)
 
@@ -420,21 +406,60 @@ class Buffer(AgentObject):
         state = "" if self._handle else ", freed"
         return f"<Buffer {self.dtype} {self.shape} on device {self.device.index}{state}>"
 
-    def __reduce__(self) -> NoReturn:  # a copy of this object would free the memory of both
+    def __reduce__(self) -> NoReturn:  # a copy of this object would free the same memory
         raise TypeError("a buffer stays on its device: use copy_to_host, or Device.copy to a new one")
 
 
-def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
-    """Copy a buffer to another, of any device, without waiting.
+class Remote(AgentObject):
+    """A proxy for an object on an agent; ``device.create(...)`` creates both.
 
-    The copy is a call of `stream`, which belongs to either device; without a stream, of both default streams.
+    Pass it to kernels if the object is a valid argument, such as an array on storage. Call methods of the object by
+    name: ``remote.call("put", b"key", b"value")``. Freeing the object does not close it.
+
+    Attributes
+    ----------
+    device : Device
+    path : str
+        ``module:callable`` that created the object.
+    """
+
+    def __init__(self, device: Device, handle: int, path: str) -> None:
+        self.path = path
+        super().__init__(device, handle)
+
+    @property
+    def warpwell_place(self) -> Device:
+        """The device on which launches with this argument run."""
+        return self.device
+
+    def call(self, method: str, *args: Any, stream: Stream | None = None, **options: Any) -> CallResult:
+        """Call a method asynchronously. The method receives buffers as arrays."""
+        with Arguments(self.device.connection, self.device.channel(stream), self.device.handle_of) as arguments:
+            data, handles = arguments.pack((args, options))
+            return self._request(method, handles, data, stream)
+
+    def attribute(self, name: str) -> Any:
+        """Wait for an attribute of the object, and return it."""
+        return self._request(f".{name}", (), b"", None).get()
+
+    def _request(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> CallResult:
+        connection, channel = self.device.connection, self.device.channel(stream)
+        reply = connection.request(
+            channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
+        )
+        return CallResult(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
+
+    def __repr__(self) -> str:
+        return f"<Remote {self.path} on device {self.device.index}>"
+
+
+def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) -> None:
+    """Start a copy between buffers of any devices.
+
+    The copy is a call of `stream`, which belongs to either device, or of both default streams.
     """
     if destination.shape != source.shape or destination.dtype != source.dtype:
-        raise errors.ArgumentError(
-            f"the source is {source.dtype} {source.shape}, and the destination {destination.dtype} "
-            f"{destination.shape}: they must have the same dtype and shape",
-            name="source",
-        )
+        raise _mismatch("source", source, destination)
     to, origin = destination.device, source.device
     if stream is not None and stream.device not in (to, origin):
         raise errors.ArgumentError(f"the stream is of device {stream.device.index}: use one of the buffers' devices")
@@ -443,45 +468,50 @@ def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) ->
             raise errors.ArgumentError("the source overlaps the destination: copy it elsewhere first", name="source")
         to.connection.post(to.channel(stream), Op.COPY, destination.handle, source.handle, nbytes=source.nbytes)
     elif to.caller is not origin.caller:
-        # two pools know nothing of each other: through the application
+        # agents of two pools have no connection
         host = source.copy_to_host(stream=stream if stream and stream.device is origin else None)
         destination.copy_from(host, stream if stream and stream.device is to else None)
     elif destination.handle and source.handle and source.nbytes:
         sides = (origin.connection, source.handle), (to.connection, destination.handle)
         channels = [d.channel(stream) if stream is None or stream.device is d else None for d in (origin, to)]
         between_agents(*sides, source.nbytes, *channels)
-    elif stream is None:  # no data will hold either stream back until the other is there
-        ends = to.default_stream.record(), origin.default_stream.record()
-        to.default_stream.wait(ends[1])
-        origin.default_stream.wait(ends[0])
+    elif stream is None:  # a copy without data synchronizes the streams, too
+        events = to.default_stream.record(), origin.default_stream.record()
+        to.default_stream.wait(events[1])
+        origin.default_stream.wait(events[0])
 
 
-def _kind(thing: Any) -> str:
-    return f"{thing.dtype} {thing.shape}" if isinstance(thing, np.ndarray) else f"a {type(thing).__name__}"
+def _mismatch(name: str, array: Any, buffer: Buffer) -> errors.ArgumentError:
+    has_dtype = isinstance(array, np.ndarray | Buffer)
+    description = f"{array.dtype} {array.shape}" if has_dtype else f"a {type(array).__name__}"
+    return errors.ArgumentError(
+        f"{name} must have the dtype and shape of the buffer, {buffer.dtype} {buffer.shape}, got {description}",
+        name=name,
+    )
 
 
 class Device:
     """A device of the pool.
 
-    Calls return at once if possible, and run in the order of their stream; the next synchronization raises a failure,
-    with the call's name. ``with device:`` makes it the thread's current one: launches of the block run there, and
-    ``ww.to_device``, ``ww.empty`` and the like allocate there.
+    Calls are asynchronous if possible, and run in the order of their stream. The next synchronization raises a failure
+    with the call's name. ``with device:`` makes it the current device of the thread: launches in the block run there,
+    and ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there.
 
     Attributes
     ----------
     index : int
-        Its index among the application's devices.
+        Index in `devices`.
     name, host, uuid : str
     target : {"cpu", "cuda"}
     memory : int
-        Bytes; `memory_info` tells how many are free.
+        Total memory in bytes; `memory_info` returns the free memory, too.
     process : int
-        Process id of its agent, on that host.
+        Process ID of the agent on its host.
     compute_capability : (int, int) or None
     link : str
-        The transport of its calls.
+        Name of the transport.
     info : dict
-        All properties that its agent reported at the start.
+        All properties that the agent reported at the start.
     """
 
     def __init__(self, caller: Caller, connection: AgentConnection, index: int, info: dict[str, Any]) -> None:
@@ -508,13 +538,13 @@ class Device:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def empty(self, shape: Shape, dtype: DTypeLike = np.float64, stream: Stream | None = None) -> Buffer:
-        """Return an uninitialized buffer. The next synchronization raises if there was no memory."""
+        """Return an uninitialized buffer. The next synchronization raises if the device is out of memory."""
         kind, dimensions = checked_dtype(dtype), checked_shape(shape)
         handle, channel = new_id(), self.channel(stream)
         nbytes = int(np.prod(dimensions, dtype=object)) * kind.itemsize
         if nbytes >= 1 << 62:
-            raise MemoryError(f"a buffer of {nbytes} bytes is more than any device has room for")
-        buffer = Buffer(self, handle, dimensions, kind)  # first: what Ctrl-C leaves of it is freed
+            raise MemoryError(f"a buffer of {nbytes} bytes exceeds the memory of any device")
+        buffer = Buffer(self, handle, dimensions, kind)  # first: its finalizer frees the memory after Ctrl-C
         self.connection.post(channel, Op.ALLOCATE, handle, nbytes, pack_dtype(kind), dimensions)
         return buffer
 
@@ -523,20 +553,20 @@ class Device:
         return self.full(shape, np.zeros((), dtype)[()], dtype, stream)
 
     def full(self, shape: Shape, value: Any, dtype: DTypeLike | None = None, stream: Stream | None = None) -> Buffer:
-        """Return a buffer filled with a value; default dtype: that of the value."""
+        """Return a buffer filled with `value`. By default, `dtype` is the dtype of `value`."""
         buffer = self.empty(shape, np.asarray(value).dtype if dtype is None else dtype, stream)
         buffer.fill(value, stream)
         return buffer
 
     def to_device(self, array: ArrayLike, stream: Stream | None = None) -> Buffer:
-        """Return a copy of an array, or of a buffer of any device. An array may change as soon as this returns."""
+        """Return a copy of a buffer of any device or of an array, which may be modified after this returns."""
         source = array if isinstance(array, Buffer) else np.asarray(array)
         buffer = self.empty(source.shape, source.dtype, stream)
         buffer.copy_from(source, stream)
         return buffer
 
     def copy(self, destination: Any, source: Any, stream: Stream | None = None) -> None:
-        """Copy between buffers of any devices, or a buffer and an array. Agents exchange data directly."""
+        """Copy between buffers of any devices, or between a buffer and an array. Agents exchange data directly."""
         if isinstance(destination, Buffer):
             destination.copy_from(source, stream)
         elif isinstance(source, Buffer):
@@ -546,15 +576,16 @@ class Device:
 
     def memory_info(self) -> tuple[int, int]:
         """Return the free and the total bytes of the device's memory."""
-        info = self.ask()
+        info = self.query_agent()
         return int(info["free"]), int(info["total"])
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def launch(self, launch: Launch, *args: Any, stream: Stream | None = None) -> None:
-        """Run a kernel: ``device.launch(kernel[n], x, y)``. It waits only if an argument is a NumPy array.
+        """Run a kernel: ``device.launch(kernel[n], x, y)``. The call blocks only if an argument is a NumPy array.
 
-        NumPy arrays are copied to the device and back, as on a local GPU; arrays that share memory here share it there.
+        NumPy arrays are copied to the device and back, as on a local GPU. Arrays that share memory on the host share it
+        on the device.
 
         Raises
         ------
@@ -573,22 +604,22 @@ class Device:
                 f"CUDA source {code.name!r} runs on a GPU, and device {self.index} is not one", device=self.target
             )
         args = viewed(kernel, args)
-        # a list: an interrupt that comes while Python closes a generator is lost
+        # a list, because an interrupt is lost if it arrives while Python closes a generator
         host = HostArrays(self, stream, args) if any([isinstance(a, np.ndarray) for a in args]) else None
-        self.connection.ensure(code)
-        packed = pack_arguments(args if host is None else host.values(args), self.handle_of)
+        self.connection.ensure_code(code)
+        packed = pack_arguments(args if host is None else host.replace_arrays(args), self.handle_of)
         self.connection.post(channel, Op.LAUNCH, code.key, launch.subscript(), packed)
         if host is not None:
-            host.bring_back()
+            host.copy_back()
             host.free()
 
     def call(
         self, function: Callable[..., Any], *args: Any, stream: Stream | None = None, **options: Any
     ) -> CallResult:
-        """Call a Python function on the device's agent, without waiting.
+        """Call a Python function on the device's agent, asynchronously.
 
-        Buffers among the arguments arrive as NumPy arrays ("cpu"), or as CuPy arrays, or numba-cuda arrays if CuPy is
-        not installed ("cuda"). The function runs in the order of the stream.
+        The function receives a buffer as a NumPy array ("cpu"), or as a CuPy array, or a numba-cuda array if CuPy is
+        not installed ("cuda"). It runs in the order of the stream.
 
         Returns
         -------
@@ -597,23 +628,14 @@ class Device:
         """
         channel = self.channel(stream)
         code = Code.of(function)
-        self.connection.ensure(code)
+        self.connection.ensure_code(code)
         with Arguments(self.connection, channel, self.handle_of) as arguments:
             data, handles = arguments.pack((args, options))
-            reply = self.connection.ask(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
+            reply = self.connection.request(channel, Op.CALL, code.key, Reply, handles, data, cost=len(data), keep=True)
         return CallResult(reply, channel, f"{code.name!r} on {self.connection.label}")
 
-    def call_method(
-        self, thing: AgentObject, path: str, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None
-    ) -> CallResult:
-        """Call a method of an object on the agent, or read an attribute (a name that begins with a dot)."""
-        channel = self.channel(stream)
-        operands = (thing.handle, name, Reply, handles, data)
-        reply = self.connection.ask(channel, Op.METHOD, *operands, cost=len(data), keep=True)
-        return CallResult(reply, channel, f"{name!r} of {path!r} on {self.connection.label}")
-
     def create(self, service: str, *args: Any, stream: Stream | None = None, **options: Any) -> Any:
-        """Create an object that stays on the agent, and return its stand-in.
+        """Create an object on the agent and return a proxy for it.
 
         Parameters
         ----------
@@ -625,44 +647,42 @@ class Device:
         Returns
         -------
         Remote
-            Or the stand-in class that was registered with the name.
+            Or the proxy class that was registered with the name.
         """
         channel, handle = self.channel(stream), new_id()
         path = registry.path_of("service", service)
-        known = registry.is_registered("stand-in", service)
-        stand_in = registry.load(registry.path_of("stand-in", service if known else "any"))
+        has_proxy = registry.is_registered("stand-in", service)
+        proxy = registry.load(registry.path_of("stand-in", service if has_proxy else "any"))
         try:
             with Arguments(self.connection, channel, self.handle_of) as arguments:
                 data, handles = arguments.pack((args, options))
                 self.connection.post(channel, Op.CREATE, handle, path, handles, data, cost=len(data))
-            return stand_in(self, handle, path)
-        except BaseException:  # Ctrl-C: a file that nobody here has would stay open there
-            self.connection.finalizer(handle)
+            return proxy(self, handle, path)
+        except BaseException:  # such as Ctrl-C: without a proxy, the agent would never close the object
+            self.connection.free_later(handle)
             raise
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
-        """Open an array on storage on the device's host; kernels of the device read it there.
+        """Open an array on storage of the device's host for kernels of the device, and wait until it is open.
 
-        It waits until the array is open. See ``ww.open`` for parameters, and `warpwell.remote.RemoteArray` for what it
-        returns. Paths are those of the device's host.
+        `path` is on that host. See ``ww.open`` for the parameters; the result is a `warpwell.remote.RemoteArray`.
         """
         return self.create("open", _path(path), mode, device=self.target, **options)
 
     def open_store(self, path: Any, mode: str = "r", **options: Any) -> Any:
-        """Open a key-value store on the device's host; kernels of the device fetch records there.
+        """Open a key-value store on the device's host for kernels of the device, and wait until it is open.
 
-        It waits until the store is open. See ``ww.kv.open`` for parameters, and `warpwell.remote.RemoteStore`
-        for what it returns.
+        See ``ww.kv.open`` for the parameters; the result is a `warpwell.remote.RemoteStore`.
         """
         return self.create("store", _path(path), mode, device=self.target, **options)
 
     def set_global(self, kernel: Any, name: str, value: Any, stream: Stream | None = None) -> None:
-        """Change a global variable of a kernel on this device, in the order of the stream; it compiles again.
+        """Set a global variable of a kernel on this device, in the order of the stream; the kernel is recompiled.
 
-        The value is kept until a variable that the kernel names changes in this process.
+        The value is valid until a variable that the kernel uses changes in this process.
         """
         code = Code.of(kernel)
-        self.connection.ensure(code)
+        self.connection.ensure_code(code)
         data, handles = dumps(value)
         self.connection.post(self.channel(stream), Op.GLOBAL, code.key, name, handles, data, cost=len(data))
 
@@ -673,26 +693,26 @@ class Device:
         return Stream(self, checked_integer(priority, "priority", minimum=0, maximum=1 << 30))
 
     def event(self, timing: bool = True) -> Event:
-        """Return a new event, which is not recorded yet."""
+        """Return a new event that is not recorded."""
         return Event(self, timing)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Wait for all streams; raises as `Stream.synchronize` does, the default stream's failures first."""
-        timeout, what = checked_timeout(timeout), f"all streams of {self.connection.label}"
-        with self.connection.lock:  # no stream begins or ends meanwhile
+        """Wait for all streams. Raises as `Stream.synchronize` does, the default stream's failures first."""
+        timeout, description = checked_timeout(timeout), f"all streams of {self.connection.label}"
+        with self.connection.lock:  # no stream is created or closed concurrently
             channels = list(self.connection.channels.values())
-            replies = [self.connection.ask(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
-            replies += self.connection.ending
+            replies = [self.connection.request(channel, Op.SYNCHRONIZE, Reply) for channel in channels]
+            replies += self.connection.closing
         for reply in replies:
-            reply.wait(what, timeout)
+            reply.wait(description, timeout)
         for channel in channels:
-            channel.raise_kept()
+            channel.raise_failures()
         for reply in replies:
-            reply.get(what)
+            reply.get(description)
 
     @property
     def transfers(self) -> Tuning:
-        """How copies to and from the device are split into chunks; may be set at any time."""
+        """The settings for copies to and from the device; may be set at any time."""
         return self.connection.transfers
 
     @transfers.setter
@@ -700,7 +720,7 @@ class Device:
         self.connection.transfers = tuning
 
     def channel(self, stream: Stream | None) -> Channel:
-        """Return the application's end of a stream of this device; None stands for the default one."""
+        """Return the program's side of a stream of this device, or of the default stream if `stream` is None."""
         if stream is None:
             return self.default_stream.channel
         if not isinstance(stream, Stream):
@@ -709,47 +729,49 @@ class Device:
             )
         if stream.device is not self:
             raise errors.ArgumentError(
-                f"the stream is of device {stream.device.index}, and the call is for device {self.index}", name="stream"
+                f"the stream belongs to device {stream.device.index}, but the call to device {self.index}",
+                name="stream",
             )
         return stream.channel
 
-    # -- about -------------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------
 
     @property
     def lost(self) -> str | None:
-        """The reason why the agent is lost; None while it runs."""
+        """Why the agent is lost, or None while it runs."""
         return self.connection.lost
 
-    def can_access(self, other: Device) -> bool:
-        """Return whether kernels of this device can use buffers of another device: True only for itself."""
-        return other is self
+    def can_access(self, device: Device) -> bool:
+        """Return True if kernels of this device can use buffers of `device`, which only holds for the device itself."""
+        return device is self
 
-    def ask(self) -> dict[str, Any]:
-        """Return the agent's report: calls done, objects held, and its lanes."""
-        return dict(self.connection.ask(None, Op.INFO, Reply).get(f"an answer of {self.connection.label}"))
+    def query_agent(self) -> dict[str, Any]:
+        """Return the agent's report: completed calls, held objects, and lanes."""
+        return dict(self.connection.request(None, Op.INFO, Reply).get(f"a reply of {self.connection.label}"))
 
     def trace(self) -> dict[str, tuple[int, int, float]]:
-        """Return statistics by kind of call: calls, bytes sent, seconds that the program waited."""
+        """Return statistics by kind of call: number of calls, bytes sent, seconds that the program waited."""
         return {name: (int(n), int(b), w) for name, (n, b, w) in sorted(self.connection.counts.items())}
 
     def handle_of(self, value: Any) -> int | None:
-        """Return the handle of an object that is on this device, None for anything else.
+        """Return the handle of an object on this device, or None for an object without a device.
 
         Raises
         ------
         ArgumentError
             The object is on another device, or was opened in this process.
         """
-        place = getattr(value, "warpwell_place", None)
-        if place is None:
+        device = getattr(value, "warpwell_place", None)
+        if device is None:
             if is_argument(value):
                 raise errors.ArgumentError(
-                    f"{type(value).__name__} is of this process: open it on device {self.index}, with device.open()"
+                    f"the {type(value).__name__} was opened in this process: open it on device {self.index} with "
+                    f"device.open()"
                 )
             return None
-        if place is not self:
+        if device is not self:
             raise errors.ArgumentError(
-                f"{value!r:.80} is of device {place.index}, and the call is for device {self.index}: copy it there, "
+                f"{value!r:.80} is on device {device.index}, but the call is for device {self.index}: copy it there "
                 f"with device.to_device(...)"
             )
         return int(value.handle)
@@ -771,5 +793,5 @@ def entered() -> Device | None:
 
 
 def _path(path: Any) -> Any:
-    """Return a path that is valid for the agent's process, which may run in another folder."""
+    """Return an absolute path, because the agent's process may run in another folder."""
     return os.path.abspath(path) if isinstance(path, str | os.PathLike) else path

@@ -1,8 +1,8 @@
-"""`Devices`: all devices of a pool, as a sequence; the current device; the choice of the device of a launch.
+"""`Devices`: all devices of a pool, as a sequence; the current device; the device of a launch.
 
-A launch runs on the device of its stream, else on that of its arguments: buffers on their device, arrays that this
-process opened in this process. If the arguments do not decide (NumPy arrays, numbers), it runs on `current_device`;
-without a pool and an entered device, this process runs it itself.
+A launch runs on the device of its stream, else on the device of its buffers. A launch with an array that this process
+opened runs in this process. A launch with neither (NumPy arrays, numbers) runs on `current_device` if the program has a
+pool or has entered a device, else in this process.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from .agent.runtime import Runtime
 from .caller import Caller
 from .device import Buffer, Device, Stream, entered
 from .lease import DeviceGroup, Lease, Leases
-from .reply import Reply
-from .result import CallResult
+from .reply import CallResult, Reply
 from .transport.local_transport import local_transports
 from .transport.transport import Transport
 
@@ -41,17 +40,18 @@ class Devices(DeviceGroup):
     Parameters
     ----------
     transport : Transport, optional
-        Its peers are agents, or `agents` among them. Without one, the devices are local: agents in threads of this
-        process.
+        Transport to the agents. By default, the agents are threads of this process.
     targets : sequence of str, optional
-        Local devices: "cpu", "cuda" or "cuda:1", one each. Default: each GPU, or one "cpu" if there is none.
+        Targets of local devices: "cpu", "cuda" or "cuda:1". Default: each GPU, or "cpu" on a machine without a GPU.
     timeout : float
-        Timeout of an agent's first answer, in seconds.
+        Timeout of an agent's first reply, in seconds.
+    agents : sequence of int, optional
+        Ranks of the agents. Default: all peers of the transport.
 
     Raises
     ------
     AgentError
-        An agent does not answer.
+        An agent does not reply, or its device cannot be used.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Devices(DeviceGroup):
         timeout: float = 60.0,
         agents: Sequence[int] | None = None,
     ) -> None:
-        self._found: list[Device] = []
-        super().__init__(self._found)
+        self._list: list[Device] = []
+        super().__init__(self._list)
         self._caller: Caller | None = None
         self._closing: list[tuple[threading.Thread, Transport]] = []
         self._leases = Leases(self._devices)
@@ -78,27 +78,27 @@ class Devices(DeviceGroup):
             raise
         for device in self._devices:
             device.peers = tuple(d for d in self._devices if d is not device)
-        set_place(place)  # launches ask it from now on
+        set_place(place_launch)
 
     def _start(self, targets: Sequence[str]) -> Transport:
-        own, *others = local_transports(1 + len(targets))
-        # all of them before any runs: nobody would tell those that run to end if the next target cannot be used
-        agents = [Agent(transport, runtime_for(target)) for target, transport in zip(targets, others, strict=True)]
+        transport, *ends = local_transports(1 + len(targets))
+        # create all agents before the first one runs: if a target is not usable, no agent has to be stopped
+        agents = [Agent(end, runtime_for(target)) for target, end in zip(targets, ends, strict=True)]
         for target, agent in zip(targets, agents, strict=True):
             self._closing.append((start(agent, f"warpwell agent {target}"), agent.transport))
-        return own
+        return transport
 
     def _join(self, transport: Transport, agents: Sequence[int], timeout: float) -> None:
         caller = self._caller = Caller(transport, agents)
-        asked = [(c, c.ask(None, Op.INFO, Reply)) for c in caller.connections.values()]
-        for connection, reply in asked:
+        requests = [(c, c.request(None, Op.INFO, Reply)) for c in caller.connections.values()]
+        for connection, reply in requests:
             try:
-                info = reply.get(f"{connection.label} to say what it is", timeout)
+                info = reply.get(f"the properties of {connection.label}", timeout)
             except (errors.StallError, errors.DeviceLostError) as error:
-                raise errors.AgentError(f"the agent of {connection.label} does not answer: {error}") from error
+                raise errors.AgentError(f"the agent of {connection.label} does not reply: {error}") from error
             except errors.RemoteError as error:
                 raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
-            self._found.append(Device(caller, connection, len(self._found), info))
+            self._list.append(Device(caller, connection, len(self._list), info))
 
     @overload
     def __getitem__(self, index: int) -> Device: ...
@@ -108,9 +108,9 @@ class Devices(DeviceGroup):
         try:
             return super().__getitem__(index)
         except IndexError:
-            there = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
+            count = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
             raise IndexError(
-                f"devices()[{index}]: {there}; `warpwell run --agents N FILE.py` starts a program with more"
+                f"devices()[{index}]: {count}; `warpwell run --agents N FILE.py` starts a program with more"
             ) from None
 
     def lease(
@@ -129,11 +129,11 @@ class Devices(DeviceGroup):
         count : int
         target : {"cpu", "cuda"}, optional
         memory : int or str, optional
-            Minimal memory of each device ("16GiB").
+            Minimum memory of each device, in bytes or as text such as "16GiB".
         host : str, optional
             The host of the devices.
         timeout : float, optional
-            Seconds to wait for devices to be released; 0 does not wait. Default: ``WARPWELL_POOL_STALL``, or an hour.
+            Seconds to wait until devices are released; 0 does not wait. Default: ``WARPWELL_POOL_STALL``, or an hour.
 
         Returns
         -------
@@ -150,7 +150,7 @@ class Devices(DeviceGroup):
         return self._leases.lease(count, target=target, memory=memory, host=host, timeout=timeout)
 
     def close(self) -> None:
-        """End the agents. Calls in flight have two seconds to end; buffers are lost."""
+        """Stop the agents. Calls in flight have 2 s to complete; buffers are lost."""
         if self._caller is not None:
             self._caller.close()
         for thread, transport in self._closing:
@@ -160,20 +160,20 @@ class Devices(DeviceGroup):
         self._closing = []
 
     def forked(self) -> None:
-        """Let every call raise `ForkError`: the threads that receive answers exist in the parent process only."""
+        """Make every call raise `ForkError`, because the threads that receive replies exist only in the parent."""
         caller, self._caller, self._closing = self._caller, None, []
         if caller is None:
             return
         caller.closed = True
         for connection in caller.connections.values():
             connection.lost = connection.forked = (
-                f"{connection.label} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
-                f"call ww.devices() here, and move data as NumPy arrays"
+                f"{connection.label} belongs to process {self._process}, but this is its forked child {os.getpid()}: "
+                f"call ww.devices() in the child, and move data as NumPy arrays"
             )
             connection.lock = threading.RLock()
         for rank, reply in list(caller.replies.values()):
             with contextlib.suppress(Exception):
-                reply.come(None, errors.ForkError(str(caller.connections[rank].forked)))
+                reply.complete(None, errors.ForkError(str(caller.connections[rank].forked)))
 
     def __enter__(self) -> Devices:
         return self
@@ -187,104 +187,99 @@ class Devices(DeviceGroup):
 
 _lock = threading.Lock()
 _devices: Devices | None = None
-_own = False
-"""Whether `devices` found them, rather than was told them."""
+_are_local = False
+"""Whether `devices` has created the devices, and not a launcher."""
 _all: weakref.WeakSet[Devices] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     global _lock, _devices
     _lock = threading.Lock()
-    for found in list(_all):
-        found.forked()
-    _devices = None  # the child is a program of its own: it asks again, and finds this machine's
+    for parent_devices in list(_all):
+        parent_devices.forked()
+    _devices = None  # the child is a separate program, which uses the devices of this machine
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def devices() -> Devices:
-    """Return all devices: those of the agents under ``warpwell run``, else each GPU, or the CPU if there is none."""
-    global _devices, _own
+    """Return all devices.
+
+    Under ``warpwell run``, these are the devices of the agents; otherwise each GPU of this machine, or the CPU on a
+    machine without a GPU.
+    """
+    global _devices, _are_local
     with _lock:
         if _devices is None:
-            _devices, _own = Devices(), True
+            _devices, _are_local = Devices(), True
             atexit.register(_devices.close)
         return _devices
 
 
-def use(found: Devices | None) -> None:
-    """Set what `devices` returns (for launchers and tests); after None it finds them again."""
-    global _devices, _own
+def use(pool: Devices | None) -> None:
+    """Set the result of `devices` (for launchers and tests). After None, `devices` creates local ones again."""
+    global _devices, _are_local
     with _lock:
-        _devices, _own = found, False
+        _devices, _are_local = pool, False
 
 
 def joined() -> bool:
-    """Return whether `devices` has found, or was given, the devices that it returns."""
+    """Return True if the devices that `devices` returns exist."""
     return _devices is not None
 
 
 def current_device() -> Device:
-    """Return the device of the innermost ``with device:`` of this thread, else the first one.
+    """Return the device of the innermost ``with device:`` of this thread, else the first device.
 
     ``ww.to_device``, ``ww.empty`` and ``ww.zeros`` allocate there. Under ``warpwell run``, launches with NumPy arrays
-    run there, and ``ww.open`` and ``ww.create`` open files there. In a program without a pool they use the entered
-    device, if any, else the process itself.
+    run there, and ``ww.open`` and ``ww.create`` open files there. In a program without a pool, these use the entered
+    device, else the process itself.
     """
     return entered() or devices()[0]
 
 
 def chosen_device() -> Device | None:
-    """Return `current_device` if it was entered or is one of a pool; None if this process does the work itself."""
-    return entered() or _first_of_pool()
+    """Return `current_device` if it was entered or belongs to a pool, or None if this process does the work itself."""
+    return entered() or (_devices[0] if _devices is not None and not _are_local and len(_devices) else None)
 
 
-def _first_of_pool() -> Device | None:
-    return _devices[0] if _devices is not None and not _own and len(_devices) else None
+# -- the current device ------------------------------------------------------------------------------------------
 
 
-# -- what runs and lies on the current device ---------------------------------------------------------------------
-
-
-def place(launch: Any, args: Sequence[Any], device: str | None) -> bool:
-    """Run a launch on the device of the pool where it belongs, if there is one.
+def place_launch(launch: Any, args: Sequence[Any], target: str | None) -> bool:
+    """Run a launch on a device of the pool, unless it belongs to this process.
 
     Parameters
     ----------
     launch : Launch
     args : sequence
-    device : str or None
+    target : str or None
         The launch's option ``device=``.
 
     Returns
     -------
     bool
-        Whether it ran there; otherwise the launch is a local one.
+        False if the caller must run the launch in this process.
     """
     stream = launch.stream if isinstance(launch.stream, Stream) else None
-    chosen: Device | None = None if stream is None else stream.device
-    if chosen is None:
-        for value in args:
-            chosen = getattr(value, "warpwell_place", None)
-            if chosen is not None:
-                break
-    if chosen is not None and device is not None:
+    owners = (getattr(value, "warpwell_place", None) for value in args)
+    device = next((owner for owner in owners if owner is not None), None) if stream is None else stream.device
+    if device is not None and target is not None:
         raise errors.ArgumentError(
-            f"device={device!r} for a launch with buffers or a stream of device {chosen.index} of the pool: leave it "
-            f"out",
+            f"device={target!r} conflicts with buffers or a stream of device {device.index} of the pool: omit device=",
             name="device",
         )
-    if chosen is None and device is None and not any(_is_here(value) for value in args):
-        chosen = chosen_device()
-    if chosen is None:
+    if device is None and target is None and not any(_belongs_to_process(value) for value in args):
+        device = chosen_device()
+    if device is None:
         return False
-    chosen.launch(launch, *args, stream=stream)
+    device.launch(launch, *args, stream=stream)
     return True
 
 
-def _is_here(value: Any) -> bool:
-    """Return whether an argument belongs to this process: opened in it, or on a GPU that it uses itself."""
+def _belongs_to_process(value: Any) -> bool:
+    """Return True if an argument was opened in this process, or is on a GPU that this process uses itself."""
     return is_argument(value) or isinstance(value, DeviceStruct) or hasattr(value, "__cuda_array_interface__")
 
 
@@ -304,50 +299,52 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer
 
 
 def empty_like(other: Any) -> Buffer:
-    """Return a buffer of the shape and dtype of an array or buffer: on the buffer's device, else on the current one."""
+    """Return an uninitialized buffer with the shape and dtype of an array (on the current device) or of a buffer."""
     if not hasattr(other, "shape") or not hasattr(other, "dtype"):
-        raise errors.ArgumentError(f"{other!r:.60} has no shape and dtype: give an array or a buffer", name="other")
-    place = getattr(other, "warpwell_place", None) or current_device()
-    buffer: Buffer = place.empty(other.shape, other.dtype)
-    return buffer
+        raise errors.ArgumentError(f"{other!r:.60} has no shape and dtype: pass an array or a buffer", name="other")
+    device: Device = getattr(other, "warpwell_place", None) or current_device()
+    return device.empty(other.shape, other.dtype)
 
 
 def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:
-    """Call ``function(device, *args, **options)`` with each device as the current one; return what it returned.
+    """Call ``function(device, *args, **options)`` with each device as the current one; return the list of results.
 
-    Calls in the function do not wait, so they run on all devices at the same time. `CallResult` objects among the
-    results are waited for at the end. The function is called for every device; then the first failure is raised, with
-    the others as its notes.
+    Calls of the function to its device are asynchronous, so they run on all devices at the same time. At the end, each
+    `CallResult` among the results is replaced by its value. The function is called for every device; then the first
+    failure is raised, and its notes name the others.
 
     Examples
     --------
     >>> import warpwell as ww
     >>> sums = ww.broadcast(ww.devices(), lambda device: device.call(sum, [1, 2, 3]))
     """
-    made: list[Any] = []
+    results: list[Any] = []
     failures: list[tuple[Device, Exception]] = []
-    given = [] if isinstance(devices, Device) else list(devices)
-    if isinstance(devices, Device) or not all(isinstance(device, Device) for device in given):
-        raise errors.ArgumentError(f"{devices!r:.60}: give devices, such as ww.devices() or a lease", name="devices")
-    for device in given:
+    targets = [] if isinstance(devices, Device) else list(devices)
+    if isinstance(devices, Device) or not all(isinstance(device, Device) for device in targets):
+        raise errors.ArgumentError(
+            f"devices must be a sequence of devices, such as ww.devices() or a lease, got {devices!r:.60}",
+            name="devices",
+        )
+    for device in targets:
         try:
             with device:
-                made.append(function(device, *args, **options))
-        except Exception as error:  # the others are to have the call
-            made.append(None)
+                results.append(function(device, *args, **options))
+        except Exception as error:  # the remaining devices get the call, too
+            results.append(None)
             failures.append((device, error))
-    for place, value in enumerate(made):
+    for k, value in enumerate(results):
         if isinstance(value, CallResult):
             try:
-                made[place] = value.get()
+                results[k] = value.get()
             except Exception as error:
-                failures.append((given[place], error))
+                failures.append((targets[k], error))
     if failures:
         first = failures[0][1]
-        for device, other in failures[1:]:
-            first.add_note(f"and on device {device.index}: {type(other).__name__}: {other}")
+        for device, failure in failures[1:]:
+            first.add_note(f"and on device {device.index}: {type(failure).__name__}: {failure}")
         raise first
-    return made
+    return results
 
 
 # -- local devices ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Host memory of the application: `pinned_empty`, and `HostArrays`, the NumPy arguments of launches."""
+"""Host memory of the program: `pinned_empty`, and `HostArrays`, the NumPy arguments of launches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .agent.protocol import new_id
 
 
 class Pinned:
-    """Host memory that agents can map; page-locked if there is a GPU.
+    """Shared host memory at a fixed address; page-locked if this machine has a GPU.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ class Pinned:
     Attributes
     ----------
     number : int
-        The number of the memory on agents.
-    reached : dict
-        Whether the agent of each connection has mapped it.
+        Identifier of the memory in messages to agents.
+    mapped : dict of AgentConnection to bool
+        Whether the agent could map the memory, for each agent that has tried.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.number = new_id()
-        self.reached: dict[Any, bool] = {}
+        self.mapped: dict[Any, bool] = {}
         size = max(nbytes, mmap.PAGESIZE)
         self._file = os.memfd_create("warpwell", os.MFD_CLOEXEC)
         try:
@@ -53,7 +53,7 @@ class Pinned:
 
     @property
     def path(self) -> str:
-        """A path for other processes of this user and host."""
+        """Path of the memory for other processes of this user on this host."""
         return f"/proc/{os.getpid()}/fd/{self._file}"
 
     def __del__(self) -> None:
@@ -61,16 +61,16 @@ class Pinned:
             unpin()
         if hasattr(self, "memory"):
             self._close(self._file)
-        for connection, is_mapped in getattr(self, "reached", {}).items():
+        for connection, is_mapped in getattr(self, "mapped", {}).items():
             if is_mapped:
-                connection.finalizer(self.number)
+                connection.free_later(self.number)
 
 
 def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> NDArray[Any]:
-    """Return an array in pinned memory; its items are not set.
+    """Return an uninitialized array in pinned memory.
 
-    A copy from it to a device reads it in place: it must not change until the stream has reached the copy (wait for an
-    event, or `Stream.synchronize`).
+    A copy to a device reads the array in place. Do not modify it until the copy has completed (wait for an event, or
+    call `Stream.synchronize`).
     """
     kind, dimensions = checked_dtype(dtype), checked_shape(shape)
     nbytes = math.prod(dimensions) * kind.itemsize
@@ -78,27 +78,23 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) ->
 
 
 def memory_of(array: NDArray[Any]) -> Pinned | None:
-    """Return the memory of `pinned_empty` that contains an array."""
+    """Return the memory that contains an array of `pinned_empty` or a view of one, else None."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     return base if isinstance(base, Pinned) else None
 
 
-def is_pinned(array: NDArray[Any]) -> bool:
-    """Return whether an array is in memory of `pinned_empty`."""
-    return memory_of(array) is not None
-
-
 class HostArrays:
-    """Buffers for NumPy arrays, one each. Arrays that share memory in this process share it on the device.
+    """Buffers with the contents of NumPy arrays. Arrays that share memory on the host share it on the device.
 
     Parameters
     ----------
     device : Device
     stream : Stream or None
+        The stream of all copies.
     args : sequence
-        Arguments of launches; only arrays are replaced.
+        Arguments of launches. Arguments other than arrays are ignored.
     """
 
     def __init__(self, device: Any, stream: Any, args: Sequence[Any]) -> None:
@@ -108,37 +104,39 @@ class HostArrays:
         self._spans: list[tuple[Span, Any]] = []
         for group in together(list(self._arrays.values())):
             span = Span(group)
-            shared = device.empty(span.pad + span.bytes.size, np.uint8, stream)
-            shared[span.pad :].copy_from(span.bytes, stream)
-            self._spans.append((span, shared))
+            memory = device.empty(span.pad + span.bytes.size, np.uint8, stream)
+            memory[span.pad :].copy_from(span.bytes, stream)
+            self._spans.append((span, memory))
             for array in span.arrays:
-                self._buffers[id(array)] = shared.part(span.offset_of(array), array.dtype, array.shape, array.strides)
-        self._alone = [array for key, array in self._arrays.items() if key not in self._buffers]
-        for array in self._alone:
+                self._buffers[id(array)] = memory.view_at(
+                    span.offset_of(array), array.dtype, array.shape, array.strides
+                )
+        self._separate = [array for key, array in self._arrays.items() if key not in self._buffers]
+        for array in self._separate:
             self._buffers[id(array)] = device.to_device(array, stream)
 
-    def values(self, args: Sequence[Any]) -> list[Any]:
-        """Return launch arguments with buffers for the arrays."""
+    def replace_arrays(self, args: Sequence[Any]) -> list[Any]:
+        """Return launch arguments with each array replaced by its buffer."""
         return [self._buffers.get(id(a), a) for a in args]
 
-    def bring_back(self) -> None:
-        """Copy to the writable arrays after the launch, and wait for it."""
-        for span, shared in self._spans:
+    def copy_back(self) -> None:
+        """Copy the contents after the launch to all writable arrays, and wait for the copies."""
+        for span, memory in self._spans:
             if any(array.flags.writeable for array in span.arrays):
-                span.bring_back(shared.copy_to_host(stream=self._stream))
-        for array in self._alone:
+                span.bring_back(memory.copy_to_host(stream=self._stream))
+        for array in self._separate:
             if array.flags.writeable:
                 self._buffers[id(array)].copy_to_host(array, self._stream)
 
     def fetch(self) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield the writable arrays with their new contents, and change no array."""
-        for span, shared in self._spans:
-            yield from span.changed(shared.copy_to_host(stream=self._stream))
-        for array in self._alone:
+        """Yield the writable arrays, each with its contents after the launch. The arrays are not modified."""
+        for span, memory in self._spans:
+            yield from span.changed(memory.copy_to_host(stream=self._stream))
+        for array in self._separate:
             if array.flags.writeable:
                 yield array, self._buffers[id(array)].copy_to_host(stream=self._stream)
 
     def free(self) -> None:
-        """Free the memory after the launch."""
-        for buffer in (*self._buffers.values(), *(shared for _, shared in self._spans)):
+        """Free the buffers after the launch."""
+        for buffer in (*self._buffers.values(), *(memory for _, memory in self._spans)):
             buffer.free()

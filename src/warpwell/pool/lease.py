@@ -1,4 +1,4 @@
-"""`Lease`: devices that no other thread of this program has leased; `DeviceGroup`: a sequence of devices."""
+"""`Lease`: exclusive use of devices among the threads of a program; `DeviceGroup`: a sequence of devices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 from .. import errors
@@ -26,7 +27,7 @@ class DeviceGroup(Sequence[Device]):
         self._devices = devices
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Wait for all of them."""
+        """Wait for all devices, as `Device.synchronize` does."""
         for device in self._devices:
             device.synchronize(timeout)
 
@@ -45,10 +46,10 @@ class DeviceGroup(Sequence[Device]):
 
 
 class Lease(DeviceGroup):
-    """Devices for one user; ``devices.lease(2)`` makes one. A context manager, which gives them back.
+    """Devices for one thread, from ``devices.lease(2)``. A context manager that releases them.
 
-    It can be passed wherever `Devices` can: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are an agreement of
-    the threads of one program: nothing prevents others from using the devices.
+    Functions that accept `Devices` accept a lease, too: ``ww.broadcast``, ``Scheduler(devices=...)``. Leases are
+    advisory: a thread without a lease can use the devices, too.
 
     Parameters
     ----------
@@ -58,7 +59,6 @@ class Lease(DeviceGroup):
 
     def __init__(self, devices: Sequence[Device], leases: Leases) -> None:
         super().__init__(tuple(devices))
-        # one that is dropped is given back, too
         self._finalizer = weakref.finalize(self, leases.release, self._devices)
 
     @property
@@ -81,17 +81,17 @@ class Lease(DeviceGroup):
         return f"<Lease of devices {', '.join(str(d.index) for d in self._devices)}, {state}>"
 
 
+@dataclass(eq=False)
 class _LeaseRequest:
-    def __init__(self, count: int, fits: Callable[[Device], bool]) -> None:
-        self.count = count
-        self.fits = fits
+    count: int
+    fits: Callable[[Device], bool]
 
 
 class Leases:
-    """The leased devices of a pool, and the requests that wait.
+    """The leased devices of a pool, and the waiting requests.
 
-    First come, first served: a waiting request blocks later ones from the devices that it could use, so that a request
-    for many devices is served even while others repeatedly request one.
+    Requests are served in FIFO order: a waiting request reserves the devices that it could use. So a request for many
+    devices is not starved by requests for one.
 
     Parameters
     ----------
@@ -102,26 +102,28 @@ class Leases:
         self._devices = devices
         self._leased: set[int] = set()
         self._waiting: list[_LeaseRequest] = []
-        self._lock = threading.RLock()  # a lease may be dropped anywhere
+        self._lock = threading.RLock()  # the finalizer of a lease may interrupt any code
         self._changed = threading.Condition(self._lock)
 
     def lease(
         self, count: int, *, target: str | None, memory: int | str | None, host: str | None, timeout: float | None
     ) -> Lease:
         if checked_integer(count, "count", minimum=None) < 1:
-            raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
+            raise errors.ArgumentError(f"count must be at least 1, got {count}", name="count")
         if memory is not None:
             memory = checked_nbytes(memory, "memory", minimum=0, maximum=1 << 62)
         if target is not None:
             target = checked_device(target, "target", among=("cpu", "cuda"))
-        wanted = {"target": target, "host": host}
 
         def fits(device: Device) -> bool:
-            return all(w in (None, getattr(device, name)) for name, w in wanted.items()) and (
-                memory is None or device.memory >= memory
+            return (
+                target in (None, device.target)
+                and host in (None, device.host)
+                and (memory is None or device.memory >= memory)
             )
 
-        asked = "".join(f", {name} {value!r}" for name, value in (*wanted.items(), ("memory", memory)) if value)
+        properties = (("target", target), ("host", host), ("memory", memory))
+        conditions = "".join(f", {name} {value!r}" for name, value in properties if value)
         bound = limit(checked_timeout(timeout))
         end = time.monotonic() + bound
         request = _LeaseRequest(count, fits)
@@ -129,21 +131,21 @@ class Leases:
             self._waiting.append(request)
             try:
                 while True:
-                    there = [d for d in self._devices if d.lost is None and fits(d)]
-                    if len(there) < count:
+                    fitting = sum(d.lost is None and fits(d) for d in self._devices)
+                    if fitting < count:
                         lost = sum(d.lost is not None for d in self._devices)
                         raise errors.PoolError(
-                            f"{count} devices were asked for{asked}, and the pool has {len(there)}"
-                            f"{f' ({lost} are lost)' if lost else ''}: ask for fewer, or start more agents"
+                            f"{count} devices were requested{conditions}, but the pool has {fitting}"
+                            f"{f' ({lost} are lost)' if lost else ''}: request fewer, or start more agents"
                         )
-                    found = self._granted(request)
-                    if found is not None:
-                        self._leased |= {d.index for d in found}
-                        return Lease(found, self)
+                    granted = self._select(request)
+                    if granted is not None:
+                        self._leased |= {d.index for d in granted}
+                        return Lease(granted, self)
                     left = end - time.monotonic()
                     if left <= 0:
                         raise errors.StallError(
-                            f"waited {bound:g} s for {count} devices{asked}: {len(self._leased)} are leased",
+                            f"waited {bound:g} s for {count} devices{conditions}: {len(self._leased)} are leased",
                             seconds=bound,
                         )
                     self._changed.wait(min(LOOK, left))
@@ -151,19 +153,18 @@ class Leases:
                 self._waiting.remove(request)
                 self._changed.notify_all()
 
-    def _granted(self, request: _LeaseRequest) -> list[Device] | None:
-        """Return the devices that a request may have now, after what those before it could use."""
+    def _select(self, request: _LeaseRequest) -> list[Device] | None:
+        """Return free devices for a request, without those that earlier requests reserve, or None if too few."""
         free = [d for d in self._devices if d.lost is None and d.index not in self._leased]
-        for other in self._waiting:
-            usable = [d for d in free if other.fits(d)]
-            if other is request:
-                return usable[: request.count] if len(usable) >= request.count else None
-            taken = usable[: other.count] if len(usable) >= other.count else usable
-            free = [d for d in free if d not in taken]
+        for earlier in self._waiting:
+            usable = [d for d in free if earlier.fits(d)][: earlier.count]
+            if earlier is request:
+                return usable if len(usable) == request.count else None
+            free = [d for d in free if d not in usable]
         return None
 
     def release(self, devices: Iterable[Device]) -> None:
-        """Give devices back."""
+        """Make leased devices available again."""
         with self._lock:
             self._leased -= {d.index for d in devices}
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""`Reply`: what an agent will answer to a request; `Answer`: a result whose large arrays travel as bulk data."""
+"""`Reply`: the future of an agent's reply; `ArrayReply`: a result with large arrays; `CallResult`: for programs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import errors
+from .._check import checked_timeout
 from .agent.code import loads
 from .agent.large_arrays import shaped
 from .agent.protocol import new_id
@@ -22,126 +23,207 @@ from .transport.transport import Transport
 
 
 class Reply:
-    """What an agent will answer to a request.
+    """The future of an agent's reply to one request.
+
+    Parameters
+    ----------
+    channel : Channel, optional
+        Keeps a failure for the next synchronization, too.
 
     Attributes
     ----------
+    number : int
+        Number of the request.
     transfer : Transfer or None
-        Cancelled where the request is refused.
+        Bulk data of the request; cancelled if the request fails.
+    counters : list of float or None
+        Counters of the kind of request, for `Device.trace`; the third one is the time waited in seconds.
     done : bool
-        Whether the answer is there.
+        Whether the reply or a failure has arrived.
     """
 
-    __slots__ = ("_calls", "_came", "channel", "counted", "done", "error", "number", "transfer", "value")
+    __slots__ = ("_arrived", "_calls", "channel", "counters", "done", "error", "number", "transfer", "value")
 
     def __init__(self, channel: Channel | None = None) -> None:
         self.number = new_id()
         self.done = False
-        self.counted: list[float] | None = None
+        self.counters: list[float] | None = None
         self.value: Any = None
         self.error: BaseException | None = None
         self.transfer: Transfer | None = None
         self.channel = channel
-        self._came = threading.Lock()
-        self._came.acquire()
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
         self._calls: list[Callable[[], None]] = []
 
-    def come(self, value: Any, error: BaseException | None) -> None:
-        """Answer, once."""
+    def complete(self, value: Any, error: BaseException | None) -> None:
+        """Set the value or the failure, once."""
         self.value, self.error, self.done = value, error, True
-        self._came.release()
+        self._arrived.release()
         if error is not None and self.transfer is not None:
-            self.transfer.cancel()  # who waits for it asks whether there is an answer that tells more
-        self._notify()
+            self.transfer.cancel()  # its waiter then raises the failure of the reply, which has the cause
+        self._run_calls()
 
-    def when_come(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` once when the answer is there, in the thread that receives: it must not wait."""
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call()`` once, in the thread that receives replies, or now if the reply is done. It must not block."""
         self._calls.append(call)
         if self.done:
-            self._notify()
+            self._run_calls()
 
-    def _notify(self) -> None:
+    def _run_calls(self) -> None:
         while self._calls:
             try:
-                self._calls.pop()()  # one step: only one thread gets a call
+                self._calls.pop()()  # `pop` is atomic, so that only one thread runs a call
             except IndexError:
                 return
-            except Exception:  # the thread that receives all answers continues
+            except Exception:  # the thread that receives all replies continues
                 traceback.print_exc()
 
-    def wait(self, what: str, timeout: float | None = None) -> None:
-        """Wait for the answer, of either kind. Raises `StallError`."""
-        if not self.done:
-            self._wait(what, limit(timeout))
+    def wait(self, description: str, timeout: float | None = None) -> None:
+        """Wait for the reply or its failure.
 
-    def _wait(self, what: str, bound: float) -> None:
-        begun = time.perf_counter()
+        Parameters
+        ----------
+        description : str
+            What the caller waits for, for the message of `StallError`.
+        timeout : float, optional
+            Seconds; by default `limit`.
+        """
+        if not self.done:
+            self._wait(description, limit(timeout))
+
+    def _wait(self, description: str, bound: float) -> None:
+        start = time.perf_counter()
         try:
-            self._came.acquire(timeout=min(max(bound, 0.0), threading.TIMEOUT_MAX))
+            self._arrived.acquire(timeout=min(max(bound, 0.0), threading.TIMEOUT_MAX))
         finally:
-            if self.done:  # for the next one who waits; Ctrl-C may have come with the answer
+            if self.done:  # release it for other waiters; Ctrl-C may have interrupted `acquire`
                 with contextlib.suppress(RuntimeError):
-                    self._came.release()
-        if self.counted is not None:
-            self.counted[2] += time.perf_counter() - begun
+                    self._arrived.release()
+        if self.counters is not None:
+            self.counters[2] += time.perf_counter() - start
         if not self.done:
-            raise errors.StallError(f"waited {bound:g} s for {what}", seconds=bound)
+            raise errors.StallError(f"waited {bound:g} s for {description}", seconds=bound)
 
-    def get(self, what: str, timeout: float | None = None) -> Any:
-        """Wait for the answer, and return it or raise."""
-        self.wait(what, timeout)
+    def get(self, description: str, timeout: float | None = None) -> Any:
+        """Wait as `wait` does; return the value, or raise the failure."""
+        self.wait(description, timeout)
         if self.error is not None:
             raise self.error
         return self.value
 
 
-class Answer:
-    """A result with large arrays, which are on their way.
+class ArrayReply:
+    """A result whose large arrays are received as bulk data.
 
     Parameters
     ----------
     transport : Transport
     rank : int
-        The agent's.
-    gone : callable
-        ``gone(reason)`` notes that the agent is gone, and raises.
+        Rank of the agent.
+    raise_lost : callable
+        ``raise_lost(reason)`` records that the agent is lost, and raises.
     data : bytes
-        The result without the arrays.
+        The pickled result without the arrays.
     numbers : sequence of int
-        Which array stands at each place of the result.
-    about : sequence
-        Of each array: tag, chunk, and what `shaped` needs.
+        For each reference in `data`, the index of its array.
+    descriptions : sequence of tuple
+        Of each array: tag, chunk size, and the arguments of `shaped`.
 
     Raises
     ------
     MemoryError
-        There is no room for the arrays.
+        There is not enough memory for the arrays.
     DeviceLostError
+        The agent is lost.
     """
 
     def __init__(
-        self, transport: Transport, rank: int, gone: Callable[[str], NoReturn], data: bytes, numbers: Any, about: Any
+        self,
+        transport: Transport,
+        rank: int,
+        raise_lost: Callable[[str], NoReturn],
+        data: bytes,
+        numbers: Sequence[int],
+        descriptions: Sequence[Any],
     ) -> None:
         self._data, self._numbers = data, numbers
-        self._gone = gone
-        memories = [np.empty(nbytes, np.uint8) for _, _, nbytes, *_ in about]
-        self._arrays = [shaped(memory, *shape) for memory, (_, _, _, *shape) in zip(memories, about, strict=True)]
+        self._raise_lost = raise_lost
+        memories = [np.empty(nbytes, np.uint8) for _, _, nbytes, *_ in descriptions]
+        self._arrays = [
+            shaped(memory, *shape) for memory, (_, _, _, *shape) in zip(memories, descriptions, strict=True)
+        ]
         self._transfers: list[Transfer] = [
             transport.get(rank, tag, Region.over(memory, chunk=chunk))
-            for memory, (tag, chunk, *_) in zip(memories, about, strict=True)
+            for memory, (tag, chunk, *_) in zip(memories, descriptions, strict=True)
         ]
 
     @property
     def done(self) -> bool:
-        """Whether the arrays are there, or will never be."""
+        """Whether the transfer of each array has completed or failed."""
         return all(transfer.status for transfer in self._transfers)
 
     def get(self, timeout: float | None) -> Any:
-        """Wait for the arrays, and return the result."""
+        """Wait for the arrays for at most `timeout` seconds, and return the result."""
         end = time.monotonic() + limit(timeout)
         for transfer in self._transfers:
             try:
                 transfer.wait(transfer.chunks, max(0.0, end - time.monotonic()))
             except errors.DeviceLostError:
-                self._gone(transfer.reason)
+                self._raise_lost(transfer.reason)
         return loads(self._data, [self._arrays[k] for k in self._numbers])
+
+
+class CallResult:
+    """The future of `Device.call`, or of a method of a remote object.
+
+    It is done when all work that the function put into its stream is done. A failure is raised by `get`, or by the
+    next synchronization of the stream if that comes first.
+    """
+
+    def __init__(self, reply: Reply, channel: Channel, description: str) -> None:
+        self._reply = reply
+        self._channel = channel
+        self._description = description
+        self._loaded: tuple[Any] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the result has arrived."""
+        value = self._reply.value
+        return self._reply.done and (value.done if isinstance(value, ArrayReply) else True)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call()`` once, when the result has arrived or its large arrays are in flight.
+
+        A thread of the pool calls it, so it must not block.
+        """
+        self._reply.when_done(call)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the result and return it: the same object each time.
+
+        Raises
+        ------
+        RemoteError
+            The function raised. Its exception is ``__cause__`` if it could be sent; its traceback is
+            ``remote_traceback``.
+        DeviceLostError
+            The device was lost.
+        StallError
+            The result did not arrive within `timeout` seconds.
+        """
+        timeout = checked_timeout(timeout)
+        try:
+            if self._loaded is None:
+                start = time.monotonic()
+                value = self._reply.get(self._description, timeout)
+                if isinstance(value, ArrayReply):
+                    left = None if timeout is None else timeout - (time.monotonic() - start)
+                    self._loaded = (value.get(left),)
+                else:
+                    self._loaded = (loads(value),)
+            return self._loaded[0]
+        except BaseException as error:
+            self._channel.remove_failure(error)
+            raise

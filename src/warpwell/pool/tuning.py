@@ -1,4 +1,4 @@
-"""`CopyPlan`: the pieces of a copy; `Tuning`: the settings of a device's plans."""
+"""`Tuning`: the settings for copies of a device; `CopyPlan`: the chunks of one copy."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from .._settings import settings
 from .transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20
-"""Bytes of a chunk: bandwidth has saturated there."""
+"""Default size of a chunk in bytes; larger chunks do not increase the bandwidth."""
 
 MIN_CHUNK = 4096
+"""Minimum size of a chunk in bytes."""
 
 LARGE = 24 << 20
-"""Size in bytes from which a copy is split into chunks. A chunk costs tens of microseconds on either side: over the
-shared memory of MPI, smaller copies gain less than that from the overlap. Over a slow link, set a chunk for them."""
+"""Size in bytes from which a copy is split into chunks by default. A chunk costs tens of microseconds on either side.
+Over the shared memory of MPI, smaller copies gain less than that from the overlap; over a slow link, set `chunk`."""
 
 BUFFERS = 4
-"""Staging buffers of a copy: one is received, one is copied on, and two even out what takes longer now and then."""
+"""Staging buffers of a copy: one receives, one is copied to the device, and two absorb variations."""
 
 
 class CopyPlan(NamedTuple):
-    """The pieces of a copy.
+    """The chunks of a copy.
 
     Attributes
     ----------
     chunk : int
-        Bytes of a chunk; both sides must have the same.
+        Size of a chunk in bytes, equal on both sides.
     buffers : int
-        Chunks that the staging memory of an agent holds; 0: all data are staged, and then copied on.
+        Number of chunks that the staging memory of an agent holds. 0: it holds all data, without a pipeline.
     """
 
     chunk: int
@@ -37,17 +38,18 @@ class CopyPlan(NamedTuple):
 
 
 class Tuning:
-    """The settings for copies between a device and the application or other devices.
+    """The settings for copies between a device and the program or other devices.
 
     Parameters
     ----------
     chunk : int, optional
-        Bytes, for copies of any size; by default 2 MiB from 24 MiB on, and smaller copies go in one piece.
+        Size of a chunk in bytes. By default, copies from 24 MiB have chunks of 2 MiB, and smaller copies one chunk.
     buffers : int
+        Number of staging buffers.
     pipelined : bool
-        False: receive everything, then copy it on.
+        Whether an agent copies a chunk to the device while it receives the next one.
     direct : bool
-        Whether other devices of the same host write to it themselves; False: data come as from other hosts.
+        Whether other devices of the same host write to this device's memory themselves.
     """
 
     def __init__(
@@ -64,9 +66,8 @@ class Tuning:
         return cls(settings.pool_chunk, settings.pool_buffers, settings.pool_pipeline, settings.pool_direct)
 
     def plan(self, nbytes: int) -> CopyPlan:
-        """Return the plan of a copy of N bytes; a copy of one chunk has no pipeline."""
+        """Return the plan of a copy of N bytes. A copy of one chunk has no pipeline."""
         chunk = self.chunk
         if chunk is None:
             chunk = CHUNK if nbytes >= LARGE else max(nbytes, MIN_CHUNK)
-        single = nbytes <= chunk
-        return CopyPlan(chunk, 0 if single or not self.pipelined else self.buffers)
+        return CopyPlan(chunk, self.buffers if nbytes > chunk and self.pipelined else 0)

@@ -1,8 +1,8 @@
-"""Arrays, stores and schedulers on the devices of a pool: what needs a pool and a room above it.
+"""Arrays, stores and schedulers on the devices of a pool.
 
-In the order in which a call meets them:
+In the order in which a call passes them:
 
-    stand_in.py          Remote, RemoteResource: stand in the application for objects on an agent; calls by name
+    stand_in.py          RemoteResource: a proxy for an object on an agent that must be closed
     array.py             RemoteArray: an array that a device has opened, ``device.open(path)``
     store.py             RemoteStore: a key-value store that a device has opened, ``device.open_store(path)``
     scheduler.py         PoolScheduler: ``Scheduler(devices=...)``; checks tasks and submits them
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
 
-if not TYPE_CHECKING:  # an agent that opens an array needs neither stores nor schedulers
+if not TYPE_CHECKING:  # an agent that opens an array does not need stores or schedulers
     __getattr__, __dir__ = registry.on_first_use(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""`RemoteArray`: an array on storage that a device of the pool has opened, as the application sees it."""
+"""`RemoteArray`: the program's proxy for an array on storage that a device of the pool has opened."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from .stand_in import RemoteResource, forwarded
 
 
 class RemoteArray(OnStorage, RemoteResource):
-    """An `Array` on a device; ``device.open(path)`` makes it.
+    """An `Array` on a device; ``device.open(path)`` creates one.
 
-    Kernels of the device take it as an argument, and read and write it on the device's host. Only items that the
-    application itself subscripts travel to it: ``a[3]``, ``a[10:20]``, ``a[rows]``. Methods wait for the launches
-    before them in the device's default stream, and raise their failures and the agent's as `RemoteError`.
+    Kernels of the device accept it as an argument, and read and write it on the device's host. Only items that the
+    program itself reads or writes are sent over the network: ``a[3]``, ``a[10:20]``, ``a[rows]``. Methods wait for
+    earlier launches in the device's default stream. They raise the failures of these launches, and their own, as
+    `RemoteError`.
 
-    A context manager, which closes the array. An array that is never closed is written and released on the device when
+    A context manager that closes the array. An array that is never closed is flushed and released on the device when
     this object is garbage-collected, as with `Array`.
 
     Attributes
@@ -35,12 +36,12 @@ class RemoteArray(OnStorage, RemoteResource):
 
     def __init__(self, device: Device, handle: int, path: str) -> None:
         super().__init__(device, handle, path)
-        about = self.opened(_about)
-        self.shape: tuple[int, ...] = about["shape"]
-        self.dtype: np.dtype[Any] = about["dtype"]
-        self.name: str = about["name"]
-        self.tier: str = about["tier"]
-        self.writable: bool = about["writable"]
+        self.shape: tuple[int, ...]
+        self.dtype: np.dtype[Any]
+        self.name: str
+        self.tier: str
+        self.writable: bool
+        self.shape, self.dtype, self.name, self.tier, self.writable = self._wait_until_open(_describe)
 
     # -- items -------------------------------------------------------------------------------------------------
 
@@ -68,8 +69,6 @@ class RemoteArray(OnStorage, RemoteResource):
     evict = forwarded(Array.evict)
     flush = forwarded(Array.flush)
 
-    # -- life --------------------------------------------------------------------------------------------------
-
     @property
     def stats(self) -> Statistics:
         """Statistics of the array's cache on the device."""
@@ -84,12 +83,12 @@ class RemoteArray(OnStorage, RemoteResource):
 
 
 def part(array: Array, method: str, *args: Any) -> Array:
-    """Return a field, or another shape, of an array."""
+    """Return a field of an array, or the array in another shape."""
     return getattr(array, method)(*args)  # type: ignore[no-any-return]
 
 
-def _about(array: Array) -> dict[str, Any]:
-    return {name: getattr(array, name) for name in ("shape", "dtype", "name", "tier", "writable")}
+def _describe(array: Array) -> tuple[Any, ...]:
+    return array.shape, array.dtype, array.name, array.tier, array.writable
 
 
 def _get(array: Array, index: Any) -> Any:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,13 +24,13 @@ from ..scheduler.tenants import Tenants
 from ..targets import CudaSource
 
 MAX_STAGED_SHARE = 0.5
-"""Share of a device's memory for the arrays of waiting tasks; further arrays wait in this process."""
+"""Maximum share of a device's memory for the arrays of waiting tasks; further batches wait in this process."""
 
 START_SECONDS = 60.0
-"""Time an agent has to create its scheduler, or to close it."""
+"""Time that an agent has to create its scheduler, or to close it."""
 
 CANCEL_SECONDS = 15.0
-"""How long a cancelling close waits for tasks; a device gives its own tasks up after 10 s."""
+"""Time that a cancelling close waits for tasks. A device abandons its own tasks after 10 s."""
 
 UNKNOWN_SECONDS = 1e-3
 """Predicted time of a task before any task was measured."""
@@ -38,20 +39,19 @@ UNKNOWN_SECONDS = 1e-3
 class PoolHandle(Handle):
     """A `Handle` whose task runs on one device of a pool.
 
-    If the device is lost, a task whose arguments are all arrays and numbers of this process runs again on another
-    device; the `result` of other tasks raises `TaskLostError`. Callbacks run in a thread of the scheduler: they must
-    not wait.
+    If the device is lost, a task without buffers or opened arrays among its arguments runs again on another device; the
+    `result` of other tasks raises `TaskLostError`. Callbacks run in a thread of the scheduler, so they must not block.
 
     Attributes
     ----------
     device : Device or None
-        The device that has or had the task; None until it is placed.
+        The last device of the task, or None until it is placed.
     tries : int
-        How many devices the task was given to.
+        Number of devices on which the task was placed.
     """
 
-    def __init__(self, places: Runner, task: Task, number: int) -> None:
-        super().__init__(places, task)
+    def __init__(self, placements: Runner, task: Task, number: int) -> None:
+        super().__init__(placements, task)
         self.number = number
         self.device: Device | None = None
         self.tries = 0
@@ -63,84 +63,92 @@ class PoolHandle(Handle):
             super().settle(error, cancelled)
 
 
+@dataclass(eq=False)
 class Batch:
-    """Tasks that go to a device together, in order.
+    """Tasks that are sent to a device together, in order.
 
     Attributes
     ----------
+    name : str
+        Name of the request.
     handles : sequence of PoolHandle
     home : Member or None
-        The device that holds its buffers; None if no argument is a buffer.
+        The device that holds the buffers, or None without buffers.
     staged : int
-        Bytes of arrays of this process that are copied to the device for it.
+        Size in bytes of the arrays of this process that are copied to the device.
     next : Batch or None
-        The next batch of its request. Tasks with arrays of this process go one by one, because the next task reads the
-        results of this one.
+        The next batch of the request. Each task with arrays of this process has its own batch, because the next task
+        may read its results.
     member : Member or None
-        The device it was given to.
+        The device on which the batch is placed.
     is_sent : bool
-        Whether the device has it: the arrays have arrived, and it contains no task that was cancelled before.
+        Whether the device has the tasks. Before that, `Placements` cancels them.
     is_cancelled : bool
-        Whether it must not be tried again.
+        Whether the batch must not be placed again.
     seconds : float
         Predicted time.
-    remaining : int
-        Tasks that have not ended.
+    attempt : int
+        Number of times that the batch was dispatched.
+    arrays : HostArrays or None
     """
 
-    def __init__(self, name: str, handles: Sequence[PoolHandle], home: Member | None, staged: int) -> None:
-        self.name = name
-        self.handles = handles
-        self.home = home
-        self.staged = staged
-        self.next: Batch | None = None
-        self.member: Member | None = None
-        self.is_sent = self.is_cancelled = False
-        self.seconds = 0.0
-        self.remaining = len(handles)
-        self.attempt = 0
-        self.arrays: HostArrays | None = None
+    name: str
+    handles: Sequence[PoolHandle]
+    home: Member | None
+    staged: int
+    next: Batch | None = None
+    member: Member | None = None
+    is_sent: bool = False
+    is_cancelled: bool = False
+    seconds: float = 0.0
+    attempt: int = 0
+    arrays: HostArrays | None = None
+
+    def __post_init__(self) -> None:
+        self.remaining = len(self.handles)  # tasks that have not ended
 
     @property
     def tenant(self) -> str:
-        """The tenant of its tasks."""
+        """The tenant of the tasks."""
         return self.handles[0].task.tenant
 
     @property
     def memory(self) -> int:
-        """The device memory of its largest task, in bytes."""
+        """The device memory of the largest task, in bytes."""
         return max(h.task.memory for h in self.handles)
 
     def handles_from(self, first: PoolHandle | None = None) -> list[PoolHandle]:
-        """Return its handles and those of all later batches, from `first` on."""
-        found: list[PoolHandle] = []
+        """Return the handles of this batch and all later ones, from `first` on."""
+        handles: list[PoolHandle] = []
         batch: Batch | None = self
         while batch is not None:
-            found += batch.handles
+            handles += batch.handles
             batch = batch.next
-        return found if first is None else found[found.index(first) :]
+        return handles if first is None else handles[handles.index(first) :]
 
 
 class Member:
     """One device of a scheduler of a pool.
 
-    A thread of its own sends batches to the device and copies results back, so that slow copies of one device delay no
-    other.
+    Its thread sends batches to the device and copies results back, so that slow copies of one device do not delay
+    another one.
 
     Parameters
     ----------
     device : Device
     tenants : mapping or iterable, optional
-        Settings of tenants, for the memory that each may hold on the device.
+        Settings of tenants, with their memory quotas.
     options : mapping
         Options of the `Scheduler` on the device.
 
     Attributes
     ----------
     batches : set of Batch
-        The batches that it has and that have not ended.
+        The batches on the device that have not ended.
     seconds, staged : float, int
-        Their predicted time, and the bytes that are copied to the device for them.
+        Their predicted time, and the size in bytes of the arrays that are copied for them.
+    rates : dict of str to float
+        Measured seconds per block of each kernel.
     """
 
     def __init__(self, device: Device, tenants: Any, options: Mapping[str, Any]) -> None:
@@ -149,9 +157,9 @@ class Member:
         self.batches: set[Batch] = set()
         self.seconds, self.staged = 0.0, 0
         self._closed = False
-        self._rates: dict[str, float] = {}
+        self.rates: dict[str, float] = {}
         self._codes: set[str] = set()
-        self._submits = threading.RLock()  # reentrant: a signal handler may ask while its thread submits
+        self._submits = threading.RLock()  # reentrant, because a signal handler may interrupt a submit
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException], None]] | None]
         self._calls = queue.SimpleQueue()
         ordinal = int(device.info.get("ordinal", 0))
@@ -164,12 +172,12 @@ class Member:
         self._thread = threading.Thread(target=self._work, name=f"warpwell-pool-{device.index}", daemon=True)
 
     def call(self, method: str, *args: Any) -> CallResult:
-        """Call a method of the device's scheduler, without waiting."""
+        """Call a method of the device's scheduler asynchronously."""
         result: CallResult = self.service.call(method, *args, stream=self.stream)
         return result
 
     def start(self) -> None:
-        """Wait until the agent has created its scheduler. Raise the failure if it could not."""
+        """Wait until the agent has created its scheduler; raise its failure."""
         try:
             self.capacity = self._capacity.get(START_SECONDS)
         except errors.RemoteError as error:
@@ -180,47 +188,39 @@ class Member:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its agent lives."""
+        """Whether the agent is not lost."""
         return self.device.lost is None
 
     def can_run(self, task: Task) -> bool:
-        """Return whether the device can run a task: CUDA sources need a GPU."""
+        """Return True unless the task is CUDA source and the device is not a GPU."""
         return self.device.target == "cuda" or not isinstance(task.launch.kernel, CudaSource)
 
     def has_room(self, batch: Batch) -> bool:
-        """Return whether the arrays of a batch fit in addition to the arrays of waiting batches."""
+        """Return True if the arrays of a batch fit in addition to the arrays of waiting batches."""
         return not self.staged or self.staged + batch.staged <= MAX_STAGED_SHARE * self.capacity.memory
 
     def exceeds_quota(self, batch: Batch) -> bool:
-        """Return whether the batch would have to wait, because its tenant would hold too much memory there."""
+        """Return True if the batch would wait for its tenant's memory quota."""
         limit = self.tenants.account(batch.tenant).memory
         if limit is None:
             return False
         return sum(b.memory for b in self.batches if b.tenant == batch.tenant) + batch.memory > limit
 
     def load(self, tenant: str) -> float:
-        """Return the seconds until a new task of a tenant would end: the time of all tasks, or its own at its quota.
-
-        A tenant with a quota of the device's time waits for its share even if no other tenant has tasks.
-        """
+        """Return the predicted seconds until the current tasks end for a tenant, considering its share of the time."""
         share = self.tenants.account(tenant).tenant.share
         if share is None:
             return self.seconds
         return max(self.seconds, sum(b.seconds for b in self.batches if b.tenant == tenant) / share)
 
-    def rate(self, task: Task) -> float | None:
-        """Return the measured seconds per block of a task's kernel; None if it has not run here."""
-        return self._rates.get(task.name)
-
-    def measured(self, task: Task, seconds: float) -> None:
+    def add_measurement(self, task: Task, seconds: float) -> None:
         """Add the time of a task to the moving average of its kernel."""
         if seconds > 0:
-            new = seconds / task.blocks
-            average = self._rates.get(task.name)
-            self._rates[task.name] = new if average is None else 0.7 * average + 0.3 * new
+            rate = seconds / task.blocks
+            self.rates[task.name] = 0.7 * self.rates.get(task.name, rate) + 0.3 * rate
 
-    def do(self, call: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Make a call in the member's thread; if it raises, call ``failed(error)``."""
+    def enqueue(self, call: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        """Run ``call()`` in the member's thread; if it raises, run ``failed(error)``."""
         self._calls.put((call, failed))
 
     def _work(self) -> None:
@@ -229,61 +229,63 @@ class Member:
             try:
                 try:
                     call()
-                except BaseException as error:  # of one batch: the thread continues with the next
+                except BaseException as error:  # fails one batch; the thread continues with the next
                     failed(error)
             except BaseException:  # no handle is left to raise it
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
             del item, call, failed
 
     def request(self, method: str, number: int) -> Any:
-        """Call a method of the device's scheduler for a task that was or is being sent. Raise `DeviceLostError`."""
-        with self._submits:  # the call must follow the task
+        """Call a method of the device's scheduler for a task and return the result. Raises `DeviceLostError`."""
+        with self._submits:  # the call must follow the submit
             result = self.call(method, number)
         return result.get()
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
     def send(self, batch: Batch, choose: Callable[[], list[PoolHandle]]) -> list[tuple[PoolHandle, CallResult]]:
-        """Send a batch to the device, and return the ends of its tasks.
+        """Send a batch to the device. Return the sent handles, each with the future of its task.
 
         Parameters
         ----------
         batch : Batch
         choose : callable
-            Returns the handles to send when the arrays have arrived; some may have been cancelled before.
+            Called after the arrays have arrived; returns the handles to send, without those that were cancelled.
 
         Raises
         ------
         DeviceLostError
+            The device was lost.
         Exception
             An argument cannot be sent.
         """
         if any(hasattr(a, "warpwell_place") for h in batch.handles for a in h.task.arguments):
             self.stream.wait(self.device.default_stream)  # the stream in which buffers were written
         batch.arrays = HostArrays(self.device, self.stream, [a for h in batch.handles for a in h.task.arguments])
-        tasks = {h: (h.number, *self._packed(h.task, batch.arrays)) for h in batch.handles}
+        tasks = {h: (h.number, *self._pack(h.task, batch.arrays)) for h in batch.handles}
         with self._submits:
             handles = choose()
             if not handles:
                 return []
-            sent = [tasks[h] for h in handles]
-            results = [self.call("submit", batch.name, sent)]
-        self._codes |= {key for _, key, *_ in sent}
+            packed = [tasks[h] for h in handles]
+            results = [self.call("submit", batch.name, packed)]
+        self._codes |= {key for _, key, *_ in packed}
         results += [self.call("ended", h.number) for h in handles[1:]]
         return list(zip(handles, results, strict=True))
 
-    def _packed(self, task: Task, arrays: HostArrays) -> tuple[Any, ...]:
+    def _pack(self, task: Task, arrays: HostArrays) -> tuple[Any, ...]:
         code = Code.of(task.launch.kernel)
         data = None if code.key in self._codes else code.data
-        return code.key, code.name, data, task.launch.subscript(), arrays.values(task.arguments), options_of(task)
+        arguments = arrays.replace_arrays(task.arguments)
+        return code.key, code.name, data, task.launch.subscript(), arguments, options_of(task)
 
     def fetch(self, batch: Batch) -> None:
-        """Copy a batch's arrays back. None is changed until all have arrived."""
+        """Copy a batch's arrays back. No array is modified before all have arrived."""
         for array, values in [] if batch.arrays is None else list(batch.arrays.fetch()):
             np.copyto(array, values)
 
-    def result(self, result: CallResult) -> tuple[str, float]:
-        """Return how a task ended, and its seconds; raise its error, or `DeviceLostError`."""
+    def wait_for_end(self, result: CallResult) -> tuple[str, float]:
+        """Return "done" or "cancelled" and the run time of a task; raise its error, or `DeviceLostError`."""
         try:
             state, seconds = result.get()
             return state, seconds
@@ -292,18 +294,18 @@ class Member:
             raise remote_cause(error, self.device) from error
 
     def _drop_failures(self) -> None:
-        """Drop failures that handles have raised: the next synchronization must not raise them again."""
+        """Drop failures that handles raise, so that the next synchronization does not raise them again."""
         with contextlib.suppress(errors.WarpwellError):
-            self.stream.channel.raise_kept()
+            self.stream.channel.raise_failures()
 
     def close(self, cancel: bool) -> None:
-        """Close the device's scheduler and end the thread (idempotent)."""
+        """Close the device's scheduler and stop the thread (idempotent)."""
         if self._closed:
             return
         self._closed = True
         self._calls.put(None)
         if self.is_alive:
-            with contextlib.suppress(errors.WarpwellError):  # it may not exist; handles have its error
+            with contextlib.suppress(errors.WarpwellError):  # if it was not created, `start` has raised the error
                 self.call("close", cancel).get(START_SECONDS)
             self._drop_failures()
             self.service.free()
@@ -313,8 +315,8 @@ class Member:
 class Placements:
     """Decides which device runs which batch.
 
-    A batch whose arrays find no room waits. Any other batch goes at once to the device that holds its buffers, or else
-    to the device with the least predicted load. One lock guards the state; no slow call happens under it.
+    A batch is placed on the device that holds its buffers, else on the device with the least predicted load. It waits
+    if its arrays do not fit. One lock guards the state; no slow call is made with it.
 
     Parameters
     ----------
@@ -338,7 +340,7 @@ class Placements:
         return PoolHandle(self, task, next(self._numbers))
 
     def submit(self, batches: Sequence[Batch], after: Sequence[Future[Any]]) -> None:
-        """Accept the batches of a request, and place them when all of `after` have succeeded."""
+        """Accept the batches of a request, and place them after all futures in `after` have succeeded."""
         with self._lock:
             if self._closed:
                 raise errors.ClosedError("the scheduler is closed: create a new one")
@@ -364,7 +366,7 @@ class Placements:
             self.dispatch(first)
 
     def cancel(self, handle: PoolHandle) -> bool:
-        """Cancel a task, and those after it in its request; see `Handle.cancel`."""
+        """Cancel a task and all later tasks of its request; see `Handle.cancel`."""
         with self._lock:
             batch = self._open.get(handle)
             if batch is None:
@@ -383,7 +385,7 @@ class Placements:
         return bool(will_end) or handle.cancelled()
 
     def state_of(self, handle: PoolHandle) -> State:
-        """Return the state of a task that has not ended here."""
+        """Return the state of a task whose handle is not done."""
         with self._lock:
             batch = self._open.get(handle)
             member = batch.member if batch is not None and batch.is_sent else None
@@ -393,12 +395,12 @@ class Placements:
             state = member.request("state", handle.number)
         except errors.DeviceLostError:
             return State.WAITING
-        # A task that has ended on the device still runs for the caller until its results are here.
+        # until the results have arrived, a task that has ended on the device is still running for the caller
         ended = state is None or State(state) in (State.DONE, State.FAILED, State.CANCELLED)
         return State.RUNNING if ended else State(state)
 
     def close(self, cancel: bool) -> None:
-        """Accept no more tasks, wait for all (or cancel them), and close the devices' schedulers. Idempotent."""
+        """Refuse new tasks, wait for all tasks or cancel them, and close the devices' schedulers (idempotent)."""
         with self._lock:
             self._closed = True
             handles = list(self._open)
@@ -416,10 +418,10 @@ class Placements:
         """Close in a thread, after the scheduler was garbage-collected. Safe in a finalizer."""
         closing.hand_over_to_thread(functools.partial(self.close, False), "warpwell-pool-retired")
 
-    # -- places ----------------------------------------------------------------------------------------------------
+    # -- placement -------------------------------------------------------------------------------------------------
 
     def dispatch(self, batch: Batch) -> None:
-        """Give a batch to a device, or queue it until a device has room."""
+        """Place a batch on a device, or queue it until its arrays fit."""
         with self._lock:
             batch.member, batch.is_sent = None, False
             batch.attempt += 1
@@ -435,9 +437,9 @@ class Placements:
                 self._waiting.append(batch)
                 return
         if candidates:
-            member.do(lambda: self._send(batch, member), lambda error: self._failed(batch, error))
+            member.enqueue(lambda: self._send(batch, member), lambda error: self._fail(batch, error))
         else:
-            self._lost(batch, None)
+            self._handle_loss(batch, None)
 
     def _assign(self, batch: Batch, members: Sequence[Member]) -> Member:
         turn, count = next(self._turns), len(self.members)
@@ -459,74 +461,72 @@ class Placements:
         return member
 
     def _predicted(self, batch: Batch, member: Member) -> float:
-        """Return the seconds of a batch alone on a device: by profiles, as measured there, or on another device."""
+        """Return the solo time of a batch in seconds, from profiles, or as measured on this or another device."""
         seconds = 0.0
         for task in (h.task for h in batch.handles):
-            rates = (m.rate(task) for m in (member, *self.members))
-            rate = next((r for r in rates if r is not None), None)
-            unprofiled = UNKNOWN_SECONDS if rate is None else rate * task.blocks
-            seconds += unprofiled if task.profile.seconds is None else task.profile.seconds
+            rates = (m.rates[task.name] * task.blocks for m in (member, *self.members) if task.name in m.rates)
+            seconds += next(rates, UNKNOWN_SECONDS) if task.profile.seconds is None else task.profile.seconds
         return seconds
 
     def _send(self, batch: Batch, member: Member) -> None:
         with self._lock:
             if all(h not in self._open for h in batch.handles):
-                self._leave(batch)
+                self._remove(batch)
                 return
         try:
             ends = member.send(batch, lambda: self._mark_sent(batch))
         except errors.DeviceLostError as error:
-            self._lost(batch, error)
+            self._handle_loss(batch, error)
             return
-        except Exception as error:  # an argument cannot be sent: the handles raise the error
+        except Exception as error:  # an argument cannot be sent
             self._end(batch, batch.handles_from(), error)
             return
         for handle, result in ends:
-            end = functools.partial(self._ended, batch, handle, batch.attempt, result)
-            result.when_done(functools.partial(member.do, end, functools.partial(self._failed, batch)))
+            end = functools.partial(self._handle_end, batch, handle, batch.attempt, result)
+            result.when_done(functools.partial(member.enqueue, end, functools.partial(self._fail, batch)))
 
     def _mark_sent(self, batch: Batch) -> list[PoolHandle]:
-        """Return the open handles of a batch, and count it as sent: its device cancels it from here on."""
+        """Return the open handles of a batch and mark it as sent, so that its device cancels its tasks."""
         with self._lock:
             handles = [h for h in batch.handles if h in self._open]
             if handles:
                 batch.handles, batch.remaining, batch.is_sent = handles, len(handles), True
             else:
-                self._leave(batch)
+                self._remove(batch)
             return handles
 
-    def _ended(self, batch: Batch, handle: PoolHandle, attempt: int, result: CallResult) -> None:
-        """Process the end of a task (in its device's thread)."""
+    def _handle_end(self, batch: Batch, handle: PoolHandle, attempt: int, result: CallResult) -> None:
+        """Process the end of a task, in the thread of its device."""
         member = batch.member
         if member is None or batch.attempt != attempt or handle not in self._open:
-            return  # of a device that was lost; the batch is on another one
+            return  # from a lost device, after the batch was placed on another one
         try:
-            state, seconds = member.result(result)
+            state, seconds = member.wait_for_end(result)
             if state == "cancelled":
                 self._end(batch, batch.handles_from(handle), None, cancelled=True)
                 return
             member.fetch(batch)
         except errors.DeviceLostError as error:
-            self._lost(batch, error)
+            self._handle_loss(batch, error)
             return
-        except BaseException as error:  # raised by the task itself
+        except BaseException as error:  # raised by the task
             following = batch.handles_from(handle)[1:]
             self._end(batch, [handle], error)
             self._end(batch, following, None, cancelled=True)
             return
         with self._lock:
-            member.measured(handle.task, seconds)
+            member.add_measurement(handle.task, seconds)
         is_last = batch.remaining == 1
         self._end(batch, [handle], None)
         if is_last and batch.next is not None:
             self.dispatch(batch.next)
 
-    def _failed(self, batch: Batch, error: BaseException) -> None:
+    def _fail(self, batch: Batch, error: BaseException) -> None:
         """Fail a batch with an unexpected error that was raised while it was sent or fetched."""
         error.add_note(f"while {batch.name!r} was sent to a device of a pool, or fetched")
         handles = batch.handles_from()
         if not any(h in self._open for h in handles):
-            raise error  # all its handles have ended before
+            raise error  # no handle is left to raise it
         self._end(batch, handles, error)
 
     def _end(
@@ -535,11 +535,11 @@ class Placements:
         with self._lock:
             batch.remaining -= sum(h in self._open for h in handles if h in batch.handles)
             if batch.remaining <= 0:
-                self._leave(batch)
+                self._remove(batch)
         self._settle(handles, error, cancelled=cancelled)
 
-    def _leave(self, batch: Batch) -> None:
-        """Remove a batch from its device, and place batches that wait for the room."""
+    def _remove(self, batch: Batch) -> None:
+        """Remove a batch from its device, and place waiting batches that fit."""
         with self._lock:
             member = batch.member
             if member is None or batch not in member.batches:
@@ -561,10 +561,10 @@ class Placements:
         tasks = [h.task for h in batch.handles]
         return [m for m in self.members if m.is_alive and batch.home in (None, m) and all(map(m.can_run, tasks))]
 
-    def _lost(self, batch: Batch, error: BaseException | None) -> None:
-        """Place a batch of a lost device on another one if all its arguments are in this process; else fail it."""
+    def _handle_loss(self, batch: Batch, error: BaseException | None) -> None:
+        """Place a batch of a lost device on another device if it has no buffers; else fail it."""
         with self._lock:
-            self._leave(batch)
+            self._remove(batch)
             can_retry = batch.home is None and not batch.is_cancelled and bool(self._candidates(batch))
         if can_retry:
             self.dispatch(batch)
@@ -574,9 +574,9 @@ class Placements:
             return
         for handle in batch.handles_from():
             device = batch.home.device if batch.home is not None else handle.device
-            reason = "no device is left that runs it"
-            if device is not None:
-                reason = f"device {device.index} is gone ({device.lost})"
+            reason = (
+                "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
+            )
             if batch.home is not None:
                 reason += ", and its arguments with it"
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
@@ -585,13 +585,13 @@ class Placements:
 
     def _settle(self, handles: Sequence[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
         with self._lock:
-            ended = [h for h in handles if self._open.pop(h, None) is not None]
-        for handle in ended:
+            settled = [h for h in handles if self._open.pop(h, None) is not None]
+        for handle in settled:
             handle.settle(error, cancelled)
 
 
 def remote_cause(error: errors.RemoteError, device: Device) -> BaseException:
-    """Return the error that was raised on a device, with a note that names the device."""
+    """Return the exception that was raised on a device, with a note that names the device."""
     cause = error.__cause__
     if cause is None:
         return error

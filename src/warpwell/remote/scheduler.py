@@ -1,4 +1,4 @@
-"""`PoolScheduler`: a scheduler whose tasks run on the devices of a pool; ``Scheduler(devices=...)`` makes one."""
+"""`PoolScheduler`: a scheduler whose tasks run on the devices of a pool; ``Scheduler(devices=...)`` creates one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import errors
-from ..pool import Buffer, Code, Device, pack_arguments
+from ..pool import Buffer, Code, Device, Remote, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
 from ..scheduler.scheduler import require_launch
 from ..scheduler.task import require_profile
@@ -21,25 +21,24 @@ from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
 from ..targets.blocks import BLOCK_INDICES
 from .placement import Batch, Member, Placements
-from .stand_in import Remote
 
 
 class PoolScheduler(Scheduler):
-    """Places each task on a device of a pool; that device's own scheduler runs it by the policy.
+    """Places each task on a device of a pool. The device's own scheduler runs it according to the policy.
 
-    A task with buffers among its arguments, or with arrays that a device has opened, goes to that device, and runs
-    after the work that the device's default stream was given before. Other tasks go to the device with the least
-    predicted load, by the times of kernels in profiles or as measured. NumPy arrays are copied there when the task is
-    placed, and copied back before its handle is done; read-only arrays are not copied back.
+    A task with buffers among its arguments, or with arrays that a device has opened, is placed on that device, and runs
+    after all previous calls of the device's default stream. Other tasks are placed on the device with the least
+    predicted load, from the times of kernels in profiles or as measured. NumPy arrays are copied to the device when the
+    task is placed, and copied back before its handle is done; read-only arrays are not copied back.
 
-    Use it as a `Scheduler`. It differs in this: the handle raises what a device refuses; `inspect` returns a list;
-    `logs` returns the decisions; ``analyzer`` is called in this process.
+    Use it as a `Scheduler`. The differences: the handle raises an error of the device's scheduler; `inspect` returns a
+    list; `logs` returns the decisions; ``analyzer`` is called in this process.
 
     Parameters
     ----------
     devices : Devices, Lease or iterable of Device
     policy, limit, rates, tenants, analyzer, stuck_after
-        See `Scheduler`; quotas of tenants hold on each device.
+        See `Scheduler`. The quotas of tenants apply to each device.
     """
 
     def __init__(
@@ -56,20 +55,20 @@ class PoolScheduler(Scheduler):
         stuck_after: float | None = 60.0,
         log: Log | None = None,
     ) -> None:
-        for name, given in (("device", device), ("executor", executor), ("log", log)):
-            if given is not None:
-                raise errors.ArgumentError(f"{name}= is for a scheduler of one device: leave it out", name=name)
-        found = list(devices or ())
-        if not found:
-            raise errors.ArgumentError("devices= is empty: give at least one", name="devices")
-        if len({id(d) for d in found}) < len(found):
-            raise errors.ArgumentError("devices= has a device twice", name="devices")
+        for name, value in (("device", device), ("executor", executor), ("log", log)):
+            if value is not None:
+                raise errors.ArgumentError(f"{name}= is only valid for a scheduler of one device: omit it", name=name)
+        self.devices = tuple(devices or ())
+        if not self.devices:
+            raise errors.ArgumentError("devices= is empty: pass at least one device", name="devices")
+        if len({id(d) for d in self.devices}) < len(self.devices):
+            raise errors.ArgumentError("devices= contains a device twice: pass each device once", name="devices")
         self._analyzer = analyzer
         settings = None if tenants is None else read_tenants(tenants)
         options = {"policy": policy, "limit": limit, "rates": rates, "stuck_after": stuck_after}
         members: list[Member] = []
         try:
-            for d in found:
+            for d in self.devices:
                 members.append(Member(d, settings, options))
             for member in members:
                 member.start()
@@ -77,7 +76,6 @@ class PoolScheduler(Scheduler):
             for member in members:
                 member.close(cancel=True)
             raise
-        self.devices = tuple(found)
         self._members = {id(m.device): m for m in members}
         self._placements = Placements(members)
         weakref.finalize(self, self._placements.retire).atexit = False
@@ -104,92 +102,91 @@ class PoolScheduler(Scheduler):
         require_launch(launch)
         launch = launch.current() if type(launch) is Launch else launch
         kernel = launch.kernel
-        code = Code.of(kernel)  # now: it has the present values of the variables that the kernel names
+        code = Code.of(kernel)  # here, because it captures the current values of the kernel's global variables
         title = name or code.name
         total = math.prod(launch.shape)
         if total < 1:
-            raise errors.ArgumentError(f"launch of {title!r} over {launch.shape} has no blocks")
+            raise errors.ArgumentError(f"the launch of {title!r} over {launch.shape} has no blocks")
         args = viewed(kernel, args)
-        self._home([args])
-        each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
+        self._find_home([args])
+        indices_per_block = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
             title,
-            -(-total // each),
+            -(-total // indices_per_block),
             launch=launch,
-            arguments=_kept(args),
-            memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
+            arguments=_view_buffers(args),
+            memory=cast(int, 0 if memory is None else memory),  # `Task` parses text
             size=size or {},
             profile=Profile(source="unknown") if profile is None else profile,
             **options,
         )
-        task.memory = max(task.memory, _nbytes(args))
+        task.memory = max(task.memory, _device_bytes(args))
         if profile is None and self._analyzer is not None:
             task.profile = require_profile(self._analyzer(task), title)
         return task
 
     def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
         tasks = request.tasks
-        home = self._home([t.arguments for t in tasks])
+        home = self._find_home([t.arguments for t in tasks])
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
         handles = [self._placements.handle(task) for task in tasks]
-        staged = [_staged(t.arguments) for t in tasks]
-        if any(staged):  # one by one: the next task may read what this one brings back
+        staged = [_staged_bytes(t.arguments) for t in tasks]
+        if any(staged):  # one batch for each task, because the next task may read arrays that this one copies back
             batches = [Batch(request.name, [h], home, n) for h, n in zip(handles, staged, strict=True)]
         else:
             batches = [Batch(request.name, handles, home, 0)]
         self._placements.submit(batches, after)
         return list(handles)
 
-    def _home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
-        """Return the member that holds the arguments, or None; check that they can be sent."""
-        places = {id(p): p for args in arguments for a in args if (p := getattr(a, "warpwell_place", None)) is not None}
-        if len(places) > 1:
-            numbers = ", ".join(str(p.index) for p in places.values())
-            raise errors.ArgumentError(f"the arguments are on devices {numbers}: copy them to one of them")
+    def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
+        """Return the member whose device holds buffers among the arguments, or None; check the arguments."""
+        owners = {id(d): d for args in arguments for a in args if (d := getattr(a, "warpwell_place", None)) is not None}
+        if len(owners) > 1:
+            numbers = ", ".join(str(d.index) for d in owners.values())
+            raise errors.ArgumentError(f"the arguments are on devices {numbers}: copy them to one device")
         member = None
-        for key, place in places.items():
+        for key, owner in owners.items():
             member = self._members.get(key)
             if member is None:
-                raise errors.ArgumentError(f"an argument is on device {place.index}, which is not of this scheduler")
+                raise errors.ArgumentError(
+                    f"an argument is on device {owner.index}, which the scheduler does not use: copy it to another one"
+                )
         device: Any = member.device if member is not None else self.devices[0]
         for args in arguments:
             for value in args:
                 if isinstance(value, np.ndarray) and value.dtype.hasobject:
-                    raise errors.DTypeError(f"{value.dtype} holds Python objects, which live in one process only")
+                    raise errors.DTypeError(f"an array of {value.dtype} cannot be sent: it contains Python objects")
             pack_arguments([a for a in args if not isinstance(a, np.ndarray)], device.handle_of)
         return member
 
     def _check(self, task: Task, members: Sequence[Member]) -> None:
-        """Raise if no device could ever run a task."""
+        """Raise if no device can ever run a task."""
         members = [m for m in members if m.can_run(task)]
         if not members:
-            raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} runs on a GPU, and no device is one")
-        accounts = [m.tenants.account(task.tenant) for m in members]
-        most = max(
-            min(m.capacity.memory, math.inf if a.memory is None else a.memory)
-            for m, a in zip(members, accounts, strict=True)
-        )
-        if task.memory > most:
+            raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} needs a GPU: pass a device with one")
+        quotas = [m.tenants.account(task.tenant).memory for m in members]
+        limit = max(min(m.capacity.memory, math.inf if q is None else q) for m, q in zip(members, quotas, strict=True))
+        if task.memory > limit:
             raise errors.TaskMemoryError(
-                f"task {task.name!r} needs {task.memory} bytes and no device gives its tenant more than {most}: make "
-                "it smaller, or split it",
+                f"task {task.name!r} needs {task.memory} bytes, but its tenant can use at most {limit} on a device: "
+                "make the task smaller, or split it",
                 task=task.name,
             )
 
     def inspect(self, function: Callable[[Any], Any]) -> list[Any]:  # type: ignore[override]
-        """Return what ``function(core)`` returns on each device that is not lost, between two decisions."""
+        """Return the result of ``function(core)``, called between two decisions, for each device that is not lost."""
         results = [m.call("inspect", function) for m in self._placements.members if m.is_alive]
         return [result.get() for result in results]
 
     def logs(self) -> dict[int, Log]:
-        """Return the decisions and their reasons, by index of the device."""
+        """Return the decisions and their reasons, by device index."""
         results = {m.device.index: m.call("log") for m in self._placements.members if m.is_alive}
         return {index: Log.read(io.StringIO(result.get())) for index, result in results.items()}
 
     @property
     def failure(self) -> BaseException | None:
-        """The loss of the last device; None while a device is left."""
+        """The loss of the last device, or None while a device is left."""
         if any(m.is_alive for m in self._placements.members):
             return None
         last = self._placements.members[-1].device
@@ -199,8 +196,8 @@ class PoolScheduler(Scheduler):
         self._placements.close(cancel)
 
 
-def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return arguments with views in place of buffers, so that the caller may free the buffers before they are sent."""
+def _view_buffers(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Replace buffers by views, so that the caller may free the buffers before the arguments are sent."""
     views: dict[int, Any] = {}
     for value in args:
         if isinstance(value, Buffer) and value.ndim and id(value) not in views:
@@ -209,12 +206,12 @@ def _kept(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(views.get(id(a), a) for a in args)
 
 
-def _staged(args: Sequence[Any]) -> int:
-    """Return the bytes of arrays of this process, each counted once."""
+def _staged_bytes(args: Sequence[Any]) -> int:
+    """Return the size in bytes of the arrays of this process, each counted once."""
     return sum({id(a): max(1, a.nbytes) for a in args if isinstance(a, np.ndarray)}.values())
 
 
-def _nbytes(args: Sequence[Any]) -> int:
-    """Return the bytes that arguments hold on a device, each counted once, without arrays on storage."""
+def _device_bytes(args: Sequence[Any]) -> int:
+    """Return the size in bytes of the arguments in device memory, each counted once, without arrays on storage."""
     arrays = [a for a in args if hasattr(a, "nbytes") and not isinstance(a, Remote | np.generic)]
     return sum({id(a): int(a.nbytes) for a in arrays}.values())

@@ -17,7 +17,7 @@ from ..scheduler import Core, Executor, Scheduler, State, Task
 class AgentScheduler:
     """The `Scheduler` of one device, which a `PoolScheduler` calls. The caller numbers the tasks.
 
-    It runs tasks in threads of its own, beside the agent's lanes: tasks and the work of streams do not wait for each
+    It runs tasks in its own threads. Tasks and calls of streams, which run in the agent's lanes, do not wait for each
     other.
 
     Parameters
@@ -42,55 +42,55 @@ class AgentScheduler:
         self._handles: dict[int, Future[None]] = {}
 
     def submit(self, name: str, tasks: Sequence[tuple[Any, ...]]) -> Future[tuple[str, float]]:
-        """Submit a request; return the end of its first task, which also raises what is wrong with the request.
+        """Submit a request and return a future of its first task; see `ended`. An invalid request fails its tasks.
 
         Parameters
         ----------
         name : str
-        tasks : sequence of tuples
-            Number, key of the kernel, its name, its code (None if it was sent before), subscript, arguments, options.
+        tasks : sequence of tuple
+            Of each task: number, key, name and code of the kernel (None if it was sent), subscript, arguments, options.
         """
         _finish_stream()
         numbers = [number for number, *_ in tasks]
         try:
-            made = [self._task(*given) for _, *given in tasks]
-            handles: Sequence[Future[None]] = self._scheduler.submit_tasks(made, name=name)
-        except BaseException as error:  # raised by all their handles
+            created = [self._create_task(*fields) for _, *fields in tasks]
+            handles: Sequence[Future[None]] = self._scheduler.submit_tasks(created, name=name)
+        except BaseException as error:
             handles = [Future() for _ in tasks]
             for handle in handles:
                 handle.set_exception(error)
         self._handles.update(zip(numbers, handles, strict=True))
         return self.ended(numbers[0])
 
-    def _task(self, key: str, name: str, data: bytes | None, subscript: Any, args: Any, options: Any) -> Task:
+    def _create_task(self, key: str, name: str, data: bytes | None, subscript: Any, args: Any, options: Any) -> Task:
         if data is not None:
             self._kernels[key] = code.LoadedCode(name, data).value
         return self._scheduler.task(self._kernels[key][subscript], *args, **options)
 
     def ended(self, number: int) -> Future[tuple[str, float]]:
-        """Return a future of a task's end: "done" or "cancelled", and its seconds; or the error that it raised."""
-        told: Future[tuple[str, float]] = Future()
+        """Return a future of a task: "done" or "cancelled" and the run time in seconds, or the error of the task."""
+        end: Future[tuple[str, float]] = Future()
 
-        def tell(handle: Future[None]) -> None:
+        def complete(handle: Future[None]) -> None:
             self._handles.pop(number, None)
             if handle.cancelled():
-                told.set_result(("cancelled", 0.0))
+                end.set_result(("cancelled", 0.0))
             elif (error := handle.exception()) is not None:
-                told.set_exception(error)
+                end.set_exception(error)
             else:
                 job = getattr(handle, "job", None)
-                told.set_result(("done", 0.0 if job is None else job.ran))
+                end.set_result(("done", 0.0 if job is None else job.ran))
 
-        self._handles[number].add_done_callback(tell)
-        return told
+        self._handles[number].add_done_callback(complete)
+        return end
 
     def cancel(self, number: int) -> tuple[bool, bool]:
-        """Cancel a task; return whether it will be cancelled, and whether it already is; see `Handle.cancel`."""
+        """Cancel a task. Return whether it will be cancelled (see `Handle.cancel`), and whether it already is."""
         handle = self._handles.get(number)
         return (False, False) if handle is None else (handle.cancel(), handle.cancelled())
 
     def state(self, number: int) -> str | None:
-        """Return the state of a task; None if it has ended."""
+        """Return the state of a task, or None if it has ended."""
         handle = self._handles.get(number)
         state = getattr(handle, "state", None)
         return state.value if isinstance(state, State) else None
@@ -110,14 +110,14 @@ class AgentScheduler:
         self._scheduler.close(cancel=cancel)
 
     def __del__(self) -> None:
-        # the application has ended or released it: nobody waits for its tasks
+        # the program has exited or released the scheduler, so no thread waits for the tasks
         if hasattr(self, "_scheduler"):
             close = functools.partial(self._scheduler.close, cancel=True)
             closing.hand_over_to_thread(close, "warpwell-pool-retired")
 
 
 def _finish_stream() -> None:
-    """Wait for the stream of the call: tasks run in other streams."""
-    cupy = sys.modules.get("cupy")  # without CuPy, a host function is called when its stream is done
+    """Wait for the stream of the call, because tasks run in other streams."""
+    cupy = sys.modules.get("cupy")  # without CuPy, a call starts after the previous work of its stream
     if cupy is not None and cupy.cuda.is_available():
         cupy.cuda.get_current_stream().synchronize()

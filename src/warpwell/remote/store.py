@@ -1,4 +1,4 @@
-"""`RemoteStore`: a key-value store that a device of the pool has opened, as the application sees it."""
+"""`RemoteStore`: the program's proxy for a key-value store that a device of the pool has opened."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from .stand_in import RemoteResource, forwarded
 
 
 class RemoteStore(RemoteResource):
-    """A `DeviceStore` on a device; ``device.open_store(path)`` makes it.
+    """A `DeviceStore` on a device; ``device.open_store(path)`` creates one.
 
-    Kernels of the device take it as an argument, and fetch records on the device's host. Methods call those of `Store`
-    on the agent, after the launches before them in the device's default stream, and wait.
+    Kernels of the device accept it as an argument, and fetch records on the device's host. Each method waits for
+    earlier launches in the device's default stream, then calls the method of `Store` on the agent.
 
-    A context manager: it commits and closes the store; after an exception it closes it without a commit.
+    A context manager that commits and closes the store. After an exception it closes the store without a commit.
 
     Attributes
     ----------
     device : Device
     name : str
-        Its folder.
+        Folder of the store.
     schema : Schema or None
     writable : bool
     """
 
     def __init__(self, device: Device, handle: int, path: str) -> None:
         super().__init__(device, handle, path)
-        about: tuple[str, Schema | None, bool] = self.opened(_about)
-        self.name, self.schema, self.writable = about
+        self.schema: Schema | None
+        self.writable: bool
+        self.name, self.schema, self.writable = self._wait_until_open(_describe)
 
     # -- records -----------------------------------------------------------------------------------------------
 
@@ -53,14 +54,12 @@ class RemoteStore(RemoteResource):
     def __getitem__(self, key: Any) -> Any:
         found, value = self.device.call(_get, self, key).get()
         if not found:
-            told = f"{self.name} on device {self.device.index} has no key {shown(key)!r}"
-            raise errors.KeyMissingError(told, key=as_key(key))
+            message = f"{self.name} on device {self.device.index} has no key {shown(key)!r}"
+            raise errors.KeyMissingError(message, key=as_key(key))
         return value
 
     def __bool__(self) -> bool:
-        return True  # not a question to the agent
-
-    # -- the whole ---------------------------------------------------------------------------------------------
+        return True  # without it, bool() would call __len__ on the agent
 
     commit = forwarded(Store.commit)
     refresh = forwarded(Store.refresh)
@@ -79,7 +78,7 @@ class RemoteStore(RemoteResource):
         if kind is None:
             self.close()
         else:
-            self._leave("_close", commit=False)
+            self._close_with("_close", commit=False)
 
     def __repr__(self) -> str:
         state = "closed " if self.closed else ""
@@ -89,7 +88,7 @@ class RemoteStore(RemoteResource):
 # -- on the agent ----------------------------------------------------------------------------------------------------
 
 
-def _about(store: Store) -> tuple[str, Schema | None, bool]:
+def _describe(store: Store) -> tuple[str, Schema | None, bool]:
     return str(store.path), store.schema, store.writable
 
 

@@ -328,21 +328,24 @@ CHECKED: dict[str, tuple[str, Changes]] = {
 
 
 def lands_at_once(client: Any, answers: bytes, places: tuple[Any, ...]) -> None:
-    """`NearClient.back` that does not wait for bytes."""
+    """`NearClient.apply_answers` that does not wait for bulk data."""
     near = client._near
     near.apply(answers)
     for place, use, result, payload in places:
         if isinstance(payload, bytes):
             near.write(place, payload)
-        near.done(place, use, result)
+        near.complete_slot(place, use, result)
 
 
 MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
     "entries are published before their bytes are there": (
         {},
-        {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.begun)},
+        {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.started)},
     ),
-    "a place is done before its bytes have landed": ({}, {"warpwell.pool.cuda.near.NearClient.back": lands_at_once}),
+    "a place is done before its bytes have landed": (
+        {},
+        {"warpwell.pool.cuda.near.NearClient.apply_answers": lands_at_once},
+    ),
     "places that are done wake no mirror": (
         {"worker_answer.c": {"ww_wake_all(&p->use);\n    ww_changed();": "ww_wake_all(&p->use);"}},
         {},

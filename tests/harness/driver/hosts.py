@@ -70,7 +70,7 @@ class Hosts:
                     if got is not None:
                         op, *message = unpack(got[1])
                         assert op == Op.CUDA
-                        end.heard(got[0], *message)
+                        end.handle(got[0], *message)
 
         threading.Thread(target=work, daemon=True).start()
 

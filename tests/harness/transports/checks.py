@@ -223,7 +223,7 @@ def bulk_data_through_a_few_slots(party: Party) -> None:
         for k in range(put.chunks):
             if k >= slots:
                 put.wait(k - slots + 1, PATIENCE)
-            address, part = region.place(k)
+            address, part = region.locate(k)
             at = address - int(room.ctypes.data)
             room[at : at + part] = data[k * chunk : k * chunk + part]
             put.allow(k + 1)
@@ -239,7 +239,7 @@ def bulk_data_through_a_few_slots(party: Party) -> None:
         get.allow(2)
         for k in range(get.chunks):
             get.wait(k + 1, PATIENCE)
-            address, part = region.place(k)
+            address, part = region.locate(k)
             at = address - int(room.ctypes.data)
             data[k * chunk : k * chunk + part] = room[at : at + part]
             get.allow(min(k + 3, get.chunks))

@@ -35,7 +35,7 @@ def main() -> None:
         until = time.monotonic() + 60
         while slow.state is not State.RUNNING and time.monotonic() < until:
             time.sleep(0.02)
-        os.kill(victim.ask()["pid"], signal.SIGKILL)
+        os.kill(victim.query_agent()["pid"], signal.SIGKILL)
         print("lost", type(slow.exception(30)).__name__)
         for handle in moved:
             handle.result(30)

@@ -44,7 +44,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
     if about is not None and chosen["away"]:
         ordinal = chosen["cuda"]
         far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal, claim))
-        agent.cuda, agent.programs = far.heard, far.programs
+        agent.cuda, agent.programs = far.handle, far.programs
     elif about is not None:
         agent.programs = server.programs
     # as a deferred call: the thread of the connection has entered no device

@@ -84,7 +84,7 @@ def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
         tag = agent.tags.new(agent.transport.rank, agent.application)
         chunk = min(CHUNK, whole.nbytes)
         transfers.append(agent.transport.put(agent.application, tag, Region.over(whole, chunk=chunk)))
-        agent.tags.begun(agent.transport.rank, agent.application, transfers[-1])
+        agent.tags.reserve(agent.transport.rank, agent.application, transfers[-1])
         about.append((tag, chunk, *shape))
     for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer meanwhile
         if all(transfer.done for transfer in earlier):

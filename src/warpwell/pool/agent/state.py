@@ -9,8 +9,7 @@ from typing import Any
 from ... import errors
 from ..transport.bulk import Transfer
 from ..transport.milestone import Milestone
-from ..transport.tags import Tags
-from ..transport.transport import Transport
+from ..transport.transport import Tags, Transport
 from .code import LoadedCode
 from .lane import HELPER, DeferredCalls, Lane
 from .memory import Missing

@@ -1,11 +1,12 @@
-"""CUDA programs, unmodified, on devices of other hosts: what is between the driver layer and its worker there.
+"""Unmodified CUDA programs on devices of other hosts: a mirrored ring between the driver layer and its worker.
 
-The application may never call MPI, so a process of its own stands beside it, the communicator, one more rank:
+The program's process must not call MPI, so an extra rank, the communicator, runs on its host. On the near side, the
+communicator acts as a worker for the program's driver layer; on the far side, an agent acts as a client of its worker:
 
-    communicator_main.py  a program: joins the job, serves clients of remote devices
-    near.py               NearServer: in the communicator; a worker to the layer, whose ring it reads
-    far.py                FarEnd: in an agent; a client of the agent's own workers, whose rings it fills
-    ends.py               what both have in common: the messages, and the native part's memory (``relay.c``)
+    communicator_main.py  the communicator process: joins the job and serves clients of remote devices
+    near.py               NearServer: reads the ring of each client in the communicator
+    far.py                FarEnd: fills the ring of a worker in an agent
+    ends.py               the messages between both sides, and their native memory (``relay.c``)
 
-Agents on the application's host serve without it (``launch/cuda_programs.py``).
+Agents on the program's host serve it without a communicator (``launch/cuda_programs.py``).
 """

@@ -1,6 +1,6 @@
-"""``python -m warpwell.pool.cuda.communicator_main``: the process that brings CUDA calls to agents of other hosts.
+"""``python -m warpwell.pool.cuda.communicator_main``: the process that forwards CUDA calls to agents of other hosts.
 
-The launcher starts it beside the application, as the last rank.
+The launcher starts it on the program's host, as the last rank.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ..launch.member import Member, serve
 from ..transport.transport import Transport
 from .near import NearServer
 
-_LOOK = 0.5
+_POLL_SECONDS = 0.5
 
 
 def main(member: Member) -> None:
-    """Join the job, and serve clients until its end."""
+    """Join the job and serve clients until the job ends."""
     decisions = member.wait_for_go()
-    about = cuda_programs.wanted()
-    assert about is not None
+    options = cuda_programs.wanted()
+    assert options is not None
     devices = {int(ordinal): (int(rank), str(name)) for ordinal, (rank, name) in decisions["devices"].items()}
-    near = NearServer(devices, Path(about["folder"]), Path(about["relay"]))  # before the application goes on
+    near = NearServer(devices, Path(options["folder"]), Path(options["relay"]))  # before the program continues
     transport = member.connect()
     near.begin(transport)
     member.send(ready=True)
@@ -34,13 +34,13 @@ def main(member: Member) -> None:
 def _receive(transport: Transport, near: NearServer) -> None:
     while True:
         try:
-            got = transport.receive(_LOOK)
+            received = transport.receive(_POLL_SECONDS)
         except ClosedError:
             return
-        if got is not None:
-            op, *message = unpack(got[1])
+        if received is not None:
+            op, *message = unpack(received[1])
             if op == Op.CUDA:
-                near.heard(got[0], *message)
+                near.handle(received[0], *message)
 
 
 if __name__ == "__main__":

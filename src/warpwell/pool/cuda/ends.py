@@ -1,20 +1,20 @@
-"""`Near`, `Far`: the native memory of the two ends of a mirrored ring; `Kind`: what the ends tell each other.
+"""`Near`, `Far`: the native memory of the two sides of a mirrored ring; `Kind`: their messages.
 
-Every message is ``(Op.CUDA, kind, ..)``; `client` is the near end's number of a connection, never used again::
+Each message is ``(Op.CUDA, kind, ..)``; `client` is the near side's number of a connection, which is not reused::
 
-    near to far   ASK     ordinal, protocol                          what is the device?
-                  OPEN    client, ordinal, protocol                  start a worker
-                  SHIP    client, from, to, bytes, stops             ring bytes from .. to; of padding its head alone
-                  CLOSE   client                                     end the worker
-    far to near   KNOWN   ordinal, facts or None, code, line         None: refused for that
-                  OPENED  client, facts or None, code, line
-                  BACK    client, answers, places                    what `ww_near_apply` takes; places that are done
-                  ENDED   client                                     the worker is gone, nothing more comes
+    near to far   QUERY   ordinal, protocol                   request the properties of a device
+                  OPEN    client, ordinal, protocol           start a worker
+                  SHIP    client, from, to, bytes, stops      bytes of the ring; for padding, only its head
+                  CLOSE   client                              stop the worker
+    far to near   FACTS   ordinal, facts or None, code, text  reply to QUERY; if refused, None, a CUDA error, a reason
+                  OPENED  client, facts or None, code, text   reply to OPEN
+                  BACK    client, answers, slots              input of `ww_near_apply`; completed staging slots
+                  ENDED   client                              the worker has exited; the last message
 
-A stop is an entry with bytes: ``(end of the entry, place, use, bytes, way, payload)``. The payload of what goes in is
-the bytes themselves up to `Relay.inline`, else the tag of a bulk copy; that of what comes out is the tag of the copy
-that the near end awaits. A place that is done: ``(place, use, result, payload)``, with None where no bytes come.
-The bytes of a place and the messages may overtake each other.
+A stop is an entry of the ring that moves data: ``(end of the entry, slot, use, bytes, direction, payload)``. The
+payload of IN is the data, or the tag of a bulk copy if the data exceeds `Relay.inline`. The payload of OUT is the tag
+of the copy that the near side receives. A completed slot is ``(slot, use, result, payload)``, with None if no data
+follows. Messages and bulk data may overtake each other.
 """
 
 from __future__ import annotations
@@ -30,119 +30,126 @@ from ...errors import PoolError
 from ..transport.bulk import Region
 
 IN, OUT = 1, 2
-"""Ways of bytes, as ``enum ww_way``."""
+"""Directions of data, as in ``enum ww_way``."""
 
 _BLOCK = 192 << 10
-"""Room of a block: its last entry may have 64 KiB."""
+"""Size of a block in bytes. Its last entry may have 64 KiB."""
 _STOPS = 32
 _STOP = struct.Struct("=QIIII")
 _DONE = struct.Struct("=IIi")
-_PLACES = 64
-NOTHING, WRONG, GONE, STOPPED = 0, -1, -2, -3
-"""What `Near.take` returns besides a number of bytes."""
+_SLOTS = 64
+WRONG, EXITED, STOPPED = -1, -2, -3
+"""Codes that `Near.take` returns: the ring is malformed; the client has exited; `Near.stop` was called."""
 
 
 @enum.unique
 class Kind(enum.IntEnum):
-    """What a message between the ends is."""
+    """Kinds of messages between the sides."""
 
-    ASK = 1
+    QUERY = 1
     OPEN = 2
     SHIP = 3
     CLOSE = 4
-    KNOWN = 16
+    FACTS = 16
     OPENED = 17
     BACK = 18
     ENDED = 19
 
 
 class Relay:
-    """The native part: functions that wait without the interpreter lock, and quick ones that keep it.
+    """The native library.
 
     Attributes
     ----------
-    place, inline : int
-        Bytes of a place, and up to which they travel in messages.
+    blocking, quick : ctypes library
+        The library for functions that wait (without the GIL), and for those that do not (with the GIL).
+    slot_bytes, inline : int
+        Size of a staging slot, and maximum size of data inside a message, in bytes.
     """
 
     def __init__(self, path: Path) -> None:
-        self.slow, self.quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        for library in (self.slow, self.quick):
+        self.blocking, self.quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        for library in (self.blocking, self.quick):
             for name in ("ww_near_make", "ww_near_staging", "ww_far_make", "ww_far_staging"):
                 getattr(library, name).restype = ctypes.c_void_p
         sizes = (ctypes.c_uint32 * 3)()
         self.quick.ww_sizes(sizes)
-        self._facts, self.place, self.inline = sizes
+        self._facts_bytes, self.slot_bytes, self.inline = sizes
 
     def facts(self, facts: bytes, opened: bool) -> bytes:
-        """Return facts of a worker as clients of the near end see them."""
-        if len(facts) != self._facts:
-            raise PoolError(f"facts of a device have {len(facts)} bytes: the hosts have different versions of warpwell")
-        changed = ctypes.create_string_buffer(facts, len(facts))
-        self.quick.ww_near_facts(changed, int(opened))
-        return changed.raw
+        """Return a worker's facts, adapted for clients of the near side."""
+        if len(facts) != self._facts_bytes:
+            raise PoolError(
+                f"the facts of a device must have {self._facts_bytes} bytes, got {len(facts)}: install the same "
+                f"version of warpwell on all hosts"
+            )
+        adapted = ctypes.create_string_buffer(facts, len(facts))
+        self.quick.ww_near_facts(adapted, int(opened))
+        return adapted.raw
 
-    def gone(self, descriptor: int, pidfd: int) -> bool:
-        """Whether the other end of a socket is gone, or its process."""
+    def has_exited(self, descriptor: int, pidfd: int) -> bool:
+        """Return True if the peer of a socket has closed it or its process has exited."""
         return bool(self.quick.ww_gone(descriptor, pidfd))
 
 
 class _Memory:
-    """Memory of one client, which lasts as long as anybody holds this object: transfers do."""
+    """The memory of one client. It is freed with this object, which its transfers reference."""
 
-    def __init__(self, relay: Relay, kind: str, address: int) -> None:
-        self.relay, self.at = relay, ctypes.c_void_p(address)
-        self.staging = int(getattr(relay.quick, f"ww_{kind}_staging")(self.at))
-        weakref.finalize(self, getattr(relay.quick, f"ww_{kind}_free"), self.at).atexit = False
+    def __init__(self, relay: Relay, side: str, address: int) -> None:
+        self.relay, self.address = relay, ctypes.c_void_p(address)
+        self.staging = int(getattr(relay.quick, f"ww_{side}_staging")(self.address))
+        weakref.finalize(self, getattr(relay.quick, f"ww_{side}_free"), self.address).atexit = False
 
-    def region(self, place: int, nbytes: int) -> Region:
-        """Return the region of a place's bytes."""
-        return Region(self.staging + place * self.relay.place, nbytes, self.relay.place, None, self)
+    def region(self, slot: int, nbytes: int) -> Region:
+        """Return the region of the data in a slot."""
+        return Region(self.staging + slot * self.relay.slot_bytes, nbytes, self.relay.slot_bytes, None, self)
 
-    def read(self, place: int, nbytes: int) -> bytes:
-        """Return a place's bytes."""
-        return ctypes.string_at(self.staging + place * self.relay.place, nbytes)
+    def read(self, slot: int, nbytes: int) -> bytes:
+        """Return the data in a slot."""
+        return ctypes.string_at(self.staging + slot * self.relay.slot_bytes, nbytes)
 
-    def write(self, place: int, data: bytes) -> None:
-        """Write a place's bytes."""
-        ctypes.memmove(self.staging + place * self.relay.place, data, min(len(data), self.relay.place))
+    def write(self, slot: int, data: bytes) -> None:
+        """Copy data into a slot."""
+        ctypes.memmove(self.staging + slot * self.relay.slot_bytes, data, min(len(data), self.relay.slot_bytes))
 
 
 class Near(_Memory):
-    """Ring, status and staging of a client, made and sealed as a worker's.
+    """Ring, status and staging memory for a client, created and sealed as a worker does.
 
     Attributes
     ----------
     descriptors : list of int
-        Of the three, for the client; whoever has sent them closes them.
+        Their file descriptors, for the client. The caller closes them.
 
     Raises
     ------
     MemoryError
+        The shared memory cannot be created.
     """
 
     def __init__(self, relay: Relay) -> None:
         fds = (ctypes.c_int * 3)()
-        address = relay.slow.ww_near_make(fds)
+        address = relay.blocking.ww_near_make(fds)
         if not address:
-            raise MemoryError("there is no shared memory for a client")
+            raise MemoryError("the shared memory for a client cannot be created")
         self.descriptors = list(fds)
         super().__init__(relay, "near", address)
         self._out = ctypes.create_string_buffer(_BLOCK)
         self._stops = ctypes.create_string_buffer(_STOPS * _STOP.size)
 
     def take(self, line: int, pidfd: int, seconds: float) -> tuple[int, Any]:
-        """Wait for entries of the ring and take them; one thread.
+        """Wait at most `seconds` for entries of the ring, and take them. Only one thread calls it.
 
         Returns
         -------
         int, tuple
-            Their bytes, and ``(from, to, bytes, stops without payloads)``; or one of the codes above, and None.
+            The size of the entries in bytes and ``(from, to, bytes, stops without payloads)``; or WRONG, EXITED,
+            STOPPED or 0 (timeout), and None.
         """
         start, end, stops = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32(_STOPS)
         code = int(
-            self.relay.slow.ww_near_take(
-                self.at,
+            self.relay.blocking.ww_near_take(
+                self.address,
                 line,
                 pidfd,
                 self._out,
@@ -156,74 +163,75 @@ class Near(_Memory):
         )
         if code <= 0:
             return code, None
-        found = _STOP.iter_unpack(ctypes.string_at(self._stops, stops.value * _STOP.size)) if stops.value else ()
-        return code, (start.value, end.value, ctypes.string_at(self._out, code), list(found))
+        entries = list(_STOP.iter_unpack(self._stops.raw[: stops.value * _STOP.size]))
+        return code, (start.value, end.value, ctypes.string_at(self._out, code), entries)
 
     def stop(self) -> None:
-        """Let `take` return STOPPED from now on."""
-        self.relay.quick.ww_near_stop(self.at)
+        """Make `take` return STOPPED."""
+        self.relay.quick.ww_near_stop(self.address)
 
-    def sticky(self, code: int) -> None:
-        """Store the code with which the context is lost."""
-        self.relay.quick.ww_near_sticky(self.at, code)
+    def set_sticky_error(self, code: int) -> None:
+        """Store the CUDA error with which the context is lost."""
+        self.relay.quick.ww_near_sticky(self.address, code)
 
     def apply(self, answers: bytes) -> bool:
-        """Store what the far end has sent back; False if it makes no sense."""
-        return int(self.relay.slow.ww_near_apply(self.at, answers, ctypes.c_size_t(len(answers)))) == 0
+        """Store answers of the far side. Return False if they are malformed."""
+        return int(self.relay.blocking.ww_near_apply(self.address, answers, ctypes.c_size_t(len(answers)))) == 0
 
-    def done(self, place: int, use: int, result: int) -> None:
-        """Store that a place is done."""
-        self.relay.quick.ww_near_place(self.at, place, ctypes.c_uint32(use), result)
+    def complete_slot(self, slot: int, use: int, result: int) -> None:
+        """Store the result of a completed slot."""
+        self.relay.quick.ww_near_place(self.address, slot, ctypes.c_uint32(use), result)
 
 
 class Far(_Memory):
-    """Ring, status and staging of a worker, as its client maps them. The descriptors stay the caller's.
+    """Ring, status and staging memory of a worker, mapped as its client does. The caller keeps the descriptors.
 
     Raises
     ------
     MemoryError
+        The memory cannot be mapped.
     """
 
     def __init__(self, relay: Relay, descriptors: list[int]) -> None:
-        address = relay.slow.ww_far_make((ctypes.c_int * 3)(*descriptors))
+        address = relay.blocking.ww_far_make((ctypes.c_int * 3)(*descriptors))
         if not address:
             raise MemoryError("the worker's memory cannot be mapped")
         super().__init__(relay, "far", address)
         self._out = ctypes.create_string_buffer(_BLOCK)
-        self._places = ctypes.create_string_buffer(_PLACES * _DONE.size)
+        self._slots = ctypes.create_string_buffer(_SLOTS * _DONE.size)
         self._ended = ctypes.c_int(0)
 
     def copy(self, start: int, end: int, block: bytes) -> bool:
-        """Put a block into the ring, unpublished; False if it makes no sense."""
+        """Copy a block into the ring without publishing it. Return False if it is malformed."""
         return not self.relay.quick.ww_far_copy(
-            self.at, ctypes.c_uint64(start), ctypes.c_uint64(end), block, ctypes.c_uint32(len(block))
+            self.address, ctypes.c_uint64(start), ctypes.c_uint64(end), block, ctypes.c_uint32(len(block))
         )
 
     def publish(self, head: int) -> None:
-        """Let the worker read up to there."""
-        self.relay.quick.ww_far_publish(self.at, ctypes.c_uint64(head))
+        """Let the worker read the ring up to `head`."""
+        self.relay.quick.ww_far_publish(self.address, ctypes.c_uint64(head))
 
     def wait(self, line: int, seconds: float) -> tuple[bytes, list[tuple[int, int, int]], bool]:
-        """Wait for something new of the worker; one thread.
+        """Wait at most `seconds` for answers of the worker. Only one thread calls it.
 
         Returns
         -------
         bytes, list, bool
-            What `Near.apply` takes, or nothing; the places that are done; whether the worker has ended. Then call it
-            until it returns nothing.
+            Input of `Near.apply`, or nothing; the completed slots; whether the worker has exited. After the exit, call
+            `wait` until it returns nothing.
         """
-        places = ctypes.c_uint32()
-        n = int(
-            self.relay.slow.ww_far_wait(
-                self.at,
+        slots = ctypes.c_uint32()
+        nbytes = int(
+            self.relay.blocking.ww_far_wait(
+                self.address,
                 line,
                 self._out,
                 _BLOCK,
-                self._places,
-                ctypes.byref(places),
+                self._slots,
+                ctypes.byref(slots),
                 ctypes.byref(self._ended),
                 int(seconds * 1000),
             )
         )
-        found = _DONE.iter_unpack(ctypes.string_at(self._places, places.value * _DONE.size)) if places.value else ()
-        return ctypes.string_at(self._out, n), list(found), bool(self._ended.value)
+        completed = list(_DONE.iter_unpack(self._slots.raw[: slots.value * _DONE.size]))
+        return ctypes.string_at(self._out, nbytes), completed, bool(self._ended.value)

@@ -1,7 +1,7 @@
-"""`FarEnd`: an agent's side of programs on other hosts: an ordinary client of the agent's own workers.
+"""`FarEnd`: serves an agent's device to programs on other hosts, as an ordinary client of the agent's own workers.
 
-Threads: the agent's that receives (`heard`), and for each client one that waits for its worker and alone sends, and,
-where bytes are on their way, one that waits for them. Who receives never sends and never waits.
+Threads: the agent's receiving thread calls `handle`; for each client, one waits for the worker and sends messages, and
+one waits for bulk data. The receiving thread never sends and never blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,17 @@ from ..transport.bulk import Transfer
 from ..transport.transport import Transport
 from .ends import IN, Far, Kind, Relay
 
-_LOOK = 0.5
-_OPENED_SECONDS = 120.0
-_END_SECONDS = 5.0
-_PACKET = 4096
+_POLL_SECONDS = 0.5
+_OPEN_SECONDS = 120.0
+_CLOSE_SECONDS = 5.0
+_PACKET_BYTES = 4096
 
 
 class RefusedError(PoolError):
-    """A worker that there is not, with the driver's code for it."""
+    """There is no worker, for a reason that has a CUDA error code."""
 
-    def __init__(self, code: int, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
         self.code = code
 
 
@@ -44,12 +45,12 @@ class FarEnd:
     Parameters
     ----------
     transport : Transport
-        This process's; `heard` is given what it receives of CUDA.
+        The agent's transport. The caller passes received messages of CUDA to `handle`.
     ordinal : int
-        The device's number for clients.
+        Ordinal of the device in the program.
     make : callable
-        Returns the server of the device, which need not listen, and the path of the native part. It may take seconds,
-        and is called in a thread. A `WarpwellError` of it is what clients are told.
+        Returns the server of the device, which need not listen, and the path of the native library. It may take
+        seconds, so a thread calls it. Clients are refused with the message of its `WarpwellError`.
     """
 
     def __init__(self, transport: Transport, ordinal: int, make: Callable[[], tuple[DriverServer, Path]]) -> None:
@@ -57,17 +58,16 @@ class FarEnd:
         self.served: dict[tuple[int, int], FarClient] = {}
         self.relay: Relay | None = None
         self._protocol = generate.protocol_hash()
-        self._make, self._why = make, ""
+        self._make, self._reason = make, ""
         self._server: DriverServer | None = None
         self._made = threading.Event()
-        self._closed = False
-        self._start(self._begin)
+        self._start(self._make_server)
         transport.on_lost(self._lost)
 
-    def heard(self, peer: int, kind: int, *operands: Any) -> None:
-        """Take a message of the communicator."""
-        if kind == Kind.ASK:
-            self._start(self._tell_facts, peer, *operands)
+    def handle(self, peer: int, kind: int, *operands: Any) -> None:
+        """Handle a message of the communicator."""
+        if kind == Kind.QUERY:
+            self._start(self._send_facts, peer, *operands)
             return
         number = operands[0]
         client = self.served.get((peer, number))
@@ -80,65 +80,66 @@ class FarEnd:
             client.close()
 
     def programs(self) -> list[dict[str, Any]]:
-        """Return what the server of the device tells of its programs."""
+        """Return the server's descriptions of its programs."""
         return [] if self._server is None else self._server.programs()
 
-    def tell(self, peer: int, kind: Kind, *operands: Any) -> None:
-        """Send a message."""
+    def send(self, peer: int, kind: Kind, *operands: Any) -> None:
+        """Send a message to the communicator."""
         self.transport.send(peer, pack(int(Op.CUDA), int(kind), *operands))
 
     def connect(self, protocol: int) -> tuple[socket.socket, bytes]:
-        """Return a connection to this device's server and the facts that it told.
+        """Return a connection to this device's server and the facts that the server sent.
 
         Raises
         ------
         RefusedError
+            The server does not exist or refuses the client, or the protocols differ.
         OSError
+            The connection failed.
         """
-        if not self._made.wait(_OPENED_SECONDS) or self._server is None:
-            raise RefusedError(DEVICE_UNAVAILABLE, f"host {socket.gethostname()}: {self._why or 'it is not ready'}")
+        if not self._made.wait(_OPEN_SECONDS) or self._server is None:
+            raise RefusedError(DEVICE_UNAVAILABLE, f"host {socket.gethostname()}: {self._reason or 'it is not ready'}")
         if protocol != self._protocol:
-            why = f"host {socket.gethostname()} has another version of warpwell's driver layer: install the same"
-            raise RefusedError(MISMATCH, why)
+            reason = f"host {socket.gethostname()} has another version of warpwell's driver layer: install the same"
+            raise RefusedError(MISMATCH, reason)
         line = self._server.connect(self.ordinal)
         try:
-            line.settimeout(_OPENED_SECONDS + float(os.environ.get(WAIT, 0)))
-            line.send(self.hello(clients.HELLO))
-            return line, expect(line, clients.FACTS)[0]
+            line.settimeout(_OPEN_SECONDS + float(os.environ.get(WAIT, 0)))
+            line.send(self.pack_hello(clients.HELLO))
+            return line, receive_packet(line, clients.FACTS)[0]
         except BaseException:
             line.close()
             raise
 
-    def hello(self, said: int) -> bytes:
-        """Return what a client says of itself."""
-        return clients.HELLO_PACKET.pack(said, clients.MAGIC, self._protocol, os.getpid(), self.ordinal)
+    def pack_hello(self, kind: int) -> bytes:
+        """Return a HELLO or OPEN packet of a client."""
+        return clients.HELLO_PACKET.pack(kind, clients.MAGIC, self._protocol, os.getpid(), self.ordinal)
 
     def close(self) -> None:
-        """End all clients and the server."""
-        self._closed = True
+        """Close all clients and the server."""
         for client in list(self.served.values()):
             client.close()
-        if self._made.wait(_OPENED_SECONDS) and self._server is not None:
+        if self._made.wait(_OPEN_SECONDS) and self._server is not None:
             self._server.close()
 
-    def _begin(self) -> None:
+    def _make_server(self) -> None:
         try:
             server, path = self._make()
             self.relay, self._server = Relay(path), server
         except (WarpwellError, OSError) as error:
-            self._why = str(error)
+            self._reason = str(error)
         self._made.set()
 
-    def _tell_facts(self, peer: int, ordinal: int, protocol: int) -> None:
+    def _send_facts(self, peer: int, ordinal: int, protocol: int) -> None:
         with contextlib.suppress(PoolError, ClosedError, StallError):
             try:
                 line, facts = self.connect(protocol)
                 line.close()
-                self.tell(peer, Kind.KNOWN, ordinal, facts, 0, "")
+                self.send(peer, Kind.FACTS, ordinal, facts, 0, "")
             except RefusedError as refused:
-                self.tell(peer, Kind.KNOWN, ordinal, None, refused.code, str(refused))
+                self.send(peer, Kind.FACTS, ordinal, None, refused.code, str(refused))
             except OSError as error:
-                self.tell(peer, Kind.KNOWN, ordinal, None, DEVICE_UNAVAILABLE, f"its server does not answer: {error}")
+                self.send(peer, Kind.FACTS, ordinal, None, DEVICE_UNAVAILABLE, f"its server does not reply: {error}")
 
     def _lost(self, peer: int, reason: str) -> None:
         for (rank, _), client in list(self.served.items()):
@@ -151,7 +152,7 @@ class FarEnd:
 
 
 class FarClient:
-    """One worker, for one client on another host."""
+    """A worker that serves a client on another host."""
 
     def __init__(self, end: FarEnd, peer: int, number: int) -> None:
         self._end, self._peer, self._number = end, peer, number
@@ -159,14 +160,14 @@ class FarClient:
         self._line: socket.socket | None = None
         self._far: Far | None = None
         self._closing = False
-        self._filled = 0
+        self._copied = 0  # position in the ring up to which blocks were copied
         self._stops: deque[_Stop] = deque()
-        self._outs: dict[int, tuple[int, int, int]] = {}  # of each place: use, tag, bytes
+        self._outs: dict[int, tuple[int, int, int]] = {}  # for each slot: use, tag, bytes
         self._puts: dict[int, Transfer] = {}
-        self._waiting = False
+        self._has_waiter = False
 
     def close(self) -> None:
-        """Let the worker go; `run` says when it has."""
+        """Close the connection to the worker; `run` sends ENDED when it has exited."""
         with self._lock:
             self._closing = True
             if self._line is not None:
@@ -177,37 +178,35 @@ class FarClient:
     # -- the thread that sends ---------------------------------------------------------------------------------
 
     def run(self, ordinal: int, protocol: int) -> None:
-        """Open the worker, and send back what it answers until its end."""
+        """Start the worker, and send its answers until it exits."""
         try:
             try:
-                facts = self._open(protocol)
+                reply: tuple[bytes | None, int, str] = (self._open(protocol), 0, "")
             except RefusedError as refused:
-                self._end.tell(self._peer, Kind.OPENED, self._number, None, refused.code, str(refused))
-                return
+                reply = None, refused.code, str(refused)
             except (OSError, MemoryError) as error:
-                why = f"its worker cannot be started: {error}"
-                self._end.tell(self._peer, Kind.OPENED, self._number, None, DEVICE_UNAVAILABLE, why)
-                return
-            self._end.tell(self._peer, Kind.OPENED, self._number, facts, 0, "")
-            self._send_back()
-            self._end.tell(self._peer, Kind.ENDED, self._number)
+                reply = None, DEVICE_UNAVAILABLE, f"its worker cannot be started: {error}"
+            self._end.send(self._peer, Kind.OPENED, self._number, *reply)
+            if reply[0] is not None:
+                self._send_answers()
+                self._end.send(self._peer, Kind.ENDED, self._number)
         except (PoolError, ClosedError, StallError):
-            pass  # nobody is there any more
+            pass  # the communicator is lost
         finally:
-            self._leave()
+            self._release()
 
     def _open(self, protocol: int) -> bytes:
         line, _ = self._end.connect(protocol)
         with self._lock:
             self._line = line
             if self._closing:
-                raise RefusedError(DEVICE_UNAVAILABLE, "the client has gone")
-        socket.send_fds(line, [self._end.hello(clients.OPEN)], [1, 2])
-        facts, descriptors = expect(line, clients.OPENED)
+                raise RefusedError(DEVICE_UNAVAILABLE, "the client has exited")
+        socket.send_fds(line, [self._end.pack_hello(clients.OPEN)], [1, 2])
+        facts, descriptors = receive_packet(line, clients.OPENED)
         try:
             assert self._end.relay is not None
             if len(descriptors) != 3:
-                raise RefusedError(DEVICE_UNAVAILABLE, "its worker gave no memory")
+                raise RefusedError(DEVICE_UNAVAILABLE, "its worker sent no memory")
             self._far = Far(self._end.relay, descriptors)
         finally:
             for descriptor in descriptors:
@@ -215,153 +214,156 @@ class FarClient:
         line.setblocking(False)
         return facts
 
-    def _send_back(self) -> None:
-        far, line, until = self._far, self._line, None
+    def _send_answers(self) -> None:
+        far, line, deadline = self._far, self._line, None
         assert far is not None and line is not None
         while True:
-            answers, places, ended = far.wait(line.fileno(), _LOOK)
+            answers, slots, ended = far.wait(line.fileno(), _POLL_SECONDS)
             if answers:
-                told = tuple((place, use, result, self._done(far, place, use, result)) for place, use, result in places)
-                self._end.tell(self._peer, Kind.BACK, self._number, answers, told)
+                completed = tuple((*slot, self._payload(far, *slot)) for slot in slots)
+                self._end.send(self._peer, Kind.BACK, self._number, answers, completed)
             elif ended:
                 return
             if self._closing:
-                until = until or time.monotonic() + _END_SECONDS
-                if time.monotonic() > until:
+                deadline = deadline or time.monotonic() + _CLOSE_SECONDS
+                if time.monotonic() > deadline:
                     return
 
-    def _done(self, far: Far, place: int, use: int, result: int) -> int | bytes | None:
-        """Begin to send the bytes that a place has for the client; return what the near end is told of them."""
+    def _payload(self, far: Far, slot: int, use: int, result: int) -> int | bytes | None:
+        """Return the payload of a completed slot; start to send its data if it is bulk data."""
         with self._lock:
-            found = self._outs.get(place)
-            if found is None or found[0] != use:
+            expected, tag, nbytes = self._outs.get(slot, (None, 0, 0))
+            if expected != use:
                 return None
-            del self._outs[place]
-        _, tag, nbytes = found
+            del self._outs[slot]
         if result:
             return None
         if nbytes <= far.relay.inline:
-            return far.read(place, nbytes)
-        self._puts[place] = self._end.transport.put(self._peer, tag, far.region(place, nbytes))
+            return far.read(slot, nbytes)
+        self._puts[slot] = self._end.transport.put(self._peer, tag, far.region(slot, nbytes))
         return tag
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         self._end.served.pop((self._peer, self._number), None)
         with self._lock:
             self._closing = True
-            moves = [*self._puts.values(), *(stop.transfer for stop in self._stops if stop.transfer is not None)]
+            transfers = [*self._puts.values(), *(stop.transfer for stop in self._stops if stop.transfer is not None)]
             self._stops.clear()
             self._lock.notify_all()
             if self._line is not None:
                 self._line.close()
                 self._line = None
-        for transfer in moves:
+        for transfer in transfers:
             if not transfer.done:
                 transfer.cancel()
 
     # -- the thread that receives ------------------------------------------------------------------------------
 
     def ship(self, start: int, end: int, block: bytes, stops: tuple[Any, ...]) -> None:
-        """Put a block into the ring, and publish it as far as its bytes are there."""
+        """Copy a block into the ring, and publish it up to the first stop whose data is missing."""
         far = self._far
         with self._lock:
             if far is None or self._closing:
                 return
-            good = far.copy(start, end, block)
-            if good:
-                self._filled = end
+            if far.copy(start, end, block):
+                self._copied = end
                 self._stops.extend(_Stop(*stop) for stop in stops)
                 self._advance(far)
                 if self._stops:
                     self._lock.notify_all()
-                    if not self._waiting:
-                        self._waiting = True
-                        self._end._start(self._await_bytes, far)
-        if not good:
-            self.close()
+                    if not self._has_waiter:
+                        self._has_waiter = True
+                        self._end._start(self._wait_for_data, far)
+                return
+        self.close()
 
     def _advance(self, far: Far) -> None:
-        """Begin what can be begun, and publish all that is ready. With the lock."""
-        head = None
+        """Start the copies whose slots are free, and publish all entries that are ready. The caller holds the lock."""
         try:
             for stop in self._stops:
-                before = self._puts.get(stop.place)
-                if not stop.begun and (before is None or before.done):
-                    self._begin(far, stop)
+                previous = self._puts.get(stop.slot)
+                if not stop.started and (previous is None or previous.done):
+                    self._start_copy(far, stop)
         except (PoolError, ClosedError):
-            return  # the peer is gone, and tells so by other ways
+            return  # the communicator is lost, which `on_lost` reports
+        head = None
         while self._stops and self._stops[0].ready:
             head = self._stops.popleft().end
         if not self._stops:
-            head = self._filled
+            head = self._copied
         if head is not None:
             far.publish(head)
 
-    def _begin(self, far: Far, stop: _Stop) -> None:
-        if stop.way == IN and isinstance(stop.payload, bytes):
-            far.write(stop.place, stop.payload)
-        elif stop.way == IN:
-            stop.transfer = self._end.transport.get(self._peer, stop.payload, far.region(stop.place, stop.nbytes))
+    def _start_copy(self, far: Far, stop: _Stop) -> None:
+        if stop.direction == IN and isinstance(stop.payload, bytes):
+            far.write(stop.slot, stop.payload)
+        elif stop.direction == IN:
+            stop.transfer = self._end.transport.get(self._peer, stop.payload, far.region(stop.slot, stop.nbytes))
         else:
-            self._outs[stop.place] = (stop.use, stop.payload, stop.nbytes)
-        stop.begun = True
+            self._outs[stop.slot] = (stop.use, stop.payload, stop.nbytes)
+        stop.started = True
 
-    # -- the thread that waits for bytes -----------------------------------------------------------------------
+    # -- the thread that waits for bulk data -------------------------------------------------------------------
 
-    def _await_bytes(self, far: Far) -> None:
+    def _wait_for_data(self, far: Far) -> None:
         while True:
             with self._lock:
                 while not self._stops and not self._closing:
-                    self._lock.wait(_LOOK)
+                    self._lock.wait(_POLL_SECONDS)
                 if self._closing:
                     return
-                first = self._stops[0]
-                awaited = first.transfer or self._puts.get(first.place)
+                stop = self._stops[0]
+                transfer = stop.transfer or self._puts.get(stop.slot)
             try:
-                if awaited is not None:
-                    awaited.wait(awaited.chunks, _LOOK)
-                if first.transfer is None:
-                    time.sleep(5e-5)  # all of it was sent: its memory is let go of at any moment
+                if transfer is not None:
+                    transfer.wait(transfer.chunks, _POLL_SECONDS)
+                if stop.transfer is None:
+                    time.sleep(5e-5)  # all data was sent, so the transport releases the slot within microseconds
             except StallError:
                 continue
             except PoolError:
-                return  # lost or cancelled: whoever did it ends this client
+                return  # a lost or cancelled transfer also closes this client
             with self._lock:
                 if not self._closing:
                     self._advance(far)
 
 
+@dataclass(slots=True)
 class _Stop:
-    """An entry with bytes, up to which the ring may be published when they are there."""
+    """An entry that moves data. The ring is published up to it when the entry is ready."""
 
-    __slots__ = ("begun", "end", "nbytes", "payload", "place", "transfer", "use", "way")
-
-    def __init__(self, end: int, place: int, use: int, nbytes: int, way: int, payload: Any) -> None:
-        self.end, self.place, self.use, self.nbytes, self.way, self.payload = end, place, use, nbytes, way, payload
-        self.begun = False
-        self.transfer: Transfer | None = None
+    end: int
+    slot: int
+    use: int
+    nbytes: int
+    direction: int
+    payload: Any
+    started: bool = False
+    transfer: Transfer | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether its bytes are where the worker takes them, or may be written there."""
-        return self.begun and (self.transfer is None or self.transfer.completed >= self.transfer.chunks)
+        """Whether the slot holds the data for the worker, or is free for the worker's data."""
+        return self.started and (self.transfer is None or self.transfer.completed >= self.transfer.chunks)
 
 
-def expect(line: socket.socket, said: int) -> tuple[bytes, list[int]]:
-    """Return a packet of a kind and its descriptors.
+def receive_packet(line: socket.socket, kind: int) -> tuple[bytes, list[int]]:
+    """Return a packet of the expected kind and its file descriptors.
 
     Raises
     ------
     RefusedError
+        The server refuses the client, or sent another kind of packet.
     OSError
+        The connection failed.
     """
-    packet, descriptors = receive(line, _PACKET, 3)
-    got = int.from_bytes(packet[:4], "little")
-    if got == said:
+    packet, descriptors = receive(line, _PACKET_BYTES, 3)
+    received = int.from_bytes(packet[:4], "little")
+    if received == kind:
         return packet, descriptors
     for descriptor in descriptors:
         os.close(descriptor)
-    if got == clients.REFUSED and len(packet) == clients.REFUSED_PACKET.size:
-        _, code, why = clients.REFUSED_PACKET.unpack(packet)
-        raise RefusedError(code, why.rstrip(b"\0").decode(errors="replace"))
-    raise RefusedError(DEVICE_UNAVAILABLE, "its server gave a wrong answer")
+    if received == clients.REFUSED and len(packet) == clients.REFUSED_PACKET.size:
+        _, code, reason = clients.REFUSED_PACKET.unpack(packet)
+        raise RefusedError(code, reason.rstrip(b"\0").decode(errors="replace"))
+    raise RefusedError(DEVICE_UNAVAILABLE, "its server sent an unexpected packet")

@@ -1,7 +1,7 @@
-"""`NearServer`: serves devices of other hosts to programs of this one: a worker to each client, whose ring it mirrors.
+"""`NearServer`: serves devices of other hosts to programs of this one. It mirrors the ring of each client.
 
-Threads: one that listens, the communicator's that receives (`heard`), and for each client one that reads its ring and
-alone sends, and one that waits for bytes to land. Who receives never sends and never waits.
+Threads: one listens; the communicator's receiving thread calls `handle`; for each client, one reads the ring and sends
+messages, and one waits for bulk data. The receiving thread never sends and never blocks.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
-from ...errors import ClosedError, DeviceLostError, PoolError, StallError
+from ...errors import ClosedError, PoolError, StallError
 from ..agent.protocol import Op, pack
 from ..launch.reservation import WAIT
 from ..transport.bulk import Transfer
-from ..transport.tags import Tags
-from ..transport.transport import Transport
-from .ends import GONE, IN, STOPPED, WRONG, Kind, Near, Relay
+from ..transport.transport import Tags, Transport
+from .ends import EXITED, IN, STOPPED, WRONG, Kind, Near, Relay
 
-_LOOK = 0.5
-_OPENED_SECONDS = 120.0
-_END_SECONDS = 6.0
-_MOVE_SECONDS = 60.0
+_POLL_SECONDS = 0.5
+_OPEN_SECONDS = 120.0
+_CLOSE_SECONDS = 6.0
+_COPY_SECONDS = 60.0
 _OUT_OF_MEMORY, _UNKNOWN = 2, 999
+"""CUDA_ERROR_OUT_OF_MEMORY and CUDA_ERROR_UNKNOWN."""
 
 
 @dataclass
@@ -42,31 +42,32 @@ class Remote(Served):
     Attributes
     ----------
     rank : int
-        Its agent's.
+        Rank of the agent.
     refusal : (int, str) or None
-        Code and line with which it said that it cannot be served.
+        CUDA error and reason if the agent cannot serve the device.
     lost : str
-        Why the agent is gone; empty: it is not.
-    asked : bool
+        Why the agent is lost, or "".
+    requested : bool
+        Whether a request for the properties is open.
     """
 
     rank: int = 0
     refusal: tuple[int, str] | None = None
     lost: str = ""
-    asked: bool = False
+    requested: bool = False
 
 
 class NearServer(ClientListener):
-    """Serves the devices of agents on other hosts: its sockets are there at once, and are answered from `begin` on.
+    """Serves the devices of agents on other hosts. Its sockets exist at once; `begin` starts to accept clients.
 
     Parameters
     ----------
-    devices : mapping
-        Rank and name of the agent, by the device's number for clients.
+    devices : mapping of int to (int, str)
+        Rank and name of each agent, by the ordinal of its device in the program.
     folder : Path
-        That of the sockets.
+        Folder of the sockets.
     relay : Path
-        The native part.
+        The native library.
     """
 
     transport: Transport
@@ -81,12 +82,12 @@ class NearServer(ClientListener):
             self.listen(folder, remote)
 
     def begin(self, transport: Transport) -> None:
-        """Answer clients over this process's transport; `heard` is given what it receives of CUDA."""
+        """Serve clients over `transport`. The caller passes received messages of CUDA to `handle`."""
         self.transport = transport
         self.start()
         transport.on_lost(self._lost)
-        for remote in self.remotes.values():  # all at one time, and before somebody waits for it
-            self._ask(remote)
+        for remote in self.remotes.values():  # concurrently, and before a client waits for a reply
+            self._request_facts(remote)
 
     # -- the listening thread ----------------------------------------------------------------------------------
 
@@ -97,17 +98,18 @@ class NearServer(ClientListener):
     def facts(self, client: Client) -> bytes | None:
         remote = client.served
         assert isinstance(remote, Remote)
-        if remote.facts is not None:  # those of a lost agent, too: its device keeps its number
+        if remote.facts is not None:  # also if the agent is lost, because its device keeps the ordinal
             return remote.facts
         if remote.lost:
             client.refuse(DEVICE_UNAVAILABLE, f"{remote.device} is lost: {remote.lost}")
         elif remote.refusal is not None:
             client.refuse(*remote.refusal)
-            remote.refusal = None  # who asks again learns whether it is still so
+            remote.refusal = None  # the next client causes another request
         else:
             client.is_waiting = client.greeted = True
-            if not remote.asked:
-                threading.Thread(target=self._ask, args=(remote,), name="warpwell cuda facts", daemon=True).start()
+            if not remote.requested:
+                name = "warpwell cuda facts"
+                threading.Thread(target=self._request_facts, args=(remote,), name=name, daemon=True).start()
         return None
 
     def tick(self) -> None:
@@ -127,34 +129,34 @@ class NearServer(ClientListener):
         served.thread.start()
         return True
 
-    def _ask(self, remote: Remote) -> None:
-        remote.asked = True
+    def _request_facts(self, remote: Remote) -> None:
+        remote.requested = True
         with contextlib.suppress(PoolError, ClosedError, StallError):
-            self.transport.send(remote.rank, pack(int(Op.CUDA), int(Kind.ASK), remote.ordinal, self._protocol))
+            self.transport.send(remote.rank, pack(int(Op.CUDA), int(Kind.QUERY), remote.ordinal, self._protocol))
 
     # -- the receiving thread ----------------------------------------------------------------------------------
 
-    def heard(self, peer: int, kind: int, *operands: Any) -> None:
-        """Take a message of an agent."""
-        if kind == Kind.KNOWN:
-            self._known(*operands)
+    def handle(self, peer: int, kind: int, *operands: Any) -> None:
+        """Handle a message of an agent."""
+        if kind == Kind.FACTS:
+            self._handle_facts(*operands)
             return
         client = self.served.get(operands[0])
         if client is None or client.remote.rank != peer:
-            return  # it has ended
+            return  # the client has been closed
         if kind == Kind.OPENED:
-            client.answer = operands[1:]
+            client.open_reply = operands[1:]
             client.opened.set()
         elif kind == Kind.BACK:
-            client.back(*operands[1:])
+            client.apply_answers(*operands[1:])
         elif kind == Kind.ENDED:
-            client.landing.put(None)
+            client.incoming.put(None)
 
-    def _known(self, ordinal: int, facts: bytes | None, code: int, why: str) -> None:
+    def _handle_facts(self, ordinal: int, facts: bytes | None, code: int, reason: str) -> None:
         remote = self.remotes[ordinal]
-        remote.asked = False
+        remote.requested = False
         if facts is None:
-            remote.refusal = (code, why)
+            remote.refusal = (code, reason)
         else:
             try:
                 remote.facts = self.relay.facts(facts, False)
@@ -172,32 +174,32 @@ class NearServer(ClientListener):
         self.ring()
 
     def close(self) -> None:
-        """Listen no more, and end all clients."""
+        """Stop listening and close all clients."""
         super().close()
         clients = list(self.served.values())
         for client in clients:
             client.stop()
         for client in clients:
-            client.thread.join(_END_SECONDS)
+            client.thread.join(_CLOSE_SECONDS)
 
 
 class NearClient:
-    """One client of one remote device."""
+    """A client of a remote device."""
 
     def __init__(self, server: NearServer, number: int, remote: Remote, line: socket.socket, pidfd: int | None) -> None:
         self.number, self.remote = number, remote
-        self.answer: tuple[Any, ...] = ()
+        self.open_reply: tuple[Any, ...] = ()
         self.opened, self.ended = threading.Event(), threading.Event()
-        self.landing: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
+        self.incoming: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name="warpwell cuda ring", daemon=True)
         self._server, self._transport = server, server.transport
         self._line, self._pidfd = line, -1 if pidfd is None else pidfd
         self._near: Near | None = None
-        self._moves: dict[int, Transfer] = {}  # the last copy of each place
+        self._transfers: dict[int, Transfer] = {}  # the last copy of each slot
         self._stopped = False
 
     def stop(self) -> None:
-        """End it without more ado: nothing comes of its worker any more."""
+        """Stop serving the client, because its worker sends no more messages."""
         self._stopped = True
         if self._near is not None:
             self._near.stop()
@@ -208,37 +210,39 @@ class NearClient:
         try:
             near = self._open()
             if near is not None:
-                threading.Thread(target=self._land, args=(near,), name="warpwell cuda bytes", daemon=True).start()
+                name = "warpwell cuda bytes"
+                threading.Thread(target=self._complete_copies, args=(near,), name=name, daemon=True).start()
                 self._mirror(near)
         except (PoolError, ClosedError, StallError, OSError):
-            pass  # the agent is gone, or takes nothing any more: the client's connection says so
+            pass  # the agent is lost or receives nothing; the end of the connection reports it to the client
         finally:
-            self._end()
+            self._close()
 
-    def _tell(self, kind: Kind, *operands: Any) -> None:
+    def _send(self, kind: Kind, *operands: Any) -> None:
         self._transport.send(self.remote.rank, pack(int(Op.CUDA), int(kind), self.number, *operands))
 
     def _open(self) -> Near | None:
-        self._tell(Kind.OPEN, self.remote.ordinal, self._server._protocol)
-        until = time.monotonic() + _OPENED_SECONDS + float(os.environ.get(WAIT, 0))
+        relay = self._server.relay
+        self._send(Kind.OPEN, self.remote.ordinal, self._server._protocol)
+        deadline = time.monotonic() + _OPEN_SECONDS + float(os.environ.get(WAIT, 0))
         while not self.opened.wait(0.05):
-            late = time.monotonic() > until
-            if late or self.remote.lost or self._stopped or self._server.relay.gone(self._line.fileno(), self._pidfd):
-                why = f"is lost: {self.remote.lost}" if self.remote.lost else "has opened no context"
-                refuse(self._line, DEVICE_UNAVAILABLE, f"{self.remote.device} {why}")
+            is_late = time.monotonic() > deadline
+            if is_late or self.remote.lost or self._stopped or relay.has_exited(self._line.fileno(), self._pidfd):
+                reason = f"is lost: {self.remote.lost}" if self.remote.lost else "has opened no context"
+                refuse(self._line, DEVICE_UNAVAILABLE, f"{self.remote.device} {reason}")
                 return None
-        facts, code, why = self.answer
+        facts, code, reason = self.open_reply
         if facts is None:
-            refuse(self._line, code, why)
+            refuse(self._line, code, reason)
             return None
         try:
-            near = Near(self._server.relay)
+            near = Near(relay)
         except MemoryError as error:
             refuse(self._line, _OUT_OF_MEMORY, str(error))
             return None
         self._near = near
         try:
-            socket.send_fds(self._line, [self._server.relay.facts(facts, True)], near.descriptors)
+            socket.send_fds(self._line, [relay.facts(facts, True)], near.descriptors)
         finally:
             for descriptor in near.descriptors:
                 os.close(descriptor)
@@ -246,57 +250,57 @@ class NearClient:
 
     def _mirror(self, near: Near) -> None:
         while not self._stopped:
-            code, block = near.take(self._line.fileno(), self._pidfd, _LOOK)
+            code, block = near.take(self._line.fileno(), self._pidfd, _POLL_SECONDS)
             if code > 0:
                 start, end, data, stops = block
-                self._tell(Kind.SHIP, start, end, data, tuple(self._begin(near, *stop) for stop in stops))
+                self._send(Kind.SHIP, start, end, data, tuple(self._start_copy(near, *stop) for stop in stops))
             elif code == WRONG:
-                near.sticky(_UNKNOWN)
+                near.set_sticky_error(_UNKNOWN)
                 print(
-                    f"warpwell: the CUDA client of device {self.remote.ordinal} ends: its ring is wrong",
+                    f"warpwell: closed the CUDA client of device {self.remote.ordinal}: its ring is malformed",
                     file=sys.stderr,
                     flush=True,
                 )
                 return
-            elif code == GONE:
-                self._tell(Kind.CLOSE)
-                self.ended.wait(_END_SECONDS)  # the client may wait for the device's memory
+            elif code == EXITED:
+                self._send(Kind.CLOSE)
+                self.ended.wait(_CLOSE_SECONDS)  # the client may wait until the device's memory is free
                 return
             elif code == STOPPED:
                 return
 
-    def _begin(self, near: Near, end: int, place: int, use: int, nbytes: int, way: int) -> tuple[Any, ...]:
-        """Begin to move the bytes of an entry; return it with its payload."""
-        self._settle(place)
-        here, there = self._transport.rank, self.remote.rank
+    def _start_copy(self, near: Near, end: int, slot: int, use: int, nbytes: int, direction: int) -> tuple[Any, ...]:
+        """Start to copy the data of an entry; return the stop with its payload."""
+        self._wait_for_slot(slot)
+        near_rank, far_rank = self._transport.rank, self.remote.rank
         payload: Any = 0
-        if way == IN and nbytes <= near.relay.inline:
-            payload = near.read(place, nbytes)
+        if direction == IN and nbytes <= near.relay.inline:
+            payload = near.read(slot, nbytes)
         elif nbytes > near.relay.inline:
-            source, destination = (here, there) if way == IN else (there, here)
+            source, destination = (near_rank, far_rank) if direction == IN else (far_rank, near_rank)
             payload = self._server.tags.new(source, destination)
-            move = self._transport.put if way == IN else self._transport.get
-            transfer = self._moves[place] = move(there, payload, near.region(place, nbytes))
-            self._server.tags.begun(source, destination, transfer)
-        return end, place, use, nbytes, way, payload
+            start = self._transport.put if direction == IN else self._transport.get
+            transfer = self._transfers[slot] = start(far_rank, payload, near.region(slot, nbytes))
+            self._server.tags.reserve(source, destination, transfer)
+        return end, slot, use, nbytes, direction, payload
 
-    def _settle(self, place: int) -> None:
-        """Wait until the last copy of a place lets go of it; the other side has all of it, so that is soon."""
-        before = self._moves.pop(place, None)
-        until = time.monotonic() + _MOVE_SECONDS
-        while before is not None and not before.done:
-            if time.monotonic() > until or self._stopped:
-                raise StallError(f"a copy of {self.remote.device} does not end", seconds=_MOVE_SECONDS)
+    def _wait_for_slot(self, slot: int) -> None:
+        """Wait until the last copy of a slot is done. The far side has all of its data, so this is short."""
+        transfer = self._transfers.pop(slot, None)
+        deadline = time.monotonic() + _COPY_SECONDS
+        while transfer is not None and not transfer.done:
+            if time.monotonic() > deadline or self._stopped:
+                raise StallError(f"a copy of {self.remote.device} does not complete", seconds=_COPY_SECONDS)
             time.sleep(5e-5)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         self._stopped = True
         self._server.served.pop(self.number, None)
         if not self.remote.lost:
             with contextlib.suppress(PoolError, ClosedError, StallError):
-                self._tell(Kind.CLOSE)  # whatever the reason, its worker must end; one that has does not hear it
-        self.landing.put(None)
-        for transfer in self._moves.values():
+                self._send(Kind.CLOSE)  # for any reason, the worker must exit; ignored if it has
+        self.incoming.put(None)
+        for transfer in self._transfers.values():
             if not transfer.done:
                 transfer.cancel()
         with contextlib.suppress(OSError):
@@ -307,36 +311,36 @@ class NearClient:
 
     # -- the receiving thread ----------------------------------------------------------------------------------
 
-    def back(self, answers: bytes, places: tuple[Any, ...]) -> None:
-        """Store answers; places whose bytes are still on their way are left to `_land`."""
+    def apply_answers(self, answers: bytes, slots: tuple[Any, ...]) -> None:
+        """Store answers. Slots whose data is in flight are completed by `_complete_copies`."""
         near = self._near
         if near is None or self._stopped:
             return
         if answers and not near.apply(answers):
             self.stop()
             return
-        for place, use, result, payload in places:
+        for slot, use, result, payload in slots:
             if isinstance(payload, int):
-                self.landing.put((place, use, result))
+                self.incoming.put((slot, use, result))
                 continue
             if payload is not None:
-                near.write(place, payload)
-            elif result and (given_up := self._moves.get(place)) is not None:
-                given_up.cancel()  # if it was to come here, it does not
-            near.done(place, use, result)
+                near.write(slot, payload)
+            elif result and (transfer := self._transfers.get(slot)) is not None:
+                transfer.cancel()  # after a failure, the far side sends no data
+            near.complete_slot(slot, use, result)
 
-    # -- the landing thread ------------------------------------------------------------------------------------
+    # -- the thread that waits for bulk data -------------------------------------------------------------------
 
-    def _land(self, near: Near) -> None:
-        """Wait for bytes that the far end has begun to send, in its order, and for the end behind them."""
-        while (landed := self.landing.get()) is not None:
-            place, use, result = landed
-            transfer = self._moves.get(place)
+    def _complete_copies(self, near: Near) -> None:
+        """Wait for the data that the far side sends, in its order, then for ENDED."""
+        while (item := self.incoming.get()) is not None:
+            slot, use, result = item
+            transfer = self._transfers.get(slot)
             try:
                 if transfer is not None:
-                    transfer.wait(transfer.chunks, _MOVE_SECONDS)
-            except (DeviceLostError, PoolError, StallError):
+                    transfer.wait(transfer.chunks, _COPY_SECONDS)
+            except (PoolError, StallError):
                 break
-            near.done(place, use, result)
+            near.complete_slot(slot, use, result)
         self.stop()
         self.ended.set()

@@ -20,7 +20,7 @@ from typing import Any
 from ..._check import extra
 from ..._os import clock
 from ...errors import AgentError
-from ..several import several
+from ..transport.handshake import several
 from . import cuda_programs, supervise
 from .gpus import assign
 from .hosts import Host, is_here

@@ -114,7 +114,7 @@ class Member(JsonLines):
             See `named_transport`.
         """
         global joined
-        from ..transport.mpi_progress import compiled_loop  # slow: it loads LLVM; the launcher knows of the process
+        from ..transport.mpi_transport import compiled_loop  # slow: it loads LLVM; the launcher knows of the process
 
         self.send(compiling=True)
         compiled_loop()

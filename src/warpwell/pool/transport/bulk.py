@@ -14,39 +14,39 @@ from ...errors import ArgumentError, DeviceLostError, PoolError, StallError
 from .signal import Signal
 
 DEFAULT_CHUNK = 1 << 20
-"""Bytes of a chunk where nothing else is said: bandwidth has saturated there."""
+"""Default size of a chunk in bytes; larger chunks do not increase the bandwidth."""
 
 MAX_CHUNK = 1 << 30  # MPI counts in 31 bits
 
 ALLOWED, COMPLETED, STATUS, CHANGES, HELD = range(5)
-"""Words of a transfer: chunks that may move, chunks that are over, its status, the signal of any change, and whether
-something may still touch its memory."""
+"""Control words of a transfer: chunks that may move, completed chunks, status, the `Signal` of any change, and whether
+the transport may still access the memory."""
 
 RUNNING, DONE, LOST, CANCELLED = range(4)
-"""What the status word says."""
+"""Values of the status word."""
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of a transfer. Chunk k stands at ``address + (k % slots) * chunk``.
+    """The memory of one side of a transfer. Chunk k is at ``address + (k % slots) * chunk``.
 
     Parameters
     ----------
     address : int
-        Where it begins, in this process.
+        Address of the memory in this process.
     nbytes : int
-        Bytes of the whole transfer, which may be more than the slots hold.
+        Size of the transfer in bytes; it may exceed the size of the slots.
     chunk : int
-        Bytes of a chunk; the last one may have fewer.
+        Size of a chunk in bytes; the last chunk may be smaller.
     slots : int or None
-        How many chunks there is room for, used in turn. None: all of the data is there.
+        Number of chunks that the memory holds, as a ring. None: it holds all of the data.
     keep : object
-        Held until the transfer is over, so that the memory stays.
+        Owner of the memory; referenced until the transfer is done.
 
     Raises
     ------
     ArgumentError
-        A size that cannot be.
+        A size is out of range.
     """
 
     address: int
@@ -57,16 +57,17 @@ class Region:
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
-            raise ArgumentError(f"a transfer of {self.nbytes} bytes", name="nbytes")
+            raise ArgumentError(f"nbytes must not be negative, got {self.nbytes}", name="nbytes")
         if not 0 < self.chunk <= MAX_CHUNK:
-            raise ArgumentError(f"chunks have 1 to {MAX_CHUNK} bytes, not {self.chunk}", name="chunk")
+            raise ArgumentError(f"chunk must be from 1 to {MAX_CHUNK} bytes, got {self.chunk}", name="chunk")
         if self.slots is not None and self.slots < 1:
-            raise ArgumentError(f"a transfer needs a slot or more, not {self.slots}", name="slots")
+            raise ArgumentError(f"slots must be at least 1, got {self.slots}", name="slots")
 
     @classmethod
     def over(cls, memory: Any, *, chunk: int = DEFAULT_CHUNK) -> Region:
-        """Return the region that is all of `memory`: an array, or another contiguous buffer."""
-        if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:  # of any dtype, also those without a buffer
+        """Return the region of all of `memory`: an array or another contiguous buffer."""
+        # not every dtype supports the buffer protocol
+        if isinstance(memory, np.ndarray) and memory.flags.c_contiguous:
             return cls(int(memory.ctypes.data), memory.nbytes, chunk, None, memory)
         view = memoryview(memory)
         address = int(np.frombuffer(view.cast("B"), np.uint8).ctypes.data) if view.nbytes else 0
@@ -74,26 +75,26 @@ class Region:
 
     @property
     def chunks(self) -> int:
-        """How many chunks the transfer has."""
+        """Number of chunks of the transfer."""
         return -(-self.nbytes // self.chunk)
 
-    def place(self, chunk: int) -> tuple[int, int]:
-        """Return address and bytes of a chunk."""
+    def locate(self, chunk: int) -> tuple[int, int]:
+        """Return the address and the size in bytes of a chunk."""
         slot = chunk if self.slots is None else chunk % self.slots
         return self.address + slot * self.chunk, min(self.chunk, self.nbytes - chunk * self.chunk)
 
 
 class Transfer:
-    """A copy that goes on by itself: chunks move as soon as both sides allow them, and are over in order.
+    """One side of an asynchronous copy. A chunk moves when both sides allow it; chunks complete in order.
 
-    Its words lie at `address`, so that native code may allow and count chunks too.
+    Native code reads and writes the control words at `address`. Any thread may call the methods.
 
     Parameters
     ----------
     peer, tag : int
-        The other side, and the number that both have agreed on.
+        Rank of the other side, and the tag that both sides use.
     region : Region
-        The memory on this side. It is held until nothing touches it any more.
+        The memory on this side. It is referenced until the transport no longer accesses it.
     wake : callable, optional
         Called when more chunks are allowed or the transfer is cancelled.
     """
@@ -107,71 +108,74 @@ class Transfer:
         self._slots = region.slots
         self._wake = wake
         self._lock = threading.Lock()
-        self.words = np.zeros(8, np.int64)
-        self.words[HELD] = 1
+        self._control = np.zeros(8, np.int64)
+        self._control[HELD] = 1
         self._changes = Signal(self.address + 8 * CHANGES)
-        self.words[ALLOWED] = self.chunks if region.slots is None else 0
+        self._control[ALLOWED] = self.chunks if region.slots is None else 0
         if not self.chunks:
             self.finish(DONE)
 
     @property
     def address(self) -> int:
-        """Where the words lie."""
-        return int(self.words.ctypes.data)
+        """Address of the control words."""
+        return int(self._control.ctypes.data)
 
     @property
     def allowed(self) -> int:
-        """Chunks that may move."""
-        return int(self.words[ALLOWED])
+        """Number of chunks that may move."""
+        return int(self._control[ALLOWED])
 
     @property
     def completed(self) -> int:
-        """Chunks that are over: sent, so that their slots are free, or received."""
-        return int(self.words[COMPLETED])
+        """Number of chunks that were received, or sent, so that their slots are free."""
+        return int(self._control[COMPLETED])
 
     @property
     def status(self) -> int:
         """RUNNING, DONE, LOST or CANCELLED."""
-        return int(self.words[STATUS])
+        return int(self._control[STATUS])
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not, and its memory is not touched any more."""
-        return self.status != RUNNING and not self.words[HELD]
+        """Whether the transfer has ended in any way and the transport no longer accesses its memory."""
+        return self.status != RUNNING and not self._control[HELD]
 
     def allow(self, chunks: int) -> None:
-        """Let all chunks before number `chunks` move: they are filled, or their slots are free.
+        """Allow the first `chunks` chunks to move: they are filled, or their slots are free.
 
         Raises
         ------
         ArgumentError
-            That is more than there are, or a slot would be used again before its chunk is over.
+            The transfer has fewer chunks, or a slot would be reused before its chunk has completed.
         """
         with self._lock:
             limit = self.chunks if self._slots is None else min(self.chunks, self.completed + self._slots)
             if chunks > limit and self.status == RUNNING:
-                raise ArgumentError(f"{chunks} chunks allowed of {self.chunks}, {self.completed} over", name="chunks")
+                raise ArgumentError(
+                    f"chunks must be at most {limit} ({self.completed} of {self.chunks} completed), got {chunks}",
+                    name="chunks",
+                )
             if chunks <= self.allowed:
                 return
-            self.words[ALLOWED] = chunks
+            self._control[ALLOWED] = chunks
         if self._wake is not None:
             self._wake()
 
     def wait(self, chunks: int, timeout: float) -> None:
-        """Wait until `chunks` of them are over.
+        """Wait until `chunks` chunks have completed.
 
         Raises
         ------
         DeviceLostError
-            The other side is gone.
+            The peer was lost.
         StallError
-            They were not over after `timeout` seconds.
+            The chunks did not complete within `timeout` seconds.
         PoolError
             The transfer was cancelled.
         """
         end = time.monotonic() + timeout
         while True:
-            seen = self._changes.value
+            version = self._changes.value
             status = self.status
             if self.completed >= chunks:
                 return
@@ -186,18 +190,17 @@ class Transfer:
                     f"{self.allowed} allowed on this side",
                     seconds=timeout,
                 )
-            self._changes.sleep(seen, left)
+            self._changes.sleep(version, left)
 
     def cancel(self) -> None:
-        """Move no more chunks. Chunks that are on their way still touch the memory: it is held until `done`.
+        """Move no more chunks. Chunks in flight still access the memory, which is referenced until `done`.
 
-        The other side has to be told by its own means, and to cancel too. Where it never began its half, this one's
-        memory is let go of all the same.
+        The caller must make the other side cancel, too. The memory is released even if that side was never started.
         """
         with self._lock:
             if self.status != RUNNING:
                 return
-            self.words[STATUS] = CANCELLED
+            self._control[STATUS] = CANCELLED
         self._changes.raise_()
         if self._wake is not None:
             self._wake()
@@ -205,32 +208,32 @@ class Transfer:
     # -- for transports ------------------------------------------------------------------------------------
 
     def advance(self, completed: int) -> None:
-        """Tell that the chunks before `completed` are over."""
-        self.words[COMPLETED] = completed
+        """Record that the first `completed` chunks have completed."""
+        self._control[COMPLETED] = completed
         if completed == self.chunks:
             self.finish(DONE)
         else:
             self._changes.raise_()
 
     def finish(self, status: int, reason: str = "") -> None:
-        """End it (an earlier end stays) and let go of the memory."""
+        """Set the final status, unless one is set, and release the memory."""
         with self._lock:
             if self.status == RUNNING:
                 self.reason = reason
-                self.words[STATUS] = status
-            self._let_go()
+                self._control[STATUS] = status
+            self._release()
         self._changes.raise_()
 
-    def fail(self, reason: str, keep: Any = None) -> None:
-        """The peer is gone. With `keep`, the memory is not let go of: something may still write to it."""
+    def fail(self, reason: str, keep_memory: bool = False) -> None:
+        """Mark the peer as lost. With `keep_memory`, never release the memory, because MPI may still access it."""
         with self._lock:
             if self.status == RUNNING:
                 self.reason = reason
-                self.words[STATUS] = LOST
-        if keep is None:
-            self._let_go()
+                self._control[STATUS] = LOST
+        if not keep_memory:
+            self._release()
         self._changes.raise_()
 
-    def _let_go(self) -> None:
-        self.words[HELD] = 0
+    def _release(self) -> None:
+        self._control[HELD] = 0
         self.region = None

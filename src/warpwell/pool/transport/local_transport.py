@@ -1,4 +1,4 @@
-"""`LocalTransport`: processes of a pool that are threads of this one."""
+"""`LocalTransport`: between threads of one process that act as processes of a pool."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import threading
 from collections import deque
 
 from .bulk import CANCELLED, RUNNING, Transfer
-from .peers import PeerTransport
 from .signal import Signal
-from .transport import WINDOW
+from .transport import CLOSED, WINDOW, PeerTransport
 
 
 class LocalTransport(PeerTransport):
-    """One end of connections within this process; `local_transports` and `local_pair` make them.
+    """One end of the connections within this process; `local_transports` and `local_pair` create them.
 
-    Messages change hands without being copied again. A thread moves bulk data, started with the first transfer.
+    Messages are passed by reference. A thread moves bulk data; it starts with the first transfer.
     """
 
     name = "local"
@@ -25,13 +24,13 @@ class LocalTransport(PeerTransport):
         self._hub = hub
         self._inbox: deque[tuple[int, bytes]] = deque()
         self._arrived, self._acknowledged = Signal(), Signal()
-        self._received = dict.fromkeys(self.peers, 0)  # bytes of messages, with their overhead
+        self._received = dict.fromkeys(self.peers, 0)  # bytes of messages, overhead included
 
     def _post(self, peer: int, message: bytes) -> None:
-        other = self._hub.ends[peer]
-        other._inbox.append((self.rank, message))
-        listening, other._listening = other._listening, False  # the first of many messages wakes it, not each
-        other._arrived.raise_(wake=listening)
+        end = self._hub.ends[peer]
+        end._inbox.append((self.rank, message))
+        listening, end._listening = end._listening, False  # only the first of several messages wakes the receiver
+        end._arrived.raise_(wake=listening)
 
     def _take(self) -> tuple[int, bytes] | None:
         return self._inbox.popleft() if self._inbox else None
@@ -39,11 +38,11 @@ class LocalTransport(PeerTransport):
     def _received_by(self, peer: int) -> int:
         return self._hub.ends[peer]._received[self.rank]
 
-    def _consumed(self, peer: int, nbytes: int) -> None:
+    def _acknowledge(self, peer: int, nbytes: int) -> None:
         self._received[peer] += nbytes
-        other = self._hub.ends[peer]
-        if other._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # it may wait for this
-            other._acknowledged.raise_()
+        end = self._hub.ends[peer]
+        if end._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # it may wait for this credit
+            end._acknowledged.raise_()
 
     def _wake(self) -> None:
         self._hub.wake()
@@ -52,11 +51,11 @@ class LocalTransport(PeerTransport):
         peer = transfer.peer
         source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
         self._hub.add(self.rank, (source, destination, transfer.tag), transfer)
-        if self._closed or peer in self._reasons:  # just now
+        if self._closed or peer in self._reasons:  # concurrently
             self._hub.fail(self.rank, peer, self.close_reason)
 
     def lose(self, peer: int, reason: str) -> None:
-        """Treat `peer` as lost, for tests and for agents that end: its transfers fail, nothing more is sent to it."""
+        """Treat `peer` as lost: fail its transfers and send it nothing more. For tests, and agents that exit."""
         if not self._record_loss(peer, reason):
             return
         self._hub.fail(self.rank, peer, reason)
@@ -71,21 +70,21 @@ class LocalTransport(PeerTransport):
         self._arrived.raise_()
         self._acknowledged.raise_()
         for peer in self.peers:
-            self._hub.fail(self.rank, peer, "this transport was closed")
+            self._hub.fail(self.rank, peer, CLOSED)
             self._hub.ends[peer].lose(self.rank, self.close_reason)
         self._hub.leave()
 
 
 class _Hub:
-    """What the ends share: the halves of transfers, and the thread that moves matching ones."""
+    """The shared state of the ends: the sides of all transfers, and the thread that copies between matching ones."""
 
     def __init__(self) -> None:
         self.ends: list[LocalTransport] = []
-        # Under (source, destination, tag): the halves in the order in which they came.
-        self._halves: dict[tuple[int, int, int], tuple[deque[Transfer], deque[Transfer]]] = {}
+        # by (source, destination, tag): the sending and the receiving sides, in the order in which they were started
+        self._sides: dict[tuple[int, int, int], tuple[deque[Transfer], deque[Transfer]]] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._again = False
+        self._has_changed = False
         self._open = 0
         self._thread: threading.Thread | None = None
 
@@ -93,8 +92,8 @@ class _Hub:
         if transfer.status != RUNNING:
             return
         with self._lock:
-            halves = self._halves.setdefault(key, (deque(), deque()))
-            halves[rank != key[0]].append(transfer)
+            sides = self._sides.setdefault(key, (deque(), deque()))
+            sides[rank != key[0]].append(transfer)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._move_all, name="warpwell local transport", daemon=True)
                 self._thread.start()
@@ -102,24 +101,23 @@ class _Hub:
 
     def wake(self) -> None:
         with self._lock:
-            self._again = True
+            self._has_changed = True
             self._changed.notify_all()
 
     def fail(self, rank: int, peer: int, reason: str) -> None:
         """Fail the transfers of `rank` with `peer`."""
-        with self._lock:  # the mover copies under it: nothing is touched afterwards
-            for key, halves in self._halves.items():
+        with self._lock:  # held while the thread copies, so no memory is accessed afterwards
+            for key, sides in self._sides.items():
                 if key[:2] in ((rank, peer), (peer, rank)):
-                    for transfer in halves[rank != key[0]]:
+                    for transfer in sides[rank != key[0]]:
                         transfer.fail(reason)
-            self._again = True
-            self._changed.notify_all()
+            self.wake()
 
     def drain(self, rank: int, timeout: float) -> None:
-        """Wait until the transfers of `rank` are over that can go on."""
+        """Wait for the transfers of `rank` that have both sides."""
 
         def idle() -> bool:
-            return not any(rank in key[:2] and source and sink for key, (source, sink) in self._halves.items())
+            return not any(rank in key[:2] and source and sink for key, (source, sink) in self._sides.items())
 
         with self._lock:
             self._changed.wait_for(idle, timeout)
@@ -132,11 +130,11 @@ class _Hub:
     def _move_all(self) -> None:
         while True:
             with self._lock:
-                self._changed.wait_for(lambda: self._again or not self._open)
-                if not self._open and not self._again:
+                self._changed.wait_for(lambda: self._has_changed or not self._open)
+                if not self._has_changed:
                     return
-                self._again = False
-                keys = list(self._halves)
+                self._has_changed = False
+                keys = list(self._sides)
             moved = True
             while moved:
                 moved = False
@@ -145,18 +143,18 @@ class _Hub:
                         moved = self._move(key) or moved
 
     def _move(self, key: tuple[int, int, int]) -> bool:
-        """Move one chunk between the oldest halves under `key`; return whether there was one."""
-        if key not in self._halves:
+        """Copy one chunk between the oldest sides under `key`. Return False if no chunk may move."""
+        if key not in self._sides:
             return False
-        sources, sinks = self._halves[key]
-        for halves in (sources, sinks):
-            while halves and halves[0].status != RUNNING:
-                gone = halves.popleft()
-                if gone.status == CANCELLED:
-                    gone.finish(CANCELLED)
+        sources, sinks = self._sides[key]
+        for sides in (sources, sinks):
+            while sides and sides[0].status != RUNNING:
+                finished = sides.popleft()
+                if finished.status == CANCELLED:
+                    finished.finish(CANCELLED)
                 self._changed.notify_all()
         if not sources and not sinks:
-            del self._halves[key]
+            del self._sides[key]
         if not sources or not sinks:
             return False
         source, sink = sources[0], sinks[0]
@@ -164,10 +162,10 @@ class _Hub:
         if chunk >= min(source.allowed, sink.allowed):
             return False
         assert source.region is not None and sink.region is not None
-        (origin, nbytes), (target, room) = source.region.place(chunk), sink.region.place(chunk)
-        if nbytes != room or source.chunks != sink.chunks:
-            for half, other in ((source, sink), (sink, source)):
-                half.fail(f"the sides of the copy disagree: {half.chunks} chunks here, {other.chunks} there")
+        (origin, nbytes), (target, capacity) = source.region.locate(chunk), sink.region.locate(chunk)
+        if nbytes != capacity or source.chunks != sink.chunks:
+            for side, peer in ((source, sink), (sink, source)):
+                side.fail(f"the sides of the copy disagree: {side.chunks} chunks here, {peer.chunks} there")
             return True
         ctypes.memmove(target, origin, nbytes)
         source.advance(chunk + 1)
@@ -184,6 +182,6 @@ def local_transports(count: int) -> list[LocalTransport]:
 
 
 def local_pair() -> tuple[LocalTransport, LocalTransport]:
-    """Return the transports of rank 0 and of rank 1."""
+    """Return the connected transports of ranks 0 and 1. Close each."""
     first, second = local_transports(2)
     return first, second

@@ -1,4 +1,4 @@
-"""`limit`: how long anything of the pool waits where nothing else is said."""
+"""`Milestone`: an event with a value; `limit`: the default timeout of the pool."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from ... import errors
 from ..._settings import settings
 
 LOOK = 0.25
-"""Seconds between two looks at whether the wait has become pointless."""
+"""Interval, in seconds, at which a waiter checks that the process it depends on is alive."""
 
 
 def limit(timeout: float | None = None) -> float:
-    """Return `timeout`, or ``WARPWELL_POOL_STALL`` seconds, by default an hour.
+    """Return `timeout`, or if it is None, ``WARPWELL_POOL_STALL`` seconds (default: an hour).
 
-    A lost device ends a wait long before: this bounds waits for events that never happen.
+    It bounds waits for events that never happen. The loss of a device ends a wait much earlier.
     """
     return settings.pool_stall_seconds if timeout is None else timeout
 
 
 class Milestone:
-    """A point that something comes to, or fails to, once; others wait for it or are called."""
+    """An event that happens once, with a value, or fails once. Any thread may call the methods.
+
+    Attributes
+    ----------
+    value : object
+    failure : BaseException or None
+    """
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -34,35 +40,50 @@ class Milestone:
 
     @property
     def is_set(self) -> bool:
-        """Whether it came or failed."""
+        """Whether the event has happened or failed."""
         return self._event.is_set()
 
     def set(self, value: object = None) -> None:
-        """Come to it."""
+        """Set the event with `value`, unless it is set."""
         self._end(value, None)
 
     def fail(self, failure: BaseException) -> None:
-        """Fail to."""
+        """Set the event with a failure, unless it is set."""
         self._end(None, failure)
 
     def when_set(self, call: Callable[[Milestone], None]) -> None:
-        """Call ``call(self)`` when it came or failed, at once if it has; by whoever sets it."""
+        """Call ``call(self)`` in the thread that sets the event, or now if it is set."""
         with self._lock:
             if not self._event.is_set():
                 self._calls.append(call)
                 return
         call(self)
 
-    def wait(self, what: str, alive: Callable[[], None], timeout: float | None = None) -> Any:
-        """Wait, and return the value; raise the failure, what ``alive()`` raises, or `StallError`."""
+    def wait(self, event: str, alive: Callable[[], None], timeout: float | None = None) -> Any:
+        """Wait for the event and return its value.
+
+        Parameters
+        ----------
+        event : str
+            Name of the event for the message of `StallError`.
+        alive : callable
+            Raises if the process that sets the event has exited; called once at the start, then every 0.25 s.
+        timeout : float, optional
+            Seconds; by default `limit`.
+
+        Raises
+        ------
+        StallError
+            The event was not set in time.
+        """
         if not self._event.is_set():
             bound = limit(timeout)
             end = time.monotonic() + bound
-            alive()  # at once: hundreds of calls may wait, one after the other, for something that is gone
+            alive()  # at once: hundreds of calls may wait in sequence for a process that has exited
             while not self._event.wait(max(0.0, min(LOOK, end - time.monotonic()))):
                 alive()
                 if time.monotonic() >= end:
-                    raise errors.StallError(f"waited {bound:g} s for {what}", seconds=bound)
+                    raise errors.StallError(f"waited {bound:g} s for {event}", seconds=bound)
         if self.failure is not None:
             raise self.failure
         return self.value

@@ -1,12 +1,12 @@
-"""`run`: the native loop that moves everything of an `MpiTransport` without the interpreter lock.
+"""`run`: the native loop of an `MpiTransport`, which moves all messages and transfers without the GIL.
 
-Device code over three kinds of blocks of words, which it shares with `mpi_progress.Progress`; MPI is called by address.
-It returns where Python has to act: a peer was lost, or closing is over.
+This is device code over blocks of 64-bit fields, which `MpiTransport` allocates: one global block (G_), one for each
+peer (P_), and one for each transfer (R_, a row of the `TransferTable`). It calls MPI by address. Only the transport's
+thread runs these functions. `run` returns when Python has to act.
 
-Messages travel in fragments of one size. A fragment is a header of four words (its kind, the bytes that follow, the
-bytes of messages that the sender has received, and what a DRAIN is about) and the messages, each behind its length, as
-many as fit. A long message continues in the next fragments. So short messages that wait share a fragment, and a message
-may have any size.
+Messages are sent in fragments of one size. A fragment is a header of four fields (kind, payload bytes, bytes of
+messages that the sender has received, operand of a DRAIN), then messages, each after its length. A long message
+continues in the next fragments; short messages share one.
 """
 
 from __future__ import annotations
@@ -25,62 +25,63 @@ from ...targets.primitives import (
     store_release,
 )
 from . import bulk
+from .signal import FUTEX_ALL, FUTEX_WAIT, FUTEX_WAKE
 from .table import ABANDONED, OVER, READY
 from .transport import WINDOW
 
 CONTROL, FIRST_BULK = 1, 16
-"""MPI tags: of fragments, and the first one of bulk data."""
+"""MPI tags: of fragments, and the first one for bulk data."""
 
 FRAGMENT = 32 << 10
-"""Bytes of a fragment with its header. Open MPI sends up to 64 KiB over TCP without asking first."""
+"""Size of a fragment in bytes. Open MPI sends up to 64 KiB over TCP eagerly."""
 
 HEADER = 32
-"""Bytes of its header."""
+"""Size of the header of a fragment in bytes."""
 
 DATA, GOODBYE, DRAIN, DRAINED = range(4)
-"""Kinds of fragments. One without messages is a sign of life. DRAIN asks the peer to receive, and drop, what was sent
-with the MPI tag of a copy that was given up (its word is ``tag << 32 | bytes of a chunk``), since MPI cannot take back
-a send; DRAINED answers that nothing of it is left."""
-
-_WAIT, _WAKE, _EVERYBODY = 128, 129, 2**31 - 1
+"""Kinds of fragments. DATA without messages is a heartbeat. MPI cannot withdraw a send, so the sender of a cancelled
+copy sends DRAIN (operand: ``tag << 32 | chunk bytes``). The peer receives and discards the data with this tag, then
+answers DRAINED."""
 
 LOSSES, FINISHED = 1, 2
-"""What `run` returns: `lost` peers to be told of (call it again then), or that it has ended."""
+"""Return values of `run`: peers were lost (report them, then call `run` again); the transport is closed."""
 
 SLOTS = 4
-"""Fragments to and from a peer that are under way at once."""
+"""Number of fragments in flight to and from a peer."""
 
 AHEAD = 4
-"""Chunks of a transfer that are under way at once. Each waits for its receiver: memory in flight stays bounded."""
+"""Number of chunks of a transfer in flight. Sends are synchronous, so this bounds the memory that MPI buffers."""
 
 MS = 1_000_000
-SHORTEST, LONGEST, IN_FLIGHT = 20_000, 500_000, 100_000
-"""Nanoseconds of naps: the first, the longest, and the longest while something is under way."""
+"""Nanoseconds in a millisecond."""
 
-LAST_WORDS = 300 * MS
-"""Nanoseconds for which what a process has sent may still come after its end: a packet may have to be sent again."""
+MIN_NAP, MAX_NAP, MAX_ACTIVE_NAP = 20_000, 500_000, 100_000
+"""Naps in nanoseconds: the shortest, the longest, and the longest while data is in flight."""
 
-HOT = 1 * MS
-"""Nanoseconds without a find after which naps become longer: an answer takes some hundred microseconds."""
+EXIT_DELAY = 300 * MS
+"""Nanoseconds after a process has exited during which its data may still arrive: TCP may retransmit a packet."""
 
-LOOKS = 8
-"""Calls of MPI without a find before a nap: Open MPI looks at its sockets only every eighth time."""
+NAP_GROWTH_DELAY = 1 * MS
+"""Nanoseconds without progress after which naps grow. A reply takes some hundred microseconds."""
 
-AGAIN = 2 * MS
-"""Nanoseconds after which a peer is asked again to take what is left of a copy that was given up."""
+IDLE_POLLS = 8
+"""Number of MPI calls without progress before a nap: Open MPI polls its sockets in every eighth call."""
 
-QUIET = 2 * LOOKS
-"""Looks without a find, besides, after which nothing comes any more of a process that has ended."""
+DRAIN_INTERVAL = 2 * MS
+"""Nanoseconds after a DRAINED before the sender of a cancelled copy repeats DRAIN."""
 
-# -- the whole ------------------------------------------------------------------------------------------------
+EXIT_POLLS = 2 * IDLE_POLLS
+"""Number of polls without data, in addition to `EXIT_DELAY`, after which an exited process counts as lost."""
+
+# -- the global block -----------------------------------------------------------------------------------------
 (
-    G_DOORBELL,  # signals: of Python to the loop,
-    G_ARRIVED,  # that a message came,
-    G_ACKNOWLEDGED,  # that a peer has received some
-    G_LOSSES,  # peers lost that Python has not heard of
-    G_CLOSE_BY,  # when closing has to be over, 0: not closing
-    G_WATCHED,  # when somebody last looked for silent peers
-    G_COMM,  # handles and functions of MPI
+    G_DOORBELL,  # signals: from Python to the loop;
+    G_ARRIVED,  # a message has arrived;
+    G_ACKNOWLEDGED,  # a peer has received messages
+    G_LOSSES,  # number of lost peers to report to Python
+    G_CLOSE_BY,  # deadline of closing; 0: not closing
+    G_CHECKED,  # time of the last `check_peers`
+    G_COMM,  # MPI handles and functions
     G_BYTE,
     G_ISEND,
     G_ISSEND,
@@ -94,15 +95,15 @@ QUIET = 2 * LOOKS
     G_SYSCALL,
     G_FUTEX,
     G_SILENCE,
-    G_PEERS,  # how many, and where the blocks are
+    G_PEERS,  # number of peers, and address of their blocks
     G_PEER_TABLE,
     G_ROWS,
     G_ROW_TABLE,
-    G_INBOX,  # ring of (peer, address, bytes): where, how many fit, taken by Python, put by the loop
-    G_INBOX_ROOM,
+    G_INBOX,  # ring of (rank, address, bytes): its address, its slots, entries taken by Python, entries put by the loop
+    G_INBOX_SLOTS,
     G_INBOX_HEAD,
     G_INBOX_TAIL,
-    G_ENDED,  # how many transfers the loop is done with
+    G_FINISHED,  # number of finished transfers
     G_FLAG,  # scratch: MPI's flag, its status, a timespec
     G_STATUS,
     G_STATUS_END,
@@ -113,35 +114,35 @@ GLOBAL_WORDS = G_TIME // 8 + 2
 # -- a peer ---------------------------------------------------------------------------------------------------
 (
     P_RANK,
-    P_GONE,  # why it is lost, 0: it is not
-    P_CODE,  # MPI's error
-    P_TOLD,  # Python has heard of the loss, so transfers may fail
-    P_ACKNOWLEDGED,  # bytes of messages that the peer has received
-    P_CONSUMED,  # that Python has received of it
-    P_REPORTED,  # that the peer knows of
-    P_HEARD,  # when it last said something
-    P_SAID,  # when it was last told something
-    P_GOODBYE,  # 1: said
-    P_ENDED,  # since when it is known that its process has ended, 0: it has not
-    P_QUIET,  # looks since then, one after the other, that found nothing of it
-    P_OUT,  # ring of (address, bytes): where, how many fit, taken by the loop, put by Python
-    P_OUT_ROOM,
+    P_LOST,  # why the peer is lost; 0: it is not
+    P_CODE,  # detail of the loss: an MPI error, nanoseconds of silence, or bytes
+    P_LOSS_REPORTED,  # 1: Python has reported the loss, so transfers may fail
+    P_ACKNOWLEDGED,  # bytes of messages that the peer has received from this process
+    P_CONSUMED,  # bytes of messages that Python has received from the peer
+    P_REPORTED,  # the value of P_CONSUMED that was last sent to the peer
+    P_LAST_RECEIVE,  # times of the last fragment received and sent
+    P_LAST_SEND,
+    P_GOODBYE,  # 1: GOODBYE was sent
+    P_EXITED,  # when Python learned that the process has exited; 0: it has not
+    P_EXIT_POLLS,  # consecutive polls since then without data
+    P_OUT,  # ring of (address, bytes): its address, its slots, entries taken by the loop, entries put by Python
+    P_OUT_SLOTS,
     P_OUT_HEAD,
     P_OUT_TAIL,
-    P_OFFSET,  # bytes of the first message that are sent, -1: not even its length
-    P_MESSAGE,  # what is put together: where, bytes, bytes there (-1: nothing)
+    P_OFFSET,  # bytes of the first message that are in fragments; -1: not even its length
+    P_MESSAGE,  # the message being received: its address, bytes, bytes received (-1: no message)
     P_LENGTH,
     P_FILLED,
-    P_SENT,  # fragments: sent, and under way or sent
+    P_SENT,  # number of fragments whose send has completed, was started, and that were received
     P_SENDS,
     P_RECEIVED,
     P_SEND_BUFFERS,
     P_RECEIVE_BUFFERS,
-    P_ASK,  # what the peer is to be asked to drain, 0: nothing
-    P_ASKING,  # row of the transfer for which it was asked and has not answered, 0: none
-    P_DRAIN,  # what the peer has asked to be drained here, 0: nothing
-    P_ANSWER,  # 1: it is to be told that this is done
-    P_SCRATCH,  # memory for it, 0: none yet; the message that it is for, and its request
+    P_DRAIN_REQUEST,  # operand of the DRAIN to send; 0: none
+    P_DRAINING_ROW,  # row of the transfer whose DRAIN is unanswered; 0: none
+    P_DRAIN,  # operand of the DRAIN that the peer has sent; 0: none
+    P_DRAIN_DONE,  # 1: DRAINED is to be sent
+    P_SCRATCH,  # memory for discarded data (0: none), the matched message, and the request of its receive
     P_SCRATCH_MESSAGE,
     P_SCRATCH_REQUEST,
     P_SEND_REQUESTS,
@@ -149,8 +150,8 @@ GLOBAL_WORDS = G_TIME // 8 + 2
 P_RECEIVE_REQUESTS = P_SEND_REQUESTS + 8 * SLOTS
 PEER_BYTES = P_RECEIVE_REQUESTS + 8 * SLOTS
 
-SILENT, SAID_GOODBYE, MPI_FAILED, ENDED, NO_MEMORY = 1, 2, 3, 4, 5
-"""Why a peer is gone."""
+SILENT, PEER_CLOSED, MPI_FAILED, EXITED, NO_MEMORY = 1, 2, 3, 4, 5
+"""Reasons why a peer is lost."""
 
 # -- a transfer -----------------------------------------------------------------------------------------------
 (
@@ -158,15 +159,15 @@ SILENT, SAID_GOODBYE, MPI_FAILED, ENDED, NO_MEMORY = 1, 2, 3, 4, 5
     R_PEER,  # address of the peer's block
     R_OUTGOING,
     R_TAG,
-    R_WORDS,  # address of the `Transfer`'s words
-    R_ADDRESS,  # the region
+    R_CONTROL,  # address of the control words of the `Transfer`
+    R_ADDRESS,  # the fields of its region
     R_NBYTES,
     R_CHUNK,
     R_SLOTS,
     R_CHUNKS,
-    R_POSTED,
+    R_POSTED,  # number of chunks that were started, and that have completed
     R_DONE,
-    R_ASKED,  # when the peer last answered that what this one had sent is drained
+    R_DRAINED,  # time of the last DRAINED
     R_REQUESTS,
 ) = range(0, 8 * 14, 8)
 ROW_BYTES = R_REQUESTS + 8 * AHEAD
@@ -174,112 +175,111 @@ ROW_BYTES = R_REQUESTS + 8 * AHEAD
 
 @device
 def word(address: int) -> int:
-    """Return a word that only this thread writes, or whose order does not matter."""
+    """Return a field. Relaxed: only this thread writes it, or the order does not matter."""
     return load_relaxed(address, SYSTEM)
 
 
 @device
 def put_word(address: int, value: int) -> None:
-    """Write such a word."""
+    """Write a field. Relaxed."""
     store_relaxed(address, value, SYSTEM)
 
 
 @device
 def raise_signal(g: int, address: int) -> None:
-    """Do what `Signal.raise_` does."""
+    """Increment the `Signal` at `address` and wake all sleeping threads."""
     fetch_add(address, 1, SYSTEM)
-    call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), address, _WAKE, _EVERYBODY, 0, 0, 0)
+    call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), address, FUTEX_WAKE, FUTEX_ALL, 0, 0, 0)
 
 
 @device
 def run(g: int) -> int:
-    """Move everything until Python has to act."""
-    nap = SHORTEST
+    """Move messages and transfers until peers are lost or the transport is closed; return LOSSES or FINISHED."""
+    nap = MIN_NAP
     idle = 0
-    found = clock_ns()
+    last_progress = clock_ns()
     while True:
-        seen = load_acquire(g + G_DOORBELL, SYSTEM)
+        version = load_acquire(g + G_DOORBELL, SYSTEM)
         now = clock_ns()
         moved = 0
-        under_way = 0
+        in_flight = 0
         for k in range(word(g + G_PEERS)):
             p = word(g + G_PEER_TABLE) + k * PEER_BYTES
-            if word(p + P_GONE) == 0:
-                came = fragments(g, p, now)
-                moved += came
-                if word(p + P_ENDED) != 0:
-                    put_word(p + P_QUIET, word(p + P_QUIET) + 1 if came == 0 else 0)
+            if word(p + P_LOST) == 0:
+                count = move_fragments(g, p, now)
+                moved += count
+                if word(p + P_EXITED) != 0:
+                    put_word(p + P_EXIT_POLLS, word(p + P_EXIT_POLLS) + 1 if count == 0 else 0)
                 if word(p + P_DRAIN) != 0:
                     moved += drain(g, p)
-                    under_way += 1
-                under_way += word(p + P_SENDS) - word(p + P_SENT)
+                    in_flight += 1
+                in_flight += word(p + P_SENDS) - word(p + P_SENT)
         for k in range(load_acquire(g + G_ROWS, SYSTEM)):
             r = word(g + G_ROW_TABLE) + k * ROW_BYTES
             if load_acquire(r + R_STATE, SYSTEM) == READY:
-                moved += transfer(g, r, now)
-                under_way += word(r + R_POSTED) - word(r + R_DONE)
-        watched = now - word(g + G_WATCHED)
-        if watched > 50 * MS:  # after a look at what there is
-            watch(g, now, watched)
-            put_word(g + G_WATCHED, now)
+                moved += move_chunks(g, r, now)
+                in_flight += word(r + R_POSTED) - word(r + R_DONE)
+        since_check = now - word(g + G_CHECKED)
+        if since_check > 50 * MS:  # after fragments that have arrived were received
+            check_peers(g, now, since_check)
+            put_word(g + G_CHECKED, now)
         if word(g + G_LOSSES) != 0:
             return LOSSES
-        if load_acquire(g + G_CLOSE_BY, SYSTEM) != 0 and finished(g, now):
+        if load_acquire(g + G_CLOSE_BY, SYSTEM) != 0 and close_peers(g, now):
             return FINISHED
         idle += word(g + G_PEERS)
         if moved != 0:
-            nap = SHORTEST
+            nap = MIN_NAP
             idle = 0
-            found = now
-        elif idle >= LOOKS:
+            last_progress = now
+        elif idle >= IDLE_POLLS:
             idle = 0
             put_word(g + G_TIME, 0)
-            longest = IN_FLIGHT if under_way > 0 else LONGEST
-            nap = min(nap, longest)
+            nap = min(nap, MAX_ACTIVE_NAP if in_flight > 0 else MAX_NAP)
             put_word(g + G_TIME + 8, nap)
             call_foreign(
                 word(g + G_SYSCALL),
                 word(g + G_FUTEX),
                 g + G_DOORBELL,
-                _WAIT,
-                seen & 0xFFFFFFFF,
+                FUTEX_WAIT,
+                version & 0xFFFFFFFF,
                 g + G_TIME,
                 0,
                 0,
             )
-            if now - found > HOT:
+            if now - last_progress > NAP_GROWTH_DELAY:
                 nap += nap // 2
 
 
 @device
-def watch(g: int, now: int, passed: int) -> None:
-    """Find peers that are silent, or whose process has ended and of whom nothing came since."""
+def check_peers(g: int, now: int, since_check: int) -> None:
+    """Mark silent peers as lost, and exited peers after their last data has arrived."""
     for k in range(word(g + G_PEERS)):
         p = word(g + G_PEER_TABLE) + k * PEER_BYTES
-        if passed > 1000 * MS:  # this process itself stood still: what they said was not heard yet
-            put_word(p + P_HEARD, word(p + P_HEARD) + passed)
-        ended = load_acquire(p + P_ENDED, SYSTEM)
-        if word(p + P_GONE) != 0:
+        if since_check > 1000 * MS:  # this process itself was stopped, so received data may be unread
+            put_word(p + P_LAST_RECEIVE, word(p + P_LAST_RECEIVE) + since_check)
+        exited = load_acquire(p + P_EXITED, SYSTEM)
+        if word(p + P_LOST) != 0:
             continue
-        if now - word(p + P_HEARD) > word(g + G_SILENCE):
-            lose(g, p, SILENT, now - word(p + P_HEARD))
-        elif ended != 0 and now - max(ended, word(p + P_HEARD)) > LAST_WORDS:
-            if word(p + P_QUIET) > QUIET:  # a thread that stood still has to look first
-                lose(g, p, ENDED, 0)
+        if now - word(p + P_LAST_RECEIVE) > word(g + G_SILENCE):
+            lose(g, p, SILENT, now - word(p + P_LAST_RECEIVE))
+        elif exited != 0 and now - max(exited, word(p + P_LAST_RECEIVE)) > EXIT_DELAY:
+            if word(p + P_EXIT_POLLS) > EXIT_POLLS:  # a thread that was stopped must poll first
+                lose(g, p, EXITED, 0)
 
 
 @device
-def lose(g: int, p: int, why: int, code: int) -> None:
-    """Note that a peer is gone, for Python."""
-    if word(p + P_GONE) == 0:
+def lose(g: int, p: int, cause: int, code: int) -> None:
+    """Record the loss of a peer for Python, unless it is lost."""
+    if word(p + P_LOST) == 0:
         put_word(p + P_CODE, code)
-        put_word(p + P_GONE, why)
+        put_word(p + P_LOST, cause)
         put_word(g + G_LOSSES, word(g + G_LOSSES) + 1)
 
 
 @device
-def over(g: int, p: int, request: int) -> bool:
-    """Tell whether a request has ended. If MPI fails, the peer is lost."""
+def completed(g: int, p: int, request: int) -> bool:
+    """Return True if the MPI request at `request` has completed. If MPI fails, the peer is lost."""
     put_word(g + G_FLAG, 0)
     code = call_foreign(word(g + G_TEST), request, g + G_FLAG, g + G_STATUS, 0, 0, 0, 0) & 0xFFFFFFFF
     if code != 0:
@@ -289,8 +289,8 @@ def over(g: int, p: int, request: int) -> bool:
 
 
 @device
-def begin(g: int, p: int, function: int, address: int, nbytes: int, tag: int, request: int) -> bool:
-    """Start a send or a receive. If MPI fails, the peer is lost."""
+def start(g: int, p: int, function: int, address: int, nbytes: int, tag: int, request: int) -> bool:
+    """Start a send or a receive and return True. If MPI fails, the peer is lost."""
     code = (
         call_foreign(function, address, nbytes, word(g + G_BYTE), word(p + P_RANK), tag, word(g + G_COMM), request)
         & 0xFFFFFFFF
@@ -304,9 +304,9 @@ def begin(g: int, p: int, function: int, address: int, nbytes: int, tag: int, re
 
 
 @device
-def expect(g: int, p: int, slot: int) -> bool:
-    """Expect a fragment in a slot."""
-    return begin(
+def start_receive(g: int, p: int, slot: int) -> bool:
+    """Start to receive a fragment into a slot and return True. If MPI fails, the peer is lost."""
+    return start(
         g,
         p,
         word(g + G_IRECV),
@@ -318,91 +318,89 @@ def expect(g: int, p: int, slot: int) -> bool:
 
 
 @device
-def fragments(g: int, p: int, now: int) -> int:
-    """Receive and send what is there; return how much."""
+def move_fragments(g: int, p: int, now: int) -> int:
+    """Receive all fragments that have arrived and send those that are due; return their number."""
     moved = 0
     while True:
         slot = rem(word(p + P_RECEIVED), SLOTS)
-        if not over(g, p, p + P_RECEIVE_REQUESTS + 8 * slot):
+        if not completed(g, p, p + P_RECEIVE_REQUESTS + 8 * slot):
             break
         moved += 1
-        put_word(p + P_HEARD, now)
+        put_word(p + P_LAST_RECEIVE, now)
         put_word(p + P_RECEIVED, word(p + P_RECEIVED) + 1)
         fragment = word(p + P_RECEIVE_BUFFERS) + slot * FRAGMENT
         if word(fragment + 16) > word(p + P_ACKNOWLEDGED):
             store_release(p + P_ACKNOWLEDGED, word(fragment + 16), SYSTEM)
             raise_signal(g, g + G_ACKNOWLEDGED)
-        take(g, p, fragment)
-        if word(p + P_GONE) != 0:
+        unpack(g, p, fragment)
+        if word(p + P_LOST) != 0:
             return moved
         kind = word(fragment)
         if kind == GOODBYE:
-            lose(g, p, SAID_GOODBYE, 0)
+            lose(g, p, PEER_CLOSED, 0)
             return moved
         if kind == DRAIN:
             put_word(p + P_DRAIN, word(fragment + 24))
         elif kind == DRAINED:
-            put_word(word(p + P_ASKING) + R_ASKED, now)
-            put_word(p + P_ASKING, 0)
-        if not expect(g, p, slot):
+            put_word(word(p + P_DRAINING_ROW) + R_DRAINED, now)
+            put_word(p + P_DRAINING_ROW, 0)
+        if not start_receive(g, p, slot):
             return moved
     while word(p + P_SENT) < word(p + P_SENDS):
-        if not over(g, p, p + P_SEND_REQUESTS + 8 * rem(word(p + P_SENT), SLOTS)):
+        if not completed(g, p, p + P_SEND_REQUESTS + 8 * rem(word(p + P_SENT), SLOTS)):
             break
         put_word(p + P_SENT, word(p + P_SENT) + 1)
-    while word(p + P_GONE) == 0 and word(p + P_SENDS) - word(p + P_SENT) < SLOTS:
-        due = load_relaxed(p + P_CONSUMED, SYSTEM) - word(p + P_REPORTED) >= WINDOW // 4
-        silent = now - word(p + P_SAID) > word(g + G_SILENCE) // 8
-        if word(p + P_GOODBYE) != 0:
+    while word(p + P_LOST) == 0 and word(p + P_GOODBYE) == 0 and word(p + P_SENDS) - word(p + P_SENT) < SLOTS:
+        acknowledges = load_relaxed(p + P_CONSUMED, SYSTEM) - word(p + P_REPORTED) >= WINDOW // 4
+        heartbeat = now - word(p + P_LAST_SEND) > word(g + G_SILENCE) // 8
+        kind = DRAIN if word(p + P_DRAIN_REQUEST) != 0 else DRAINED if word(p + P_DRAIN_DONE) != 0 else DATA
+        is_empty = word(p + P_OUT_HEAD) == load_acquire(p + P_OUT_TAIL, SYSTEM)
+        if kind == DATA and not acknowledges and not heartbeat and is_empty:
             break
-        kind = DRAIN if word(p + P_ASK) != 0 else DRAINED if word(p + P_ANSWER) != 0 else DATA
-        nothing = word(p + P_OUT_HEAD) == load_acquire(p + P_OUT_TAIL, SYSTEM)
-        if kind == DATA and not due and not silent and nothing:
-            break
-        say(g, p, kind, now)
+        send_fragment(g, p, kind, now)
         moved += 1
     return moved
 
 
 @device
-def say(g: int, p: int, kind: int, now: int) -> None:
-    """Send a fragment. A goodbye is over once everything before it has arrived."""
+def send_fragment(g: int, p: int, kind: int, now: int) -> None:
+    """Send a fragment. GOODBYE is a synchronous send: it completes after all earlier fragments were received."""
     slot = rem(word(p + P_SENDS), SLOTS)
     fragment = word(p + P_SEND_BUFFERS) + slot * FRAGMENT
     consumed = load_relaxed(p + P_CONSUMED, SYSTEM)
     put_word(p + P_REPORTED, consumed)
-    nbytes = fill(p, fragment)
+    nbytes = pack(p, fragment)
     put_word(fragment, kind)
     put_word(fragment + 8, nbytes - HEADER)
     put_word(fragment + 16, consumed)
-    put_word(fragment + 24, word(p + P_ASK))
+    put_word(fragment + 24, word(p + P_DRAIN_REQUEST))
     if kind == DRAIN:
-        put_word(p + P_ASK, 0)
+        put_word(p + P_DRAIN_REQUEST, 0)
     elif kind == DRAINED:
-        put_word(p + P_ANSWER, 0)
-    put_word(p + P_SAID, now)
+        put_word(p + P_DRAIN_DONE, 0)
+    put_word(p + P_LAST_SEND, now)
     function = word(g + G_ISSEND) if kind == GOODBYE else word(g + G_ISEND)
-    if begin(g, p, function, fragment, nbytes, CONTROL, p + P_SEND_REQUESTS + 8 * slot):
+    if start(g, p, function, fragment, nbytes, CONTROL, p + P_SEND_REQUESTS + 8 * slot):
         put_word(p + P_SENDS, word(p + P_SENDS) + 1)
 
 
 @device
-def fill(p: int, fragment: int) -> int:
-    """Write messages that wait into a fragment; return the bytes used."""
-    at = HEADER
+def pack(p: int, fragment: int) -> int:
+    """Copy queued messages into a fragment; return the bytes used, with the header."""
+    used = HEADER
     head = word(p + P_OUT_HEAD)
     tail = load_acquire(p + P_OUT_TAIL, SYSTEM)
     offset = word(p + P_OFFSET)
-    while head < tail and at + 8 <= FRAGMENT:
-        entry = word(p + P_OUT) + 16 * rem(head, word(p + P_OUT_ROOM))
+    while head < tail and used + 8 <= FRAGMENT:
+        entry = word(p + P_OUT) + 16 * rem(head, word(p + P_OUT_SLOTS))
         length = word(entry + 8)
         if offset < 0:
-            copy_bytes(fragment + at, entry + 8, 8)  # not aligned
-            at += 8
+            copy_bytes(fragment + used, entry + 8, 8)  # not aligned
+            used += 8
             offset = 0
-        part = min(length - offset, FRAGMENT - at)
-        copy_bytes(fragment + at, word(entry) + offset, part)
-        at += part
+        part = min(length - offset, FRAGMENT - used)
+        copy_bytes(fragment + used, word(entry) + offset, part)
+        used += part
         offset += part
         if offset < length:
             break
@@ -410,19 +408,19 @@ def fill(p: int, fragment: int) -> int:
         offset = -1
     put_word(p + P_OFFSET, offset)
     store_release(p + P_OUT_HEAD, head, SYSTEM)
-    return at
+    return used
 
 
 @device
-def take(g: int, p: int, fragment: int) -> None:
-    """Append a fragment to the messages of a peer; lose the peer if memory for a message cannot be allocated."""
-    at = fragment + HEADER
-    end = at + word(fragment + 8)
+def unpack(g: int, p: int, fragment: int) -> None:
+    """Append the messages in a fragment to the inbox. If memory for a message cannot be allocated, the peer is lost."""
+    address = fragment + HEADER
+    end = address + word(fragment + 8)
     arrived = 0
-    while at < end:
+    while address < end:
         if word(p + P_FILLED) < 0:
-            copy_bytes(p + P_LENGTH, at, 8)  # not aligned
-            at += 8
+            copy_bytes(p + P_LENGTH, address, 8)  # not aligned
+            address += 8
             size = max(word(p + P_LENGTH), 1)
             message = call_foreign(word(g + G_MALLOC), size, 0, 0, 0, 0, 0, 0)
             if message == 0:
@@ -432,13 +430,13 @@ def take(g: int, p: int, fragment: int) -> None:
             put_word(p + P_FILLED, 0)
         filled = word(p + P_FILLED)
         length = word(p + P_LENGTH)
-        part = min(length - filled, end - at)
-        copy_bytes(word(p + P_MESSAGE) + filled, at, part)
-        at += part
+        part = min(length - filled, end - address)
+        copy_bytes(word(p + P_MESSAGE) + filled, address, part)
+        address += part
         filled += part
         if filled == length:
             tail = word(g + G_INBOX_TAIL)
-            entry = word(g + G_INBOX) + 24 * rem(tail, word(g + G_INBOX_ROOM))
+            entry = word(g + G_INBOX) + 24 * rem(tail, word(g + G_INBOX_SLOTS))
             put_word(entry, word(p + P_RANK))
             put_word(entry + 8, word(p + P_MESSAGE))
             put_word(entry + 16, length)
@@ -455,20 +453,20 @@ def take(g: int, p: int, fragment: int) -> None:
 
 @device
 def drain(g: int, p: int) -> int:
-    """Take what the peer has sent for a copy that was given up, and drop it: only its receiver can end a send.
+    """Receive and discard one chunk of a cancelled copy; return 1 if there was progress.
 
-    MPI matches in order, so that what nobody has taken is what `MPI_Improbe` finds. The peer gives the tag to no other
-    copy before it has the answer.
+    Only a receive can complete a synchronous send. MPI matches in order, so `MPI_Improbe` finds exactly the chunks
+    without a receive. The peer does not reuse the tag before it gets DRAINED.
     """
-    asked = word(p + P_DRAIN)
-    chunk = asked & 0xFFFFFFFF
+    operand = word(p + P_DRAIN)
+    chunk = operand & 0xFFFFFFFF
     scratch = word(p + P_SCRATCH)
     if scratch == 0:
         scratch = call_foreign(word(g + G_MALLOC), chunk, 0, 0, 0, 0, 0, 0)
         if scratch == 0:
-            return 0  # later there may be room
+            return 0  # retried in the next round
         put_word(p + P_SCRATCH, scratch)
-    elif not over(g, p, p + P_SCRATCH_REQUEST):
+    elif not completed(g, p, p + P_SCRATCH_REQUEST):
         return 0
     put_word(g + G_FLAG, 0)
     message = p + P_SCRATCH_MESSAGE
@@ -476,7 +474,7 @@ def drain(g: int, p: int) -> int:
         call_foreign(
             word(g + G_IMPROBE),
             word(p + P_RANK),
-            asked >> 32,
+            operand >> 32,
             word(g + G_COMM),
             g + G_FLAG,
             message,
@@ -497,70 +495,70 @@ def drain(g: int, p: int) -> int:
         call_foreign(word(g + G_FREE), scratch, 0, 0, 0, 0, 0, 0)
         put_word(p + P_SCRATCH, 0)
         put_word(p + P_DRAIN, 0)
-        put_word(p + P_ANSWER, 1)
+        put_word(p + P_DRAIN_DONE, 1)
     return 1
 
 
 @device
-def transfer(g: int, r: int, now: int) -> int:
-    """See what is over of a transfer and start what may; return whether there was anything."""
+def move_chunks(g: int, r: int, now: int) -> int:
+    """Count the completed chunks of a transfer and start those that may move; return the number of both."""
     p = word(r + R_PEER)
-    words = word(r + R_WORDS)
-    if word(p + P_GONE) != 0:
-        if word(p + P_TOLD) != 0:
-            give_up(g, r)
+    control = word(r + R_CONTROL)
+    if word(p + P_LOST) != 0:
+        if word(p + P_LOSS_REPORTED) != 0:
+            fail_transfer(g, r)
         return 0
     before = word(r + R_DONE)
     done = before
     posted = word(r + R_POSTED)
-    while done < posted and over(g, p, r + R_REQUESTS + 8 * rem(done, AHEAD)):
+    while done < posted and completed(g, p, r + R_REQUESTS + 8 * rem(done, AHEAD)):
         done += 1
     put_word(r + R_DONE, done)
     outgoing = word(r + R_OUTGOING) != 0
-    if load_acquire(words + 8 * bulk.STATUS, SYSTEM) == bulk.CANCELLED:
+    if load_acquire(control + 8 * bulk.STATUS, SYSTEM) == bulk.CANCELLED:
         if not outgoing:
             for k in range(done, posted):
                 call_foreign(word(g + G_CANCEL), r + R_REQUESTS + 8 * rem(k, AHEAD), 0, 0, 0, 0, 0, 0)
-        elif done < posted and word(p + P_ASKING) == 0 and now - word(r + R_ASKED) > AGAIN:
-            put_word(p + P_ASKING, r)
-            put_word(p + P_ASK, (word(r + R_TAG) << 32) | word(r + R_CHUNK))
+        elif done < posted and word(p + P_DRAINING_ROW) == 0 and now - word(r + R_DRAINED) > DRAIN_INTERVAL:
+            put_word(p + P_DRAINING_ROW, r)
+            put_word(p + P_DRAIN_REQUEST, (word(r + R_TAG) << 32) | word(r + R_CHUNK))
             return 1
-        if done == posted and word(p + P_ASKING) != r:  # else its tag may still be looked for
-            let_go(g, r, 0)
+        if done == posted and word(p + P_DRAINING_ROW) != r:  # otherwise the peer may still probe for the tag
+            finish_transfer(g, r, 0)
         return done - before
-    limit = min(load_acquire(words + 8 * bulk.ALLOWED, SYSTEM), done + AHEAD)
+    limit = min(load_acquire(control + 8 * bulk.ALLOWED, SYSTEM), done + AHEAD)
     function = word(g + G_ISSEND) if outgoing else word(g + G_IRECV)
     moved = done - before
     chunk = word(r + R_CHUNK)
-    while posted < limit and word(p + P_GONE) == 0:
+    while posted < limit and word(p + P_LOST) == 0:
         slots = word(r + R_SLOTS)
         slot = posted if slots == 0 else rem(posted, slots)
         nbytes = min(chunk, word(r + R_NBYTES) - posted * chunk)
         address = word(r + R_ADDRESS) + slot * chunk
-        if begin(g, p, function, address, nbytes, word(r + R_TAG), r + R_REQUESTS + 8 * rem(posted, AHEAD)):
+        if start(g, p, function, address, nbytes, word(r + R_TAG), r + R_REQUESTS + 8 * rem(posted, AHEAD)):
             posted += 1
             moved += 1
     put_word(r + R_POSTED, posted)
     if done > before:
-        store_release(words + 8 * bulk.COMPLETED, done, SYSTEM)
+        store_release(control + 8 * bulk.COMPLETED, done, SYSTEM)
         if done == word(r + R_CHUNKS):
-            let_go(g, r, bulk.DONE)
+            finish_transfer(g, r, bulk.DONE)
         else:
-            raise_signal(g, words + 8 * bulk.CHANGES)
+            raise_signal(g, control + 8 * bulk.CHANGES)
     return moved
 
 
 @device
-def give_up(g: int, r: int) -> None:
-    """End a transfer whose peer is gone. Memory that MPI may still touch stays held for ever."""
+def fail_transfer(g: int, r: int) -> None:
+    """Fail a transfer whose peer is lost. Memory that MPI may still access is never released."""
     p = word(r + R_PEER)
-    words = word(r + R_WORDS)
+    control = word(r + R_CONTROL)
     done = word(r + R_DONE)
     posted = word(r + R_POSTED)
-    while done < posted and over(g, p, r + R_REQUESTS + 8 * rem(done, AHEAD)):
-        done += 1  # the peer's last words came first
+    while done < posted and completed(g, p, r + R_REQUESTS + 8 * rem(done, AHEAD)):
+        done += 1  # received before the loss
     put_word(r + R_DONE, done)
-    store_release(words + 8 * bulk.COMPLETED, done, SYSTEM)
+    store_release(control + 8 * bulk.COMPLETED, done, SYSTEM)
     held = 0
     for k in range(done, posted):
         request = r + R_REQUESTS + 8 * rem(k, AHEAD)
@@ -571,52 +569,48 @@ def give_up(g: int, r: int) -> None:
         if code == 0 and (word(g + G_FLAG) & 0xFFFFFFFF) == 0:
             held += 1
     if done == word(r + R_CHUNKS):
-        let_go(g, r, bulk.DONE)
+        finish_transfer(g, r, bulk.DONE)
     elif held == 0:
-        let_go(g, r, bulk.LOST)
+        finish_transfer(g, r, bulk.LOST)
     else:
-        if word(words + 8 * bulk.STATUS) == bulk.RUNNING:
-            put_word(words + 8 * bulk.STATUS, bulk.LOST)
-        raise_signal(g, words + 8 * bulk.CHANGES)
+        if word(control + 8 * bulk.STATUS) == bulk.RUNNING:
+            put_word(control + 8 * bulk.STATUS, bulk.LOST)
+        raise_signal(g, control + 8 * bulk.CHANGES)
         store_release(r + R_STATE, ABANDONED, SYSTEM)
 
 
 @device
-def let_go(g: int, r: int, status: int) -> None:
-    """End a transfer: nothing touches its memory any more."""
-    words = word(r + R_WORDS)
-    if word(words + 8 * bulk.STATUS) == bulk.RUNNING:
-        put_word(words + 8 * bulk.STATUS, status)
-    store_release(words + 8 * bulk.HELD, 0, SYSTEM)
-    raise_signal(g, words + 8 * bulk.CHANGES)
+def finish_transfer(g: int, r: int, status: int) -> None:
+    """Set the final status of a transfer, unless one is set, and release its memory."""
+    control = word(r + R_CONTROL)
+    if word(control + 8 * bulk.STATUS) == bulk.RUNNING:
+        put_word(control + 8 * bulk.STATUS, status)
+    store_release(control + 8 * bulk.HELD, 0, SYSTEM)
+    raise_signal(g, control + 8 * bulk.CHANGES)
     store_release(r + R_STATE, OVER, SYSTEM)
-    store_release(g + G_ENDED, word(g + G_ENDED) + 1, SYSTEM)
+    store_release(g + G_FINISHED, word(g + G_FINISHED) + 1, SYSTEM)
 
 
 @device
-def finished(g: int, now: int) -> bool:
-    """Go on with closing; tell whether nothing is left to do."""
-    by = word(g + G_CLOSE_BY)
-    late = now > by
-    if not late:
+def close_peers(g: int, now: int) -> bool:
+    """Send GOODBYE after the last transfers and messages; return True if all peers have it, or 0.1 s too late."""
+    deadline = word(g + G_CLOSE_BY)
+    is_late = now > deadline
+    if not is_late:
         for k in range(word(g + G_ROWS)):
             if word(word(g + G_ROW_TABLE) + k * ROW_BYTES + R_STATE) == READY:
                 return False
-    left = 0
+    open_peers = 0
     for k in range(word(g + G_PEERS)):
         p = word(g + G_PEER_TABLE) + k * PEER_BYTES
-        if word(p + P_GONE) != 0:
+        if word(p + P_LOST) != 0:
             continue
-        under_way = word(p + P_SENDS) - word(p + P_SENT)
-        if word(p + P_GOODBYE) == 0:
-            if not late and word(p + P_OUT_HEAD) < load_acquire(p + P_OUT_TAIL, SYSTEM):
-                left += 1
-            elif under_way < SLOTS:
-                say(g, p, GOODBYE, now)
-                put_word(p + P_GOODBYE, 1)
-                left += 1
-            elif not late:
-                left += 1
-        elif under_way > 0 and not late:
-            left += 1
-    return left == 0 or now > by + 100 * MS
+        in_flight = word(p + P_SENDS) - word(p + P_SENT)
+        has_messages = word(p + P_OUT_HEAD) < load_acquire(p + P_OUT_TAIL, SYSTEM)
+        if word(p + P_GOODBYE) == 0 and in_flight < SLOTS and (is_late or not has_messages):
+            send_fragment(g, p, GOODBYE, now)
+            put_word(p + P_GOODBYE, 1)
+            open_peers += 1
+        elif not is_late and (word(p + P_GOODBYE) == 0 or in_flight > 0):
+            open_peers += 1
+    return open_peers == 0 or now > deadline + 100 * MS

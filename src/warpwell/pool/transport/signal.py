@@ -1,4 +1,4 @@
-"""`Signal`: a word that threads sleep on, with or without the interpreter lock, until another changes it."""
+"""`Signal`: a condition word that threads and native code sleep on (futex)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import time
 
 import numpy as np
 
-_WAIT, _WAKE = 128, 129  # FUTEX_WAIT and FUTEX_WAKE, within this process
-_EVERYBODY = 2**31 - 1
-_SLICE = 0.1  # a thread looks up this often, so that Ctrl-C reaches the main thread
+FUTEX_WAIT, FUTEX_WAKE = 128, 129
+"""Operations of futex(2) within one process (FUTEX_PRIVATE_FLAG)."""
+
+FUTEX_ALL = 2**31 - 1
+"""Number of sleeping threads that FUTEX_WAKE wakes: all."""
+
 FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine(), 0)
-"""The number of the futex system call, 0 where it is not known."""
+"""Number of the futex system call, or 0 if it is not known for this processor."""
+
+_MAX_SLEEP = 0.1  # seconds; bounds the delay of Ctrl-C in the main thread
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_quick = ctypes.PyDLL(None)  # keeps the interpreter lock: to get it back may take longer than all the rest
+_libc_with_gil = ctypes.PyDLL(None)  # releasing and reacquiring the GIL may take longer than a wake-up
 
 
 class Timespec(ctypes.Structure):
@@ -28,21 +33,20 @@ class Timespec(ctypes.Structure):
 
     @classmethod
     def of(cls, seconds: float) -> Timespec:
-        """Return `seconds` as a time."""
-        whole = int(seconds)
-        return cls(whole, int((seconds - whole) * 1e9))
+        """Return `seconds` as a ``struct timespec``."""
+        return cls(int(seconds), int(seconds % 1 * 1e9))
 
 
 class Signal:
-    """A word that grows with each change of what it stands for.
+    """A counter that is incremented with each change of the state it belongs to.
 
-    Whoever waits notes the word, looks at the thing, and sleeps only while the word is still the same: no change
-    between looking and sleeping is missed. Native code may raise it too, since it is 32 bits at an address.
+    A waiter reads the counter, checks the state, and sleeps only while the counter is unchanged. So a change between
+    the check and the sleep is not missed. Native code may increment it too.
 
     Parameters
     ----------
     address : int, optional
-        Where the word lies (the low half of a 64-bit word); without, it has its own memory.
+        Address of a 64-bit word whose low half is the counter. By default, the signal allocates its own.
     """
 
     def __init__(self, address: int | None = None) -> None:
@@ -52,38 +56,38 @@ class Signal:
 
     @property
     def value(self) -> int:
-        """The word now."""
+        """The counter."""
         return self._word.value
 
     def raise_(self, wake: bool = True) -> None:
-        """Change the word and wake all who sleep on it; without `wake`, nobody does: a system call less."""
+        """Increment the counter and wake all sleeping threads. Without `wake`, save the system call."""
         self._word.value = (self._word.value + 1) & 0x7FFFFFFF
         if FUTEX and wake:
-            _quick.syscall(
-                ctypes.c_long(FUTEX), ctypes.c_void_p(self.address), _WAKE, ctypes.c_int(_EVERYBODY), None, None, 0
+            _libc_with_gil.syscall(
+                ctypes.c_long(FUTEX), ctypes.c_void_p(self.address), FUTEX_WAKE, ctypes.c_int(FUTEX_ALL), None, None, 0
             )
 
-    def sleep(self, seen: int, seconds: float) -> None:
-        """Sleep while the word is `seen`, at most `seconds` and at most a tenth of a second."""
-        seconds = min(max(seconds, 0.0), _SLICE)
+    def sleep(self, version: int, seconds: float) -> None:
+        """Sleep for at most `seconds`, and at most 0.1 s, while the counter is `version`."""
+        seconds = min(max(seconds, 0.0), _MAX_SLEEP)
         if not FUTEX:
-            time.sleep(min(seconds, 1e-4) if self.value == seen else 0)
+            time.sleep(min(seconds, 1e-4) if self.value == version else 0)
             return
-        until = Timespec.of(seconds)
-        done = _libc.syscall(
+        timeout = Timespec.of(seconds)
+        status = _libc.syscall(
             ctypes.c_long(FUTEX),
             ctypes.c_void_p(self.address),
-            _WAIT,
-            ctypes.c_int(seen),
-            ctypes.byref(until),
+            FUTEX_WAIT,
+            ctypes.c_int(version),
+            ctypes.byref(timeout),
             None,
             0,
         )
-        if done and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
+        if status and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
             raise OSError(code, os.strerror(code))
 
 
 def short_naps() -> None:
-    """Let the naps of this thread end within microseconds of when they should, not within 50."""
+    """Reduce the timer slack of the calling thread from 50 us to 1 us."""
     with contextlib.suppress(OSError, AttributeError):
         _libc.prctl(29, ctypes.c_ulong(1000), 0, 0, 0)  # PR_SET_TIMERSLACK, nanoseconds

@@ -1,4 +1,4 @@
-"""`TransferTable`: the transfers that a native loop serves, as rows of words."""
+"""`TransferTable`: the transfers that a native loop serves, as rows of 64-bit fields."""
 
 from __future__ import annotations
 
@@ -13,59 +13,60 @@ from ...errors import StallError
 from .bulk import Transfer
 
 FREE, READY, OVER, ABANDONED = range(4)
-"""States of a row, its first word: unused, the loop's, to be cleared up by Python, and never to be used again."""
+"""States of a row, in its first field: unused; owned by the loop; finished, for Python to free; never used again,
+because MPI may still access the memory of its transfer."""
 
 ROWS = 4096
-_PATIENCE = 60.0
+_ROW_TIMEOUT_SECONDS = 60.0
 
 
 class TransferTable:
-    """Rows of words for transfers under way. Python fills a row and makes it READY; the loop ends it with OVER.
+    """Rows of 64-bit fields for transfers in flight. Python fills a row and sets READY; the loop sets OVER.
 
     Parameters
     ----------
-    nbytes : int
-        Of a row.
+    row_bytes : int
+        Size of a row.
     count : ndarray
-        One word: how many rows the loop has to look at.
+        One int64: the number of rows that the loop polls.
     """
 
-    def __init__(self, nbytes: int, count: NDArray[np.int64]) -> None:
+    def __init__(self, row_bytes: int, count: NDArray[np.int64]) -> None:
         self._count = count
-        self.rows = np.zeros((ROWS, nbytes // 8), np.int64)
-        self._held: dict[int, tuple[Transfer, Any]] = {}  # by row, with their memory
+        self.rows = np.zeros((ROWS, row_bytes // 8), np.int64)
+        self._held: dict[int, tuple[Transfer, Any]] = {}  # by row, with the memory of the transfer
         self._lock = threading.Lock()
 
     @property
     def address(self) -> int:
-        """Where the rows lie."""
+        """Address of the first row."""
         return int(self.rows.ctypes.data)
 
     def transfers(self) -> list[tuple[int, Transfer]]:
-        """Return the rows that are in use, with their transfers."""
+        """Return the rows in use, each with its transfer."""
         with self._lock:
             return [(row, transfer) for row, (transfer, _) in self._held.items()]
 
-    def add(self, transfer: Transfer, words: dict[int, int]) -> None:
-        """Take a transfer over, with words at byte offsets of its row.
+    def add(self, transfer: Transfer, fields: dict[int, int]) -> None:
+        """Give the loop a transfer, described by values at byte offsets in its row.
 
         Raises
         ------
         StallError
-            No row became free within a minute.
+            No row became free within 60 s.
         """
-        end = time.monotonic() + _PATIENCE
-        while (row := self._take_row(transfer)) is None:
+        end = time.monotonic() + _ROW_TIMEOUT_SECONDS
+        while (row := self._allocate_row(transfer)) is None:
             if time.monotonic() > end:
-                raise StallError(f"{ROWS} transfers are under way, and none ended for {_PATIENCE:g} s")
+                raise StallError(f"no transfer has completed for {_ROW_TIMEOUT_SECONDS:g} s ({ROWS} in flight)")
             time.sleep(1e-3)
         self.rows[row] = 0
-        for place, value in words.items():
-            self.rows[row, place // 8] = value
+        for offset, value in fields.items():
+            self.rows[row, offset // 8] = value
         self.rows[row, 0] = READY
 
-    def _take_row(self, transfer: Transfer) -> int | None:
-        self.clear_up()
+    def _allocate_row(self, transfer: Transfer) -> int | None:
+        self.release_finished()
         with self._lock:
             row = next((k for k in range(ROWS) if k not in self._held), None)
             if row is not None:
@@ -73,13 +74,13 @@ class TransferTable:
                 self._count[0] = max(self._held) + 1
             return row
 
-    def clear_up(self) -> None:
-        """Let go of transfers that are over, and of their memory."""
-        gone = []
+    def release_finished(self) -> None:
+        """Release finished transfers and their memory."""
+        released = []
         with self._lock:
             for row, (transfer, _) in list(self._held.items()):
                 if self.rows[row, 0] == OVER:
                     transfer.region = None
                     self.rows[row, 0] = FREE
-                    gone.append(self._held.pop(row))
-        gone.clear()  # out of the lock: whatever has to do with this memory may run now
+                    released.append(self._held.pop(row))
+        released.clear()  # outside the lock, because finalizers of the memory run here
