@@ -121,8 +121,8 @@ class MpiTransport(PeerTransport):
 
     def _fill_blocks(self, silence: float) -> None:
         mpi, g = self._mpi, self._global
-        names = ("Isend", "Issend", "Irecv", "Test", "Cancel", "Improbe", "Imrecv")
-        functions = {getattr(loop, f"G_{name.upper()}"): _mpi_function(mpi, f"MPI_{name}") for name in names}
+        names = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Test", "MPI_Cancel", "MPI_Improbe", "MPI_Imrecv")
+        functions = {getattr(loop, f"G_{name[4:].upper()}"): _mpi_function(mpi, name) for name in names}
         functions |= {loop.G_MALLOC: _libc.malloc, loop.G_FREE: _libc.free, loop.G_SYSCALL: _libc.syscall}
         now = clock.monotonic_ns()
         fields = {offset: ctypes.cast(function, ctypes.c_void_p).value or 0 for offset, function in functions.items()}
