@@ -215,6 +215,6 @@ def test_a_call_that_locks_graphs_unlocks_them_before_each_return() -> None:
     for call in locking:
         assert call.checks[0] == "graphs", call
         body = text.split(f"CUresult {call.symbol}(", 1)[1].split("\n}\n", 1)[0].split("pthread_mutex_lock", 1)[1]
-        *early, last = re.findall(r"[^;]*;\s*return [^;]*|return [^;]*", body)
-        assert all("return ww_graphs_left(" in one for one in early), call
-        assert "ww_graphs_leave();" in last, call
+        *early, final = re.findall(r"[^;]*;\s*return [^;]*|return [^;]*", body)
+        assert all("return ww_graphs_left(" in path for path in early), call
+        assert "ww_graphs_leave();" in final, call

@@ -35,7 +35,8 @@ static inline ssize_t ww_receive_packet(int socket, void *packet, size_t nbytes,
     union ww_control control;
     struct iovec part = {packet, nbytes};
     struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    memset(fds, 0xff, nfds * sizeof *fds);
+    for (size_t i = 0; i < nfds; i++)
+        fds[i] = -1;
     ssize_t n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
     *is_cut = m.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
