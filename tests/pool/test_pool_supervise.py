@@ -18,8 +18,9 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.campaigns.marked import state_of
 from warpwell.errors import AgentError
-from warpwell.pool.launch import supervise
+from warpwell.pool.launch import job_files, supervise
 from warpwell.pool.launch.launcher import Launcher, RunOptions
+from warpwell.pool.launch.member import Member
 from warpwell.pool.launch.supervise import JsonLines
 
 SEND = """
@@ -208,7 +209,7 @@ def test_messages_arrive_in_parts_and_together() -> None:
         assert list(connection.incoming()) == [{"k": 1}]
 
 
-@pytest.mark.parametrize("text", [b"[1]\n", b"{\n", b"x" * ((1 << 20) + 1)])
+@pytest.mark.parametrize("text", [b"[1]\n", b"{\n", b"x" * ((1 << 20) + 1), b"[" * 200_000 + b"\n"])
 def test_a_peer_that_does_not_follow_the_protocol_is_disconnected(text: bytes) -> None:
     own_end, peer = socket.socketpair()
     with own_end, peer:
@@ -217,6 +218,22 @@ def test_a_peer_that_does_not_follow_the_protocol_is_disconnected(text: bytes) -
         with pytest.raises(EOFError):
             while True:
                 connection.receive()
+
+
+def test_a_member_that_waits_for_the_start_does_not_answer_questions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_end, peer = socket.socketpair()
+    monkeypatch.setattr(job_files, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setenv(job_files.JOB, "1")
+    monkeypatch.setenv(supervise.MEMBER, str(own_end.detach()))
+    joining = Member()
+    with joining.socket, peer:
+        for message in ({"ask": True}, {"reserve": {}}, {"ask": True}, {"go": {"agents": 2}}):
+            peer.sendall(json.dumps(message).encode() + b"\n")
+        assert joining.wait_for_go() == {"agents": 2}
+        sent = JsonLines(peer).receive()
+        assert sent[-1] == {"reserved": []}
 
 
 def test_processes_that_are_late_are_named_stopped_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:

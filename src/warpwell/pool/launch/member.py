@@ -72,6 +72,8 @@ class Member(JsonLines):
                 threading.Thread(target=self._receive, name="warpwell member", daemon=True).start()
                 decisions: dict[str, Any] = message["go"]
                 return decisions
+            if "reserve" not in message:  # an observer asks all agents, and gets no answer of those that start
+                continue
             try:
                 self.send(reserved=reserve(**message["reserve"]))
             except AgentError as error:
