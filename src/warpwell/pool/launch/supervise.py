@@ -66,7 +66,7 @@ class JsonLines:
             data = self.socket.recv(1 << 16)
             *complete, self._received = (self._received + data).split(b"\n")
             messages = [json.loads(text) for text in complete]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise EOFError from error
         if not data or len(self._received) > _MAX_LINE_BYTES or not all(isinstance(each, dict) for each in messages):
             raise EOFError
