@@ -425,6 +425,17 @@ def test_the_command_shows_ragged_fields(store: ww.kv.Store, capsysbinary: pytes
     assert json.loads(capsysbinary.readouterr().out)["fields"]["boxes"] == ["float32", [None, 3]]
 
 
+def test_bytes_between_ragged_values_are_not_stored(tmp_path: Path) -> None:
+    bounds = np.arange(20).reshape(-1, 2) // 2 * 64 + [0, 60]
+    values = Ragged(np.full(640, 5, np.uint8), bounds.reshape(-1), bytes)[::2]
+    with ww.kv.create(tmp_path / "s.kv") as store:
+        store.put_many(np.arange(10), values)
+        store.commit()
+        assert store.verify().problems == []
+        assert store.get_many(np.arange(10))[0] == [b"\5" * 60] * 10
+    assert (tmp_path / "s.kv" / "00000001.val").read_bytes()[4096:].rstrip(b"\5") == (b"\5" * 60 + bytes(4)) * 9
+
+
 def test_a_store_without_a_schema_takes_ragged_values(tmp_path: Path) -> None:
     with ww.kv.create(tmp_path / "b.kv", durability="none") as store:
         store.put_many([1, 2, 3], pa.array([b"a", b"", b"bcd"]))

@@ -50,7 +50,7 @@ class Ragged:
         The offsets decrease or exceed the values, or the values have a wrong type.
     """
 
-    __slots__ = ("_items", "_width", "dtype", "item_shape", "item_type", "lengths")
+    __slots__ = ("_is_padded", "_items", "_width", "dtype", "item_shape", "item_type", "lengths")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, values: Any, offsets: Any, item_type: type = np.ndarray) -> None:
@@ -91,9 +91,11 @@ class Ragged:
         shape: tuple[int, ...],
         item_type: type,
     ) -> None:
+        lengths = np.ascontiguousarray(lengths)  # native code reads them; those of `ragged[::2]` lie apart
         self._items = source, starts  # together, because `_packed` replaces them
         self.item_shape, self._width = shape, _size(shape)
         self.dtype, self.lengths, self.item_type = source.dtype, lengths, item_type
+        self._is_padded = False  # whether only zeros are known to be between the items
         lengths.setflags(write=False)  # native code copies items of these lengths
 
     @classmethod

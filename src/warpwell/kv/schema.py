@@ -233,7 +233,9 @@ class Schema:
         Ragged.of_pieces(rows.reshape(-1), np.arange(count) * self.nbytes, fixed_sizes).copy_to(records, starts)
         for column, position in zip(columns, positions, strict=True):
             column.copy_to(records, starts + position)
-        return Ragged.of_pieces(records, starts, sizes)
+        packed = Ragged.of_pieces(records, starts, sizes)
+        packed._is_padded = True
+        return packed
 
     def pack_one(self, value: Any) -> Any:
         """Pack the fields of one record into bytes or uint8 [1, nbytes]; arrays have their field's shape."""

@@ -428,7 +428,8 @@ class ValueBuffers:
         owner: Any
         if isinstance(values, Ragged):
             owner, starts = values._items
-            is_packed = np.array_equal(np.diff(starts), footprint(values.lengths[:-1]))
+            has_zeros = values._is_padded or not (values.lengths[:-1] % UNIT).any()
+            is_packed = has_zeros and np.array_equal(np.diff(starts), footprint(values.lengths[:-1]))
             return cls(owner, owner.ctypes.data + starts, values.lengths, is_packed=is_packed)
         if isinstance(values, np.ndarray) and values.ndim == 2:
             owner = np.ascontiguousarray(values).view(np.uint8)
