@@ -815,6 +815,19 @@ def test_always_takes_a_put_back_that_was_not_committed(path):
     assert read(path) == {b"a": b"1"}
 
 
+@pytest.mark.parametrize("nbytes", [64, 100, 1 << 16])
+@pytest.mark.parametrize("is_array", [False, True])
+def test_the_caller_may_change_values_between_append_and_commit(path, nbytes, is_array):
+    contents_of = np.random.default_rng(nbytes).integers(0, 256, (1, nbytes)).astype(np.uint8)
+    values = contents_of.copy() if is_array else [bytearray(contents_of.tobytes())]
+    with Log.create(path) as log:
+        log.append(*padded([b"a"]), values)
+        np.frombuffer(values[0], np.uint8)[:] = 0
+        log.commit()
+        assert verify(path).problems == []
+    assert read(path) == {b"a": contents_of.tobytes()}
+
+
 # -- bad folders and damage -----------------------------------------------------------------------------------
 
 

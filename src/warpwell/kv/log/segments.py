@@ -378,10 +378,13 @@ class Chunk:
             files.pwrite(fd, self.contents[: self.nbytes], self.offset)
 
     def padded(self) -> NDArray[np.uint8]:
-        """Return the values, with zeros up to a multiple of `UNIT`; they are in memory."""
+        """Return the values, with zeros up to a multiple of `UNIT`; they are in memory.
+
+        The result is a copy if the values are in memory of the caller, who may change or free it before the commit.
+        """
         assert not isinstance(self.contents, StoredValue)
         size = footprint(self.nbytes)
-        return self.contents[:size] if len(self.contents) >= size else np.pad(self.contents, (0, size - self.nbytes))
+        return self.contents[:size] if self.contents.flags.owndata else np.pad(self.contents, (0, size - self.nbytes))
 
 
 class ValueBuffers:
