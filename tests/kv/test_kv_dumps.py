@@ -35,16 +35,16 @@ def loaded(source_path: Path, path: Path) -> None:
 
 
 def compare(path: Path, again: Path) -> None:
-    with ww.kv.open(path) as one, ww.kv.open(again) as two:
-        assert one.schema == two.schema and one.metadata == two.metadata
-        keys = one.list()
-        assert [(type(key), key) for key in two.list()] == [(type(key), key) for key in keys]
-        ours, theirs = one.get_many(keys)[0], two.get_many(keys)[0]
-        if one.schema is None:
-            assert ours == theirs
+    with ww.kv.open(path) as first, ww.kv.open(again) as second:
+        assert first.schema == second.schema and first.metadata == second.metadata
+        keys = first.list()
+        assert [(type(key), key) for key in second.list()] == [(type(key), key) for key in keys]
+        values, values_again = first.get_many(keys)[0], second.get_many(keys)[0]
+        if first.schema is None:
+            assert values == values_again
             return
-        for name in ours:
-            assert all(same(left, right) for left, right in zip(ours[name], theirs[name], strict=True)), name
+        for name in values:
+            assert all(same(left, right) for left, right in zip(values[name], values_again[name], strict=True)), name
 
 
 @given(st.data(), st.sampled_from(keys_of_a_kind), st.none() | batches())
@@ -108,4 +108,4 @@ def test_joined_stores(tmp_path: Path) -> None:
             rows.append(ww.train.Dataset(store, join=[scores]).take(range(3)))
     assert rows[0].keys() == rows[1].keys() == {*IMAGES, "score"}
     for name in rows[0]:
-        assert all(same(one, two) for one, two in zip(rows[0][name], rows[1][name], strict=True))
+        assert all(same(left, right) for left, right in zip(rows[0][name], rows[1][name], strict=True))

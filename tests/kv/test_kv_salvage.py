@@ -1,4 +1,4 @@
-"""Salvage: damage in every kind of file, and what comes back of it."""
+"""Salvage of stores with damage in every kind of file."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def damaged(tmp_path):
 
 
 def salvaged(path, versions, last):
-    """Salvage, check that nothing is wrong, and return the report and what came back."""
+    """Salvage, check that nothing is wrong, and return the report and the salvaged records."""
     before = bytes_of(path)
     target = path.parent / "new.kv"
     report = ww.kv.salvage(path, target)
@@ -86,15 +86,15 @@ def test_one_flipped_bit_anywhere(damaged):
         if file.name == "LOCK":
             continue
         good = file.read_bytes()
-        places = range(len(good)) if file.suffix != ".val" else [0, 40, *range(4096, len(good))]
-        for at in [0, *rng.sample(list(places), min(5, len(places)))]:
+        offsets = range(len(good)) if file.suffix != ".val" else [0, 40, *range(4096, len(good))]
+        for at in [0, *rng.sample(list(offsets), min(5, len(offsets)))]:
             flip(file, at, rng.randrange(8))
             report, held = salvaged(path, versions, last)
             if not report.complete:
                 incomplete.setdefault(file.suffix, []).append((report, held))
             file.write_bytes(good)
-    assert set(incomplete) <= {".jnl", ".val"}  # all else stands in two places
-    assert all(len(r.lost) + r.missing_records == 1 for some in incomplete.values() for r, _ in some)
+    assert set(incomplete) <= {".jnl", ".val"}  # the other files have a second copy of their contents
+    assert all(len(r.lost) + r.missing_records == 1 for damaged in incomplete.values() for r, _ in damaged)
 
 
 def test_whole_files_that_are_missing(damaged):
@@ -256,7 +256,7 @@ def test_a_torn_group_gives_way_to_the_record_before_it(tmp_path, torn):
         offset = offset_of(int(w._records.index.lookup(ww.kv.as_keys([b"k"]))[0, 0]))
     (copy / "COMMITTED").write_bytes(mark)
     file, at, nbytes = ("00000001.val", offset, 4096) if torn == "value" else ("00000001.jnl", records_end, 64)
-    with open(copy / file, "r+b") as opened:  # what a power cut leaves that loses a part of the last group
+    with open(copy / file, "r+b") as opened:  # a power cut has lost a part of the last group
         opened.seek(at)
         opened.write(bytes(nbytes))
     with ww.kv.open(copy) as r:
