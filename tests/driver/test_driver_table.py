@@ -1,4 +1,4 @@
-"""The table of the driver's interface against NVIDIA's headers, where they are installed, and what follows from it."""
+"""The table of the driver's interface, compared with NVIDIA's headers if there are any, and the code made of it."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ ROLES = {
 
 
 def folders() -> list[Path]:
-    """Folders that may hold NVIDIA's headers: those of the wheel nvidia-cuda-runtime."""
+    """Return the folders of the wheel nvidia-cuda-runtime, which may hold NVIDIA's headers."""
     spec = importlib.util.find_spec("nvidia")
-    return [Path(one) for one in (spec.submodule_search_locations or [] if spec else [])]
+    return [Path(folder) for folder in (spec.submodule_search_locations or [] if spec else [])]
 
 
 @pytest.fixture(scope="module")
@@ -97,34 +97,34 @@ def prototypes(typedefs: str) -> dict[tuple[str, int, bool], list[str]]:
 
 def passed_as(argument: str) -> str:
     """Return how an argument of the header is passed."""
-    words = argument.replace("const ", "").strip()
-    if "*" in words:
+    declaration = argument.replace("const ", "").strip()
+    if "*" in declaration:
         return "pointer"
-    kind = re.sub(r"\s*\w+$", "", words) if re.search(r"\s", words) else words
+    kind = re.sub(r"\s*\w+$", "", declaration) if re.search(r"\s", declaration) else declaration
     kind = kind.removesuffix("_st")
     return "pointer" if kind in HANDLES else CLASSES.get(kind, "4" if kind.startswith("CU") else kind)
 
 
 def test_the_table_has_every_name_and_version_of_the_header(headers: tuple[str, str]) -> None:
     header = {(name, version, thread) for name, version, thread in prototypes(headers[0])}
-    ours = {(entry.name, entry.version, entry.per_thread) for entry in table.entries()}
+    listed = {(entry.name, entry.version, entry.per_thread) for entry in table.entries()}
     assert len(header) > 500
-    assert not sorted(header - ours), "missing in the table"
-    assert not sorted(ours - header), "unknown to the header: a mistake, or the installed header is older"
+    assert not sorted(header - listed), "missing in the table"
+    assert not sorted(listed - header), "unknown to the header: a mistake, or the installed header is older"
 
 
 def test_served_calls_pass_their_arguments_as_the_header_says(headers: tuple[str, str]) -> None:
-    known = prototypes(headers[0])
+    declared = prototypes(headers[0])
     wrong = []
     compared = set()
     for entry in table.entries():
         call = table.calls().get(table.plain_symbol(entry.symbol))
-        arguments = known.get((entry.name, entry.version, entry.per_thread))
+        arguments = declared.get((entry.name, entry.version, entry.per_thread))
         if call is None or arguments is None:
             continue
         compared.add(call.symbol)
-        ours = ["pointer" if "*" in one or one.startswith("CU") else ROLES[one] for one in call.c_types]
-        if ours != [passed_as(argument) for argument in arguments]:
+        passed = ["pointer" if "*" in c_type or c_type.startswith("CU") else ROLES[c_type] for c_type in call.c_types]
+        if passed != [passed_as(argument) for argument in arguments]:
             wrong.append(f"{entry.symbol}: {call.roles}, the header has {arguments}")
     assert not wrong, "\n".join(wrong)
     assert compared == set(table.calls()), "served, and in no header"
@@ -160,7 +160,7 @@ def test_served_calls_are_symbols_and_have_known_roles() -> None:
 
 
 def test_what_the_table_says_is_written_by_hand_is_there() -> None:
-    """Whatever is missing would be refused in silence: those functions are weak in the generated code."""
+    """A missing function would be refused without a message: these functions are weak in the generated code."""
 
     def written(folder: Path, names: str) -> set[str]:
         text = "\n".join(path.read_text() for path in sorted(folder.glob(names)))
@@ -176,15 +176,15 @@ def test_what_the_table_says_is_written_by_hand_is_there() -> None:
 
 
 def test_layer_and_worker_of_different_tables_do_not_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here = generate.protocol_hash()
-    other = tmp_path / "native"
-    other.mkdir()
+    own_hash = generate.protocol_hash()
+    other_sources = tmp_path / "native"
+    other_sources.mkdir()
     for name in ("wire.h", "calls.h"):
-        (other / name).write_bytes((generate.NATIVE / name).read_bytes())
-    monkeypatch.setattr(generate, "NATIVE", other)
-    assert generate.protocol_hash() == here
-    (other / "calls.h").write_text((other / "calls.h").read_text() + "\n")
-    assert generate.protocol_hash() != here
+        (other_sources / name).write_bytes((generate.NATIVE / name).read_bytes())
+    monkeypatch.setattr(generate, "NATIVE", other_sources)
+    assert generate.protocol_hash() == own_hash
+    (other_sources / "calls.h").write_text((other_sources / "calls.h").read_text() + "\n")
+    assert generate.protocol_hash() != own_hash
 
 
 def test_numbers_and_structs_follow_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
