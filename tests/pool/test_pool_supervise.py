@@ -1,6 +1,7 @@
 """The supervisor of a process: it reports how its member ends, and leaves nothing of it. No MPI."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -234,6 +235,29 @@ def test_a_member_that_waits_for_the_start_does_not_answer_questions(
         assert joining.wait_for_go() == {"agents": 2}
         sent = JsonLines(peer).receive()
         assert sent[-1] == {"reserved": []}
+
+
+def test_a_job_that_starts_is_not_removed_by_another_one_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_files, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(job_files, "base", lambda: tmp_path)
+    lock = fcntl.flock
+    made: list[job_files.JobFiles] = []
+
+    def flock(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        made.append(job_files.JobFiles.create())  # while the first job is about to lock its file
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    first = job_files.JobFiles.create()
+    try:
+        assert first.folder.exists() and made[0].folder.exists()
+        assert {files.job: alive for files, alive in job_files.jobs()} == {first.job: True, made[0].job: True}
+    finally:
+        first.remove()
+        made[0].remove()
 
 
 def test_processes_that_are_late_are_named_stopped_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,11 @@ class JobFiles:
         _sweep()
         files = cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
         files.folder.mkdir(mode=0o700)
-        files._lock = os.open(files.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # not yet under its name: with a file that is not locked, another launcher would remove the folder
+        new = files.folder / "lock.new"
+        files._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(files._lock, fcntl.LOCK_EX)  # the lock ends with this process, however that ends
+        new.rename(files.folder / "lock")
         files.use()
         return files
 
