@@ -85,7 +85,9 @@ def test_chosen_names_of_files_load_as_the_same_keys(tmp_path: Path, names: str)
 
 def test_a_description_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
-    for text in ("{", "[]", '{"names": "x", "schema": null}', '{"classes": {}}'):
+    fields = "1", "[1]", "[[]]", '[[["a"]]]', '[["a"], ["a"]]'
+    damaged = "{", "[]", "[" * 100_000, '{"names": "x", "schema": null}', '{"classes": {}}'
+    for text in (*damaged, *(f'{{"names": "", "schema": {schema}}}' for schema in fields)):
         (tmp_path / ".warpwell.json").write_text(text)
         with pytest.raises(errors.FormatError, match="dump the store again"):
             open_source(tmp_path)

@@ -244,8 +244,11 @@ class Description:
             described = cls(**json.loads(raw))
             if described.names not in ("", "text", "int", "hex") or not isinstance(described.metadata, dict):
                 raise ValueError("unknown names of files")
+            fields = [] if described.schema is None else [name for name, *_ in described.schema]
+            if not all(isinstance(name, str) for name in fields) or len(set(fields)) < len(fields):
+                raise ValueError("the schema has wrong names of fields")
             return described
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise FormatError(f"{where}/{METADATA} is damaged ({error}): dump the store again", path=where) from None
 
 
