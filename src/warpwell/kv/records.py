@@ -528,7 +528,7 @@ def read_staged(
     values: int,
     count: int,
     bytes_type: int,
-    words: int,
+    key_words: int,
     lengths: int,
     marked: int,
     addresses: int,
@@ -541,9 +541,9 @@ def read_staged(
     for k in range(count):
         key, value = load_weak_as(raw + 8 * k, INT64), load_weak_as(values + 8 * k, INT64)
         length = load_weak_as(key + SIZE, INT64)
-        store_weak_as(words + 16 * k, 0, INT64)
-        store_weak_as(words + 16 * k + 8, 0, INT64)
-        copy_bytes(words + 16 * k, key + CONTENTS, length)
+        store_weak_as(key_words + 16 * k, 0, INT64)
+        store_weak_as(key_words + 16 * k + 8, 0, INT64)
+        copy_bytes(key_words + 16 * k, key + CONTENTS, length)
         store_weak_as(lengths + k, length, UINT8)
         if load_weak_as(value + TYPE, INT64) != bytes_type:
             value = load_weak_as(value + TUPLE_ITEMS, INT64)

@@ -479,8 +479,8 @@ def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
                 expected = BLOCK * sum(block_counts(block.block_type, block.positions, block.segments))
                 if len(body) != expected:
                     damage.append((0, f"the index has {len(body)} bytes instead of {expected}"))
-            for offset, what in damage:
-                found.note(path, SUPERBLOCK + offset, what)
+            for offset, problem in damage:
+                found.note(path, SUPERBLOCK + offset, problem)
             sound = block is not None and not damage
             out.append(SnapshotSlots(slots if sound else _plausible(slots), 0 if block is None else block.seq, sound))
     return out

@@ -197,7 +197,7 @@ class _Dump:
             self.arrays[f.name] = f.dtype, (rows_of_array, *f.shape[f.is_ragged :])
 
     def describe(self, names: str) -> Description:
-        """Return the description of the dump; `names` says how files are named by keys."""
+        """Return the description of the dump; `names` is the rule by which keys name the files."""
         return Description(names, None if self._schema is None else self._schema.to_json(), self._store.metadata)
 
     def report(self, names: str | None = None) -> DumpReport:

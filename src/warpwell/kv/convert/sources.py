@@ -217,7 +217,7 @@ def as_text(raw: bytes, where: str) -> str:
 
 @dataclass(frozen=True)
 class Description:
-    """The contents of a file `METADATA`: what the other files of a dump do not tell.
+    """The contents of a dump's file `METADATA`, which the other files of the dump lack.
 
     Attributes
     ----------

@@ -451,7 +451,7 @@ BY_PATH = "open it again here, by its path (for reading if the other process sti
 
 
 def check_process(pid: int, action: str, advice: str = BY_PATH, path: str | None = None) -> None:
-    """Raise ForkError unless this is the process `pid`; `action` says what was done there, and to which object."""
+    """Raise ForkError unless this is the process `pid`; `action` names the call and the object."""
     if os.getpid() != pid:
         raise errors.ForkError(
             f"{action} in process {pid}, which this one ({os.getpid()}) was forked from: {advice}", path=path

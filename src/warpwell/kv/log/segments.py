@@ -380,7 +380,7 @@ class Chunk:
     def padded(self) -> NDArray[np.uint8]:
         """Return the values, with zeros up to a multiple of `UNIT`; they are in memory.
 
-        The result is a copy if the values are in memory of the caller, who may change or free it before the commit.
+        The result is a copy if the values are in the caller's memory, which may change or be freed before the commit.
         """
         assert not isinstance(self.contents, StoredValue)
         size = footprint(self.nbytes)
