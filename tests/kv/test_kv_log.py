@@ -687,6 +687,22 @@ def test_a_disk_without_room_for_zeros(path):
     assert read(path).keys() >= {b"0", b"1", b"2"}
 
 
+@pytest.mark.usefixtures("usual_zeros")
+def test_zeros_leave_the_rest_of_a_full_disk_to_groups(path):
+    class Nearly(Files):
+        def pwrite(self, fd, data, offset):
+            if any(data):
+                return super().pwrite(fd, data, offset)
+            super().pwrite(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, "full")
+
+    with Log.create(path, files=Nearly()) as log:
+        put(log, {b"a": b"1"})
+        log.commit()
+        assert os.path.getsize(journal_of(path)) == log._journal.position.offset
+    assert read(path) == {b"a": b"1"}
+
+
 @pytest.mark.parametrize("durable", [True, False])
 @pytest.mark.parametrize("first", [0, 64, 128])
 def test_a_group_with_zeros_instead_of_its_end(path, tmp_path, first, durable):

@@ -210,6 +210,8 @@ class Journal:
         except OSError as error:
             if not full(error):
                 raise
+            with contextlib.suppress(OSError):
+                self._files.truncate(self.fd, end)  # leave the rest of the disk to groups and values
 
     def trim(self) -> None:
         """Cut the zeros after the last group."""
