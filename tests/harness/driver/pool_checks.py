@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, OUT_OF_MEMORY, PER_THREAD, Cuda
 from tests.harness.driver.checks import Held, fresh, words
 from tests.harness.driver.graphs import DEVICE_LOCATION, FUNCTION, HOST_LOCATION, Alloc, Graph, Pool
@@ -351,6 +353,26 @@ def calls_free_host_memory_of_a_graph(cuda: Cuda) -> None:
     other.destroy()
 
 
+def registered_pages_are_the_programs_own_again(cuda: Cuda) -> None:
+    """After the end of their registration a forked child does not share them, and they can be registered again."""
+    pages = mmap.mmap(-1, 1 << 14, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    held = np.frombuffer(pages, np.uint32)
+    held[:] = np.arange(held.size)
+    address, mapped, copied = ctypes.c_void_p(held.ctypes.data), ctypes.c_uint(2), np.zeros_like(held)
+    for turn in range(2):
+        cuda.cuMemHostRegister_v2(address, ctypes.c_size_t(held.nbytes), mapped)
+        device = cuda.out("cuMemHostGetDevicePointer_v2", address, ctypes.c_uint(0))
+        cuda.cuMemsetD32Async(device, ctypes.c_uint(70 + turn), ctypes.c_size_t(turn + 1), None)
+        cuda.cuCtxSynchronize()
+        cuda.cuMemHostUnregister(address)
+        if (child := os.fork()) == 0:
+            held[5] = 0
+            os._exit(0)
+        os.waitpid(child, 0)
+        copied[:] = held
+        assert copied[0] == 70 + turn and copied[5] == 5 and copied[-1] == held.size - 1, copied
+
+
 CHECKS = (
     freed_beside_a_stream_that_is_stuck,
     calls_free_host_memory_of_a_graph,
@@ -362,5 +384,6 @@ CHECKS = (
     order_of_reuse,
     frees_in_other_streams,
     who_may_use_a_pool,
+    registered_pages_are_the_programs_own_again,
     the_worker_dies,
 )

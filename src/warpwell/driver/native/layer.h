@@ -348,6 +348,8 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
 /* Put whole private pages of the program into pinned memory, without a change of their address or content. `alias` is
  * the address of the pinned memory, which devices use. */
 int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias);
+/* Give the program private pages with the same content again. */
+void ww_unpin_pages(void *address, size_t nbytes);
 /* Of the host's pool: when its stream gets there; the caller does not wait. */
 int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */

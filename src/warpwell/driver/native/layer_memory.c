@@ -245,8 +245,9 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
 
 /* -- pages of the program ------------------------------------------------------------------------------------------ */
 
-/* Return true if the range is private memory of the program that no file backs, and not its stack. */
-static bool is_private(uintptr_t at, size_t nbytes) {
+/* Return true if the range is private memory of the program that no file backs, and not its stack; or, with `shared`,
+ * memory that a file backs. */
+static bool has_pages(uintptr_t at, size_t nbytes, bool shared) {
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[512], rights[5];
     uintptr_t start, end;
@@ -255,7 +256,7 @@ static bool is_private(uintptr_t at, size_t nbytes) {
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %lu", &start, &end, rights, &inode) != 4 ||
             at < start || at >= end)
             continue;
-        if (strcmp(rights, "rw-p") != 0 || inode || strstr(line, "[stack"))
+        if (strcmp(rights, shared ? "rw-s" : "rw-p") != 0 || !inode == shared || strstr(line, "[stack"))
             break;
         size_t part = nbytes < end - at ? nbytes : end - at;
         at += part;
@@ -271,7 +272,7 @@ int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias
     struct ww_span r;
     if (d->facts.remote)
         return ww_refused("cuMemHostRegister of memory that a device of another host maps");
-    if (((uintptr_t)address | nbytes) % 4096 || !is_private((uintptr_t)address, nbytes))
+    if (((uintptr_t)address | nbytes) % 4096 || !has_pages((uintptr_t)address, nbytes, false))
         return ww_refused("cuMemHostRegister of memory that the device maps, other than whole private pages,");
     int error = ww_pin(d, alias, nbytes, CU_MEMHOST_DEVICEMAP, NULL);
     if (error)
@@ -285,4 +286,17 @@ int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias
     if (ww_range_take(&d->ranges, (uintptr_t)*alias, WW_PINNED_MEMORY, &r))
         ww_unpin_taken(d, &r);
     return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* A forked child would share the pages, and they could not be registered again. If the program has freed its memory, or
+ * there is none for private pages, nothing changes. */
+void ww_unpin_pages(void *address, size_t nbytes) {
+    if (!has_pages((uintptr_t)address, nbytes, true))
+        return;
+    void *own = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED)
+        return;
+    memcpy(own, address, nbytes);
+    if (mremap(own, nbytes, nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, address) != address)
+        munmap(own, nbytes);
 }

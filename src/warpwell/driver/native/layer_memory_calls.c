@@ -206,8 +206,10 @@ CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     if (flags & REGISTER_DEVICEMAP && (error = ww_pin_pages(d, address, nbytes, &alias)))
         return error;
     error = ww_range_add_of(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
-    if (error && alias && ww_range_take(&d->ranges, (uintptr_t)alias, WW_PINNED_MEMORY, &r))
+    if (error && alias && ww_range_take(&d->ranges, (uintptr_t)alias, WW_PINNED_MEMORY, &r)) {
         ww_unpin_taken(d, &r);
+        ww_unpin_pages(address, nbytes);
+    }
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
 }
 
@@ -219,12 +221,16 @@ CUresult cuMemHostUnregister(void *address) {
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (!ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r))
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-    d = &layer.devices[r.flags];
-    if (!r.owner || !ww_range_find(&d->ranges, (uintptr_t)r.owner, &r))
+    if (!r.owner)
         return 0;
+    d = &layer.devices[r.flags];
     if (atomic_load(&d->holds))
         ww_host_wait(d, 0); /* as in take_block */
-    return ww_range_take(&d->ranges, r.start, WW_PINNED_MEMORY, &r) ? ww_unpin_taken(d, &r) : 0;
+    struct ww_span pinned;
+    bool is_pinned = ww_range_take(&d->ranges, (uintptr_t)r.owner, WW_PINNED_MEMORY, &pinned);
+    error = is_pinned ? ww_unpin_taken(d, &pinned) : 0;
+    ww_unpin_pages(address, r.size);
+    return error;
 }
 
 /* -- what a pointer is --------------------------------------------------------------------------------------------- */
