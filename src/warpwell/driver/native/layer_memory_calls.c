@@ -1,4 +1,4 @@
-/* The driver's calls on memory: on devices, pinned and registered, and what a pointer is. */
+/* The driver's calls on memory of devices and of the host, pinned or registered, and on attributes of pointers. */
 #include "layer.h"
 #include <string.h>
 
@@ -20,7 +20,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 
 /* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
  * allocates stays there: it belongs to the graph. The rest of a graph that is posted behind a host function may use the
- * block, so what holds the freeing stream of the device `on`, else any of the owner's, runs first. */
+ * block, so the host functions that hold the freeing stream of the device `on`, else any of the owner's, run first. */
 static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream,
                                     struct ww_span *r) {
     struct ww_device *d = ww_range_owner(address, r);
@@ -233,7 +233,7 @@ CUresult cuMemHostUnregister(void *address) {
     return error;
 }
 
-/* -- what a pointer is --------------------------------------------------------------------------------------------- */
+/* -- attributes of pointers ---------------------------------------------------------------------------------------- */
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
     struct ww_device *d;
@@ -328,7 +328,7 @@ CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdevice
             return CUDA_ERROR_INVALID_VALUE;
         memset(to[i], 0, width_of(attributes[i]));
         if (d)
-            attribute_of(d, &r, at, attributes[i], to[i]); /* what the memory has not stays 0 */
+            attribute_of(d, &r, at, attributes[i], to[i]); /* attributes that it lacks stay 0 */
         else if (attributes[i] == CU_POINTER_DEVICE_ORDINAL)
             *(int *)to[i] = -2; /* plain host memory */
     }
