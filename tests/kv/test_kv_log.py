@@ -31,7 +31,7 @@ from warpwell.kv.log.journal import (
     journal_path,
     read_marks,
 )
-from warpwell.kv.log.log import Log
+from warpwell.kv.log.log import UNSYNCED_BYTES, Log
 from warpwell.kv.log.manifest import read_manifest
 from warpwell.kv.log.recovery import split, verify
 from warpwell.kv.log.segments import Segments
@@ -52,6 +52,13 @@ def put(log, records):
 
 def append_one(log, key, value):
     return tuple(put(log, {key: value})[0].tolist())
+
+
+@pytest.fixture(autouse=True)
+def usual_sizes(monkeypatch):
+    """Use the sizes of a release: loads of crash campaigns that ran in this process have changed them."""
+    monkeypatch.setattr(warpwell.kv.log.journal, "MIN_AHEAD_BYTES", MIN_AHEAD_BYTES)
+    monkeypatch.setattr(warpwell.kv.log.log, "UNSYNCED_BYTES", UNSYNCED_BYTES)
 
 
 def read(path):
@@ -617,13 +624,6 @@ def test_a_group_whose_values_are_cut_off_does_not_count(path):
 # -- the zeros after the last group of a journal ---------------------------------------------------------------
 
 
-@pytest.fixture
-def usual_zeros(monkeypatch):
-    """Zeros of the usual size: loads of campaigns in this process change it."""
-    monkeypatch.setattr(warpwell.kv.log.journal, "MIN_AHEAD_BYTES", MIN_AHEAD_BYTES)
-
-
-@pytest.mark.usefixtures("usual_zeros")
 def test_small_commits_rarely_change_the_size_of_the_journal(path):
     sizes = []
     with Log.create(path) as log:
@@ -642,7 +642,6 @@ def test_small_commits_rarely_change_the_size_of_the_journal(path):
     reader.close()
 
 
-@pytest.mark.usefixtures("usual_zeros")
 def test_groups_that_would_soon_pass_the_zeros_write_none(path):
     with Log.create(path) as log:
         for size in (MIN_AHEAD_BYTES, INLINE_BYTES + 1):
@@ -668,7 +667,6 @@ def test_a_snapshot_and_a_killed_writer_leave_no_zeros(path, tmp_path):
     assert read(killed) == {b"a": b"1"}
 
 
-@pytest.mark.usefixtures("usual_zeros")
 def test_a_disk_without_room_for_zeros(path):
     files = Failing()
     files.error = errno.ENOSPC
@@ -687,7 +685,6 @@ def test_a_disk_without_room_for_zeros(path):
     assert read(path).keys() >= {b"0", b"1", b"2"}
 
 
-@pytest.mark.usefixtures("usual_zeros")
 def test_zeros_leave_the_rest_of_a_full_disk_to_groups(path):
     class Nearly(Files):
         def pwrite(self, fd, data, offset):
@@ -1035,13 +1032,14 @@ def test_an_older_copy_of_the_journal_is_refused(path):
         Log.open(path, writable=True)
 
 
-def test_a_location_is_never_used_twice(path):
+def test_only_a_location_that_was_never_committed_is_used_again(path):
     log = Log.create(path)
-    first = append_one(log, b"k", b"x" * 500)[0]
+    committed_location = append_one(log, b"k", b"x" * 500)[0]
+    log.commit()
+    lost_location = append_one(log, b"k", b"y" * 500)[0]
     log._writer.release()  # the process is gone before it commits
-    again = Log.open(path, writable=True)
-    assert append_one(again, b"k", b"y")[0] > first
-    again.close()
+    with Log.open(path, writable=True) as again:
+        assert append_one(again, b"k", b"z")[0] == lost_location > committed_location
 
 
 def test_segments_are_announced(path):

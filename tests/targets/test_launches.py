@@ -336,7 +336,7 @@ FORK = """
         try:
             print(call(), flush=True)
         except Exception as error:
-            print(type(error).__name__, "forked from it: " in str(error), flush=True)
+            print(type(error).__name__, "forked" in str(error), flush=True)
 
     def launch(a):
         x = np.zeros(4)

@@ -380,7 +380,7 @@ OVER_MPI: dict[str, Changes] = {
         "far.py": {" and (self.transfer is None or self.transfer.completed >= self.transfer.chunks)": ""}
     },
     "a place is done before its bytes have landed": {
-        "near.py": {"transfer.wait(transfer.chunks, _MOVE_SECONDS)": "pass"}
+        "near.py": {"transfer.wait(transfer.chunks, _COPY_SECONDS)": "pass"}
     },
     "an answer is told before it is there": {
         "relay.c": {
