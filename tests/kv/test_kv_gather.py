@@ -146,6 +146,7 @@ def test_a_thread_that_hangs_keeps_no_other_batch_waiting(path: Path, monkeypatc
         ctypes.c_int64.from_address(start).value = 1  # it began long ago with a piece of a drive that does not answer
         hangs.set()
         go.wait(30)
+        ctypes.c_int64.from_address(start).value = 0
         return 0
 
     monkeypatch.setattr(gather, "THREADS", 1)
