@@ -268,10 +268,9 @@ def _run(
             if kill_at is not None and _blocks(store) > kill_at:
                 child.kill()
             # memory of its own: mapped files of a source are not counted
-            status = Path(f"/proc/{child.pid}/status").read_text()
-            memory = max(
-                memory, *(int(line.split()[1]) << 10 for line in status.splitlines() if line[:7] == "RssAnon"), 0
-            )
+            with contextlib.suppress(OSError):  # the process may have ended
+                status = Path(f"/proc/{child.pid}/status").read_text().splitlines()
+                memory = max(memory, *(int(line.split()[1]) << 10 for line in status if line[:7] == "RssAnon"), 0)
             time.sleep(0.005)
         out.seek(0)
         err.seek(0)
