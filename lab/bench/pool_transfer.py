@@ -1,7 +1,7 @@
 """Seconds of transfers from an application to the memory of a device in another process, whole and pipelined.
 
 One application and one agent, two processes of MPI over shared memory on one machine. The agent's device has an
-emulated copy engine of ``-o copy=3600`` MB/s, and ``-o links=0,3600`` adds an emulated link of so many MB/s (0: none).
+emulated copy engine of ``-o copy=3600`` MB/s, and ``-o links=0,3600`` repeats all with a link of 3600 MB/s.
 Three stages are measured each by itself: *link*, *memory* (MPI's copy between processes) and *device* (copy engine).
 
 - *pipeline*: bandwidth by size of the data and of a chunk, with four buffers (figure 8 of the source);
@@ -30,12 +30,12 @@ SIZES = tuple(1 << k for k in range(16, 29, 2))
 MB = 1e6
 
 
-def seconds(run: Callable[[], object], least: float = 0.25, most: int = 25) -> float:
+def seconds(run: Callable[[], object], min_seconds: float = 0.25, max_runs: int = 25) -> float:
     """Return the median time of a call that is repeated for a while."""
     run()
     times: list[float] = []
-    begun = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - begun < least and len(times) < most):
+    started = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - started < min_seconds and len(times) < max_runs):
         at = time.perf_counter()
         run()
         times.append(time.perf_counter() - at)
@@ -106,13 +106,13 @@ def application(link: float, latency: float, copy: float, quick: bool) -> dict[s
             found["memory"] = {size: upload(size, Tuning(1 << 20)) for size in SIZES}
             return found
         found["pipeline"] = {chunk: {size: upload(size, Tuning(chunk)) for size in SIZES} for chunk in CHUNKS}
-        whole = {size: Tuning(max(size, 4096), pipelined=False) for size in SIZES}
+        one_chunk = {size: Tuning(max(size, 4096), pipelined=False) for size in SIZES}
         for name in ("idle", "busy"):
             with Busy() if name == "busy" else threading.Lock():
-                found[name] = {size: (upload(size, whole[size]), upload(size, Tuning())) for size in SIZES}
+                found[name] = {size: (upload(size, one_chunk[size]), upload(size, Tuning())) for size in SIZES}
         found["computing"] = {
             size: (
-                copy_while_computing(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
+                copy_while_computing(device, buffers[size], source[:size], one_chunk[size], found["idle"][size][0]),
                 copy_while_computing(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]),
             )
             for size in SIZES
@@ -191,9 +191,9 @@ def report(name: str, stages: dict[str, float], found: dict[str, Any], record: R
         size = max(row)
         record(f"{name}/chunk {chunk >> 10} KiB", size / row[size], "B/s", ceiling=(slowest, stages[slowest]))
     for state in ("idle", "busy", "computing"):
-        for size, (whole, piped) in found[state].items():
+        for size, (one_chunk, piped) in found[state].items():
             if size >= 1 << 20 or state == "idle":
-                peers = [("no pipeline", "", whole)]
+                peers = [("no pipeline", "", one_chunk)]
                 record(f"{name}/{state}/{size >> 10} KiB", piped, "s", better="lower", peers=peers)
     record(f"{name}/cpu", found["processor"], "s/B", better="lower")
 

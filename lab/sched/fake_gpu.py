@@ -1,7 +1,7 @@
 """FakeGpu: streams, events and words in host memory, so that a `CudaExecutor` can be tested without a GPU.
 
 A stream is a thread that does what it was given in order; workers are threads that run the kernel's blocks on the `cpu`
-target. The order of things, and what may happen between them, is that of a GPU; times are not.
+target. Operations run in the order of a GPU, and interleave like its operations; times differ.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class FakeForms:
 
 
 class _Row:
-    """What a row of a line launches."""
+    """An operation that a row of a queue launches."""
 
     def __init__(self, operation: Callable[[], None]) -> None:
         self.operation = operation
@@ -131,7 +131,7 @@ class _Row:
 
 
 _functions: weakref.WeakValueDictionary[int, _Row] = weakref.WeakValueDictionary()
-"""What rows of lines name as functions."""
+"""The functions that rows of queues name."""
 
 
 @native

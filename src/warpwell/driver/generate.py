@@ -42,7 +42,7 @@ def _native() -> list[table.Call]:
 
 
 def flagged(call: table.Call) -> bool:
-    """Say whether a call has a variant for per-thread streams that no argument can tell: its body takes a flag."""
+    """Return whether a call has a variant for per-thread streams that no argument shows: its body takes a flag."""
     variants = {table.plain_symbol(entry.symbol) for entry in table.entries() if entry.per_thread}
     return call.symbol in variants and "stream" not in call.roles
 
@@ -64,21 +64,21 @@ def _body(call: table.Call) -> str:
 
 
 def _calls_h() -> str:
-    lines = ["/* Generated: codes, and prototypes of the served symbols. */", "#ifndef WW_GEN_CALLS_H"]
-    lines += ["#define WW_GEN_CALLS_H", '#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
-    lines += ["enum ww_code {"] + [f"    {name} = {code}," for code, name in table.errors().items()] + ["};"]
-    lines += ["struct ww_error { int code; const char *name, *text; };", "static const struct ww_error ww_errors[]"]
-    lines += ["    __attribute__((unused)) = {"]
+    c_lines = ["/* Generated: codes, and prototypes of the served symbols. */", "#ifndef WW_GEN_CALLS_H"]
+    c_lines += ["#define WW_GEN_CALLS_H", '#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
+    c_lines += ["enum ww_code {"] + [f"    {name} = {code}," for code, name in table.errors().items()] + ["};"]
+    c_lines += ["struct ww_error { int code; const char *name, *text; };", "static const struct ww_error ww_errors[]"]
+    c_lines += ["    __attribute__((unused)) = {"]
     for code, name in table.errors().items():
-        words = name.removeprefix("CUDA_").removeprefix("ERROR_").replace("_", " ").lower()
-        lines.append(f'    {{{code}, "{name}", "{words if code else "no error"}"}},')
-    lines += ["};", "struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
-    lines += ["extern const struct ww_variant ww_variants[]; /* ends with a null name */"]
+        description = name.removeprefix("CUDA_").removeprefix("ERROR_").replace("_", " ").lower()
+        c_lines.append(f'    {{{code}, "{name}", "{description if code else "no error"}"}},')
+    c_lines += ["};", "struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
+    c_lines += ["extern const struct ww_variant ww_variants[]; /* ends with a null name */"]
     for call in table.calls().values():
-        lines.append(f"WW_API {_prototype(call)};")
+        c_lines.append(f"WW_API {_prototype(call)};")
         if flagged(call):
-            lines.append(f"{_body(call)};")
-    return "\n".join([*lines, "#endif", ""])
+            c_lines.append(f"{_body(call)};")
+    return "\n".join([*c_lines, "#endif", ""])
 
 
 def _struct(name: str, fields: list[tuple[str, str]]) -> str:
@@ -87,25 +87,25 @@ def _struct(name: str, fields: list[tuple[str, str]]) -> str:
 
 
 def arguments(call: table.Call) -> list[tuple[str, str]]:
-    """Return (C type, field) of what travels to the worker."""
-    kept = [(i, role) for i, role in enumerate(call.roles) if not role.startswith("out_")]
-    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in kept]
+    """Return (C type, field) of the values that travel to the worker."""
+    inputs = [(i, role) for i, role in enumerate(call.roles) if not role.startswith("out_")]
+    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in inputs]
 
 
 def results(call: table.Call) -> list[tuple[str, str]]:
-    """Return (C type, field) of what comes back."""
-    kept = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
-    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in kept]
+    """Return (C type, field) of the values that the worker returns."""
+    outputs = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
+    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in outputs]
 
 
 def _ops_h() -> str:
-    lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
-    lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull", "enum ww_op {"]
-    lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
-    lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
+    c_lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
+    c_lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull", "enum ww_op {"]
+    c_lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
+    c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
     for call in replayed():
-        lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
-    return "\n".join([*lines, "#endif", ""])
+        c_lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
+    return "\n".join([*c_lines, "#endif", ""])
 
 
 # -- exported symbols --------------------------------------------------------------------------------------------------
@@ -134,25 +134,25 @@ def exported_symbols(
     body : callable
         Return the definition of a call, or nothing if other sources may define it.
     """
-    lines = ["/* Generated: every symbol of the driver. */", f'#include "{header}"', '#include "gen_calls.h"']
-    lines += ["#include <string.h>"]
+    c_lines = ["/* Generated: every symbol of the driver. */", f'#include "{header}"', '#include "gen_calls.h"']
+    c_lines += ["#include <string.h>"]
     served = table.calls()
     for entry in table.entries():
         plain = table.plain_symbol(entry.symbol)
         if plain not in served:
-            lines.append(f"WW_API CUresult {entry.symbol}(void);")
-            lines.append(f"CUresult {entry.symbol}(void)\n{{\n    {absent.format(_quoted(entry.symbol))}\n}}")
+            c_lines.append(f"WW_API CUresult {entry.symbol}(void);")
+            c_lines.append(f"CUresult {entry.symbol}(void)\n{{\n    {absent.format(_quoted(entry.symbol))}\n}}")
         elif entry.per_thread:
-            lines.append(_per_thread(served[plain], entry.symbol))
+            c_lines.append(_per_thread(served[plain], entry.symbol))
         elif flagged(served[plain]):
-            lines.append(body(served[plain]) or _weak(_body(served[plain]), served[plain], absent))
+            c_lines.append(body(served[plain]) or _weak(_body(served[plain]), served[plain], absent))
             passed = _passed(served[plain], "0")
-            lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
+            c_lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
         elif weak(served[plain]):
-            lines.append(body(served[plain]) or _weak(_prototype(served[plain]), served[plain], absent))
-    lines.append("const struct ww_variant ww_variants[] = {")
-    lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]
-    return "\n".join([*lines, "    {0, 0, 0, 0}", "};", ""])
+            c_lines.append(body(served[plain]) or _weak(_prototype(served[plain]), served[plain], absent))
+    c_lines.append("const struct ww_variant ww_variants[] = {")
+    c_lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]
+    return "\n".join([*c_lines, "    {0, 0, 0, 0}", "};", ""])
 
 
 def _quoted(symbol: str) -> str:
@@ -161,7 +161,7 @@ def _quoted(symbol: str) -> str:
 
 def _weak(head: str, call: table.Call, absent: str) -> str:
     unused = [f"(void)a{i};" for i in range(len(call.roles))] + ["(void)per_thread;"] * ("per_thread" in head)
-    inside = "".join(f"    {one}\n" for one in [*unused, absent.format(_quoted(call.symbol))])
+    inside = "".join(f"    {statement}\n" for statement in [*unused, absent.format(_quoted(call.symbol))])
     return f"__attribute__((weak)) {head}\n{{\n{inside}}}"
 
 
@@ -189,28 +189,28 @@ _LOCALS = {
 
 
 def _forward(call: table.Call) -> str:
-    """Return the definition of a call whose body stands in the table."""
+    """Return the definition of a call whose body is in the table."""
     if not call.forward:
         return ""
     text = " ".join([*(_check_code(check) for check in call.checks), call.forward])
     names = set(re.findall(r"\w+", text))
-    lines = [_body(call) if flagged(call) else _prototype(call), "{"]
-    lines += [f"    (void)a{i};" for i in range(len(call.roles)) if f"a{i}" not in names]
+    c_lines = [_body(call) if flagged(call) else _prototype(call), "{"]
+    c_lines += [f"    (void)a{i};" for i in range(len(call.roles)) if f"a{i}" not in names]
     if flagged(call):
-        lines.append("    CUstream stream = per_thread ? CU_STREAM_PER_THREAD : NULL;")
-    lines += [f"    {declaration};" for name, declaration in _LOCALS.items() if re.search(rf"&{name}\b", text)]
+        c_lines.append("    CUstream stream = per_thread ? CU_STREAM_PER_THREAD : NULL;")
+    c_lines += [f"    {declaration};" for name, declaration in _LOCALS.items() if re.search(rf"&{name}\b", text)]
     if not call.checks:
-        return "\n".join([*lines, f"    return {call.forward};", "}"])
-    lines += ["    int error = 0;"]
+        return "\n".join([*c_lines, f"    return {call.forward};", "}"])
+    c_lines += ["    int error = 0;"]
     left = "graphs" in call.checks
     for check in call.checks:
-        lines += _check(check, left)
+        c_lines += _check(check, left)
     if call.forward.startswith("{"):
-        lines += [f"    {call.forward}"]
+        c_lines += [f"    {call.forward}"]
     else:
-        lines += [f"    error = {call.forward};"]
-    lines += ["    ww_graphs_leave();"] if left else []
-    return "\n".join([*lines, "    return error;", "}"])
+        c_lines += [f"    error = {call.forward};"]
+    c_lines += ["    ww_graphs_leave();"] if left else []
+    return "\n".join([*c_lines, "    return error;", "}"])
 
 
 def _check_code(check: str) -> str:
@@ -236,7 +236,7 @@ def _check(check: str, left: bool) -> Iterator[str]:
 
 
 def _passed(call: table.Call, first: str = "", own: str = "") -> str:
-    """Names of a call's parameters, to pass on; `own`: what a null stream becomes."""
+    """Return the names of a call's parameters, to pass on; `own` replaces a null stream."""
     names = [f"a{i} ? a{i} : {own}" if own and r == "stream" else f"a{i}" for i, r in enumerate(call.roles)]
     return ", ".join([first, *names] if first else names)
 
@@ -268,21 +268,24 @@ def _layer_call(call: table.Call) -> str:
         elif not role.startswith("out_"):
             text += [f"    args.a{i} = a{i};"]
     text += [] if arguments(call) else ["    (void)args;"]
-    given = f"device, WW_OP_{name}, 0, &args, sizeof args"
+    call_arguments = f"device, WW_OP_{name}, 0, &args, sizeof args"
     if call.kind == "send":
-        return "\n".join([*text, f"    return ww_send({given});", "}"])
+        return "\n".join([*text, f"    return ww_send({call_arguments});", "}"])
     text += [f"    struct ww_out_{name} out;", "    uint32_t got = 0;"]
-    text += [f"    if ((error = ww_call({given}, &out, sizeof out, &got)))", "        return error;"]
+    text += [f"    if ((error = ww_call({call_arguments}, &out, sizeof out, &got)))", "        return error;"]
     text += ["    if (got != sizeof out)", "        return CUDA_ERROR_UNKNOWN;"]
     return "\n".join([*text, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
 
 
 def _worker_h() -> str:
-    lines = ["/* Generated: the real driver's functions, and the replay of simple calls. */", "#ifndef WW_GEN_WORKER_H"]
-    lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
+    c_lines = [
+        "/* Generated: the real driver's functions, and the replay of simple calls. */",
+        "#ifndef WW_GEN_WORKER_H",
+    ]
+    c_lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
     for call in _native():
-        lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
-    return "\n".join([*lines, "};", _WORKER, "#endif", ""])
+        c_lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
+    return "\n".join([*c_lines, "};", _WORKER, "#endif", ""])
 
 
 _WORKER = """\
@@ -296,30 +299,30 @@ int ww_find_function(uint32_t id, CUfunction *out);"""
 
 
 def _worker_c() -> str:
-    lines = [
+    c_lines = [
         '/* Generated. */\n#include "gen_worker.h"',
         "#include <dlfcn.h>",
         "#include <stdio.h>",
         "#include <string.h>",
     ]
-    lines += ["struct ww_native native;", "int ww_load_native(const char *path, char *why, size_t room)", "{"]
-    lines += ["    void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);", "    if (!driver) {"]
-    lines += ['        snprintf(why, room, "%s", dlerror());', "        return -1;", "    }"]
-    lines += ['    if (dlsym(driver, "ww_layer")) { /* layer.c has it */', "        dlclose(driver);"]
-    lines += ['        snprintf(why, room, "%s is the layer of Warpwell itself, not a driver", path);']
-    lines += ["        return -1;", "    }"]
+    c_lines += ["struct ww_native native;", "int ww_load_native(const char *path, char *why, size_t room)", "{"]
+    c_lines += ["    void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);", "    if (!driver) {"]
+    c_lines += ['        snprintf(why, room, "%s", dlerror());', "        return -1;", "    }"]
+    c_lines += ['    if (dlsym(driver, "ww_layer")) { /* layer.c has it */', "        dlclose(driver);"]
+    c_lines += ['        snprintf(why, room, "%s is the layer of Warpwell itself, not a driver", path);']
+    c_lines += ["        return -1;", "    }"]
     for call in _native():
-        lines.append(f'    *(void **)&native.{call.symbol} = dlsym(driver, "{call.symbol}");')
-    lines += ["    if (!native.cuInit) {", '        snprintf(why, room, "%s is not a CUDA driver", path);']
-    lines += ["        dlclose(driver);", "        return -1;", "    }", "    return 0;", "}"]
-    lines += [
+        c_lines.append(f'    *(void **)&native.{call.symbol} = dlsym(driver, "{call.symbol}");')
+    c_lines += ["    if (!native.cuInit) {", '        snprintf(why, room, "%s is not a CUDA driver", path);']
+    c_lines += ["        dlclose(driver);", "        return -1;", "    }", "    return 0;", "}"]
+    c_lines += [
         "int ww_run(uint16_t op, const void *args, uint32_t nargs, void *out, uint32_t room, uint32_t *nout)",
         "{",
     ]
-    lines += ["    *nout = 0;", "    switch (op) {"]
+    c_lines += ["    *nout = 0;", "    switch (op) {"]
     for call in replayed():
-        lines += _replay(call)
-    return "\n".join([*lines, "    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}", ""])
+        c_lines += _replay(call)
+    return "\n".join([*c_lines, "    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}", ""])
 
 
 def _replay(call: table.Call) -> Iterator[str]:

@@ -21,25 +21,25 @@ from .runtime import Runtime
 from .state import HANDLERS, AgentState, call_name, handles
 
 GRACE = 2.0
-"""Seconds that lanes have for what was queued when the application said goodbye."""
+"""How long lanes may work on queued calls after the application has said goodbye, in seconds."""
 
 HANDLER_MODULES = (arguments, copies, stream_calls)
-"""Modules whose functions are in `HANDLERS`, besides this one."""
+"""The other modules whose functions are in `HANDLERS`."""
 
 
 class Agent(AgentState):
     """One device of a pool; parameters as of `AgentState`.
 
-    Its main loop never waits for anything but messages. Whatever takes time is done by a lane (the thread of one
-    stream) or by a deferred call.
+    Its main loop waits for messages only. A lane (the thread of one stream) or a deferred call does everything that
+    takes time.
     """
 
     def __init__(self, transport: Transport, runtime: Runtime) -> None:
         super().__init__(transport, runtime)
         self.counts: dict[str, int] = {}
         self.programs: Callable[[], list[dict[str, Any]]] = list
-        """Returns the CUDA programs that this agent's process serves besides."""
-        self._begun = time.time()
+        """Returns the CUDA programs that this agent's process also serves."""
+        self._start_time = time.time()
 
     def run(self) -> None:
         """Serve until the application says goodbye or is gone."""
@@ -49,7 +49,7 @@ class Agent(AgentState):
             while not self.stopped:
                 got = self.transport.receive(0.5)
                 if got is None:
-                    # programs of other hosts come by the communicator, also where the application executed another one
+                    # programs of other hosts use the communicator, also if the application executed another program
                     if self.application in self.transport.lost() and self.cuda is None:
                         break
                     continue
@@ -58,7 +58,7 @@ class Agent(AgentState):
                 self._dispatch(peer, op, operands)
                 got = message = operands = None  # type: ignore[assignment]
         except errors.ClosedError:
-            pass  # whoever owns the transport ended it
+            pass  # the owner of the transport closed it
         finally:
             self._end()
 
@@ -95,7 +95,7 @@ class Agent(AgentState):
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "python": sys.version.split()[0],
-            "seconds": time.time() - self._begun,
+            "seconds": time.time() - self._start_time,
             "free": free,
             "total": total,
             "held": sum(held.values()),
@@ -133,13 +133,13 @@ def view(
     agent: Agent, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any, strides: Any
 ) -> None:
     """Make another array in a buffer's memory."""
-    whole = agent.view(base)
-    agent.handles[handle] = BufferView(whole.memory, whole.offset + offset, unpack_dtype(dtype), shape, strides)
+    base_view = agent.view(base)
+    agent.handles[handle] = BufferView(base_view.memory, base_view.offset + offset, unpack_dtype(dtype), shape, strides)
 
 
 @handles(Op.FREE)
 def free(agent: Agent, _s: int, _q: int, handle: int) -> None:
-    """Forget an object, whose memory goes when the calls that use it are over."""
+    """Forget an object. Its memory is freed when the calls that use it have ended."""
     last = [agent.handles.pop(handle, None)]
     agent.events.pop(handle, None)
     if isinstance(last[0], stream_calls.ServiceObject):  # its own end may take long
@@ -174,7 +174,7 @@ def stream_end(agent: Agent, number: int, _q: int) -> None:
 
 @handles(Op.INFO)
 def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
-    """Answer with what there is to know of the device."""
+    """Answer with facts about the device."""
 
     def answer() -> None:
         try:

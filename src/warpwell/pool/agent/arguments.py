@@ -26,7 +26,7 @@ class ArrivingArray:
         self.failure: BaseException | None = None
 
     def value(self, agent: AgentState) -> Any:
-        """Return the array, or raise why there is none."""
+        """Return the array; raise the error if it could not be received."""
         if self.failure is not None:
             raise self.failure
         return self.array
@@ -58,32 +58,32 @@ def argument(
 
 
 def taken(agent: AgentState, handles: Any) -> list[Any]:
-    """Return what the handles of a call stand for. Arrays that came for it are its own from now on."""
+    """Return the objects of the handles of a call, and forget the arrays among them that were sent for this call."""
     found = [agent.view(handle) for handle in handles]
-    for handle, thing in zip(handles, found, strict=True):
-        if isinstance(thing, ArrivingArray):
+    for handle, value in zip(handles, found, strict=True):
+        if isinstance(value, ArrivingArray):
             agent.handles.pop(handle, None)
     return found
 
 
 def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
-    """Begin to send a result; return what tells the application that it is there."""
+    """Begin to send a result; return the function that sends the reply with it to the application."""
     parts: dict[int, tuple[int, NDArray[Any]]] = {}
 
-    def number_of(thing: Any) -> int | None:
-        return parts.setdefault(id(thing), (len(parts), thing))[0] if is_large(thing) else None
+    def number_of(value: Any) -> int | None:
+        return parts.setdefault(id(value), (len(parts), value))[0] if is_large(value) else None
 
     data, numbers = dumps(result, number_of)
     if not parts:
         return lambda: agent.tell(Op.REPLY, reply, data)
     about, transfers = [], []
     for _, array in parts.values():
-        whole, shape = flat(array)
-        if np.may_share_memory(whole, array):
-            whole = whole.copy()  # later calls may change the array while it is sent
+        contiguous, shape = flat(array)
+        if np.may_share_memory(contiguous, array):
+            contiguous = contiguous.copy()  # later calls may change the array while it is sent
         tag = agent.tags.new(agent.transport.rank, agent.application)
-        chunk = min(CHUNK, whole.nbytes)
-        transfers.append(agent.transport.put(agent.application, tag, Region.over(whole, chunk=chunk)))
+        chunk = min(CHUNK, contiguous.nbytes)
+        transfers.append(agent.transport.put(agent.application, tag, Region.over(contiguous, chunk=chunk)))
         agent.tags.reserve(agent.transport.rank, agent.application, transfers[-1])
         about.append((tag, chunk, *shape))
     for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer meanwhile

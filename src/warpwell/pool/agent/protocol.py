@@ -16,24 +16,24 @@ from ... import errors
 from ...targets.compiler import cloudpickle
 
 INLINE = 64 << 10
-"""Copies of at most so many bytes travel inside their message."""
+"""Maximum size of a copy that travels inside its message, in bytes."""
 
 ACKNOWLEDGE_CALLS = 256
-"""A lane tells after so many calls that it has come so far,"""
+"""Number of calls after which a lane reports how far it has come,"""
 
 ACKNOWLEDGE_BYTES = 4 << 20
-"""or after so many bytes that came with calls."""
+"""or the number of bytes in these calls, whichever is reached first."""
 
 WINDOW_CALLS = 2048
-"""Calls of a stream that may be under way; larger than `ACKNOWLEDGE_CALLS`, or nobody would go on."""
+"""Maximum number of calls of a stream in flight; larger than `ACKNOWLEDGE_CALLS`, else applications would hang."""
 
 WINDOW_BYTES = 64 << 20
-"""Bytes that came with calls of a stream and may be under way."""
+"""Maximum number of bytes in the calls of a stream in flight."""
 
 
 @enum.unique
 class Op(enum.IntEnum):
-    """What a message asks for or tells. The operands stand beside each; the first two are stream and sequence."""
+    """Kinds of messages. A comment lists the operands; the first two are stream and sequence."""
 
     # from the application, for a lane
     ALLOCATE = 1  # buffer, bytes, dtype, shape
@@ -56,7 +56,7 @@ class Op(enum.IntEnum):
     AWAIT = 17  # signal, rank that sends it
     SYNCHRONIZE = 18  # reply
 
-    ARGUMENT = 21  # handle, reply, tag, plan, what the array is: a later call's
+    ARGUMENT = 21  # handle, reply, tag, plan, shape of the array, which a later call takes
     WRITE_LENT = 19  # buffer, memory, offset
     READ_LENT = 20  # buffer, reply, memory, offset
 
@@ -71,28 +71,28 @@ class Op(enum.IntEnum):
     UNTIL = 40  # event, reply: as soon as it is reached
     ELAPSED = 41  # event, earlier event, reply
     INFO = 42  # reply
-    CANCEL = 43  # reply or copy: its data are not wanted any more
-    CODE_END = 44  # code: nobody has it any more
+    CANCEL = 43  # reply or copy whose data are not needed any more
+    CODE_END = 44  # code that the application has dropped
     GOODBYE = 45
     SHARE = 46  # reply, memory, path, bytes
 
     # from an agent
-    DONE = 64  # so far a stream has come
+    DONE = 64  # sequence that a stream has reached
     FAILED = 65  # call, failure
     REPLY = 66  # reply, value
-    REFUSED = 67  # reply, call, failure, whether an earlier call is to blame, which tells of it itself
-    ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and those: tag, chunk, what it is
+    REFUSED = 67  # reply, call, failure, whether an earlier call failed, which reports it itself
+    ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and for each: tag, chunk, shape
 
     # between agents
     SIGNAL = 96  # signal, failure or None
     WANT = 97  # copy, offer or None, tag, plan: the destination is ready
     SENT = 98  # copy, whether written, whether writing is never possible, failure or None: the source's answer
     HAVE = 99  # copy, failure or None, whether after WANT: the destination has received bulk data, or has failed
-    RELEASE = 103  # block: nobody has it any more
+    RELEASE = 103  # block that is not used any more
     RELEASED = 104  # block: it is closed
 
     # between the communicator and agents of other hosts, see pool/cuda
-    CUDA = 112  # kind, what follows
+    CUDA = 112  # kind, operands
 
 
 _ids = itertools.count(1)
@@ -145,7 +145,7 @@ def pack_arguments(values: Sequence[Any], handle_of: Callable[[Any], int | None]
     Raises
     ------
     ArgumentError
-        A value is none of these.
+        A value has another type.
     """
     return tuple(_pack_argument(value, handle_of) for value in values)
 
@@ -169,7 +169,7 @@ def _pack_argument(value: Any, handle_of: Callable[[Any], int | None]) -> Any:
 
 
 def unpack_arguments(packed: Sequence[Any], resolve: Callable[[int], Any]) -> list[Any]:
-    """Return the arguments, with ``resolve(handle)`` in place of what is on the device."""
+    """Return the arguments, with ``resolve(handle)`` for each object on the device."""
     return [value if type(value) in _PLAIN else _unpack_argument(value, resolve) for value in packed]
 
 
@@ -185,28 +185,28 @@ def _unpack_argument(packed: Any, resolve: Callable[[int], Any]) -> Any:
 
 
 def pack_failure(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return what an exception says, its traceback, and itself, where it can be pickled and read back."""
+    """Return the text of an exception, its traceback, and the pickled exception, or None if it cannot be read back."""
     text = "".join(traceback.format_exception(error))
     try:
         pickled = cloudpickle().dumps(error)
         pickle.loads(pickled)
-    except Exception:  # whatever its own code raises: the texts are enough
+    except Exception:  # its own code may raise anything: the texts are enough
         pickled = None
     return _describe(error), text, pickled
 
 
 def _describe(error: BaseException) -> str:
     try:
-        said = str(error)
+        description = str(error)
     except Exception:
-        said = "(its text is not available)"
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        description = "(its text is not available)"
+    return f"{type(error).__name__}: {description}" if description else type(error).__name__
 
 
 def unpack_failure(packed: tuple[str, str, bytes | None], call: str, device: str) -> errors.RemoteError:
-    """Return the error that an application raises, with the failure itself as its cause where it can be had."""
-    said, remote, pickled = packed
-    error = errors.RemoteError(f"{call} failed on {device}: {said}", call=call, remote_traceback=remote)
+    """Return the error that an application raises. Its cause is the failure itself, if it can be read back."""
+    description, remote, pickled = packed
+    error = errors.RemoteError(f"{call} failed on {device}: {description}", call=call, remote_traceback=remote)
     cause: Any = None
     if pickled is not None:
         try:
