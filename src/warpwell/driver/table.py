@@ -578,7 +578,8 @@ def calls() -> dict[str, Call]:
     for line in filter(None, re.sub(r"\n +", " ", SERVED).splitlines()):
         head, _, forward = line.partition(" -> ")
         head, _, checks = head.partition(" | ")
-        kind, symbol, inside = re.fullmatch(r"(\w+) (\w+)\((.*)\)", head).groups()  # type: ignore[union-attr]
+        kind, _, signature = head.partition(" ")
+        symbol, _, inside = signature.removesuffix(")").partition("(")
         roles = tuple(inside.split(", ")) if inside else ()
         found[symbol] = Call(symbol, kind, roles, forward, tuple(checks.split("; ")) if checks else ())
     return found
