@@ -113,7 +113,7 @@ class Records:
             found = self._flushing.get(key)
         return found[0] if type(found) is tuple else found  # type: ignore[return-value]
 
-    def has_key(self, key: Key) -> bool:
+    def has_key(self, key: Any) -> bool:
         """Return whether a key exists."""
         raw = as_key(key)
         if self._staged_value(raw) is not None:

@@ -176,7 +176,7 @@ class Store(MutableMapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self.check_open()
-        return self._records.has_key(key)  # type: ignore[arg-type]
+        return self._records.has_key(key)
 
     def put(self, key: Key, value: Any) -> None:
         """Store one record; see `put_many`.
@@ -518,6 +518,10 @@ class Store(MutableMapping[Any, Any]):
         """
         self.check_open()
         return [replace(native, owner=self) for native in self._records.natives()]
+
+    def place_of(self, key: Key) -> tuple[str, int | None]:
+        """Return the file and the byte offset of a key's value, for messages; the store and None for an absent key."""
+        return self._records.place_of(key)
 
     def uncommitted(self) -> int:
         """Return the number of changes that the next `commit` makes durable."""

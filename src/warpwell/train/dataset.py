@@ -338,9 +338,7 @@ class Dataset:
                 is_decoded[k] = False
                 if not is_skipping or (k == keys.size - 1 > 0 and not results):
                     name, key = type(error).__name__, keys.row(k)
-                    path, offset = (
-                        (self._reader.name, None) if self.store is None else self.store._records.place_of(key)
-                    )
+                    path, offset = (self._reader.name, None) if self.store is None else self.store.place_of(key)
                     where = path if offset is None else f"{path}, byte {offset}"
                     raise DecodeError(
                         f"{where}: decode= raised {name} for the record of key {key!r}: {error}",
