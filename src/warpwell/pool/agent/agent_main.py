@@ -37,7 +37,7 @@ def main(gpus: Sequence[str], member: Member) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
     about = cuda_programs.wanted() if "cuda" in chosen else None
     claim = functools.partial(_claim, chosen["uuid"]) if chosen.get("claim") else None
-    if about is not None and not chosen["away"]:  # before the application goes on; it ends with this process
+    if about is not None and not chosen["away"]:  # before the application continues; it ends with this process
         server = cuda_programs.serve(about, chosen["cuda"], claim)
     transport = member.connect()
     agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))

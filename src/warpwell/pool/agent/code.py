@@ -1,4 +1,4 @@
-"""`Code`: a kernel or a function as what travels to agents, once each, by the hash of its content."""
+"""`Code`: a kernel or a function in the form in which it is sent to agents, once each, by the hash of its content."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ...targets import CudaSource, Kernel, is_device
 from ...targets import device as mark_device
 from ...targets.compiler import cloudpickle, names_of
 
-_lock = threading.RLock()  # what is pickled may call a device, and so pickle
+_lock = threading.RLock()  # pickling an object may call a device, which pickles again
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 _HERE = Path(__file__).parents[2]
 
 MOST = (1 << 31) - 1
-"""Bytes of a pickled value at most: what a message may have."""
+"""Maximum size of a pickled value in bytes, which is that of a message."""
 
 
 class Code:
@@ -42,7 +42,7 @@ class Code:
     Attributes
     ----------
     key : str
-        Hash of the content: helper functions, globals, options, and the versions of what compiles it.
+        Hash of the content: helper functions, globals, options, and the versions of the compilers.
     name : str
     data : bytes
     """
@@ -61,7 +61,7 @@ class Code:
         Raises
         ------
         CodeError
-            Something that it names cannot be serialized; the message says what.
+            An object that it names cannot be serialized; the message names it.
         """
         if isinstance(thing, Kernel):
             compiled = thing.current().compiled
@@ -81,7 +81,7 @@ class Code:
 
 
 class LoadedCode:
-    """Code on an agent. It is made when a lane first needs it, so that slow imports hold up nobody else."""
+    """Code on an agent. It is made when a lane first needs it, so that slow imports delay no other lane."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -111,7 +111,7 @@ class LoadedCode:
         return made
 
     def set_global(self, name: str, value: Any) -> None:
-        """Change a global variable of the kernel: it is made anew, since compiled code has the old value in it."""
+        """Change a global variable of the kernel: it is compiled again, because compiled code has the old value."""
         function = getattr(self.value, "function", self.value)
         if not isinstance(function, types.FunctionType) or name not in function.__globals__:
             raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
@@ -170,7 +170,7 @@ _PLAIN = (int, float, bool, complex, str, bytes, type(None))
 
 
 def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool:
-    """Tell whether a value is made of numbers, texts, arrays and objects that are on the device."""
+    """Return whether a value consists of numbers, texts, arrays and objects on the device."""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -184,7 +184,7 @@ def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool
 
 
 def loads(data: bytes, objects: Any = ()) -> Any:
-    """Return what `dumps` was given, with ``objects[k]`` in place of the k-th handle."""
+    """Return the value that `dumps` pickled, with ``objects[k]`` for the k-th handle."""
     unpickler = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = objects.__getitem__  # type: ignore[method-assign]  # as above
     return unpickler.load()
@@ -203,7 +203,7 @@ def _serialize(thing: Any) -> bytes:
         return dumps(content)[0]
     except errors.WarpwellError:
         raise
-    except Exception as error:  # what pickling raises is up to the objects
+    except Exception as error:  # pickling an object may raise anything
         culprit = _culprit(getattr(thing, "function", thing))
         raise errors.CodeError(
             f"{_name(thing)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
@@ -242,7 +242,7 @@ def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
 
 
 def _device_functions(function: Any) -> list[Any]:
-    """Return device functions that a function reaches: what was marked here has to be marked there too."""
+    """Return the device functions that a function calls: they must be marked as such on the agent, too."""
     found: dict[int, Any] = {}
     seen: set[int] = set()
 
@@ -290,7 +290,7 @@ def _by_value() -> Iterator[None]:
     with _lock:
         added = []
         known = pickling.list_registry_pickle_by_value()
-        for name, module in sys.modules.copy().items():  # whole, whatever a finalizer or a thread imports meanwhile
+        for name, module in sys.modules.copy().items():  # a copy: a finalizer or a thread may import meanwhile
             if name not in known and _is_users(name, module):
                 pickling.register_pickle_by_value(module)
                 added.append(module)

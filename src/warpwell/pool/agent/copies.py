@@ -216,7 +216,7 @@ def _outgoing(agent: AgentState, number: int, peer: int, *, is_source: bool = Fa
 
 
 def _forget(agent: AgentState, number: int, copy: OutgoingCopy) -> None:
-    """Forget a copy when neither the application nor the destination sends another message for it."""
+    """Forget a copy after the last message of the application and the destination about it."""
     if copy.settled and copy.done.is_set:
         agent.outgoing.pop(number, None)
 

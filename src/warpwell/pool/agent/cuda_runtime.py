@@ -1,4 +1,4 @@
-"""`CudaRuntime`: what an agent's GPU can do."""
+"""`CudaRuntime`: the operations of an agent's GPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class CudaRuntime(Runtime):
         return as_array(block.address + offset, shape, dtype, strides, block)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
-        """Return what makes CuPy's arrays, if CuPy knows the dtype; to make one anew takes longer than to use it."""
+        """Return the object that makes CuPy's arrays, if CuPy knows the dtype; it takes longer to make than to use."""
         cupy = _cupy()
         if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
             array = self.array(block, offset, dtype, shape)
@@ -160,7 +160,7 @@ class CudaRuntime(Runtime):
         if isinstance(launch, SourceLaunch):
             launch.start(arguments, stream)
         elif any(map(is_argument, arguments)):
-            # what device code latches is this launch's failure, and not that of a later operation
+            # so that a failure in device code is reported for this launch and not for a later operation
             Launch(launch.kernel, launch.shape, stream, waits=True)(*arguments, device="cuda")
         elif math.prod(launch.shape):
             flag = LaunchFlag("cuda")

@@ -18,11 +18,11 @@ HELPER, CLOSING = -1, -2
 """Numbers of lanes without a stream: for single calls, reused by `AgentState.helper`; for closing peers' blocks."""
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3
-"""Seconds between two looks at marks."""
+"""Interval between two polls of marks, in seconds."""
 
 
 class LaneOwner(Protocol):
-    """What lanes and deferred calls need of their agent."""
+    """The part of an agent that its lanes and deferred calls use."""
 
     runtime: Runtime
     stopped: bool
@@ -32,7 +32,7 @@ class LaneOwner(Protocol):
         """Send a message."""
 
     def failed(self, stream: int, sequence: int, call: Any, reply: int, error: BaseException) -> None:
-        """Tell the application of a call that failed."""
+        """Report a failed call to the application."""
 
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
         """Answer a request with a failure."""
@@ -114,7 +114,7 @@ class Lane:
             except GivenUpError as given_up:
                 if reply:
                     agent.refuse(reply, call, given_up, earlier=True)
-            except BaseException as error:  # the caller's to know, whatever it is
+            except BaseException as error:  # of any kind: the caller handles it
                 agent.failed(self.number, sequence, call, reply, error)
             self.doing = ""
             # an idle lane must not hold the memory that its last call used
@@ -173,7 +173,7 @@ class DeferredCalls:
             waiting = []
             for call, mark in marks:
                 if self._agent.stopped:
-                    continue  # nobody is there to be told
+                    continue  # the application has gone
                 if mark is None or self._reached(mark):
                     self._call(call)
                 else:
@@ -186,7 +186,7 @@ class DeferredCalls:
     def _call(call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception:  # others wait for what comes after it
+        except Exception:  # later calls must still run
             traceback.print_exc()
 
     def _reached(self, mark: Any) -> bool:

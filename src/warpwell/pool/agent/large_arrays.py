@@ -1,4 +1,4 @@
-"""Large arrays among the arguments and results of calls: how they travel as bulk data, beside the message."""
+"""Large arrays among the arguments and results of calls, which are sent as bulk data, outside of the message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .protocol import pack_dtype, unpack_dtype
 
 LARGE = 256 << 10
-"""Bytes from which an array travels as bulk data: smaller ones arrive as soon within the message."""
+"""Minimum size of an array that is sent as bulk data, in bytes; smaller ones arrive as soon in the message."""
 
 
 def is_large(thing: Any) -> bool:
@@ -19,7 +19,7 @@ def is_large(thing: Any) -> bool:
 
 
 def flat(array: NDArray[Any]) -> tuple[NDArray[Any], tuple[Any, ...]]:
-    """Return an array as contiguous bytes, not copied where they are, and what `shaped` needs besides."""
+    """Return an array as contiguous bytes, without a copy if it is contiguous, and the other arguments of `shaped`."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
     whole = np.ascontiguousarray(array.T if fortran else array)
     return whole, (array.nbytes, pack_dtype(array.dtype), array.shape, fortran, array.flags.writeable)

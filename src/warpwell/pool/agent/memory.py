@@ -1,4 +1,4 @@
-"""`DeviceMemory`: a piece of a device's memory, on its agent; `BufferView`: what a buffer is there."""
+"""`DeviceMemory`: a block of a device's memory on its agent; `BufferView`: the array of a buffer in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .runtime import Runtime
 
 
 class SkippedError(Exception):
-    """A call cannot run since an allocation before it failed, which was told of then. It never leaves the agent.
+    """A call cannot run because an earlier allocation failed, which was reported. It never leaves the agent.
 
     Parameters
     ----------
@@ -27,11 +27,11 @@ class SkippedError(Exception):
 
 
 class GivenUpError(PoolError):
-    """The application gave a copy up, and knows: nobody is told of it at the next synchronization."""
+    """The application has cancelled a copy, so the next synchronization does not report it."""
 
 
 class Shared(NamedTuple):
-    """What others know of a memory.
+    """The part of a memory that other objects share.
 
     Attributes
     ----------
@@ -86,13 +86,13 @@ class DeviceMemory:
             if self._failure is None and self.block is None:
                 try:
                     self.block = self._runtime.allocate(self.nbytes)
-                except BaseException as error:  # kept: whoever uses the memory is told
+                except BaseException as error:  # kept: each call that uses the memory raises it
                     self._failure = error.with_traceback(None)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
 
     def ready(self) -> Any:
-        """Return the block; raise `SkippedError` where there is none to be had."""
+        """Return the block; raise `SkippedError` if it could not be allocated."""
         if self.block is None:
             try:
                 self.allocate()
@@ -112,7 +112,7 @@ class BufferView:
     dtype : numpy.dtype
     shape : tuple of int
     strides : tuple of int, optional
-        Bytes between items, as a kernel sees them; without, they stand in C order.
+        Bytes between items, as a kernel sees them; by default C order.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class BufferView:
 
 
 class Missing:
-    """What stands for a handle that this device does not know: whoever uses it fails."""
+    """The object for a handle that this device does not know: every use of it raises an error."""
 
     nbytes = 0
 

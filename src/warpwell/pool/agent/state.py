@@ -19,7 +19,7 @@ from .runtime import Runtime
 
 HANDLERS: dict[int, Callable[..., None]] = {}
 """The function that handles each operation: ``(agent, stream, sequence, *operands)`` for calls of the application, and
-``(agent, peer, *operands)`` for what another agent sends. The main loop calls it, so it must not wait."""
+``(agent, peer, *operands)`` for a message of another agent. The main loop calls it, so it must not wait."""
 
 
 def handles(op: Op) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -78,7 +78,7 @@ class IncomingCopy(PendingCopy):
     answer : Milestone
         True if the sender has written the data, False if it sends them in bulk.
     silent : Milestone
-        The sender has answered, whatever became of the copy: it writes nothing more.
+        The sender has answered, successfully or not: it writes nothing more.
     is_wanted, offered : bool
         Whether WANT was sent, and whether the sender may write to this agent's memory.
     """
@@ -198,17 +198,17 @@ class AgentState:
         try:
             self.transport.send(self.application if to is None else to, pack(int(op), *operands))
         except (errors.PoolError, errors.ClosedError, errors.StallError):
-            pass  # a peer that is gone needs no answer, and its loss is told by the transport
+            pass  # a lost peer needs no answer; the transport reports its loss
 
     def failed(self, stream: int, sequence: int, call: Any, reply: int, error: BaseException) -> None:
-        """Tell the application of a call that failed."""
+        """Report a failed call to the application."""
         if reply:
             self.refuse(reply, call, error)
         else:
             self.tell(Op.FAILED, stream, sequence, call_name(call), pack_failure(error))
 
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
-        """Answer a request with a failure; `earlier` if the application was told of the failure before."""
+        """Answer a request with a failure; `earlier` if the failure was reported to the application before."""
         self.tell(Op.REFUSED, reply, call_name(call), pack_failure(error), earlier)
 
     def alive(self, peer: int | None = None) -> Callable[[], None]:

@@ -142,7 +142,7 @@ def call(agent: AgentState, stream: int, sequence: int, key: str, reply: int, ha
 
 
 def _answer_behind(agent: AgentState, lane: Lane, reply: int, result: Any) -> None:
-    """Give a result, when what its function left in the stream is done: whoever has it relies on that."""
+    """Send a result after the work that its function has left in the stream, because its receiver relies on that."""
     tell = answer(agent, reply, result)
     if agent.runtime.synchronous:
         tell()
@@ -210,10 +210,10 @@ def method(
 
 
 def _answer(agent: AgentState, reply: int, called: str, result: Future[Any]) -> None:
-    """Answer with what a method has promised; its lane has gone on meanwhile."""
+    """Answer with the result of a method that returned a future; its lane continues meanwhile."""
     try:
         answer(agent, reply, result.result())()
-    except BaseException as error:  # the caller's to know, whatever it is
+    except BaseException as error:  # of any kind: the caller handles it
         agent.refuse(reply, called, error)
 
 

@@ -15,8 +15,8 @@ T = TypeVar("T")
 class TimedQueue(Generic[T]):
     """First in, first out; for one thread that takes.
 
-    Until Python 3.13, ``queue.SimpleQueue.get(timeout=...)`` sleeps for ever where the timeout ends between its two
-    looks at the lock: with timeouts of microseconds, on a busy machine, it comes to that within minutes.
+    Until Python 3.13, ``queue.SimpleQueue.get(timeout=...)`` may sleep forever if the timeout ends between its two
+    looks at the lock: with timeouts of microseconds this happens within minutes on a busy machine.
     ``queue.Queue.put`` cannot be called by signal handlers and finalizers, which may interrupt it. This can.
     """
 
@@ -32,7 +32,7 @@ class TimedQueue(Generic[T]):
             self._bell.release()
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the first item; raise `queue.Empty` where none came for `timeout` seconds, by default never."""
+        """Return the first item; raise `queue.Empty` if none comes within `timeout` seconds, by default never."""
         end = 0.0 if timeout is None else time.monotonic() + timeout
         while True:
             with contextlib.suppress(IndexError):

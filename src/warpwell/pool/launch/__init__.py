@@ -8,7 +8,7 @@ In the order of a job's life:
     launcher.py     Launcher: runs one job, from the first process to the last; reports lost agents
     job_files.py    JobFiles: the folders of a job, which do not outlive it
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
-    listener.py     Listener: where supervisors connect to the launcher; Observer, ask_job: what agents do
+    listener.py     Listener: where supervisors connect to the launcher; Observer, ask_job: reports of agents
     supervise.py    a program: the parent of every process of the job; reports how it ends, and ends it with the job
     member.py       Member: a process's end of the connection to its supervisor; how it joins the others over MPI
     cuda_programs.py  CUDA calls of the application reach the agents' GPUs: `prepare`, `serve`

@@ -36,7 +36,7 @@ _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
 _NOT_EXECUTED = 126  # as of a shell
 _SOON = 0.01
-"""Seconds until an interrupt is repeated: the finalizer in which it came is over by then."""
+"""Seconds until an interrupt is repeated: the finalizer that it interrupted has ended by then."""
 
 _status = _INTERRUPTED  # until the program has ended: only an interrupt ends the process before that
 _ended = False
@@ -185,7 +185,7 @@ def _raise_again(unraisable: Any) -> None:
 
 
 def _report(unraisable: Any) -> bool:
-    """Report an exception; say whether an interrupt came meanwhile."""
+    """Report an exception; return whether an interrupt came meanwhile."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.get_ident() != threading.main_thread().ident:
         sys.__unraisablehook__(unraisable)
@@ -265,7 +265,7 @@ def _finish() -> None:
                     stream.flush()
             except (OSError, ValueError):
                 status = status or _FLUSH_FAILED
-    finally:  # an interrupt may come in here, too
+    finally:  # an interrupt may come here, too
         os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""CUDA calls of the application itself go to the agents' GPUs: what launcher, supervisor and agents do for that.
+"""The parts of launcher, supervisor and agents that send the application's own CUDA calls to the agents' GPUs.
 
 The launcher makes a folder in that of the job. Each agent of this host that has a GPU serves it there, and for those of
 other hosts the communicator does (``pool/cuda``). The supervisor starts the application with an environment in which
@@ -24,7 +24,7 @@ from .gpus import has_driver
 from .reservation import Reservation
 
 JOB = "WARPWELL_POOL_CUDA"
-"""What supervisor and agents must know, as JSON: the changes of the application's environment, and the native parts."""
+"""Settings for supervisor and agents, as JSON: the changes of the application's environment, and the native parts."""
 DRIVER = "WARPWELL_CUDA_DRIVER"
 """Variable with a driver's library that agents without a GPU serve, one device each: for tests."""
 CHOICES = ("auto", "pool", "local")
@@ -36,7 +36,7 @@ _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes names of functions that it refuses."""
 
 _SILENT = 1.0
-"""Seconds that the build of the layer may take without a word."""
+"""Seconds after which the build of the layer is announced."""
 
 
 def prepare(
@@ -56,11 +56,11 @@ def prepare(
     choice : {"auto", "pool", "local"}
         auto: the pool's GPUs if there is a driver, agents may have GPUs, and the layer can be built.
     folder : Path
-        That of the job.
+        The folder of the job.
     environ : mapping
         The application's environment.
     target : {"auto", "cpu", "cuda"}
-        That of the agents.
+        The target of the agents.
     away : bool
         Some agents are on other hosts: for "pool" there need be no driver here.
     gpus : bool
@@ -132,7 +132,7 @@ def program_environ(program: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Say so if the layer takes its time: it is compiled, or another process compiles it."""
+    """Print a line if the layer takes long, because this or another process compiles it."""
     line = "warpwell: the layer for CUDA programs is being compiled, once (some 10 s)"
     timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
     timer.start()
@@ -182,7 +182,7 @@ def ordinals(agents: Sequence[tuple[int, bool]]) -> dict[int, int]:
 
 
 def wanted() -> dict[str, Any] | None:
-    """Return what the launcher has said in `JOB`, which nobody else needs then; None: nothing."""
+    """Return the settings of the launcher in `JOB`, or None, and remove the variable."""
     text = os.environ.pop(JOB, None)
     return None if text is None else json.loads(text)
 

@@ -37,7 +37,7 @@ def list_gpus() -> list[str]:
 
 
 def has_driver(environ: Mapping[str, str]) -> bool:
-    """Say whether this process finds the driver of this machine, and not the layer of another job."""
+    """Return whether this process finds the driver of this machine, and not the layer of another job."""
     return not environ.get(LAYER) and driver() is not None
 
 

@@ -17,9 +17,9 @@ JOB = "WARPWELL_POOL_JOB"
 _PREFIX = "warpwell-pool-"
 _RANDOM = 4
 _OLD = 3600.0
-"""Seconds after which shared memory is removed if its launcher is not seen here: it may be in another container."""
+"""Age in seconds at which shared memory is removed if its launcher is not visible; it may be in another container."""
 _LONGEST = 50
-"""Characters of the folder for temporary files: paths of sockets have 107 at most."""
+"""Maximum length of the folder for temporary files: paths of sockets have at most 107 characters."""
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -1,4 +1,4 @@
-"""What the processes of a job write, and what the application reads.
+"""The output of the processes of a job, and the input of the application.
 
 `MpiexecOutput` passes on what agents write to stdout and stderr; `AgentOutput` takes it to the kernel of a notebook,
 which shows it in a cell; `standard_input` is the application's stdin.
@@ -38,7 +38,7 @@ class MpiexecOutput:
     Attributes
     ----------
     targets : dict
-        Descriptors to write to in place of others.
+        The descriptors that replace others.
     """
 
     def __init__(self, streams: Sequence[tuple[IO[bytes], int]]) -> None:
@@ -108,10 +108,10 @@ class AgentOutput:
             os.mkfifo(path, 0o600)
 
     def writers(self) -> dict[int, int]:
-        """Return the descriptors to write to in place of 1 and 2; the kernel has opened the other ends."""
+        """Return the descriptors that replace 1 and 2; the notebook's kernel has opened the other ends."""
         found = {}
         for number, path in self._paths.items():
-            found[number] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises if nobody reads, does not wait
+            found[number] = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # raises instead of waiting if no process reads
             os.set_blocking(found[number], True)
         return found
 
@@ -130,7 +130,7 @@ def _show(reading: int, target: int) -> None:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all of some data to a descriptor; drop the data if nobody reads them."""
+    """Write all data to a descriptor; drop them if no process reads."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]

@@ -31,7 +31,7 @@ from .mpiexec import Mpiexec, Ranks, root_allowed
 from .reservation import WAIT
 
 START = 30.0
-"""Seconds that all processes have to become ready."""
+"""Maximum time until all processes are ready, in seconds."""
 
 _GRACE = 1.0
 """How long the reason for the end of a process may take to arrive, in seconds."""
@@ -45,7 +45,7 @@ _TICK = 0.1
 _UNSEEN = 5.0
 """Longest time between the connections of two supervisors of this host, which MPI starts one right after the other."""
 _IMPATIENT, _IN_A_ROW = 2, 3.0
-"""The n-th Ctrl-C within so many seconds ends an application that has not ended by itself."""
+"""The n-th Ctrl-C within this number of seconds ends an application that has not ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RunOptions:
     share_gpu : bool
         Several agents may use one GPU.
     ft : bool
-        The job goes on when an agent is lost.
+        The job continues after it has lost an agent.
     tcp : bool
         Use no shared memory between processes.
     trace : str, optional
@@ -71,11 +71,11 @@ class RunOptions:
     start : float
         Seconds in which all processes must become ready.
     mpiexec : str, optional
-        Path of mpiexec; by default that of this Python's environment, or the one on PATH.
+        Path of mpiexec; by default the mpiexec of this Python's environment, or on PATH.
     cuda : {"auto", "pool", "local"}
         Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`.
     explain_refused : bool
-        Tell in the end which of the driver's functions the application called in vain.
+        Print at the end which functions of the driver the application called without success.
     gpus : bool
         This host may have GPUs; without any, no layer for CUDA calls is built.
     wait : float
@@ -141,7 +141,7 @@ class Launcher:
         Raises
         ------
         AgentError
-            A process did not become ready, or the job cannot go on without an agent that was lost.
+            A process did not become ready, or the job cannot continue without a lost agent.
         """
         options = self._options
         away = any(not is_here(host.name) for host in options.hosts)
@@ -270,7 +270,7 @@ class Launcher:
         elif connection.role != "application":
             self._on_loss(connection)
         elif status == _LOST_MPIEXEC:
-            self._fail(status)  # the end of mpiexec says more, and may come later
+            self._fail(status)  # the status of mpiexec is more precise, and may come later
         else:
             self._status = status
 
@@ -452,7 +452,7 @@ class Launcher:
         modules = [sys.executable, "-m"]
         program = _supervised("application", [*modules, "warpwell.pool.launch.application", *self._command])
         agent = _supervised("agent", [*modules, "warpwell.pool.agent.agent_main"])
-        # the application runs on this host, beside the user's files and terminal
+        # the application runs on this host, which has the user's files and terminal
         found = [Ranks(1, program, socket.gethostname() if away else None)]
         found += [Ranks(h.agents or 1, agent, h.name if away else None) for h in self._options.hosts if h.agents]
         if self._communicator is not None:

@@ -203,6 +203,6 @@ def _names() -> list[str]:
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(found[0], None, type=socket.SOCK_STREAM)]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))  # nothing is sent; the kernel says which address it would send from
+        probe.connect(("10.255.255.255", 1))  # this sends nothing; the kernel chooses the address of the sender
         found.append(probe.getsockname()[0])
     return [name for name in dict.fromkeys(found) if ":" not in name] + ["127.0.0.1"]

@@ -20,7 +20,7 @@ _NO_MPI = (
     f"your MPI on PATH"
 )
 _OLD = "OpenRTE"
-"""Word with which Open MPI named its mpiexec before version 5."""
+"""The name of mpiexec in the output of Open MPI before version 5."""
 _MARKS = {"openmpi": ("Open MPI", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
 """Words in the output of ``mpiexec --version`` that tell its kind."""
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
@@ -45,7 +45,7 @@ class Mpiexec:
     path : str
     kind : {"openmpi", "mpich"}
     version : str
-        First line of what it says about itself.
+        First line of its output for ``--version``.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Mpiexec:
         Raises
         ------
         AgentError
-            There is none, or it is of neither kind, or too old.
+            It does not exist, has another kind, or is too old.
         """
         beside = Path(python).parent / "mpiexec"
         found = path or (str(beside) if os.access(beside, os.X_OK) else None) or shutil.which("mpiexec")
@@ -93,7 +93,7 @@ class Mpiexec:
 
     @property
     def survives(self) -> bool:
-        """Whether a job can go on after it has lost a process."""
+        """Whether a job can continue after it has lost a process."""
         return self.kind == "openmpi"
 
     def line(
@@ -114,7 +114,7 @@ class Mpiexec:
         environ : mapping
             Variables; some of them go to other hosts.
         ft : bool
-            The other processes go on when one is lost. Open MPI then uses its portable path (no UCX).
+            The other processes continue if one is lost. Open MPI then uses its portable path (no UCX).
         tcp : bool
             No shared memory: all data go through sockets.
         folder : str, optional

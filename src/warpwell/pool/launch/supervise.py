@@ -147,7 +147,7 @@ class Supervisor:
         child = os.fork()
         if child:
             with contextlib.suppress(OSError):
-                os.setpgid(child, child)  # here as well: `_kill` may come before the child has done it
+                os.setpgid(child, child)  # here as well: `_kill` may be called before the child has done it
             return child
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
