@@ -11,7 +11,9 @@ MARK = "WARPWELL_TEST_RUN"
 
 
 def marked(mark: str, folder: str | Path | None = None) -> list[int]:
-    """Return the ids of the running processes with this mark in their environment.
+    """Return the ids of the running processes with this mark in their environment, in the order of their start.
+
+    Ids do not have this order, because the kernel uses small ones again after the largest.
 
     Parameters
     ----------
@@ -25,9 +27,10 @@ def marked(mark: str, folder: str | Path | None = None) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if marks & set((path / "environ").read_bytes().split(b"\0")):
-                if state_of(int(path.name)) not in "ZX":
-                    found.append(int(path.name))
-    return found
+                fields = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[0] not in "ZX":
+                    found.append((int(fields[19]), int(path.name)))
+    return [pid for _, pid in sorted(found)]
 
 
 def state_of(pid: int) -> str:

@@ -174,7 +174,7 @@ class Job:
 
     def find(self, role: str) -> list[int]:
         """Return the ids of its processes of a role, in the order of their start."""
-        return [pid for pid in sorted(self.pids()) if _PROCESSES[role]([*command_of(pid).split(" "), *[""] * 4])]
+        return [pid for pid in self.pids() if _PROCESSES[role]([*command_of(pid).split(" "), *[""] * 4])]
 
     def interrupt(self, draw: random.Random, times: int = 1) -> None:
         """Press Ctrl-C: send SIGINT to the process group, as a terminal does."""

@@ -82,7 +82,7 @@ class Run:
         return self.process.returncode
 
     def find(self, word: str) -> list[int]:
-        """Processes of the run whose command has `word`."""
+        """Return the processes of the run whose command has `word`, in the order of their start."""
         return [pid for pid in self.left() if word in command_of(pid)]
 
     def left(self) -> list[int]:
