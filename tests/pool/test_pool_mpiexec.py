@@ -8,8 +8,8 @@ import pytest
 
 from warpwell.errors import AgentError
 from warpwell.pool.launch.gpus import assign
+from warpwell.pool.launch.launcher import several
 from warpwell.pool.launch.mpiexec import Mpiexec, Ranks
-from warpwell.pool.transport.handshake import several
 
 APPLICATION = Ranks(1, ["python", "app.py"])
 AGENTS = Ranks(3, ["python", "agent"])

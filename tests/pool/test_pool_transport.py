@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tests.harness.transports.conformance import TransportConformance
 from tests.harness.until import HANG_SECONDS
 
-from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
+from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError
 from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
-from warpwell.pool.transport.handshake import Hello
 from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
 from warpwell.pool.transport.mpi_transport import MpiTransport, compiled_loop
 from warpwell.pool.transport.signal import FUTEX, Signal
@@ -183,20 +182,6 @@ def test_ctrl_c_frees_no_message_that_waits() -> None:
         with contextlib.suppress(KeyboardInterrupt, KeyError):
             transport._post(1, b"next")
     assert b"waits" in transport._unsent[1]
-
-
-def test_versions_are_compared() -> None:
-    mine = Hello.of_this_process()
-    assert Hello.decode(mine.encode()) == mine
-    mine.check(mine, 1)
-    other = Hello(mine.protocol + 1, "7.1", "2.7.18", "elsewhere", 1)
-    for here, there in ((mine, other), (other, mine)):
-        with pytest.raises(PoolVersionError) as caught:
-            here.check(there, 3)
-        assert all(word in str(caught.value) for word in (mine.package, "7.1", "2.7.18", mine.python, "rank 3"))
-    for junk in (b"", bytes(1024), mine.encode()[:30], b"WARPWELL" + b"\xff" * 99):
-        with pytest.raises(PoolVersionError):
-            Hello.decode(junk)
 
 
 def test_a_signal_wakes_and_a_change_is_never_missed() -> None:

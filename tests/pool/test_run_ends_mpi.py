@@ -240,5 +240,5 @@ def test_a_message_without_a_handler_ends_the_job_and_is_named(start: Start) -> 
 def test_another_version_is_refused(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait", environ=planted("1:another-protocol"))
     assert run.end() == 2
-    assert "protocol" in run.errors and "99" in run.errors
+    assert "agent 1 of 2 (device 0" in run.errors and "protocol 5 here and 99 there" in run.errors, run.errors
     run.nothing_is_left()

@@ -56,19 +56,6 @@ def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way:
         assert (copies, told) == ("2", "[2]") and "rank 2 is gone" in sent
 
 
-def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
-    ended = job(3, "versions.py")
-    refused = ended.lines("refused ")
-    assert len(refused) == 3, ended
-    assert all("0.0.old" in line and "there" in line for line in refused), ended
-
-
-@pytest.mark.slow
-def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
-    ended = job(3, "absent.py")
-    assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended
-
-
 @pytest.mark.slow
 def test_a_program_that_forgets_to_close_ends_well(job: Job) -> None:
     ended = job(3, "forgotten.py")

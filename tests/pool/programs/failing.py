@@ -49,6 +49,9 @@ def endless(peer: int) -> list[Transfer]:
 ended: list[int] = []
 told: list[int] = []
 transport.on_lost(lambda peer, reason: told.append(peer))
+if transport.rank == last:
+    party.send(0, str(os.getpid()).encode())
+process = int(party.take(last)) if transport.rank == 0 else 0
 party.barrier()
 copies = [copy for peer in (party.peers if transport.rank == last else [last]) for copy in endless(peer)]
 chunks = [0] * len(copies)
@@ -77,6 +80,6 @@ party.barrier()  # mpiexec may end the job as soon as one more has left
 transport.close()
 if transport.rank == 0 and how == "stop":
     time.sleep(0.5)
-    os.kill(transport.hellos[last].process, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)
 assert not transport.intact
 os._exit(0)

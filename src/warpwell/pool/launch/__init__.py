@@ -10,6 +10,7 @@ In the order of a job's life:
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
     listener.py     Listener: where supervisors connect to the launcher; Observer, ask_job: reports of agents
     supervise.py    a program: the parent of every process of the job; reports how it ends, and ends it with the job
+    versions.py     the versions that all processes of a job must have in common
     member.py       Member: a process's end of the connection to its supervisor; how it joins the others over MPI
     cuda_programs.py  CUDA calls of the application reach the agents' GPUs: `prepare`, `serve`
     application.py  a program: runs the user's Python file, or its compiled program as a child, with a pool

@@ -19,8 +19,7 @@ from typing import Any
 
 from ..._check import extra
 from ..._os import clock
-from ...errors import AgentError
-from ..transport.handshake import several
+from ...errors import AgentError, PoolVersionError
 from . import cuda_programs, supervise
 from .gpus import assign
 from .hosts import Host, is_here
@@ -29,6 +28,7 @@ from .job_output import FOLDER, AgentOutput, MpiexecOutput, standard_input
 from .listener import Connection, Listener, Observer
 from .mpiexec import Mpiexec, Ranks, root_allowed
 from .reservation import WAIT
+from .versions import difference
 
 START = 30.0
 """Maximum time until all processes are ready, in seconds."""
@@ -301,6 +301,12 @@ class Launcher:
     def _go(self) -> None:
         if self._phase != "join" or sum("joined" in c.about for c in self._ranks.values()) < self._count():
             return
+        for connection in self._ranks.values():
+            if differences := difference(connection.about["joined"].get("versions", {})):
+                raise PoolVersionError(
+                    f"{self._name(connection.rank, connection.about.get('pid'))} has other versions than the launcher "
+                    f"on {socket.gethostname()}: {differences}; install the same versions on every host"
+                )
         self._phase = "reserve"
         for connection in sorted(self._ranks.values(), key=lambda c: (c.about["host"], c.rank)):
             if connection.role == "agent":
@@ -486,6 +492,11 @@ class Launcher:
             found[cuda_programs.JOB] = cuda
             self._communicator = 1 + options.agents if away else None
         return found
+
+
+def several(texts: Sequence[str]) -> str:
+    """Join texts for a message; of more than five, the first four and the number of the remaining ones."""
+    return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more"])
 
 
 def _supervised(role: str, command: Sequence[str], paths: Sequence[Path] = ()) -> list[str]:

@@ -17,6 +17,7 @@ from ..transport.transport import Transport
 from .job_files import JOB, JobFiles
 from .reservation import WAIT
 from .supervise import MEMBER, JsonLines
+from .versions import versions
 
 TRANSPORT = "WARPWELL_POOL_TRANSPORT"
 """``module:function``. The function gets the transport of a process and returns its replacement."""
@@ -48,7 +49,7 @@ class Member(JsonLines):
         self._memory = files.memory
         self.send(remove=[str(files.memory)])
         files.use()
-        self.send(joined=facts)
+        self.send(joined={"versions": versions(), **facts})
 
     def wait_for_go(self, reserve: Callable[..., list[str]] = list) -> dict[str, Any]:
         """Wait until all processes have joined; return the decisions of the launcher for this one.
@@ -110,7 +111,7 @@ class Member(JsonLines):
 
         Raises
         ------
-        AgentError, PoolVersionError
+        PoolError
             See `MpiTransport`.
         ArgumentError
             See `named_transport`.

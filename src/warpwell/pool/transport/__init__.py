@@ -8,7 +8,6 @@ In the order in which to read it:
     mpi_transport.py    MpiTransport: between the processes of an MPI job
     mpi_loop.py         the native loop of its thread, without the GIL
     table.py            TransferTable: the transfers that a native loop serves
-    handshake.py        Hello: the first message, which compares versions
     signal.py           Signal: a condition word for threads and native code (futex)
     milestone.py        Milestone: an event with a value; `limit`: the default timeout
 """

@@ -24,7 +24,6 @@ from ...errors import PoolError
 from ...targets import native
 from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer
-from .handshake import exchange_hellos
 from .signal import FUTEX, Signal, short_naps
 from .table import TransferTable
 from .transport import CLOSED, OVERHEAD, WINDOW, PeerTransport
@@ -64,27 +63,16 @@ class MpiTransport(PeerTransport):
         It is duplicated. Default: ``MPI.COMM_WORLD``.
     silence : float, optional
         Seconds without a message after which a peer is lost. Default: ``WARPWELL_POOL_TIMEOUT``, or 3.
-    start : float
-        Seconds to wait for the peers.
-
-    Attributes
-    ----------
-    hellos : dict of int to Hello
-        Versions, host and process ID of each peer.
 
     Raises
     ------
-    PoolVersionError
-        A peer runs other versions; raised on both sides.
-    AgentError
-        A peer did not start in time.
     PoolError
         This processor or the MPI library lacks a function that the native loop calls.
     """
 
     name = "mpi"
 
-    def __init__(self, comm: Any = None, *, silence: float | None = None, start: float = 30.0) -> None:
+    def __init__(self, comm: Any = None, *, silence: float | None = None) -> None:
         # If a peer exits during long messages over TCP, Open MPI 5.0 may continue a "put" to it and crash. The
         # variable has an effect only before MPI is initialized.
         os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
@@ -96,7 +84,6 @@ class MpiTransport(PeerTransport):
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         rank = int(self._comm.Get_rank())
         super().__init__(rank, [peer for peer in range(self._comm.Get_size()) if peer != rank])
-        self.hellos = exchange_hellos(self._comm, self.rank, self.peers, start)
         self._global = np.zeros(loop.GLOBAL_WORDS, np.int64)
         self._global_address = int(self._global.ctypes.data)
         self._blocks = np.zeros((len(self.peers), loop.PEER_BYTES // 8), np.int64)

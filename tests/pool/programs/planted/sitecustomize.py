@@ -29,9 +29,9 @@ def _stop():
 
 def _protocol():
     sys.meta_path.pop(0)
-    from warpwell.pool.transport import handshake
+    from warpwell.pool.launch import versions
 
-    handshake.PROTOCOL = 99
+    versions.PROTOCOL = 99
 
 
 ACTS = {
@@ -41,7 +41,7 @@ ACTS = {
     "stop-before-mpi": ("mpi4py.MPI", _stop),
     "kill-in-mpi": ("warpwell.pool.transport.mpi_transport", lambda: (sys.meta_path.pop(0), _later(_kill))),
     "no-agent": ("warpwell.pool.agent.agent", lambda: sys.exit("no module for you")),
-    "another-protocol": ("warpwell.pool.transport.mpi_transport", _protocol),
+    "another-protocol": ("warpwell.pool.agent.agent", _protocol),
 }
 
 
