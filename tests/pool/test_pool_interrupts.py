@@ -155,8 +155,8 @@ def test_a_reply_that_several_wait_for() -> None:
     threads = [threading.Thread(target=lambda: found.append(reply.get("it", 30))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    reply.when_done(lambda: 1 / 0)  # whoever answers goes on
-    reply.complete(7, None)
+    reply.when_set(lambda _: 1 / 0)  # whoever answers goes on
+    reply.set(7)
     for thread in threads:
         thread.join(HANG_SECONDS)
     assert found == [7] * 4 and reply.done and reply.get("it") == 7
@@ -180,7 +180,7 @@ def test_a_reply_is_there_when_ctrl_c_comes_with_it(monkeypatch: pytest.MonkeyPa
 
     lock = reply._arrived
     reply._arrived = Came(lock)  # type: ignore[assignment]
-    threading.Timer(0.05, reply.complete, (7, None)).start()
+    threading.Timer(0.05, reply.set, (7,)).start()
     with pytest.raises(KeyboardInterrupt):
         reply.get("it", 30)
     reply._arrived = lock

@@ -54,7 +54,7 @@ def test_answers_that_came_before_a_loss_are_taken() -> None:
     own, other = local_transports(2)
     caller = Caller(own)
     asked = [caller.connections[1].request(None, Op.INFO, Reply) for _ in range(3)]
-    asked[0].when_done(lambda: time.sleep(0.3))
+    asked[0].when_set(lambda _: time.sleep(0.3))
     for k in (0, 1):
         other.send(0, pack(Op.REPLY.value, asked[k].number, k))
     own.lose(1, "it fell over")

@@ -213,18 +213,18 @@ def test_milestones_come_once() -> None:
     milestone.fail(KeyError())
     milestone.when_set(lambda m: seen.append(m.value))
     assert seen == [3, 3]
-    assert milestone.wait("it", lambda: None) == 3
+    assert milestone.get("it", alive=lambda: None) == 3
 
 
 def test_waits_end() -> None:
     with pytest.raises(errors.StallError, match=r"waited 0.01 s for a thing"):
-        Milestone().wait("a thing", lambda: None, 0.01)
+        Milestone().wait("a thing", 0.01, lambda: None)
 
     def gone() -> None:
         raise errors.DeviceLostError("gone")
 
     with pytest.raises(errors.DeviceLostError):
-        Milestone().wait("a thing", gone, 60)
+        Milestone().wait("a thing", 60, gone)
 
 
 def test_the_bound_of_waits_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,10 @@ class Caller:
 
     def _complete(self, number: int, value: Any, error: BaseException | None) -> None:
         if (entry := self.replies.pop(number, None)) is not None:
-            entry[1].complete(value, error)
+            if error is None:
+                entry[1].set(value)
+            else:
+                entry[1].fail(error)
 
     def _record_loss(self, rank: int, reason: str) -> None:
         connection = self.connections.get(rank)
@@ -332,7 +335,7 @@ class Caller:
             error = unpack_failure(failure, call, connection.label)
             if entry[1].channel is not None and not is_reported:
                 entry[1].channel.add_failure(error)
-            entry[1].complete(None, error)
+            entry[1].fail(error)
 
     def _receive_arrays(
         self, connection: AgentConnection, number: int, *operands: Any

@@ -173,7 +173,7 @@ class Devices(DeviceGroup):
             connection.lock = threading.RLock()
         for rank, reply in list(caller.replies.values()):
             with contextlib.suppress(Exception):
-                reply.complete(None, errors.ForkError(str(caller.connections[rank].forked)))
+                reply.fail(errors.ForkError(str(caller.connections[rank].forked)))
 
     def __enter__(self) -> Devices:
         return self

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -18,11 +15,11 @@ from .agent.large_arrays import shaped
 from .agent.protocol import new_id
 from .channel import Channel
 from .transport.bulk import Region, Transfer
-from .transport.milestone import limit
+from .transport.milestone import Milestone, limit
 from .transport.transport import Transport
 
 
-class Reply:
+class Reply(Milestone):
     """The future of an agent's reply to one request.
 
     Parameters
@@ -38,79 +35,29 @@ class Reply:
         Bulk data of the request; cancelled if the request fails.
     counters : list of float or None
         Counters of the kind of request, for `Device.trace`; the third one is the time waited in seconds.
-    done : bool
-        Whether the reply or a failure has arrived.
     """
 
-    __slots__ = ("_arrived", "_calls", "channel", "counters", "done", "error", "number", "transfer", "value")
+    __slots__ = ("channel", "counters", "number", "transfer")
 
     def __init__(self, channel: Channel | None = None) -> None:
+        super().__init__()
         self.number = new_id()
-        self.done = False
         self.counters: list[float] | None = None
-        self.value: Any = None
-        self.error: BaseException | None = None
         self.transfer: Transfer | None = None
         self.channel = channel
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
-        self._calls: list[Callable[[], None]] = []
 
-    def complete(self, value: Any, error: BaseException | None) -> None:
-        """Set the value or the failure, once."""
-        self.value, self.error, self.done = value, error, True
-        self._arrived.release()
-        if error is not None and self.transfer is not None:
+    def fail(self, failure: BaseException) -> None:
+        super().fail(failure)
+        if self.transfer is not None:
             self.transfer.cancel()  # its waiter then raises the failure of the reply, which has the cause
-        self._run_calls()
 
-    def when_done(self, call: Callable[[], None]) -> None:
-        """Call ``call()`` once, in the thread that receives replies, or now if the reply is done. It must not block."""
-        self._calls.append(call)
-        if self.done:
-            self._run_calls()
-
-    def _run_calls(self) -> None:
-        while self._calls:
-            try:
-                self._calls.pop()()  # `pop` is atomic, so that only one thread runs a call
-            except IndexError:
-                return
-            except Exception:  # the thread that receives all replies continues
-                traceback.print_exc()
-
-    def wait(self, description: str, timeout: float | None = None) -> None:
-        """Wait for the reply or its failure.
-
-        Parameters
-        ----------
-        description : str
-            What the caller waits for, for the message of `StallError`.
-        timeout : float, optional
-            Seconds; by default `limit`.
-        """
-        if not self.done:
-            self._wait(description, limit(timeout))
-
-    def _wait(self, description: str, bound: float) -> None:
+    def wait(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> None:
         start = time.perf_counter()
         try:
-            self._arrived.acquire(timeout=min(max(bound, 0.0), threading.TIMEOUT_MAX))
+            super().wait(event, timeout, alive)
         finally:
-            if self.done:  # release it for other waiters; Ctrl-C may have interrupted `acquire`
-                with contextlib.suppress(RuntimeError):
-                    self._arrived.release()
-        if self.counters is not None:
-            self.counters[2] += time.perf_counter() - start
-        if not self.done:
-            raise errors.StallError(f"waited {bound:g} s for {description}", seconds=bound)
-
-    def get(self, description: str, timeout: float | None = None) -> Any:
-        """Wait as `wait` does; return the value, or raise the failure."""
-        self.wait(description, timeout)
-        if self.error is not None:
-            raise self.error
-        return self.value
+            if self.counters is not None:
+                self.counters[2] += time.perf_counter() - start
 
 
 class ArrayReply:
@@ -198,7 +145,7 @@ class CallResult:
 
         A thread of the pool calls it, so it must not block.
         """
-        self._reply.when_done(call)
+        self._reply.when_set(lambda _: call())
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for the result and return it: the same object each time.

@@ -69,7 +69,7 @@ def pull(
             if stream >= 0:
                 want(lane)
             copy.check()
-            is_written = copy.offered and copy.answer.wait(f"rank {peer} to send a copy", agent.alive(peer))
+            is_written = copy.offered and copy.answer.get(f"rank {peer} to send a copy", alive=agent.alive(peer))
             if not is_written:
                 staged.receive(agent, lane, view, peer, tag, plan, copy.started)
         except BaseException as error:
@@ -102,7 +102,7 @@ def _report(agent: AgentState, number: int, copy: IncomingCopy, failure: BaseExc
     agent.tell(Op.HAVE, number, None if cause is None else pack_failure(cause), copy.is_wanted, to=copy.peer)
     if cause is not None and copy.offered:
         with contextlib.suppress(Exception):  # a lost source never answers
-            copy.silent.wait(f"rank {copy.peer} to end a copy", agent.alive(copy.peer))
+            copy.silent.wait(f"rank {copy.peer} to end a copy", alive=agent.alive(copy.peer))
 
 
 @handles(Op.SENT)
@@ -133,15 +133,15 @@ def source(
         try:
             view.memory.ready()
             agent.runtime.synchronize(lane.stream)
-            offer, tag, plan = copy.wanted.wait(f"rank {peer} to take a copy", agent.alive(peer))
+            offer, tag, plan = copy.wanted.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
             if offer is not None and _write(agent, lane, view, copy, offer):
                 agent.tell(Op.SENT, number, True, False, None, to=peer)
-                copy.done.set()
+                copy.received.set()
             else:
                 agent.tell(Op.SENT, number, False, peer in agent.sharing.unreachable(), None, to=peer)
                 staged.send(agent, lane, view, peer, tag, plan, copy.started)
                 if stream >= 0:
-                    copy.done.wait(f"rank {peer} to take a copy", agent.alive(peer))
+                    copy.received.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
         except BaseException as error:
             failure = copy.failure or error
             copy.wanted.when_set(lambda _: agent.later(lambda: _refuse(agent, number, peer, failure)))
@@ -196,7 +196,7 @@ def have(agent: AgentState, peer: int, number: int, failure: Any, is_wanted: boo
     if copy is None:
         return  # the source has written the data
     if failure is None:
-        copy.done.set()
+        copy.received.set()
     else:
         copy.fail(errors.PoolError(f"rank {peer}: {failure[0]}"))
     _forget(agent, number, copy)
@@ -217,7 +217,7 @@ def _outgoing(agent: AgentState, number: int, peer: int, *, is_source: bool = Fa
 
 def _forget(agent: AgentState, number: int, copy: OutgoingCopy) -> None:
     """Forget a copy after the last message of the application and the destination about it."""
-    if copy.settled and copy.done.is_set:
+    if copy.settled and copy.received.done:
         agent.outgoing.pop(number, None)
 
 

@@ -160,7 +160,7 @@ class Missing:
 
     nbytes = 0
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int | str) -> None:
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:

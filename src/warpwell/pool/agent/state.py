@@ -107,7 +107,7 @@ class OutgoingCopy(PendingCopy):
     ----------
     wanted : Milestone
         The destination is ready: its offer, the tag and the plan.
-    done : Milestone
+    received : Milestone
         The destination has the data.
     settled : bool
         Whether this side is over.
@@ -117,13 +117,13 @@ class OutgoingCopy(PendingCopy):
         super().__init__()
         self.peer = peer
         self.wanted = Milestone()
-        self.done = Milestone()
+        self.received = Milestone()
         self.settled = False
 
     def fail(self, failure: BaseException) -> None:
         super().fail(failure)
         self.wanted.fail(failure)
-        self.done.fail(failure)
+        self.received.fail(failure)
 
 
 class AgentState:
@@ -188,9 +188,9 @@ class AgentState:
         self.helpers.append(lane)
         return lane
 
-    def view(self, handle: int) -> Any:
-        """Return what a handle stands for: a `BufferView` or another object, or a `Missing`."""
-        found = self.handles.get(handle)
+    def view(self, handle: int | str) -> Any:
+        """Return what a handle stands for: a `BufferView`, a `LoadedCode` or another object, or a `Missing`."""
+        found = self.codes.get(handle) if isinstance(handle, str) else self.handles.get(handle)
         return Missing(handle) if found is None else found
 
     def tell(self, op: Op, *operands: Any, to: int | None = None) -> None:

@@ -160,7 +160,7 @@ class ServiceObject:
     def value(self, agent: AgentState) -> Any:
         """Wait for the object, and return it."""
         try:
-            return self.made.wait(f"{self.path} to be made", agent.alive())
+            return self.made.get(f"{self.path} to be made", alive=agent.alive())
         except BaseException as error:
             raise SkippedError(error) from None
 
@@ -265,7 +265,7 @@ def wait(agent: AgentState, stream: int, sequence: int, event: int) -> None:
 
     def run(lane: Lane) -> None:
         if milestone is not None:
-            mark = milestone.wait(f"event {event}", agent.alive())
+            mark = milestone.get(f"event {event}", alive=agent.alive())
             agent.runtime.after(lane.stream, mark)
 
     agent.lane(stream).put(sequence, "wait for an event", 0, 0, run)
@@ -278,7 +278,7 @@ def await_signal(agent: AgentState, stream: int, sequence: int, number: int, pee
 
     def run(lane: Lane) -> None:
         try:
-            signal.wait(f"an event of rank {peer}", agent.alive(peer))
+            signal.get(f"an event of rank {peer}", alive=agent.alive(peer))
         finally:
             agent.signals.pop(number, None)
 
@@ -323,7 +323,7 @@ def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: in
 
     def answer() -> None:
         done = milestone is None or (
-            milestone.is_set and (milestone.failure is not None or agent.runtime.reached(milestone.value))
+            milestone.done and (milestone.failure is not None or agent.runtime.reached(milestone.value))
         )
         agent.tell(Op.REPLY, reply, done)
 

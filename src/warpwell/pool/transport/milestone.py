@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -29,19 +31,20 @@ class Milestone:
     ----------
     value : object
     failure : BaseException or None
+    done : bool
+        Whether the event has happened or failed.
     """
 
+    __slots__ = ("_arrived", "_calls", "_unset", "done", "failure", "value")
+
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self._lock = threading.Lock()
-        self._calls: list[Callable[[Milestone], None]] = []
         self.value: Any = None
         self.failure: BaseException | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether the event has happened or failed."""
-        return self._event.is_set()
+        self.done = False
+        self._calls: list[Callable[[Milestone], None]] = []
+        self._unset = [None]  # `pop` is atomic, so that only one thread sets the event
+        self._arrived = threading.Lock()  # open once the event is set; much cheaper to create than an `Event`
+        self._arrived.acquire()
 
     def set(self, value: object = None) -> None:
         """Set the event with `value`, unless it is set."""
@@ -52,48 +55,68 @@ class Milestone:
         self._end(None, failure)
 
     def when_set(self, call: Callable[[Milestone], None]) -> None:
-        """Call ``call(self)`` in the thread that sets the event, or now if it is set."""
-        with self._lock:
-            if not self._event.is_set():
-                self._calls.append(call)
-                return
-        call(self)
+        """Call ``call(self)`` once, in the thread that sets the event, or now if it is set. It must not block."""
+        self._calls.append(call)
+        if self.done:
+            self._run_calls()
 
-    def wait(self, event: str, alive: Callable[[], None], timeout: float | None = None) -> Any:
-        """Wait for the event and return its value.
+    def wait(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> None:
+        """Wait until the event is set, or has failed.
 
         Parameters
         ----------
         event : str
             Name of the event for the message of `StallError`.
-        alive : callable
-            Raises if the process that sets the event has exited; called once at the start, then every 0.25 s.
         timeout : float, optional
             Seconds; by default `limit`.
+        alive : callable, optional
+            Raises if the process that sets the event has exited; called once at the start, then every 0.25 s.
 
         Raises
         ------
         StallError
             The event was not set in time.
         """
-        if not self._event.is_set():
-            bound = limit(timeout)
-            end = time.monotonic() + bound
-            alive()  # at once: hundreds of calls may wait in sequence for a process that has exited
-            while not self._event.wait(max(0.0, min(LOOK, end - time.monotonic()))):
-                alive()
-                if time.monotonic() >= end:
-                    raise errors.StallError(f"waited {bound:g} s for {event}", seconds=bound)
+        bound = limit(timeout)
+        end = time.monotonic() + bound
+        while not self.done:
+            if alive is not None:
+                alive()  # at once: hundreds of calls may wait in sequence for a process that has exited
+            left = end - time.monotonic()
+            self._sleep(min(max(left, 0.0), threading.TIMEOUT_MAX if alive is None else LOOK))
+            if left <= 0 and not self.done:
+                raise errors.StallError(f"waited {bound:g} s for {event}", seconds=bound)
+
+    def get(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> Any:
+        """Wait as `wait` does; return the value, or raise the failure."""
+        if not self.done:
+            self.wait(event, timeout, alive)
         if self.failure is not None:
             raise self.failure
         return self.value
 
+    def _sleep(self, seconds: float) -> None:
+        try:
+            self._arrived.acquire(timeout=seconds)
+        finally:
+            if self.done:  # release it for other waiters; Ctrl-C may have interrupted `acquire`
+                with contextlib.suppress(RuntimeError):
+                    self._arrived.release()
+
     def _end(self, value: object, failure: BaseException | None) -> None:
-        with self._lock:
-            if self._event.is_set():
+        try:
+            self._unset.pop()
+        except IndexError:
+            return
+        self.value, self.failure, self.done = value, failure, True
+        self._arrived.release()
+        self._run_calls()
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            try:
+                self._calls.pop(0)(self)  # `pop` is atomic, so that only one thread runs a call
+            except IndexError:
                 return
-            self.value, self.failure = value, failure
-            self._event.set()
-            calls, self._calls = self._calls, []
-        for call in calls:
-            call(self)
+            except Exception:  # the thread that set the event continues
+                traceback.print_exc()
