@@ -19,7 +19,7 @@ from warpwell import errors, gpu
 from warpwell.pool.device import Device, Stream
 from warpwell.pool.devices import Devices
 from warpwell.remote import PoolHandle, PoolScheduler
-from warpwell.remote.placement import Batch, Member, Placements
+from warpwell.remote.placement import Chain, Member, Placements
 from warpwell.remote.scheduler_agent import AgentScheduler
 from warpwell.scheduler import Profile, Scheduler, State
 
@@ -242,7 +242,7 @@ def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, mon
             first.result(HANG_SECONDS)
         assert second.cancelled() and third.cancelled() and (there.copy_to_host() == 2).all()
         member = scheduler._placements.members[0]
-        assert not member.batches and member.seconds == 0
+        assert not member.chains and member.seconds == 0
 
 
 def test_tenants_and_load(devices: Devices) -> None:
@@ -316,10 +316,10 @@ def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch
         pool[0].target = "cuda"  # as far as its place is concerned
         send = Member.send
 
-        def sends(member: Member, batch: Batch, choose: Any) -> Any:
+        def sends(member: Member, chain: Chain, choose: Any) -> Any:
             if member.device is pool[0]:
                 lose(pool[0])
-            return send(member, batch, choose)
+            return send(member, chain, choose)
 
         monkeypatch.setattr(Member, "send", sends)
         gate: Any = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import uninterrupted
-from .agent.code import dumps
+from .agent.code import Code, dumps
 from .agent.large_arrays import flat, is_large
 from .agent.protocol import INLINE, WINDOW_BYTES, Op, new_id
 from .agent.staged import give_up
@@ -255,7 +255,7 @@ class BulkCopy:
 class Arguments:
     """Context manager for the arguments of one call of a device. If its block raises, the arrays it sent are freed.
 
-    Large arrays are sent as bulk data before the call.
+    Large arrays are sent as bulk data before the call. The agent receives a `Code` as a `LoadedCode`.
 
     Parameters
     ----------
@@ -270,14 +270,17 @@ class Arguments:
         self._connection, self._channel, self._on_device = connection, channel, handle_of
         self._arrays: dict[int, tuple[int, NDArray[Any]]] = {}
 
-    def pack(self, value: Any) -> tuple[bytes, tuple[int, ...]]:
+    def pack(self, value: Any) -> tuple[bytes, tuple[Any, ...]]:
         """Send the large arrays in a value. Return the pickled value and the handles in it."""
         data, handles = dumps(value, self._handle_of)
         for handle, array in self._arrays.values():
             self._send(handle, array)
         return data, handles
 
-    def _handle_of(self, value: Any) -> int | None:
+    def _handle_of(self, value: Any) -> int | str | None:
+        if isinstance(value, Code):
+            self._connection.ensure_code(value)
+            return value.key
         if not is_large(value):
             return self._on_device(value)
         if id(value) not in self._arrays:

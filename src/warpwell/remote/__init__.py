@@ -6,7 +6,7 @@ In the order in which a call passes them:
     array.py             RemoteArray: an array that a device has opened, ``device.open(path)``
     store.py             RemoteStore: a key-value store that a device has opened, ``device.open_store(path)``
     scheduler.py         PoolScheduler: ``Scheduler(devices=...)``; checks tasks and submits them
-    placement.py         PoolHandle; Placements: chooses a device for each batch of tasks; Member: sends batches to one
+    placement.py         PoolHandle; Placements: chooses a device for the tasks of a Chain; Member: sends them to one
     scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
 """
 

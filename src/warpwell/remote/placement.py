@@ -9,9 +9,9 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,81 +50,76 @@ class PoolHandle(Handle):
         Number of devices on which the task was placed.
     """
 
-    def __init__(self, placements: Runner, task: Task, number: int) -> None:
+    def __init__(self, placements: Runner, task: Task, number: int, staged: int = 0) -> None:
         super().__init__(placements, task)
-        self.number = number
+        self.number, self.staged = number, staged
         self.device: Device | None = None
         self.tries = 0
-        self._settled = threading.Lock()
-
-    def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
-        """Set the result and notify all waiting threads; only the first call counts."""
-        if self._settled.acquire(blocking=False):
-            super().settle(error, cancelled)
 
 
 @dataclass(eq=False)
-class Batch:
-    """Tasks that are sent to a device together, in order.
+class Chain:
+    """The tasks of a request, which run in order.
+
+    They are sent to a device together. If any of them has arrays of this process, they are sent one by one, because the
+    next task may read what the previous one has copied back.
 
     Attributes
     ----------
     name : str
         Name of the request.
-    handles : sequence of PoolHandle
+    handles : dict of PoolHandle to None
+        The tasks that have not ended, in order.
     home : Member or None
         The device that holds the buffers, or None without buffers.
-    staged : int
-        Size in bytes of the arrays of this process that are copied to the device.
-    next : Batch or None
-        The next batch of the request. Each task with arrays of this process has its own batch, because the next task
-        may read its results.
+    batch : dict of PoolHandle to None
+        The tasks that are placed together now and have not ended, in order.
     member : Member or None
-        The device on which the batch is placed.
+        The device of the batch.
+    staged : int
+        Size in bytes of the arrays that are copied for the batch.
+    seconds : float
+        Predicted time of the batch.
     is_sent : bool
-        Whether the device has the tasks. Before that, `Placements` cancels them.
+        Whether the device has the batch. Before that, `Placements` cancels its tasks.
     is_cancelled : bool
         Whether the batch must not be placed again.
-    seconds : float
-        Predicted time.
     attempt : int
-        Number of times that the batch was dispatched.
+        Number of times that a batch was dispatched.
     arrays : HostArrays or None
     """
 
     name: str
-    handles: Sequence[PoolHandle]
+    handles: dict[PoolHandle, None]
     home: Member | None
-    staged: int
-    next: Batch | None = None
+    batch: dict[PoolHandle, None] = field(default_factory=dict)
     member: Member | None = None
+    staged: int = 0
+    seconds: float = 0.0
     is_sent: bool = False
     is_cancelled: bool = False
-    seconds: float = 0.0
     attempt: int = 0
     arrays: HostArrays | None = None
 
     def __post_init__(self) -> None:
-        self.remaining = len(self.handles)  # tasks that have not ended
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the tasks."""
-        return self.handles[0].task.tenant
+        self.tenant = next(iter(self.handles)).task.tenant
+        self._is_staged = any(h.staged for h in self.handles)
 
     @property
     def memory(self) -> int:
-        """The device memory of the largest task, in bytes."""
-        return max(h.task.memory for h in self.handles)
+        """The device memory of the largest task of the batch, in bytes."""
+        return max((h.task.memory for h in self.batch), default=0)
 
-    def handles_from(self, first: PoolHandle | None = None) -> list[PoolHandle]:
-        """Return the handles of this batch and all later ones, from `first` on."""
-        handles: list[PoolHandle] = []
-        batch: Batch | None = self
-        while batch is not None:
-            handles += batch.handles
-            batch = batch.next
-        return handles if first is None else handles[handles.index(first) :]
+    def next_batch(self) -> None:
+        """Put the tasks that are sent next into the batch."""
+        self.batch = dict.fromkeys(itertools.islice(self.handles, 1 if self._is_staged else None))
+        self.staged = sum(h.staged for h in self.batch)
+        self.member, self.is_sent = None, False
+        self.attempt += 1
+
+    def following(self, handle: PoolHandle) -> list[PoolHandle]:
+        """Return a task and all later ones."""
+        return list(itertools.dropwhile(lambda h: h is not handle, list(self.handles)))
 
 
 class Member:
@@ -143,8 +138,8 @@ class Member:
 
     Attributes
     ----------
-    batches : set of Batch
-        The batches on the device that have not ended.
+    chains : set of Chain
+        The chains whose batch is on the device.
     seconds, staged : float, int
         Their predicted time, and the size in bytes of the arrays that are copied for them.
     rates : dict of str to float
@@ -154,11 +149,10 @@ class Member:
     def __init__(self, device: Device, tenants: Any, options: Mapping[str, Any]) -> None:
         self.device = device
         self.stream = device.stream()
-        self.batches: set[Batch] = set()
+        self.chains: set[Chain] = set()
         self.seconds, self.staged = 0.0, 0
         self._closed = False
         self.rates: dict[str, float] = {}
-        self._codes: set[str] = set()
         self._submits = threading.RLock()  # reentrant, because a signal handler may interrupt a submit
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException], None]] | None]
         self._calls = queue.SimpleQueue()
@@ -195,23 +189,23 @@ class Member:
         """Return True unless the task is CUDA source and the device is not a GPU."""
         return self.device.target == "cuda" or not isinstance(task.launch.kernel, CudaSource)
 
-    def has_room(self, batch: Batch) -> bool:
+    def has_room(self, chain: Chain) -> bool:
         """Return True if the arrays of a batch fit in addition to the arrays of waiting batches."""
-        return not self.staged or self.staged + batch.staged <= MAX_STAGED_SHARE * self.capacity.memory
+        return not self.staged or self.staged + chain.staged <= MAX_STAGED_SHARE * self.capacity.memory
 
-    def exceeds_quota(self, batch: Batch) -> bool:
+    def exceeds_quota(self, chain: Chain) -> bool:
         """Return True if the batch would wait for its tenant's memory quota."""
-        limit = self.tenants.account(batch.tenant).memory
+        limit = self.tenants.account(chain.tenant).memory
         if limit is None:
             return False
-        return sum(b.memory for b in self.batches if b.tenant == batch.tenant) + batch.memory > limit
+        return sum(c.memory for c in self.chains if c.tenant == chain.tenant) + chain.memory > limit
 
     def load(self, tenant: str) -> float:
         """Return the predicted seconds until the current tasks end for a tenant, considering its share of the time."""
         share = self.tenants.account(tenant).tenant.share
         if share is None:
             return self.seconds
-        return max(self.seconds, sum(b.seconds for b in self.batches if b.tenant == tenant) / share)
+        return max(self.seconds, sum(c.seconds for c in self.chains if c.tenant == tenant) / share)
 
     def add_measurement(self, task: Task, seconds: float) -> None:
         """Add the time of a task to the moving average of its kernel."""
@@ -243,12 +237,12 @@ class Member:
 
     # -- in the thread ---------------------------------------------------------------------------------------------
 
-    def send(self, batch: Batch, choose: Callable[[], list[PoolHandle]]) -> list[tuple[PoolHandle, CallResult]]:
-        """Send a batch to the device. Return the sent handles, each with the future of its task.
+    def send(self, chain: Chain, choose: Callable[[], list[PoolHandle]]) -> list[tuple[PoolHandle, CallResult]]:
+        """Send the batch of a chain to the device. Return the sent handles, each with the future of its task.
 
         Parameters
         ----------
-        batch : Batch
+        chain : Chain
         choose : callable
             Called after the arrays have arrived; returns the handles to send, without those that were cancelled.
 
@@ -259,29 +253,27 @@ class Member:
         Exception
             An argument cannot be sent.
         """
-        if any(hasattr(a, "warpwell_place") for h in batch.handles for a in h.task.arguments):
+        batch = list(chain.batch)
+        arguments = [a for h in batch for a in h.task.arguments]
+        if any(hasattr(a, "warpwell_place") for a in arguments):
             self.stream.wait(self.device.default_stream)  # the stream in which buffers were written
-        batch.arrays = HostArrays(self.device, self.stream, [a for h in batch.handles for a in h.task.arguments])
-        tasks = {h: (h.number, *self._pack(h.task, batch.arrays)) for h in batch.handles}
+        chain.arrays = arrays = HostArrays(self.device, self.stream, arguments)
+        tasks = {}
+        for handle in batch:
+            task, launch = handle.task, handle.task.launch
+            code, values = Code.of(launch.kernel), arrays.replace_arrays(task.arguments)
+            tasks[handle] = handle.number, code, launch.subscript(), values, options_of(task)
         with self._submits:
             handles = choose()
             if not handles:
                 return []
-            packed = [tasks[h] for h in handles]
-            results = [self.call("submit", batch.name, packed)]
-        self._codes |= {key for _, key, *_ in packed}
+            results = [self.call("submit", chain.name, [tasks[h] for h in handles])]
         results += [self.call("ended", h.number) for h in handles[1:]]
         return list(zip(handles, results, strict=True))
 
-    def _pack(self, task: Task, arrays: HostArrays) -> tuple[Any, ...]:
-        code = Code.of(task.launch.kernel)
-        data = None if code.key in self._codes else code.data
-        arguments = arrays.replace_arrays(task.arguments)
-        return code.key, code.name, data, task.launch.subscript(), arguments, options_of(task)
-
-    def fetch(self, batch: Batch) -> None:
-        """Copy a batch's arrays back. No array is modified before all have arrived."""
-        for array, values in [] if batch.arrays is None else list(batch.arrays.fetch()):
+    def fetch(self, chain: Chain) -> None:
+        """Copy the arrays of a batch back. No array is modified before all have arrived."""
+        for array, values in [] if chain.arrays is None else list(chain.arrays.fetch()):
             np.copyto(array, values)
 
     def wait_for_end(self, result: CallResult) -> tuple[str, float]:
@@ -313,7 +305,7 @@ class Member:
 
 
 class Placements:
-    """Decides which device runs which batch.
+    """Decides which device runs which tasks.
 
     A batch is placed on the device that holds its buffers, else on the device with the least predicted load. It waits
     if its arrays do not fit. One lock guards the state; no slow call is made with it.
@@ -326,8 +318,8 @@ class Placements:
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
         self._lock = threading.RLock()
-        self._waiting: deque[Batch] = deque()
-        self._open: dict[PoolHandle, Batch] = {}
+        self._waiting: deque[Chain] = deque()
+        self._open: dict[PoolHandle, Chain] = {}
         self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
         self._closed = False
@@ -335,60 +327,62 @@ class Placements:
 
     # -- for the scheduler and handles -----------------------------------------------------------------------------
 
-    def handle(self, task: Task) -> PoolHandle:
-        """Return a handle for a new task."""
-        return PoolHandle(self, task, next(self._numbers))
+    def handle(self, task: Task, staged: int) -> PoolHandle:
+        """Return a handle for a new task, for which arrays of N bytes are copied to its device."""
+        return PoolHandle(self, task, next(self._numbers), staged)
 
-    def submit(self, batches: Sequence[Batch], after: Sequence[Future[Any]]) -> None:
-        """Accept the batches of a request, and place them after all futures in `after` have succeeded."""
+    def submit(self, chain: Chain, after: Sequence[Future[Any]]) -> None:
+        """Accept the tasks of a request, and place them after all futures in `after` have succeeded."""
         with self._lock:
             if self._closed:
                 raise errors.ClosedError("the scheduler is closed: create a new one")
-            for batch in batches:
-                self._open.update(dict.fromkeys(batch.handles, batch))
-        for batch, following in itertools.pairwise(batches):
-            batch.next = following
-        first, pending = batches[0], set(after)
+            self._open.update(dict.fromkeys(chain.handles, chain))
+        pending = set(after)
 
         def released(future: Future[Any]) -> None:
             if future.cancelled() or future.exception() is not None:
-                self._settle(first.handles_from(), None, cancelled=True)
+                self._settle(chain.handles, None, cancelled=True)
                 return
             with self._lock:
                 pending.discard(future)
                 if pending:
                     return
-            self.dispatch(first)
+            self.dispatch(chain)
 
         for future in list(pending):
             future.add_done_callback(released)
         if not after:
-            self.dispatch(first)
+            self.dispatch(chain)
 
     def cancel(self, handle: PoolHandle) -> bool:
         """Cancel a task and all later tasks of its request; see `Handle.cancel`."""
         with self._lock:
-            batch = self._open.get(handle)
-            if batch is None:
+            chain = self._open.get(handle)
+            if chain is None:
                 return handle.cancelled()
-            batch.is_cancelled = True
-            member, handles = batch.member if batch.is_sent else None, batch.handles_from(handle)
+            following, member = chain.following(handle), self._device_of(chain, handle)
+            chain.is_cancelled = chain.is_cancelled or handle in chain.batch
         if member is None:
-            self._settle(handles, None, cancelled=True)
+            self._settle(following, None, cancelled=True)
             return True
         try:
             will_end, has_ended = member.request("cancel", handle.number)
         except errors.DeviceLostError:
             return True
         if has_ended:
-            self._end(batch, handles, None, cancelled=True)
+            self._end(chain, following, None, cancelled=True)
         return bool(will_end) or handle.cancelled()
+
+    @staticmethod
+    def _device_of(chain: Chain, handle: PoolHandle) -> Member | None:
+        """Return the device to which a task was sent, or None."""
+        return chain.member if chain.is_sent and handle in chain.batch else None
 
     def state_of(self, handle: PoolHandle) -> State:
         """Return the state of a task whose handle is not done."""
         with self._lock:
-            batch = self._open.get(handle)
-            member = batch.member if batch is not None and batch.is_sent else None
+            chain = self._open.get(handle)
+            member = None if chain is None else self._device_of(chain, handle)
         if member is None:
             return State.WAITING
         try:
@@ -420,134 +414,125 @@ class Placements:
 
     # -- placement -------------------------------------------------------------------------------------------------
 
-    def dispatch(self, batch: Batch) -> None:
-        """Place a batch on a device, or queue it until its arrays fit."""
+    def dispatch(self, chain: Chain) -> None:
+        """Place the next batch of a chain on a device, or queue it until its arrays fit."""
         with self._lock:
-            batch.member, batch.is_sent = None, False
-            batch.attempt += 1
-            batch.handles = [h for h in batch.handles if h in self._open]
-            batch.remaining = len(batch.handles)
-            if not batch.handles:
-                return  # cancelled
-            candidates = self._candidates(batch)
-            with_room = [m for m in candidates if m.has_room(batch)]
+            chain.next_batch()
+            if not chain.batch:
+                return  # all tasks have ended
+            candidates = self._candidates(chain)
+            with_room = [m for m in candidates if m.has_room(chain)]
             if with_room:
-                member = self._assign(batch, with_room)
+                member = self._assign(chain, with_room)
             elif candidates:
-                self._waiting.append(batch)
+                self._waiting.append(chain)
                 return
         if candidates:
-            member.enqueue(lambda: self._send(batch, member), lambda error: self._fail(batch, error))
+            member.enqueue(lambda: self._send(chain, member), lambda error: self._fail(chain, error))
         else:
-            self._handle_loss(batch, None)
+            self._handle_loss(chain, None)
 
-    def _assign(self, batch: Batch, members: Sequence[Member]) -> Member:
+    def _assign(self, chain: Chain, members: Sequence[Member]) -> Member:
         turn, count = next(self._turns), len(self.members)
 
         def cost(member: Member) -> tuple[bool, float, int, int]:
-            seconds = member.load(batch.tenant) + self._predicted(batch, member)
+            seconds = member.load(chain.tenant) + self._predicted(chain, member)
             order = (self.members.index(member) - turn) % count
-            return member.exceeds_quota(batch), seconds, len(member.batches), order
+            return member.exceeds_quota(chain), seconds, len(member.chains), order
 
         member = min(members, key=cost)
-        batch.seconds = self._predicted(batch, member)
-        batch.member = member
-        member.batches.add(batch)
-        member.seconds += batch.seconds
-        member.staged += batch.staged
-        for handle in batch.handles:
+        chain.seconds = self._predicted(chain, member)
+        chain.member = member
+        member.chains.add(chain)
+        member.seconds += chain.seconds
+        member.staged += chain.staged
+        for handle in chain.batch:
             handle.device = member.device
             handle.tries += 1
         return member
 
-    def _predicted(self, batch: Batch, member: Member) -> float:
+    def _predicted(self, chain: Chain, member: Member) -> float:
         """Return the solo time of a batch in seconds, from profiles, or as measured on this or another device."""
         seconds = 0.0
-        for task in (h.task for h in batch.handles):
+        for task in (h.task for h in chain.batch):
             rates = (m.rates[task.name] * task.blocks for m in (member, *self.members) if task.name in m.rates)
             seconds += next(rates, UNKNOWN_SECONDS) if task.profile.seconds is None else task.profile.seconds
         return seconds
 
-    def _send(self, batch: Batch, member: Member) -> None:
-        with self._lock:
-            if all(h not in self._open for h in batch.handles):
-                self._remove(batch)
-                return
+    def _send(self, chain: Chain, member: Member) -> None:
+        if not self._mark(chain):
+            return
         try:
-            ends = member.send(batch, lambda: self._mark_sent(batch))
+            ends = member.send(chain, lambda: self._mark(chain, is_sent=True))
         except errors.DeviceLostError as error:
-            self._handle_loss(batch, error)
+            self._handle_loss(chain, error)
             return
         except Exception as error:  # an argument cannot be sent
-            self._end(batch, batch.handles_from(), error)
+            self._end(chain, chain.handles, error)
             return
         for handle, result in ends:
-            end = functools.partial(self._handle_end, batch, handle, batch.attempt, result)
-            result.when_done(functools.partial(member.enqueue, end, functools.partial(self._fail, batch)))
+            end = functools.partial(self._handle_end, chain, handle, chain.attempt, result)
+            result.when_done(functools.partial(member.enqueue, end, functools.partial(self._fail, chain)))
 
-    def _mark_sent(self, batch: Batch) -> list[PoolHandle]:
-        """Return the open handles of a batch and mark it as sent, so that its device cancels its tasks."""
+    def _mark(self, chain: Chain, is_sent: bool = False) -> list[PoolHandle]:
+        """Return the open tasks of a batch. With `is_sent`, its device cancels them from now on."""
         with self._lock:
-            handles = [h for h in batch.handles if h in self._open]
-            if handles:
-                batch.handles, batch.remaining, batch.is_sent = handles, len(handles), True
-            else:
-                self._remove(batch)
-            return handles
+            chain.is_sent = is_sent and bool(chain.batch)
+            if not chain.batch:
+                self._remove(chain)
+            return list(chain.batch)
 
-    def _handle_end(self, batch: Batch, handle: PoolHandle, attempt: int, result: CallResult) -> None:
+    def _handle_end(self, chain: Chain, handle: PoolHandle, attempt: int, result: CallResult) -> None:
         """Process the end of a task, in the thread of its device."""
-        member = batch.member
-        if member is None or batch.attempt != attempt or handle not in self._open:
+        member = chain.member
+        if member is None or chain.attempt != attempt or handle not in self._open:
             return  # from a lost device, after the batch was placed on another one
         try:
             state, seconds = member.wait_for_end(result)
             if state == "cancelled":
-                self._end(batch, batch.handles_from(handle), None, cancelled=True)
+                self._end(chain, chain.following(handle), None, cancelled=True)
                 return
-            member.fetch(batch)
+            member.fetch(chain)
         except errors.DeviceLostError as error:
-            self._handle_loss(batch, error)
+            self._handle_loss(chain, error)
             return
         except BaseException as error:  # raised by the task
-            following = batch.handles_from(handle)[1:]
-            self._end(batch, [handle], error)
-            self._end(batch, following, None, cancelled=True)
+            following = chain.following(handle)[1:]
+            self._end(chain, [handle], error)
+            self._end(chain, following, None, cancelled=True)
             return
         with self._lock:
             member.add_measurement(handle.task, seconds)
-        is_last = batch.remaining == 1
-        self._end(batch, [handle], None)
-        if is_last and batch.next is not None:
-            self.dispatch(batch.next)
+        is_last = len(chain.batch) == 1
+        self._end(chain, [handle], None)
+        if is_last:
+            self.dispatch(chain)
 
-    def _fail(self, batch: Batch, error: BaseException) -> None:
-        """Fail a batch with an unexpected error that was raised while it was sent or fetched."""
-        error.add_note(f"while {batch.name!r} was sent to a device of a pool, or fetched")
-        handles = batch.handles_from()
-        if not any(h in self._open for h in handles):
+    def _fail(self, chain: Chain, error: BaseException) -> None:
+        """Fail a chain with an unexpected error that was raised while it was sent or fetched."""
+        error.add_note(f"while {chain.name!r} was sent to a device of a pool, or fetched")
+        if not chain.handles:
             raise error  # no handle is left to raise it
-        self._end(batch, handles, error)
+        self._end(chain, chain.handles, error)
 
     def _end(
-        self, batch: Batch, handles: Sequence[PoolHandle], error: BaseException | None, *, cancelled: bool = False
+        self, chain: Chain, handles: Iterable[PoolHandle], error: BaseException | None, *, cancelled: bool = False
     ) -> None:
         with self._lock:
-            batch.remaining -= sum(h in self._open for h in handles if h in batch.handles)
-            if batch.remaining <= 0:
-                self._remove(batch)
+            if chain.batch.keys() <= set(handles):
+                self._remove(chain)
         self._settle(handles, error, cancelled=cancelled)
 
-    def _remove(self, batch: Batch) -> None:
+    def _remove(self, chain: Chain) -> None:
         """Remove a batch from its device, and place waiting batches that fit."""
         with self._lock:
-            member = batch.member
-            if member is None or batch not in member.batches:
+            member = chain.member
+            if member is None or chain not in member.chains:
                 return
-            member.batches.discard(batch)
-            member.seconds = sum(b.seconds for b in member.batches)
-            member.staged -= batch.staged
-            batch.arrays = None
+            member.chains.discard(chain)
+            member.seconds = sum(c.seconds for c in member.chains)
+            member.staged -= chain.staged
+            chain.arrays = None
         while True:
             with self._lock:
                 waiting = self._waiting[0] if self._waiting else None
@@ -557,35 +542,41 @@ class Placements:
                 self._waiting.popleft()
             self.dispatch(waiting)
 
-    def _candidates(self, batch: Batch) -> list[Member]:
-        tasks = [h.task for h in batch.handles]
-        return [m for m in self.members if m.is_alive and batch.home in (None, m) and all(map(m.can_run, tasks))]
+    def _candidates(self, chain: Chain) -> list[Member]:
+        tasks = [h.task for h in chain.batch]
+        return [m for m in self.members if m.is_alive and chain.home in (None, m) and all(map(m.can_run, tasks))]
 
-    def _handle_loss(self, batch: Batch, error: BaseException | None) -> None:
-        """Place a batch of a lost device on another device if it has no buffers; else fail it."""
+    def _handle_loss(self, chain: Chain, error: BaseException | None) -> None:
+        """Place the batch of a lost device on another device if it has no buffers; else fail its chain."""
         with self._lock:
-            self._remove(batch)
-            can_retry = batch.home is None and not batch.is_cancelled and bool(self._candidates(batch))
+            self._remove(chain)
+            can_retry = chain.home is None and not chain.is_cancelled and bool(self._candidates(chain))
+            handles = list(chain.handles)
         if can_retry:
-            self.dispatch(batch)
+            self.dispatch(chain)
             return
-        if batch.is_cancelled:
-            self._settle(batch.handles_from(), None, cancelled=True)
+        if chain.is_cancelled:
+            self._settle(handles, None, cancelled=True)
             return
-        for handle in batch.handles_from():
-            device = batch.home.device if batch.home is not None else handle.device
+        for handle in handles:
+            device = chain.home.device if chain.home is not None else handle.device
             reason = (
                 "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
             )
-            if batch.home is not None:
+            if chain.home is not None:
                 reason += ", and its arguments with it"
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
             lost.__cause__ = error
             self._settle([handle], lost)
 
-    def _settle(self, handles: Sequence[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
+    def _settle(self, handles: Iterable[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
+        settled = []
         with self._lock:
-            settled = [h for h in handles if self._open.pop(h, None) is not None]
+            for handle in list(handles):
+                if (chain := self._open.pop(handle, None)) is not None:
+                    del chain.handles[handle]
+                    chain.batch.pop(handle, None)
+                    settled.append(handle)
         for handle in settled:
             handle.settle(error, cancelled)
 

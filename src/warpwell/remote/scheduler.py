@@ -20,7 +20,7 @@ from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
 from ..targets.blocks import BLOCK_INDICES
-from .placement import Batch, Member, Placements
+from .placement import Chain, Member, Placements
 
 
 class PoolScheduler(Scheduler):
@@ -130,13 +130,8 @@ class PoolScheduler(Scheduler):
         home = self._find_home([t.arguments for t in tasks])
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
-        handles = [self._placements.handle(task) for task in tasks]
-        staged = [_staged_bytes(t.arguments) for t in tasks]
-        if any(staged):  # one batch for each task, because the next task may read arrays that this one copies back
-            batches = [Batch(request.name, [h], home, n) for h, n in zip(handles, staged, strict=True)]
-        else:
-            batches = [Batch(request.name, handles, home, 0)]
-        self._placements.submit(batches, after)
+        handles = [self._placements.handle(task, _staged_bytes(task.arguments)) for task in tasks]
+        self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), after)
         return list(handles)
 
     def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:

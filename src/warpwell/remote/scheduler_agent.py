@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from .. import closing
-from ..pool.agent import code
-from ..scheduler import Core, Executor, Scheduler, State, Task
+from ..scheduler import Core, Executor, Scheduler, State
 
 
 class AgentScheduler:
@@ -38,7 +37,6 @@ class AgentScheduler:
 
         closing.ready()
         self._scheduler = Scheduler(device, executor=make if device == "cuda" else None, **options)
-        self._kernels: dict[str, Any] = {}
         self._handles: dict[int, Future[None]] = {}
 
     def submit(self, name: str, tasks: Sequence[tuple[Any, ...]]) -> Future[tuple[str, float]]:
@@ -48,12 +46,15 @@ class AgentScheduler:
         ----------
         name : str
         tasks : sequence of tuple
-            Of each task: number, key, name and code of the kernel (None if it was sent), subscript, arguments, options.
+            Of each task: number, `LoadedCode` of the kernel, subscript, arguments, options.
         """
         _finish_stream()
         numbers = [number for number, *_ in tasks]
         try:
-            created = [self._create_task(*fields) for _, *fields in tasks]
+            created = [
+                self._scheduler.task(code.launch(subscript), *arguments, **options)
+                for _, code, subscript, arguments, options in tasks
+            ]
             handles: Sequence[Future[None]] = self._scheduler.submit_tasks(created, name=name)
         except BaseException as error:
             handles = [Future() for _ in tasks]
@@ -61,11 +62,6 @@ class AgentScheduler:
                 handle.set_exception(error)
         self._handles.update(zip(numbers, handles, strict=True))
         return self.ended(numbers[0])
-
-    def _create_task(self, key: str, name: str, data: bytes | None, subscript: Any, args: Any, options: Any) -> Task:
-        if data is not None:
-            self._kernels[key] = code.LoadedCode(name, data).value
-        return self._scheduler.task(self._kernels[key][subscript], *args, **options)
 
     def ended(self, number: int) -> Future[tuple[str, float]]:
         """Return a future of a task: "done" or "cancelled" and the run time in seconds, or the error of the task."""

@@ -124,15 +124,15 @@ class LoadedCode:
 # -- pickling --------------------------------------------------------------------------------------------------
 
 
-def dumps(value: Any, handle_of: Callable[[Any], int | None] | None = None) -> tuple[bytes, tuple[int, ...]]:
-    """Pickle a value; objects that are on the device become handles, which are returned too.
+def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[bytes, tuple[Any, ...]]:
+    """Pickle a value; objects with a handle, which is not None, are left out, and their handles are returned too.
 
     Raises
     ------
     ArgumentError
         It has more bytes than a message may.
     """
-    handles: list[int] = []
+    handles: list[Any] = []
 
     def persistent_id(thing: Any) -> Any:
         handle = None if handle_of is None else handle_of(thing)
@@ -169,7 +169,7 @@ def _message(out: io.BytesIO) -> bytes:
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
 
 
-def _is_plain(value: Any, handle_of: Callable[[Any], int | None] | None) -> bool:
+def _is_plain(value: Any, handle_of: Callable[[Any], Any] | None) -> bool:
     """Return whether a value consists of numbers, texts, arrays and objects on the device."""
     kind = type(value)
     if kind in _PLAIN:
