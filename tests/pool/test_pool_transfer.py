@@ -22,7 +22,7 @@ from warpwell.pool.agent.cuda_runtime import CudaRuntime
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.agent.staged import give_up
 from warpwell.pool.devices import Devices
-from warpwell.pool.transport.bulk import DONE, Region, Transfer
+from warpwell.pool.transport.bulk import DONE, MAX_CHUNK, Region, Transfer
 from warpwell.pool.tuning import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning
 
 
@@ -61,11 +61,12 @@ def test_every_plan_moves_every_byte(
 
 def test_plans() -> None:
     assert Tuning().plan(64 << 20) == Tuning().plan(LARGE) == CopyPlan(CHUNK, BUFFERS)
-    assert Tuning().plan(1) == CopyPlan(4096, 0)
-    assert Tuning().plan(LARGE - 1) == CopyPlan(LARGE - 1, 0), "small ones go in one piece"
-    assert Tuning(chunk=1 << 20).plan(1 << 20) == CopyPlan(1 << 20, 0), "one chunk goes as without a pipeline"
+    assert Tuning().plan(1) == CopyPlan(4096, 1)
+    assert Tuning().plan(LARGE - 1) == CopyPlan(LARGE - 1, 1), "small ones go in one piece"
+    assert Tuning(chunk=1 << 20).plan(1 << 20) == CopyPlan(1 << 20, 1), "one chunk goes as without a pipeline"
     assert Tuning(chunk=1 << 20).plan(2 << 20) == CopyPlan(1 << 20, BUFFERS)
-    assert Tuning(pipelined=False).plan(64 << 20) == CopyPlan(CHUNK, 0)
+    assert Tuning(pipelined=False).plan(64 << 20) == CopyPlan(64 << 20, 1)
+    assert Tuning(CHUNK, pipelined=False).plan(3 << 30) == CopyPlan(MAX_CHUNK, 1)
     for options, name in (({"chunk": 100}, "chunk"), ({"buffers": 0}, "buffers"), ({"chunk": 1 << 40}, "chunk")):
         with pytest.raises(errors.ArgumentError, match=name):
             Tuning(**options)  # type: ignore[arg-type]
@@ -73,8 +74,9 @@ def test_plans() -> None:
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_POOL_CHUNK", "65536")
+    assert Tuning.from_environment().plan(1 << 20) == CopyPlan(65536, BUFFERS)
     monkeypatch.setenv("WARPWELL_POOL_PIPELINE", "0")
-    assert Tuning.from_environment().plan(1 << 20) == CopyPlan(65536, 0)
+    assert Tuning.from_environment().plan(1 << 20) == CopyPlan(1 << 20, 1)
     monkeypatch.setenv("WARPWELL_POOL_BUFFERS", "many")
     with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_BUFFERS"):
         Tuning.from_environment()

@@ -30,7 +30,7 @@ class CopyPlan(NamedTuple):
     chunk : int
         Size of a chunk in bytes, equal on both sides.
     buffers : int
-        Number of chunks that the staging memory of an agent holds. 0: it holds all data, without a pipeline.
+        Number of chunks that the staging memory of an agent holds.
     """
 
     chunk: int
@@ -47,7 +47,8 @@ class Tuning:
     buffers : int
         Number of staging buffers.
     pipelined : bool
-        Whether an agent copies a chunk to the device while it receives the next one.
+        Whether an agent copies a chunk to the device while it receives the next one. If not, all data is one chunk (of
+        at most 1 GiB).
     direct : bool
         Whether other devices of the same host write to this device's memory themselves.
     """
@@ -66,8 +67,8 @@ class Tuning:
         return cls(settings.pool_chunk, settings.pool_buffers, settings.pool_pipeline, settings.pool_direct)
 
     def plan(self, nbytes: int) -> CopyPlan:
-        """Return the plan of a copy of N bytes. A copy of one chunk has no pipeline."""
-        chunk = self.chunk
-        if chunk is None:
-            chunk = CHUNK if nbytes >= LARGE else max(nbytes, MIN_CHUNK)
-        return CopyPlan(chunk, self.buffers if nbytes > chunk and self.pipelined else 0)
+        """Return the plan of a copy of N bytes."""
+        if not self.pipelined:
+            return CopyPlan(min(max(nbytes, MIN_CHUNK), MAX_CHUNK), 1)
+        chunk = self.chunk or (CHUNK if nbytes >= LARGE else max(nbytes, MIN_CHUNK))
+        return CopyPlan(chunk, self.buffers if nbytes > chunk else 1)

@@ -7,7 +7,7 @@ chunks approaches that of one stage. ::
     link      | 0 | 1 | 2 | 3 | 4 |
     device        | 0 | 1 | 2 | 3 | 4 |        buffers 0 1 2 3 0 ...
 
-A plan without buffers stages all data and then copies them. If device memory is host memory, nothing is staged.
+If device memory is host memory, nothing is staged.
 """
 
 from __future__ import annotations
@@ -58,17 +58,11 @@ def receive(
     to = view.address(runtime, stream)
     if not nbytes:
         return
-    staging = runtime.staging(buffers * chunk or nbytes)
+    staging = runtime.staging(buffers * chunk)
     if staging is None:
         run(agent.transport.get(peer, tag, Region(to, nbytes, chunk, None, view.memory.block)), started)
         return
-    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
-    transfer = agent.transport.get(peer, tag, memory)
-    if not buffers:
-        run(transfer, started, runtime)
-        runtime.write(stream, to, staging[:nbytes], lent=True)
-        runtime.synchronize(stream)  # the next copy reuses the staging memory
-        return
+    transfer = agent.transport.get(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, buffers, staging))
     started(transfer)
     marks = _Marks(runtime, buffers)
     try:
@@ -95,17 +89,12 @@ def send(
     source = view.address(runtime, stream)
     if not nbytes:
         return
-    staging = runtime.staging(buffers * chunk or nbytes)
+    staging = runtime.staging(buffers * chunk)
     if staging is None:
         runtime.synchronize(stream)
         run(agent.transport.put(peer, tag, Region(source, nbytes, chunk, None, view.memory.block)), started)
         return
-    memory = Region(int(staging.ctypes.data), nbytes, chunk, buffers or None, staging)
-    if not buffers:
-        runtime.read(stream, np.asarray(staging[:nbytes]), source)
-        run(agent.transport.put(peer, tag, memory), started, runtime)
-        return
-    transfer = agent.transport.put(peer, tag, memory)
+    transfer = agent.transport.put(peer, tag, Region(int(staging.ctypes.data), nbytes, chunk, buffers, staging))
     started(transfer)
     marks = _Marks(runtime, buffers)
     try:
@@ -151,13 +140,13 @@ class _Marks:
         return self._reached
 
 
-def run(transfer: Transfer, started: Started, runtime: Runtime | None = None) -> None:
-    """Wait for a transfer; see `give_up` for `runtime`."""
+def run(transfer: Transfer, started: Started) -> None:
+    """Wait for a transfer."""
     started(transfer)
     try:
         transfer.wait(transfer.chunks, limit())
     except BaseException:
-        give_up(transfer, runtime)
+        give_up(transfer)
         raise
 
 
