@@ -50,9 +50,10 @@ class PoolHandle(Handle):
         Number of devices on which the task was placed.
     """
 
-    def __init__(self, placements: Runner, task: Task, number: int, staged: int = 0) -> None:
+    def __init__(self, placements: Runner, task: Task, number: int) -> None:
         super().__init__(placements, task)
-        self.number, self.staged = number, staged
+        self.number = number
+        self.staged = 0
         self.device: Device | None = None
         self.tries = 0
 
@@ -329,7 +330,9 @@ class Placements:
 
     def handle(self, task: Task, staged: int) -> PoolHandle:
         """Return a handle for a new task, for which arrays of N bytes are copied to its device."""
-        return PoolHandle(self, task, next(self._numbers), staged)
+        handle = PoolHandle(self, task, next(self._numbers))
+        handle.staged = staged
+        return handle
 
     def submit(self, chain: Chain, after: Sequence[Future[Any]]) -> None:
         """Accept the tasks of a request, and place them after all futures in `after` have succeeded."""
