@@ -408,7 +408,7 @@ def test_files_outside_of_the_page_cache_are_not_mapped(
         pass
     made = reader.map_file(cold)
     assert made is not None
-    made.close()
+    reader.unmap(*made)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -428,20 +428,26 @@ def test_mincore_is_asked_only_where_it_tells(cold: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_segment_stays_mapped_while_a_reader_that_may_have_seen_it_is_inside(tmp_path):
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_a_segment_stays_open_while_a_reader_that_may_have_seen_it_is_inside(tmp_path, monkeypatch, is_mapped):
+    if not is_mapped:
+        monkeypatch.setattr(reader, "map_file", lambda fd: None)
     with kv.create(tmp_path / "store") as store:
         store[1] = b"value"
         records = store._records
         if not records.reader._mappings:
             records.reader.map_one_more()
-        (mapping,) = records.reader._mappings.values()
-        closed = []
-        mapping.close = lambda: closed.append(1)
+        mappings, unmapped = list(records.reader._mappings.values()), []
+        assert len(mappings) == is_mapped
+        monkeypatch.setattr(reader, "unmap", lambda *mapping: unmapped.append(mapping))
         epoch = compiled(enter)(records.state.address, 0)
         closing = threading.Thread(target=records.reader.on_segment, args=(1, -1))
         closing.start()
         closing.join(0.05)
-        assert closing.is_alive() and not closed
+        assert closing.is_alive() and not unmapped
         compiled(leave)(records.state.address, 0, epoch)
         closing.join()
-        assert closed
+        assert unmapped == mappings
+        monkeypatch.undo()
+        for mapping in mappings:
+            reader.unmap(*mapping)

@@ -690,7 +690,7 @@ class Reader:
     ) -> None:
         self._file_of = file_of
         self._mapped = mapped
-        self._mappings: dict[int, MappedFile] = {}
+        self._mappings: dict[int, tuple[int, int]] = {}
         self._unmapped: set[int] = set()  # open segments
         self._attempts = 0
         self._batches = 0
@@ -717,10 +717,7 @@ class Reader:
                 entry[G_MAPPED] = 0
                 entry[G_FD] = 0
                 self._unmapped.discard(segment)
-                mapping = self._mappings.pop(segment, None)
-                if mapping is not None:
-                    self._state.retire(mapping.close)
-                self._state.drain()
+                self._retire([self._mappings.pop(segment)] if segment in self._mappings else [])
                 return
             entry[G_FD] = fd + 1
             self._map(segment, fd)
@@ -732,8 +729,7 @@ class Reader:
         else:
             self._unmapped.discard(segment)
             self._mappings[segment] = mapping
-            self._table.entries[segment, G_BASE] = mapping.address
-            self._table.entries[segment, G_MAPPED] = mapping.nbytes
+            self._table.entries[segment, G_BASE], self._table.entries[segment, G_MAPPED] = mapping
 
     def map_one_more(self) -> None:
         """Map one more segment, if reads have loaded it into the page cache since the last attempt."""
@@ -756,11 +752,14 @@ class Reader:
             self._table.entries[:, [G_MAPPED, G_FD]] = 0
             mappings = list(self._mappings.values())
             self._mappings.clear()
+        self._retire(mappings)
 
-        # `retire` waits for the readers that may have loaded a descriptor or a mapping.
+    def _retire(self, mappings: list[tuple[int, int]]) -> None:
+        """Unmap files after all readers have left that may have loaded a mapping, or the descriptor of any file."""
+
         def unmap_all() -> None:
             for mapping in mappings:
-                mapping.close()
+                unmap(*mapping)
 
         self._state.retire(unmap_all)
         self._state.drain()
@@ -843,10 +842,10 @@ class Reader:
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Read values of any size; return them, None for absent keys, and a mask."""
         native = self._list_values
-        if native is None:
-            found, all_bytes = (read := self.buffer(keys)).found, read.buffer.tobytes()
+        if native is None or keys.full is not None:
+            contents, found = (read := self.buffer(keys)).buffer.data, read.found
             ranges = zip(read.starts.tolist(), (read.starts + read.sizes).tolist(), found.tolist(), strict=True)
-            return [all_bytes[start:end] if is_found else None for start, end, is_found in ranges], found
+            return [bytes(contents[start:end]) if is_found else None for start, end, is_found in ranges], found
         found, starts = np.empty(keys.size, np.bool_), np.empty(keys.size, np.int64)
 
         def read_list(locations: NDArray[np.int64]) -> tuple[list[bytes | None], NDArray[np.intp]]:
@@ -856,10 +855,6 @@ class Reader:
             return listed, self._stale(keys, found, locations) if wrong else _NO_ROWS
 
         listed, _ = self.located(keys, read_list)
-        if keys.full is not None:
-            for k in np.flatnonzero(found).tolist():
-                listed[k] = _without_suffix(listed[k], keys.full[k])
-                found[k] = listed[k] is not None
         return listed, found
 
     def buffer(self, keys: Keys) -> ValueBuffer:
@@ -977,14 +972,6 @@ class Reader:
         )
 
 
-def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
-    """Return a value without the suffix of its long key, or None if it belongs to another key with this hash."""
-    if value is None or key is None:
-        return value
-    suffix = suffix_of(key)
-    return value[: -len(suffix)] if value.endswith(suffix) else None
-
-
 def _method(
     function: Any, name: str, state: StoreState, slow: Any = None, schema_words: Sequence[int] = (0, 0), kept: Any = ()
 ) -> Callable[..., Any]:
@@ -1048,38 +1035,21 @@ class _SegmentTable:
         self._table = None
 
 
-class MappedFile:
-    """A file in memory, for reading.
+def map_file(fd: int) -> tuple[int, int] | None:
+    """Map a file that is in the page cache; return None if it is not cached or cannot be mapped.
 
-    Attributes
-    ----------
-    address : int
-    nbytes : int
-        May exceed the file's size, because the file may grow.
+    Otherwise, return the address and the size of the mapping, which exceeds that of the file, because it may grow.
     """
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.address = address
-        self.nbytes = nbytes
-
-    def close(self) -> None:
-        """Unmap the file; no thread may be reading it."""
-        unmap(self.address, self.nbytes)
-
-
-def map_file(fd: int) -> MappedFile | None:
-    """Map a file that is in the page cache; return None if it is not cached or cannot be mapped."""
     with contextlib.suppress(OSError):
         size = os.fstat(fd).st_size
         nbytes = -(-max(size, _MIN_MAPPED_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
         address = map_guarded(fd, nbytes)
         if address is None:
             return None
-        mapping = MappedFile(address, nbytes)
         with contextlib.suppress(OSError):
-            if _resident(mapping.address, size) if _may_ask(fd) else _sampled(fd, size):
-                return mapping
-        mapping.close()
+            if _resident(address, size) if _may_ask(fd) else _sampled(fd, size):
+                return address, nbytes
+        unmap(address, nbytes)
     return None
 
 
