@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 import warpwell.kv as kv
 from lab.commands import main as lab
@@ -151,10 +152,6 @@ def test_a_store_is_replaced_once_the_new_one_is_whole(
 def test_an_interrupt_while_something_is_replaced_leaves_the_old_or_the_new(
     words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, nth: int
 ) -> None:
-    out = tmp_path / "out"
-    assert main(["kv", "dump", str(words), str(out)]) == 0
-    new = sorted(p.name for p in out.iterdir())
-    (out / "mine").write_bytes(b"")
     (tmp_path / "words" / "a").write_bytes(b"second")
     really, calls = getattr(module, name), 0
 
@@ -165,13 +162,10 @@ def test_an_interrupt_while_something_is_replaced_leaves_the_old_or_the_new(
             raise KeyboardInterrupt
         really(*given, **options)
 
-    for command in (["dump", words, out], ["load", tmp_path / "words", words]):
-        calls = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, interrupted)
-            main(["kv", *map(str, command), "--overwrite"])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, interrupted)
+        main(["kv", "load", str(tmp_path / "words"), str(words), "--overwrite"])
     assert calls
-    assert sorted(p.name for p in out.iterdir()) in (new, sorted([*new, "mine"]))
     with kv.open(words) as store:
         assert len(store) == 3 and store[b"a"] in (b"first", b"second")
 
@@ -431,95 +425,45 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # --- dump
 
 
-DESCRIPTION = b'{"names": "text", "schema": null, "metadata": {}}'
+def test_dump_and_load(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kv.open(words, mode="r+") as store:
+        store[b"large"] = os.urandom(9 << 20)
+        store[b"z\0"] = b"z0"
+        store[b"z"] = b"z"
+    out = tmp_path / "out.parquet"
+    for place in (words, arrays):
+        result = answer(capsys, "dump", place, out, "--overwrite")
+        answer(capsys, "load", out, tmp_path / f"again-{place.name}")
+        with kv.open(place) as one, kv.open(tmp_path / f"again-{place.name}") as two:
+            assert result["records"] == len(one) == len(two) and result["value_bytes"] == one.stats.live_bytes
+            assert one.schema == two.schema and one.list() == two.list()
+            ours, theirs = one.get_many(one.list())[0], two.get_many(one.list())[0]
+            assert ours == theirs if one.schema is None else all(np.array_equal(ours[n], theirs[n]) for n in ours)
+    table = parquet.read_table(out)
+    assert table["__key__"].to_pylist() == list(range(5000))
+    assert np.array_equal(table["y"].to_numpy(), np.arange(5000) / 4)
 
 
-def test_dump_to_a_folder_and_back(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "dump", words, tmp_path / "out")
-    assert (said["records"], said["value_bytes"], said["names"]) == (3, 261, "text")
-    assert {
-        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()
-    } == {"a": b"first", "b/c": bytes(range(256)), "empty": b"", ".warpwell.json": DESCRIPTION}
-    assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "out")
-    assert answer(capsys, "dump", words, tmp_path / "out", "--overwrite", "--prefix", "b")["records"] == 1
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"b", ".warpwell.json"}
-    assert answer(capsys, "dump", words, tmp_path / "hex", "--names", "hex")["names"] == "hex"
-    assert (tmp_path / "hex" / "61").read_bytes() == b"first"
+def test_where_a_dump_cannot_be_written(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "file")
+    assert "is a folder" in failing(capsys, "dump", words, words, "--overwrite")
+    assert "does not exist" in failing(capsys, "dump", words, tmp_path / "none" / "file")
+    assert "already a store" not in failing(capsys, "dump", tmp_path / "none", tmp_path / "file", "--overwrite")
+    assert (tmp_path / "file").read_bytes() == b"mine"
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize(
-    ("keys", "names", "files"),
-    [
-        ([1, -2], "int", {"1", "-2"}),
-        ([b"a", b"a/b"], "hex", {"61", "612f62"}),
-        ([b"../x"], "hex", {"2e2e2f78"}),
-        ([b"/etc/x"], "hex", {"2f6574632f78"}),
-        ([b"\xff\0"], "hex", {"ff00"}),
-        (["é"], "text", {"é"}),
-    ],
-)
-def test_names_of_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[Any], names: str, files: set[str]
-) -> None:
-    with kv.create(tmp_path / "s.kv") as store:
-        store.put_many(keys, [b"v"] * len(keys))
-    assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "out")["names"] == names
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {*files, ".warpwell.json"}
-    if names == "hex":
-        assert "--names hex" in failing(capsys, "dump", tmp_path / "s.kv", tmp_path / "o", "--names", "text")
-        assert not (tmp_path / "o").exists()
-
-
 @pytest.mark.parametrize("schema", [None, {"x": "int64"}])
-@pytest.mark.parametrize("out", ["d.npz", "d"])
-def test_a_dump_keeps_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str], schema: Any, out: str) -> None:
+def test_a_dump_keeps_metadata(tmp_path: Path, capsys: pytest.CaptureFixture[str], schema: Any) -> None:
     metadata = {"classes": {"x": ["cat", "dog"]}, "source": "unit"}
     with kv.create(tmp_path / "s.kv", schema, metadata=metadata) as store:
-        store.put_many([b"a", b".warpwell.json"], [b"1", b"2"] if schema is None else {"x": [0, 1]})
-    result = answer(capsys, "dump", tmp_path / "s.kv", tmp_path / out)
-    assert result["names"] == ("bytes" if schema or out == "d.npz" else "hex")
-    assert answer(capsys, "load", tmp_path / out, tmp_path / "again.kv")["records"] == 2
+        store.put_many([b"a", b"b"], [b"1", b"2"] if schema is None else {"x": [0, 1]})
+    answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "d")
+    assert answer(capsys, "load", tmp_path / "d", tmp_path / "again.kv")["records"] == 2
     with kv.open(tmp_path / "again.kv") as store:
         assert store.metadata == metadata and len(store) == 2
         assert (store.schema is None) == (schema is None)
-
-
-def test_dump_to_npz_and_back(words: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    large = os.urandom(9 << 20)
-    with kv.open(words, mode="r+") as store:
-        store[b"large"] = large
-        store[b"z\0"] = b"z0"
-        store[b"z"] = b"z"
-    for place in (words, arrays):
-        out, again = tmp_path / "out.npz", tmp_path / f"again-{place.name}"
-        said = answer(capsys, "dump", place, out, "--overwrite")
-        answer(capsys, "load", out, again)
-        with kv.open(place) as one, kv.open(again) as two:
-            assert said["records"] == len(one) == len(two)
-            assert one.schema == two.schema
-            keys = one.list()
-            assert keys == two.list()
-            ours, theirs = one.get_many(keys)[0], two.get_many(keys)[0]
-            if one.schema is None:
-                assert ours == theirs
-            else:
-                assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
-    with np.load(out) as found:
-        assert found["keys"].tolist() == list(range(5000))
-        assert np.array_equal(found["y"], np.arange(5000) / 4)
-
-
-def test_dump_fields_to_a_folder(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = answer(capsys, "dump", arrays, tmp_path / "out")
-    assert (said["records"], said["names"]) == (5000, "int")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        ".warpwell.json",
-        *("keys.npy", "ok.npy", "x.npy", "y.npy"),
-    ]
-    x = np.load(tmp_path / "out" / "x.npy", mmap_mode="r")
-    assert np.array_equal(x, np.arange(5000 * 6, dtype=np.uint16).reshape(5000, 2, 3))
-    assert np.load(tmp_path / "out" / "keys.npy").tolist() == list(range(5000))
 
 
 def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -529,10 +473,8 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert answer(capsys, "stats", place)["records"] == 0
         assert answer(capsys, "verify", place)["sound"]
         assert answer(capsys, "compact", place)["records_moved"] == 0
-        assert answer(capsys, "dump", place, f"{place}.npz")["records"] == 0
-        assert answer(capsys, "dump", place, f"{place}.out")["records"] == 0
-        for number, dump in enumerate((f"{place}.npz", f"{place}.out")):
-            assert answer(capsys, "load", dump, f"{place}.{number}")["records"] == 0
+        assert answer(capsys, "dump", place, f"{place}.parquet")["records"] == 0
+        assert parquet.read_table(f"{place}.parquet").num_rows == 0
 
 
 # --- stats, verify, compact
@@ -588,10 +530,9 @@ def test_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "verify", tmp_path / "s.kv")
     assert (said["sound"], said["records"], said["value_bytes"]) == (True, 1000, 100_000)
     assert answer(capsys, "stats", tmp_path / "s.kv")["shards"] == 2
-    assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "d.npz")["records"] == 1000
-    with np.load(tmp_path / "d.npz") as found:
-        assert (found["values"] == 7).all()
-        assert found["keys"].tolist() == list(range(1000))
+    assert answer(capsys, "dump", tmp_path / "s.kv", tmp_path / "d.parquet")["records"] == 1000
+    found = parquet.read_table(tmp_path / "d.parquet")
+    assert set(found["value"].to_pylist()) == {b"\7" * 100} and found["__key__"].to_pylist() == list(range(1000))
     (segment,) = shards[1].glob("*.val")
     content = bytearray(segment.read_bytes())
     content[content.index(bytes([7] * 100))] = 8

@@ -169,25 +169,6 @@ def test_keys_of_arrays(tmp_path: Path, column: Any, first: bytes) -> None:
     assert all(len(k) == 16 for k in loaded(open_source(tmp_path / "d.npz", keys="hash")).records)
 
 
-def test_values_of_bytes(tmp_path: Path) -> None:
-    values = [b"", b"abc", os.urandom(5_000_000), b"x" * (1 << 24), b"", b"end"]
-    names = [b"a", b"a\0", b"bb", b"0123456789abcdef", b"c", b"d"]
-    arrays = {
-        "keys": np.array([list(n.ljust(16, b"\0")) for n in names], np.uint8),
-        "key_lengths": np.array([len(n) for n in names], np.uint8),
-        "values": np.frombuffer(b"".join(values), np.uint8),
-        "value_offsets": np.cumsum([0, *(len(v) for v in values)]),
-    }
-    np.savez(tmp_path / "d.npz", **arrays)
-    source = open_source(tmp_path / "d.npz")
-    assert (source.schema, source.records) == (None, 6)
-    assert loaded(source).records == dict(zip(names, values, strict=True))
-    for offsets in ([0, 3, 2, 3, 3, 3, 3], [0, 1, 2, 3, 4, 5, 1 << 60]):
-        np.savez(tmp_path / "d.npz", **(arrays | {"value_offsets": np.array(offsets)}))
-        with pytest.raises(FormatError, match="does not rise"):
-            loaded(open_source(tmp_path / "d.npz"))
-
-
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
@@ -196,8 +177,8 @@ def test_values_of_bytes(tmp_path: Path) -> None:
         ({"x": np.array([{}, []], object)}, "no fixed size"),
         ({"x": np.asfortranarray(np.zeros((2, 2)))}, "Fortran"),
         ({"keys": np.zeros(3)}, "no array but the keys"),
-        ({"keys": np.zeros(3), "x": np.zeros(3)}, "keys are|take integers"),
-        ({"keys": np.array([1 << 63], np.uint64), "x": np.zeros(1)}, "63 bits"),
+        ({"keys": np.zeros(3), "x": np.zeros(3)}, "keys: an array of keys of dtype float64"),
+        ({"keys": np.array([1 << 63], np.uint64), "x": np.zeros(1)}, "not a signed 64-bit integer"),
         ({"keys": np.array(["x" * 512]), "x": np.zeros(1)}, "--keys"),
         ({"x": np.zeros(3, ">f8")}, "big-endian"),
     ],

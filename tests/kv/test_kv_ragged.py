@@ -20,8 +20,6 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.cli import main
 from warpwell.kv import Ragged, as_keys
-from warpwell.kv.convert import importers
-from warpwell.kv.convert.exporters import to_folder, to_npz
 from warpwell.kv.log.format import offset_of, size_of
 
 DTYPES = [np.dtype(c) for c in "?bBhHiIlLefdF"]
@@ -378,36 +376,6 @@ def test_lists_of_a_fixed_size_are_arrays(tmp_path: Path) -> None:
             with pytest.raises(errors.SchemaError, match="'pair'"):
                 store.put_many([9], {"pair": wrong, "box": boxes[:1]})
         assert len(store) == 3
-
-
-def test_dump_and_load(store: ww.kv.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.convert.exporters.BATCH_RECORDS", 2)
-    monkeypatch.setattr("warpwell.kv.convert.sources.BATCH_RECORDS", 2)
-    store.put_many([5, -4], {name: column[1:] for name, column in columns(3).items()})
-    to_npz(store, tmp_path / "a.npz")
-    to_folder(store, tmp_path / "folder")
-    with np.load(tmp_path / "a.npz") as dump:
-        assert bytes(dump["name"]) == b"".join(text.encode() for text in store.get_many(store.list())[0]["name"])
-        for name, array in dump.items():
-            assert np.array_equal(np.load(tmp_path / "folder" / f"{name}.npy"), array)
-    source = importers.open_source(tmp_path / "a.npz")
-    with ww.kv.create(tmp_path / "again.kv", schema=source.schema) as again:
-        assert importers.load(source, again).records == 5
-        assert again.schema == store.schema and again.list() == store.list()
-        ours, theirs = again.get_many(store.list())[0], store.get_many(store.list())[0]
-        assert all(np.array_equal(ours[n], theirs[n]) if n == "label" else ours[n] == theirs[n] for n in ours)
-    source.close()
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [{"a": "str", "a_str_offsets": "int64"}, {"value": ("int8", (None,)), "values": "int8"}, {"keys": "str"}],
-)
-def test_fields_that_a_dump_cannot_hold(tmp_path: Path, schema: dict[str, Any]) -> None:
-    with ww.kv.create(tmp_path / "a.kv", schema=schema) as store:
-        for dump in (to_npz, to_folder):
-            with pytest.raises(errors.ArgumentError, match="another meaning"):
-                dump(store, tmp_path / dump.__name__)
 
 
 def test_the_command_shows_ragged_fields(store: ww.kv.Store, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

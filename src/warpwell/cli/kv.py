@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, MissingFileError
+from ..errors import ArgumentError
 from ._common import (
     DAMAGED,
     Commands,
@@ -47,11 +47,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--field", metavar="NAME", help="write only this field, as raw items")
     parser.add_argument("--out", metavar="FILE", help="write to a file instead")
 
-    parser = _store_command(verbs, "dump", dump, "write all records to a folder or a .npz file")
-    parser.add_argument("out", metavar="OUT", help="NAME.npz, or a folder (a file per value, or a .npy per field)")
-    parser.add_argument("--prefix", default="", metavar="TEXT", help="write only keys that begin with TEXT")
-    text = "how to name files in a folder (default: the first type that fits all keys)"
-    parser.add_argument("--names", choices=("auto", "text", "int", "hex"), default="auto", help=text)
+    parser = _store_command(verbs, "dump", dump, "write all records to a Parquet file, which load reads")
+    parser.add_argument("out", metavar="OUT", help="the file, usually NAME.parquet")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
 
     _store_command(verbs, "stats", stats, "show the size and the schema of a store")
@@ -386,41 +383,17 @@ def _array_text(item: Any) -> str:
 
 def dump(arguments: argparse.Namespace) -> int:
     """Write all records; OUT is complete at the end, or unchanged."""
-    import time
-
     from .. import kv
-    from ..cache import format_size
-    from ..kv.convert.exporters import to_folder, to_npz
+    from ..kv.convert.arrow import to_parquet
     from ..replacing import replacing
 
-    output = output_of(arguments)
-    started = time.perf_counter()
-    out = Path(arguments.out)
-    if not out.parent.is_dir():
-        raise MissingFileError(f"{out}: the folder {out.parent} does not exist; create it first", path=out)
+    out = new_file(arguments.out, "OUT")
     if os.path.lexists(out) and not arguments.overwrite:
         raise ArgumentError(f"{out} already exists; use --overwrite to replace it")
-    npz = out.suffix.lower() == ".npz"
-    if npz and arguments.names != "auto":
-        raise ArgumentError("--names is only for files in a folder; omit it", name="names")
-    with replacing(out) as part, kv.open(arguments.store) as store, output.progress() as report:
-        if out.exists() and Path(store.path).resolve().is_relative_to(out.resolve()):
-            raise ArgumentError(f"{out} contains the store itself; give another folder")
-        if npz:
-            done = to_npz(store, part, prefix=arguments.prefix, progress=report)
-        else:
-            done = to_folder(store, part, prefix=arguments.prefix, names=arguments.names, progress=report)
-    values = {
-        "store": str(arguments.store),
-        "out": str(out),
-        "records": done.records,
-        "value_bytes": done.nbytes,
-        "names": done.names,
-        "seconds": time.perf_counter() - started,
-    }
-    if not output.print_json(values):
-        shown = {"records": done.records, "values": format_size(done.nbytes), "names": done.names}
-        output.result(str(out), shown)
+    with _measured(arguments, arguments.out) as (report, values, _):
+        with replacing(out) as part, kv.open(arguments.store) as store:
+            records, nbytes = to_parquet(store, part, report)
+        values |= {"out": str(out), "records": records, "value_bytes": nbytes}
     return 0
 
 

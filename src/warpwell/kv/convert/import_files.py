@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..._check import imported
 from ..._npy import read_header
@@ -22,9 +21,7 @@ from ...array import check_dtype
 from ...errors import ArgumentError, FormatError
 from .sources import (
     IMAGE,
-    METADATA,
     Batch,
-    Description,
     Record,
     SchemaFields,
     Source,
@@ -54,8 +51,6 @@ class FolderSource(Source):
     order, as in torchvision's ``ImageFolder``, and the name is the path in ROOT. Hidden files and folders, and loose
     files in ROOT, are skipped. Links to folders are followed there, and nowhere else.
 
-    In a folder that ``kv dump`` wrote, which has a file `METADATA`, files have names of keys.
-
     Parameters
     ----------
     path : pathlib.Path
@@ -80,16 +75,11 @@ class FolderSource(Source):
         self.path = path
         self._classes = [entry.name for entry in shown if entry.is_dir()]
         loose = [entry.name for entry in shown if not entry.is_dir()]
-        self._described: Description | None = None
-        if layout != "classes" and (path / METADATA).exists():
-            self._described, layout = Description.from_json((path / METADATA).read_bytes(), str(path)), "files"
         self.kind = "classes" if layout == "classes" or (layout is None and self._holds_classes(loose)) else "folder"
         super().__init__(path, rule or ("name" if self.kind == "folder" else "number"))
         # names alone take far less than the values, and their number gives the time left
         if self.kind == "folder":
             self.records = self._count_files(layout)
-            if self._described is not None:
-                self.metadata = self._described.metadata
             return
         self.schema = {"image": IMAGE, "label": "int64", "name": "str"}
         self.metadata = {"classes": {"label": self._classes}}
@@ -101,16 +91,6 @@ class FolderSource(Source):
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Read all files; raise an error if a file grows over the limit or vanishes during the load."""
         return in_batches(self._records(start), self, start)
-
-    def keys_from_names(self, names: list[bytes], start: int, where: str) -> NDArray[np.int64] | list[Any]:
-        """Return a key for each file; see `Source.keys_from_names`."""
-        if self.rule != "name" or self._described is None or self._described.names == "text":
-            return super().keys_from_names(names, start, where)
-        is_hex = self._described.names == "hex"
-        try:
-            return [bytes.fromhex(n) if is_hex and n[:1] not in "+-" else int(n) for n in map(os.fsdecode, names)]
-        except ValueError as error:
-            raise FormatError(f"{where}: the name of a file is not one of a dump ({error})", path=where) from None
 
     def _records(self, start: int) -> Iterator[Record]:
         labels = {name: label for label, name in enumerate(self._classes)}
@@ -127,7 +107,7 @@ class FolderSource(Source):
 
     def _files(self) -> Iterator[Path]:
         if self.schema is None:
-            return (file for file in _walk(self.path) if file != self.path / METADATA)
+            return _walk(self.path)
         files = (file for name in self._classes for file in _walk(self.path / name, ()))
         return (file for file in files if _is_image(file))
 
@@ -141,7 +121,7 @@ class FolderSource(Source):
                     "files to store each file as a value",
                     path=self.path,
                 )
-        if not count and self._described is None:
+        if not count:
             raise FormatError(f"{self.path} holds no file: check the path", path=self.path)
         return count
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from ...errors import ArgumentError, FormatError, MissingFileError
 from ..schema import as_schema
 from ..store import Store
-from .exporters import NpzSource
-from .import_arrow import ArrowSource, data_set_files
+from .arrow import ArrowSource, data_set_files
 from .import_files import FolderSource, LmdbSource, TarSource
-from .sources import KEY_RULES, METADATA, Batch, Description, Source
+from .import_npz import NpzSource
+from .sources import KEY_RULES, Batch, Source
 
 _COMMIT_BYTES = 8 << 20
 """A kill leaves at most the values of a commit and of a batch as dead bytes on disk."""
@@ -87,11 +87,11 @@ def open_source(
         A folder of images in a folder for each class, or of other files (each file a value); tar archives of samples,
         as WebDataset writes them; Parquet or Arrow files; a folder of tar archives or of Parquet files; a data set that
         Hugging Face's ``datasets`` saved with ``save_to_disk``; an LMDB environment (folder or file); a ``.npz`` file
-        (each row a record); a folder that ``kv dump`` wrote. A name with ``*`` is a pattern.
+        (each row a record). A name with ``*`` is a pattern.
     keys : {"name", "number", "hash"}, optional
         What the keys are. A name is a file's path in the folder, a sample's path in a tar archive, an LMDB key, or what
-        `key_field` holds; it is the default for LMDB, `key_field` and a folder without classes. A number counts from 0
-        in the order of the source.
+        `key_field` holds; it is the default for LMDB, `key_field`, dumps and a folder without classes. A number counts
+        from 0 in the order of the source.
     key_field : str, optional
         Array or column whose items are the keys. For a ``.npz`` file the default is its array ``keys``, if there is
         one.
@@ -253,9 +253,6 @@ def _recognized(path: Path) -> tuple[str, list[Path]]:
 
 
 def _recognized_folder(path: Path) -> tuple[str, list[Path]]:
-    if (path / METADATA).exists():
-        described = Description.from_json((path / METADATA).read_bytes(), str(path))
-        return "folder" if described.schema is None else "npz", [path]
     if (path / "data.mdb").exists():
         return "lmdb", [path]
     if (path / "dataset_dict.json").exists():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ArgumentError, FormatError, ValueSizeError
-from ..keys import LONGEST_KEY, hash_of_long
+from ..keys import LONGEST_KEY, as_keys, hash_of_long
 from ..log.format import MAX_VALUE
 from ..ragged import Ragged
 
@@ -24,9 +23,6 @@ BATCH_RECORDS = 4096
 
 IMAGE = ("uint8", (None,))
 """The field of an encoded image, and of other bytes."""
-
-METADATA = ".warpwell.json"
-"""File of a dump with a `Description`, in JSON."""
 
 SchemaFields = dict[str, Any]
 
@@ -135,28 +131,22 @@ class Source:
         """
         if self.rule == "number":
             return np.arange(start, start + len(column))
-        if column.dtype.kind in "iu" and column.ndim == 1:
-            if column.dtype == np.uint64 and column.size and column.max() >> np.uint64(63):
-                raise FormatError(f"{where} holds {column.max()}, over 63 bits: save it as int64", path=where)
-            numbers = column.astype("<i8")
-            return (
-                numbers if self.rule == "name" else self.keys_from_names([n.tobytes() for n in numbers], start, where)
-            )
-        if column.dtype == np.uint8 and column.ndim == 2:
-            return self.keys_from_names([row.tobytes() for row in column], start, where)
-        if column.dtype.kind not in "SU" or column.ndim != 1:
-            raise FormatError(
-                f"{where} is {column.dtype} of shape {column.shape}: take integers [N], strings [N] or uint8 [N, size]",
-                path=where,
-            )
-        names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
-        if any(b"\0" in n for n in names):
-            raise FormatError(
-                f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
-                " of a name: save uint8 [N, width] and key_lengths",
-                path=where,
-            )
-        return self.keys_from_names(names, start, where)
+        if column.dtype.kind in "SU" and column.ndim == 1:
+            names = [n if isinstance(n, bytes) else n.encode() for n in column.tolist()]
+            if any(b"\0" in n for n in names):
+                raise FormatError(
+                    f"{where} is {column.dtype} and holds zeros, which cannot be distinguished from padding at the end"
+                    " of a name: save integers, or uint8 [N, width]",
+                    path=where,
+                )
+            return self.keys_from_names(names, start, where)
+        try:
+            keys = as_keys(column)
+        except ArgumentError as error:
+            raise FormatError(f"{where}: {error}", path=where) from None
+        if self.rule == "name" and keys.all_integers:
+            return keys.numbers()
+        return self.keys_from_names([keys.raw(k) for k in range(keys.size)], start, where)
 
 
 class Record(NamedTuple):
@@ -213,43 +203,6 @@ def as_text(raw: bytes, where: str) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         raise FormatError(f"{where} holds {raw[:40]!r}, which is not text in UTF-8: convert it", path=where) from None
-
-
-@dataclass(frozen=True)
-class Description:
-    """The contents of a dump's file `METADATA`, which the other files of the dump lack.
-
-    Attributes
-    ----------
-    names : str
-        How files are named, as for `exporters.to_folder`.
-    schema : list or None
-        The fields; see `Schema.to_json`.
-    metadata : dict
-        Metadata of the store.
-    """
-
-    names: str
-    schema: list[Any] | None
-    metadata: dict[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """Return the contents of the file."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, raw: bytes, where: str) -> Description:
-        """Return the description in a file; raise FormatError if it is damaged."""
-        try:
-            described = cls(**json.loads(raw))
-            if described.names not in ("", "text", "int", "hex") or not isinstance(described.metadata, dict):
-                raise ValueError("unknown names of files")
-            fields = [] if described.schema is None else [name for name, *_ in described.schema]
-            if not all(isinstance(name, str) for name in fields) or len(set(fields)) < len(fields):
-                raise ValueError("the schema has wrong names of fields")
-            return described
-        except (ValueError, TypeError, RecursionError) as error:
-            raise FormatError(f"{where}/{METADATA} is damaged ({error}): dump the store again", path=where) from None
 
 
 def read_value(path: Path) -> bytes:

@@ -1,11 +1,11 @@
-"""Rows of Parquet and Arrow files, such as data sets of Hugging Face: ``ArrowSource``."""
+"""Parquet and Arrow files: their rows, such as data sets of Hugging Face (`ArrowSource`); a store (`to_parquet`)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,9 +14,18 @@ import numpy as np
 from ..._check import imported
 from ...cache import batches_of
 from ...errors import ArgumentError, FormatError
+from ...replacing import storage_full
+from ..keys import Keys
 from ..ragged import Ragged, numbers_of_lists
+from ..schema import Field
+from ..store import Store
 from .sources import BATCH_BYTES, BATCH_RECORDS, IMAGE, Batch, Source, check_value, choose, require_names, rows_of
 
+KEY, VALUE = "__key__", "value"
+"""Columns of a dump: the keys, and the values of a store without a schema."""
+_DUMPED = b"warpwell"
+"""Metadata of a dump: schema and metadata of the store, in JSON."""
+_BYTES = ("bytes", ())
 _ADVICE = "leave it out with --fields"
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_MAGIC = b"ARROW1"
@@ -31,12 +40,31 @@ class _Column(NamedTuple):
     spec: Any
 
 
+class _Dump(NamedTuple):
+    """The contents of a dump's metadata.
+
+    Attributes
+    ----------
+    metadata : dict
+        Metadata of the store.
+    has_schema : bool
+        Without a schema the column `VALUE` has the values.
+    bytes_fields : set of str
+        The fields of bytes; other fields with bytes are arrays of uint8.
+    """
+
+    metadata: dict[str, Any]
+    has_schema: bool
+    bytes_fields: set[str]
+
+
 class ArrowSource(Source):
     """Rows of files with the same columns, which become the fields of a schema.
 
     Numbers, and lists of a fixed size, are arrays; other lists and bytes are ragged fields; text is text. A struct of
     ``bytes`` and ``path``, as Hugging Face stores images, is a field of bytes, and its path the field ``name``, empty
-    if it is null. Names of classes come from Hugging Face's metadata.
+    if it is null. Names of classes come from Hugging Face's metadata. A dump of a store (`to_parquet`) has the same
+    records as the store.
 
     Parameters
     ----------
@@ -45,7 +73,7 @@ class ArrowSource(Source):
     rule : str, optional
         One of `KEY_RULES`; names are the items of `key_field`, and the default if there is one.
     key_field : str, optional
-        Column of keys: integers, text or bytes. Rows are numbered by default.
+        Column of keys: integers, text or bytes. Rows are numbered by default, unless the file is a dump.
     fields : list of str, optional
         Columns to take; all but the keys by default.
 
@@ -60,14 +88,20 @@ class ArrowSource(Source):
     def __init__(
         self, paths: list[Path], rule: str | None, key_field: str | None = None, fields: list[str] | None = None
     ) -> None:
-        require_names(rule, key_field, str(paths[0]))
-        super().__init__(paths[0], (rule or "name") if key_field is not None else "number")
+        super().__init__(paths[0], rule or "name")
         self._pa, self._compute = imported("pyarrow", "table"), imported("pyarrow.compute", "table")
-        self.paths, self._key = paths, key_field
+        self.paths = paths
         with paths[0].open("rb") as head:
             self.kind = "parquet" if head.read(4) == b"PAR1" else "arrow"
         with self._opened(paths[0]) as file:
             first = _schema(file)
+        dump = _dump_of(first)
+        if key_field is None and dump is not None and KEY in first.names:
+            key_field = KEY
+        require_names(rule, key_field, self.where)
+        self._key = key_field
+        if key_field is None:
+            self.rule = "number"
         twice = [name for name in first.names if first.names.count(name) > 1]
         if twice:
             raise FormatError(f"{self.where} has two columns {twice[0]!r}: rename one of them", path=self.where)
@@ -84,7 +118,12 @@ class ArrowSource(Source):
         for name in chosen:
             feature = features.get(name, {})
             self._add(name, first.field(name).type, feature if isinstance(feature, dict) else {})
-        self.schema = {name: column.spec for name, column in self._columns.items()}
+        if dump is not None:
+            self.metadata = dump.metadata
+            for name in self._columns.keys() & dump.bytes_fields:
+                self._columns[name] = self._columns[name]._replace(spec=_BYTES)
+        self._is_bytes = dump is not None and not dump.has_schema and list(self._columns) == [VALUE]
+        self.schema = None if self._is_bytes else {name: column.spec for name, column in self._columns.items()}
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """Read all rows from number `start` on."""
@@ -150,9 +189,12 @@ class ArrowSource(Source):
         if len(sizes):
             check_value(int(sizes.max()), f"{where}row {start + int(sizes.argmax())}")
         keys = self._keys(table, start, where)
+        if self._is_bytes:
+            values[VALUE] = Ragged.from_arrow(values[VALUE])
         for rows in batches_of(sizes, BATCH_BYTES, BATCH_RECORDS):
             part = {name: column[rows] for name, column in values.items()}
-            yield Batch(keys[rows], part, int(sizes[rows].sum()), (start + rows.stop) / self.records)
+            records = part[VALUE] if self._is_bytes else part
+            yield Batch(keys[rows], records, int(sizes[rows].sum()), (start + rows.stop) / self.records)
 
     def _child(self, array: Any, child: str | None, where: str, start: int) -> Any:
         """Return the array that holds a field, without wrappers."""
@@ -173,7 +215,7 @@ class ArrowSource(Source):
     def _values(self, array: Any, spec: Any, where: str) -> tuple[Any, Any]:
         """Return a column for `Store.put_many`, and the size of each item, or of all."""
         pa = self._pa
-        if not pa.types.is_nested(array.type) and spec in ("str", IMAGE):
+        if not pa.types.is_nested(array.type) and spec in ("str", IMAGE, _BYTES):
             array = array.cast(pa.large_string() if spec == "str" else pa.large_binary())
             return array, self._compute.binary_length(array).to_numpy()
         dtype, shape = np.dtype(spec[0]), spec[1]
@@ -308,3 +350,82 @@ def data_set_files(folder: Path) -> list[Path]:
             f"{folder} selects rows of a data set: call flatten_indices() and save_to_disk() again", path=folder
         )
     return [folder / name for name in names]
+
+
+# -- dumps -------------------------------------------------------------------------------------------------------------
+
+
+def to_parquet(store: Store, path: Path, progress: Callable[[str, int, int], object]) -> tuple[int, int]:
+    """Write all records of a store as the rows of a Parquet file, in bounded memory; return their number and size.
+
+    The column `KEY` has the keys, in the order of `Store.list`: integers if all of them are, otherwise bytes. Each
+    field of the schema is a column; without a schema the column `VALUE` has the values. `ArrowSource` reads it back.
+
+    Raises
+    ------
+    ArgumentError
+        The package ``pyarrow`` is missing, Arrow has no type for a field, or the store was changed during the dump.
+    StorageFullError
+        No space is left; remove what is at `path`.
+    """
+    parquet = imported("pyarrow.parquet", "table")
+    keys = store.ordered()
+    sizes = store._records.sizes(keys)
+    described = {"schema": None if store.schema is None else store.schema.to_json(), "metadata": store.metadata}
+    schema = _rows_of(store, keys, slice(0)).schema.with_metadata({_DUMPED: json.dumps(described)})
+    with storage_full(path), path.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        for rows in batches_of(sizes, BATCH_BYTES, BATCH_RECORDS):
+            writer.write_table(_rows_of(store, keys, rows))
+            progress("write", rows.stop, keys.size)
+    return keys.size, int(sizes.sum())
+
+
+def _rows_of(store: Store, keys: Keys, rows: slice) -> Any:
+    """Return some records as an Arrow table."""
+    pa, part = imported("pyarrow", "table"), keys.take(rows)
+    values, found = store.get_many(part)
+    if not found.all():
+        raise ArgumentError(
+            f'{store.path} was changed during the dump: dump it again, or through a store open with mode "r"'
+        )
+    if keys.all_integers:
+        columns = {KEY: pa.array(part.numbers())}
+    else:
+        columns = {KEY: pa.array([part.raw(k) for k in range(part.size)], pa.large_binary())}
+    if store.schema is None:
+        columns[VALUE] = pa.array(values, pa.large_binary())
+    for field in () if store.schema is None else store.schema.fields:
+        if field.name == KEY:
+            raise ArgumentError(f"the column {KEY!r} of a dump has the keys: rename the field", name="fields")
+        try:
+            columns[field.name] = _column_of(field, values[field.name])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ArgumentError):
+            raise ArgumentError(
+                f"Arrow has no type for the field {field.name!r}, which is {field.type_name} {field.shape}: copy the "
+                "other fields into a new store, and dump it",
+                name="fields",
+            ) from None
+    return pa.table(columns)
+
+
+def _column_of(field: Field, values: Any) -> Any:
+    """Return a field of records as an Arrow array; bytes and ragged uint8 are binaries."""
+    pa = imported("pyarrow", "table")
+    if not field.is_ragged:
+        items = pa.array(values.reshape(-1))
+        for extent in reversed(field.shape):
+            items = pa.FixedSizeListArray.from_arrays(items, extent)
+        return items
+    if field.item_type is np.ndarray and field.dtype == np.uint8 and field.shape == IMAGE[1]:
+        values = Ragged(values.values, values.offsets, bytes)
+    return values.to_arrow()
+
+
+def _dump_of(schema: Any) -> _Dump | None:
+    """Return what `to_parquet` has written into the metadata of a schema, or None."""
+    try:
+        described = json.loads(schema.metadata[_DUMPED])
+        fields, metadata = described["schema"], dict(described["metadata"])
+        return _Dump(metadata, fields is not None, {name for name, kind, _ in fields or () if kind == "bytes"})
+    except (TypeError, KeyError, ValueError):
+        return None
