@@ -60,6 +60,7 @@ class _MethodDefinition(ctypes.Structure):
     )
 
 
+@functools.cache
 def python_function(name: str) -> int:
     """Return the C address of a function of Python's C API."""
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0

@@ -179,7 +179,7 @@ _FADVISE = ctypes.cast(_libc.posix_fadvise, ctypes.c_void_p).value or 0
 WILL_NEED = os.POSIX_FADV_WILLNEED
 _MIN_RESIDENT = 0.9
 """Share of a file that must be in the page cache before it is mapped."""
-_SAMPLES = 64
+_SAMPLES = 32
 """Number of pages of a file that are sampled."""
 _MIN_MAPPED_BYTES = 1 << 28
 """Minimum address space of a mapped file in bytes, because a file may grow."""
@@ -936,7 +936,7 @@ class Reader:
             self._batches = 0
             self.map_one_more()
         self._batches += 1 + keys.size // _MAP_INTERVAL
-        if self._unmapped:
+        if self._unmapped and keys.size > 1:  # there is nothing to read ahead of a single value
             if not located_at:
                 at = address_of(locations)
                 compiled(find_many)(self._address, at >> 12, *addresses(keys), keys.size, at)
@@ -1063,9 +1063,10 @@ def _resident(address: int, size: int) -> bool:
     pages = -(-size // mmap.PAGESIZE)
     count = min(_SAMPLES, pages)
     flags = np.zeros(count, np.uint8)
+    at = address_of(flags)
     for k in range(count):
         page = address + k * pages // count * mmap.PAGESIZE
-        if _libc.mincore(page, mmap.PAGESIZE, flags.ctypes.data + k) != 0:
+        if _libc.mincore(page, mmap.PAGESIZE, at + k) != 0:
             return False
     return not count or bool((flags & 1).mean() >= _MIN_RESIDENT)
 

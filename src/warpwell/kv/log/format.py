@@ -152,7 +152,7 @@ class Superblock:
         block["magic"], block["version"], block["kind"] = SUPER_MAGIC, FORMAT_VERSION, self.kind
         block["uuid"] = np.void(self.uuid)
         block["alignment"] = UNIT
-        for name in _numbers():
+        for name in _NUMBERS:
             block[name] = getattr(self, name)
         block["crc"] = crc32c(block.view(np.uint8)[: SUPERBLOCK - 4])
         return block.tobytes()
@@ -188,11 +188,11 @@ class Superblock:
                 "right one",
                 0,
             )
-        return cls(kind, uuid, **{name: int(block[name]) for name in _numbers()})
+        return cls(kind, uuid, **{name: int(block[name]) for name in _NUMBERS})
 
 
-def _numbers() -> list[str]:
-    return [field.name for field in fields(Superblock)][2:]
+_NUMBERS = [field.name for field in fields(Superblock)][2:]
+"""Names of the fields that are numbers in the file."""
 
 
 def corruption(path: str, message: str, offset: int) -> errors.CorruptionError:

@@ -164,7 +164,8 @@ def _load_log(files: Files, folder: str, manifest: Manifest, segments: Segments,
         if base is not None:
             undo.callback(base.close)
             _check_ends(base.ends(), segments)
-        _check_ends(segment_ends(before[:, 2:]), segments)
+        if len(before):
+            _check_ends(segment_ends(before[:, 2:]), segments)
         path = journal_path(folder, manifest.journal)
         fd = files.open(path, writable)
         undo.callback(files.close, fd)
@@ -203,6 +204,8 @@ def restore(
     int64 [N, 2]
         The rows that were changed in `slots`, and the first words of their locations in the segments.
     """
+    if first == len(scanned.records):
+        return np.empty((0, 2), np.int64)
     copies = scanned.value_offsets(first)
     rows = first + np.flatnonzero(copies)
     rows = rows[np.isin(segment_of(slots[rows, 2]), segments.ids()) & (value_status(slots[rows], segments) != 0)]
@@ -350,8 +353,9 @@ def settle(
     """
     position = scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
-    old = slots[:fresh]
-    _check_ends(segment_ends(old[old[:, 2] > 0, 2:]), segments)
+    if fresh:
+        old = slots[:fresh]
+        _check_ends(segment_ends(old[old[:, 2] > 0, 2:]), segments)
     found = fresh + np.flatnonzero(value_status(slots[fresh:], segments))
     if not len(found):
         return slots, position
@@ -367,6 +371,8 @@ def value_status(slots: NDArray[np.int64], segments: Segments) -> NDArray[np.int
 
     Deletes, empty values and values in missing shards are 0.
     """
+    if not len(slots):
+        return np.empty(0, np.int64)
     ids = segment_of(slots[:, 2])
     is_value = (slots[:, 2] > 0) & ~np.isin(segments.shard_of(ids), sorted(segments.missing))
     status = np.where(is_value & (size_of(slots[:, 2], slots[:, 3]) > 0), 1, 0)
