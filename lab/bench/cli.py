@@ -32,7 +32,18 @@ def script(name: str, argv: list[str]) -> int:
     if name in AGENTS and "--help" not in argv:
         file = str(machine.ROOT / "lab" / "bench" / f"{module}.py")
         paths = [str(machine.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = [sys.executable, "-m", "warpwell", "run", "--agents", str(AGENTS[name]), file, *argv]
+        command = [
+            sys.executable,
+            "-m",
+            "warpwell",
+            "run",
+            "--agents",
+            str(AGENTS[name]),
+            "--cuda",
+            "local",
+            file,
+            *argv,
+        ]
         return subprocess.run(command, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)}).returncode
     sys.argv = [f"python -m lab bench {name}", *argv]
     return int(importlib.import_module(f"lab.bench.{module}").main() or 0)

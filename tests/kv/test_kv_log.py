@@ -946,6 +946,24 @@ def test_a_record_that_does_not_continue_its_group_ends_the_journal(path, field)
     assert read(path) == {b"first": b"1"}
 
 
+@pytest.mark.parametrize(("field", "value"), [("type", 9), ("key_len", 0), ("key_len", 2), ("loc", [0, 1 << 56])])
+def test_a_record_with_a_right_checksum_that_no_release_writes_is_damage(path, field, value):
+    with Log.create(path, durability="none") as log:
+        put(log, {b"first": b"1"})
+        log.commit()
+        put(log, {b"a": b"2"})
+        log.commit()
+    journal = journal_of(path)
+    data = np.fromfile(journal, np.uint8)
+    last = data[SUPERBLOCK:].view(RECORD)[-1:]
+    last[field] = value
+    last["crc"] = crc32c(last.view(np.uint8)[:60])
+    data.tofile(journal)
+    with pytest.raises(errors.CorruptionError, match="no release writes such a record") as caught:
+        Log.open(path, writable=False)
+    assert caught.value.path == journal and caught.value.offset == len(data) - RECORD_BYTES
+
+
 def test_one_mark_survives_a_torn_write(path):
     with Log.create(path) as log:
         for key in (b"a", b"b", b"c"):

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...targets import device
 from ...targets.primitives import crc32c as crc32c_at
 from ...targets.primitives import load_weak_as, store_weak_as
 from ..native import address_of, compiled
@@ -79,6 +80,9 @@ U2 = np.dtype(np.uint16)
 U4 = np.dtype(np.uint32)
 _SEALED_FLAGS = COMMIT | SYNCED | INLINE
 _PROOFS = ORDERED | SYNCED
+_RECORD_WORDS = RECORD_BYTES // 8
+_SLOT_WORDS = slice(2, 6)
+"""Key and location in a record, in words."""
 _CHUNK = 1 << 17
 """Records that are read at once."""
 _CHUNK_BYTES = _CHUNK * RECORD_BYTES
@@ -131,7 +135,8 @@ class Scanned:
     @property
     def slots(self) -> NDArray[np.int64]:
         """Key0, key1, loc0 and loc1 of the records, int64 [N, 4]; loc0 is -1 for a delete."""
-        return np.concatenate([self.records["key"], self.records["loc"]], axis=1)
+        words = self.records.view(np.int64).reshape(-1, _RECORD_WORDS)
+        return words[:, _SLOT_WORDS].copy()
 
     def value_offsets(self, first: int) -> NDArray[np.int64]:
         """Return the byte offset of each record's value in the journal, 0 if it is not there, from record `first` on.
@@ -328,7 +333,9 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_foll
     state = np.zeros(SCAN_WORDS, np.int64)
     state[SCAN_SEQ], state[SCAN_CHAIN], state[SCAN_SALT] = start.seq + 1, start.chain, salt
     state[SCAN_FLOOR_SEQ], state[SCAN_FLOOR_CRC] = floor
-    pieces, offsets = [np.empty(0, RECORD)], [np.empty(0, np.int64)]
+    # NumPy copies rows of integers much faster than records with fields.
+    pieces: list[NDArray[np.int64]] = []
+    offsets: list[NDArray[np.int64]] = []
     committed_count = read_count = 0  # records of complete groups, and all valid records
     position, bad, offset = start, None, start.offset
     why, ends_in_zeros, chunk_bytes = "", False, _FOLLOWED_BYTES if is_followed else _CHUNK_BYTES
@@ -338,14 +345,11 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_foll
             break
         state[SCAN_LIMIT] = (size - offset) // RECORD_BYTES
         units = np.empty(len(records), np.int64)
-        units = units[: compiled(scan_units)(*(a.ctypes.data for a in (state, records, units)), len(records))]
-        found = records[units]
-        wrong = _unusable(found)
-        if wrong is not None:
-            bad = offset + RECORD_BYTES * int(units[wrong])
-            why = "its checksum is right, but no release writes such a record"
-            break
-        pieces.append(found)
+        count = compiled(scan_units)(*(address_of(array) for array in (state, records, units)), len(records))
+        units = units[:count]
+        words = records.view(np.int64).reshape(-1, _RECORD_WORDS)
+        is_adjacent = not len(units) or units[-1] == len(units) - 1
+        pieces.append(words[: len(units)] if is_adjacent else np.take(words, units, axis=0))
         offsets.append(offset + RECORD_BYTES * units)
         if state[SCAN_COMMITTED]:
             committed_count = read_count + int(state[SCAN_COMMITTED])
@@ -356,17 +360,24 @@ def scan(fd: int, salt: int, start: Position, floor: tuple[int, int], *, is_foll
         if state[SCAN_NEXT] < len(records):
             bad = offset
             ends_in_zeros = is_followed and not records[int(state[SCAN_NEXT])].tobytes().strip(b"\0")
-    records = np.concatenate(pieces)
+    records = _joined(pieces, (0, _RECORD_WORDS)).reshape(-1).view(RECORD)
     durable = _durable(records)[:committed_count]
     durable[: max(0, floor[0] - start.seq)] = True
-    if state[SCAN_FLOOR_WRONG]:
+    if state[SCAN_UNKNOWN]:
+        why = "its checksum is right, but no release writes such a record"
+    elif state[SCAN_FLOOR_WRONG]:
         why = f"record {floor[0]} differs from the committed record with that number"
-    elif not why and floor[0] > position.seq:
+    elif floor[0] > position.seq:
         why = f"records up to {floor[0]} had been committed and end at {position.seq}"
-    elif not why and bad is not None and not ends_in_zeros and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
+    elif bad is not None and not ends_in_zeros and _followed(fd, salt, bad, size, int(state[SCAN_SEQ])):
         why = "valid records follow it"
-    offsets_of_all = np.concatenate(offsets)[:committed_count]
+    offsets_of_all = _joined(offsets, (0,))[:committed_count]
     return Scanned(records[:committed_count], offsets_of_all, durable, position, size, bad, why)
+
+
+def _joined(pieces: list[NDArray[np.int64]], empty: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return arrays as one, without a copy if there is only one; without any, an array of the shape `empty`."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(empty, np.int64), *pieces])
 
 
 def _records_at(fd: int, offset: int, size: int, nbytes: int = _CHUNK_BYTES) -> NDArray[Any]:
@@ -382,16 +393,6 @@ def _durable(records: NDArray[Any]) -> NDArray[np.bool_]:
     proofs = np.flatnonzero((records["ordinal"] == 0) & ((flags & _PROOFS) != 0))
     durable[: proofs[-1] if len(proofs) else 0] = True
     return durable
-
-
-def _unusable(records: NDArray[Any]) -> int | None:
-    """Return the index of a record with contents that no release writes."""
-    lens = records["key_len"]
-    fine = (lens >= 1) & (lens <= LONG) & (key_len_of(records["loc"][:, 1]) == lens)
-    fine &= ((records["type"] == PUT) & (records["loc"][:, 0] > 0)) | (
-        (records["type"] == DELETE) & (records["loc"][:, 0] == TOMBSTONE)
-    )
-    return None if fine.all() else int(np.argmin(fine))
 
 
 def _followed(fd: int, salt: int, bad: int, size: int, seq: int) -> bool:
@@ -431,6 +432,8 @@ SCAN_NEXT = 11
 """The unit to continue at. A bad record is there if it is one of the units of this call."""
 SCAN_COMMITTED_END = 12
 """The unit after the last complete group."""
+SCAN_UNKNOWN = 13
+"""1 if the next record has a right checksum, but contents that no release writes."""
 SCAN_WORDS = 16
 
 
@@ -468,6 +471,16 @@ def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int
     return chain
 
 
+@device
+def has_known_contents(first: int, loc0: int, loc1: int) -> bool:
+    """Return whether a release may have written a record with these words."""
+    kind = (first >> 32) & 0xFF
+    key_len = (first >> 40) & 0xFF
+    if key_len < 1 or key_len > LONG or key_len_of(loc1) != key_len:
+        return False
+    return (kind == PUT and loc0 > 0) or (kind == DELETE and loc0 == TOMBSTONE)
+
+
 def scan_units(state: int, records: int, units: int, count: int) -> int:
     """Return the number of leading records that continue the chain, and store the unit of each."""
     seq = load_weak_as(state + 8 * SCAN_SEQ, I8)
@@ -492,6 +505,11 @@ def scan_units(state: int, records: int, units: int, count: int) -> int:
         found = crc32c_at(at, 60, 0)
         if (link >> 32) & 0xFFFFFFFF != found:
             break
+        loc0 = load_weak_as(at + 32, I8)
+        loc1 = load_weak_as(at + 40, I8)
+        if not has_known_contents(first, loc0, loc1):
+            store_weak_as(state + 8 * SCAN_UNKNOWN, 1, I8)
+            break
         chain = found
         if seq == floor and chain != load_weak_as(state + 8 * SCAN_FLOOR_CRC, I8):
             store_weak_as(state + 8 * SCAN_FLOOR_WRONG, 1, I8)
@@ -501,7 +519,7 @@ def scan_units(state: int, records: int, units: int, count: int) -> int:
         good += 1
         unit += 1
         if (first >> 32) & 0xFF == PUT:
-            value_units += footprint(size_of(load_weak_as(at + 32, I8), load_weak_as(at + 40, I8))) // UNIT
+            value_units += footprint(size_of(loc0, loc1)) // UNIT
         if (first >> 48) & COMMIT != 0:
             if (first >> 48) & INLINE != 0:
                 unit += value_units

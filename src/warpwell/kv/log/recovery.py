@@ -354,8 +354,9 @@ def settle(
     position = scanned.position
     fresh = max(0, min(len(slots), floor - start.seq))
     if fresh:
-        old = slots[:fresh]
-        _check_ends(segment_ends(old[old[:, 2] > 0, 2:]), segments)
+        old = slots[:fresh, 2:]
+        is_value = old[:, 0] > 0
+        _check_ends(segment_ends(old if is_value.all() else old[is_value]), segments)
     found = fresh + np.flatnonzero(value_status(slots[fresh:], segments))
     if not len(found):
         return slots, position
