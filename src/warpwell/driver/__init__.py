@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from .. import registry
 
 if TYPE_CHECKING:
-    from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, Served, receive, refuse
+    from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
     from .elf import examine_program, is_compiled
     from .environment import make_library_folder
     from .server import DriverServer
@@ -30,6 +30,7 @@ __all__ = [
     "DEVICE_UNAVAILABLE",
     "DriverServer",
     "MISMATCH",
+    "RefusedError",
     "Served",
     "examine_program",
     "is_compiled",
@@ -40,7 +41,7 @@ __all__ = [
 
 _FROM = {
     "server": "DriverServer",
-    "clients": "Client ClientListener Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
+    "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
     "elf": "examine_program is_compiled",
     "environment": "make_library_folder",
 }

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, WarpwellError
 from . import generate
 
 HELLO, FACTS, OPEN, OPENED, REFUSED = range(1, 6)  # enum ww_said
@@ -48,33 +48,58 @@ class Served:
     facts: bytes | None = None
 
 
+class RefusedError(WarpwellError):
+    """A client is refused.
+
+    Parameters
+    ----------
+    code : int
+        Code of the driver.
+    reason : str
+    """
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 @dataclass(eq=False)
 class Client:
-    """A connection that is not served yet."""
+    """A connection that is not served yet.
+
+    Attributes
+    ----------
+    request : (bytes, list of int) or None
+        A packet that cannot be answered yet, and its descriptors.
+    """
 
     line: socket.socket
     served: Served
     pidfd: int | None
     since: float = field(default_factory=time.monotonic)
     greeted: bool = False
-    is_waiting: bool = False
+    request: tuple[bytes, list[int]] | None = None
 
     def close(self) -> None:
         """Close it."""
         self.line.close()
+        self.forget_request()
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
 
-    def refuse(self, code: int, why: str) -> None:
-        """Refuse the client with a code of the driver and a reason."""
-        refuse(self.line, code, why)
+    def forget_request(self) -> None:
+        """Close the descriptors of the request, which was answered."""
+        for descriptor in self.request[1] if self.request is not None else ():
+            os.close(descriptor)
+        self.request = None
 
 
 class ClientListener(ABC):
     """Listens for clients of devices, in a thread of its own.
 
-    A subclass sets what it needs, and calls `start`; `facts` and `open` are called by the thread.
+    A subclass sets what it needs, and calls `start`; `facts` and `open` are called by the thread. If one of them cannot
+    answer yet, it is called again after each event, and at least twice a second.
     """
 
     def __init__(self) -> None:
@@ -89,18 +114,18 @@ class ClientListener(ABC):
 
     @abstractmethod
     def facts(self, client: Client) -> bytes | None:
-        """Return a device's facts; None: the client was refused, or `is_waiting` for `tick`."""
+        """Return a device's facts, or None if they are not known yet. Raises `RefusedError`."""
 
     @abstractmethod
     def open(self, client: Client, output: int, errors: int) -> bool:
         """Serve a client, with descriptors of its output; its connection and these are closed here afterwards.
 
-        Return False if the client is served later: its connection stays open.
+        Return False if it cannot be served yet. Raises `RefusedError`.
         """
 
-    @abstractmethod
     def tick(self) -> None:
-        """Serve waiting clients: called after each event, and at least twice a second."""
+        """Do other work: called after each event, and at least twice a second."""
+        return
 
     @property
     @abstractmethod
@@ -188,8 +213,11 @@ class ClientListener(ABC):
                 line.setblocking(False)
                 self._take(line, served, None)
             self.tick()
-            for client in [client for client in self._clients if not client.greeted and client.since < oldest]:
-                self._drop(client)
+            for client in list(self._clients):
+                if client.request is not None:
+                    self._answer(client, *client.request)
+                elif not client.greeted and client.since < oldest:
+                    self._drop(client)
 
     def _accept(self, listener: socket.socket, served: Served) -> None:
         try:
@@ -232,53 +260,46 @@ class ClientListener(ABC):
         except OSError:
             self._drop(client)
             return
+        if client.request is None:
+            self._answer(client, packet, descriptors)
+            return
+        for descriptor in descriptors:  # it must wait for the answer to its last packet
+            os.close(descriptor)
+        self._drop(client)
+
+    def _answer(self, client: Client, packet: bytes, descriptors: list[int]) -> None:
+        """Answer a packet now or later; drop a client that is served or refused, or that breaks the protocol."""
+        client.request = packet, descriptors
+        stays: bool | None = False
         try:
-            if self._understand(client, packet, descriptors):
-                return
+            stays = self._understand(client, packet, descriptors)
+        except RefusedError as refused:
+            refuse(client.line, refused.code, str(refused))
         except (OSError, struct.error, subprocess.SubprocessError) as error:
-            client.refuse(DEVICE_UNAVAILABLE, f"the program cannot be served: {error}")
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if client in self._clients:
+            refuse(client.line, DEVICE_UNAVAILABLE, f"the program cannot be served: {error}")
+        if stays:
+            client.forget_request()
+        elif stays is not None:
             self._drop(client)
 
-    def _understand(self, client: Client, packet: bytes, descriptors: list[int]) -> bool:
-        """Answer a packet; return False if the connection must end."""
+    def _understand(self, client: Client, packet: bytes, descriptors: list[int]) -> bool | None:
+        """Answer a packet. Return whether the connection stays open, or None if there is no answer yet."""
         if len(packet) != HELLO_PACKET.size:
             return False
         message, magic, protocol, _, _ = HELLO_PACKET.unpack(packet)
         if magic != MAGIC:
             return False
         if protocol != self._protocol:
-            client.refuse(MISMATCH, "the layer is of another version of warpwell than the pool")
-            return False
+            raise RefusedError(MISMATCH, "the layer is of another version of warpwell than the pool")
         if message == HELLO:
-            client.is_waiting = False
-            facts = self.facts(client)
-            if facts is None:
-                return client.is_waiting
+            if (facts := self.facts(client)) is None:
+                return None
             client.line.send(facts)
             client.greeted = True
             return True
         if message != OPEN or len(descriptors) != 2:
             return False
-        if self.open(client, *descriptors):
-            self._drop(client)  # its worker has the connection
-        return True
-
-    def answer_waiting(self, served: Served) -> None:
-        """Send the facts of a device to the clients that wait for them; for the thread."""
-        for client in [client for client in self._clients if client.is_waiting and client.served is served]:
-            try:
-                facts = self.facts(client)
-                if facts is not None:
-                    client.is_waiting, client.greeted = False, True
-                    client.line.send(facts)
-                elif not client.is_waiting:
-                    self._drop(client)
-            except OSError:
-                self._drop(client)
+        return False if self.open(client, *descriptors) else None  # once open, its worker has the connection
 
 
 def receive(line: socket.socket, max_bytes: int, count: int) -> tuple[bytes, list[int]]:

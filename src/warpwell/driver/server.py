@@ -37,6 +37,7 @@ from .clients import (
     REFUSED_PACKET,
     Client,
     ClientListener,
+    RefusedError,
     Served,
 )
 from .environment import client_environ, make_library_folder, worker_environ
@@ -142,7 +143,6 @@ class DriverServer(ClientListener):
         self._opened: dict[int, float] = {}
         self._claim = claim
         self._claims: dict[int, Any] = {}
-        self._waiting: dict[Client, tuple[int, int]] = {}
         self._life: tuple[int, int] | None = None
         self._lock: int | None = None
         self.folder = Path(folder or "")
@@ -205,7 +205,7 @@ class DriverServer(ClientListener):
             os.close(descriptor)
         self._life = None
         self._await_workers()
-        self._serve_waiting()
+        self._release_claims()
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             os.close(self._lock)
@@ -250,7 +250,7 @@ class DriverServer(ClientListener):
     def tick(self) -> None:
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
             self._workers.pop(worker).close()
-        self._serve_waiting()
+        self._release_claims()
         latest = time.monotonic() - _SPARE_SECONDS
         for served in self._served:
             if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < latest:
@@ -263,40 +263,28 @@ class DriverServer(ClientListener):
             spare = self._start(served)
             facts = _receive_facts(spare)
             if isinstance(facts, str):
-                client.refuse(DEVICE_UNAVAILABLE, facts)
                 _end(spare)
-                return None
+                raise RefusedError(DEVICE_UNAVAILABLE, facts)
             served.facts, self._spares[served.ordinal] = facts, spare
         return served.facts
 
     def open(self, client: Client, output: int, errors: int) -> bool:
-        if self._claim is None:
-            self._serve_client(client, output, errors)
-            return True
-        if client in self._waiting:
-            raise ConnectionError("its device is being claimed")
-        self._waiting[client] = os.dup(output), os.dup(errors)  # until `tick`
-        return False
-
-    def _serve_waiting(self) -> None:
-        """Serve the waiting clients of reserved devices, and release devices without clients."""
-        for client, outputs in list(self._waiting.items()):
+        if self._claim is not None:
             ordinal = client.served.ordinal
-            if client in self._clients:
-                try:
-                    if ordinal not in self._claims:
-                        assert self._claim is not None
-                        self._claims[ordinal] = self._claim()
-                    if not self._claims[ordinal].poll():
-                        continue
-                    self._serve_client(client, *outputs)
-                except (WarpwellError, OSError, subprocess.SubprocessError) as error:
-                    client.refuse(DEVICE_UNAVAILABLE, str(error))
-                self._drop(client)
-            del self._waiting[client]
-            for descriptor in outputs:
-                os.close(descriptor)
-        used = {each.ordinal for each in self._workers.values()} | {each.served.ordinal for each in self._waiting}
+            try:
+                if ordinal not in self._claims:
+                    self._claims[ordinal] = self._claim()
+                if not self._claims[ordinal].poll():
+                    return False
+            except WarpwellError as error:
+                raise RefusedError(DEVICE_UNAVAILABLE, str(error)) from None
+        self._serve_client(client, output, errors)
+        return True
+
+    def _release_claims(self) -> None:
+        """Release devices without clients."""
+        used = {program.ordinal for program in self._workers.values()}
+        used |= {client.served.ordinal for client in self._clients if client.request is not None}
         for ordinal in set(self._claims) - used:
             self._claims.pop(ordinal).close()
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, clients, generate, receive
+from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, RefusedError, clients, generate, receive
 from ...errors import ClosedError, PoolError, StallError, WarpwellError
 from ..agent.protocol import Op, pack
 from ..launch.reservation import WAIT
@@ -29,14 +29,6 @@ _POLL_SECONDS = 0.5
 _OPEN_SECONDS = 120.0
 _CLOSE_SECONDS = 5.0
 _PACKET_BYTES = 4096
-
-
-class RefusedError(PoolError):
-    """There is no worker, for a reason that has a CUDA error code."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class FarEnd:

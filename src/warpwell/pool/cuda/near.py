@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
+from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, RefusedError, Served, refuse
 from ...errors import ClosedError, PoolError, StallError
 from ..agent.protocol import Op, pack
 from ..launch.reservation import WAIT
@@ -55,6 +55,11 @@ class Remote(Served):
     refusal: tuple[int, str] | None = None
     lost: str = ""
     requested: bool = False
+
+    def require_agent(self) -> None:
+        """Raise `RefusedError` if the agent is lost."""
+        if self.lost:
+            raise RefusedError(DEVICE_UNAVAILABLE, f"{self.device} is lost: {self.lost}")
 
 
 class NearServer(ClientListener):
@@ -100,29 +105,19 @@ class NearServer(ClientListener):
         assert isinstance(remote, Remote)
         if remote.facts is not None:  # also if the agent is lost, because its device keeps the ordinal
             return remote.facts
-        if remote.lost:
-            client.refuse(DEVICE_UNAVAILABLE, f"{remote.device} is lost: {remote.lost}")
-        elif remote.refusal is not None:
-            client.refuse(*remote.refusal)
-            remote.refusal = None  # the next client causes another request
-        else:
-            client.is_waiting = client.greeted = True
-            if not remote.requested:
-                name = "warpwell cuda facts"
-                threading.Thread(target=self._request_facts, args=(remote,), name=name, daemon=True).start()
+        remote.require_agent()
+        if remote.refusal is not None:
+            refusal, remote.refusal = remote.refusal, None  # the next client causes another request
+            raise RefusedError(*refusal)
+        if not remote.requested:
+            name = "warpwell cuda facts"
+            threading.Thread(target=self._request_facts, args=(remote,), name=name, daemon=True).start()
         return None
-
-    def tick(self) -> None:
-        for remote in self.remotes.values():
-            if remote.facts is not None or remote.refusal is not None or remote.lost:
-                self.answer_waiting(remote)
 
     def open(self, client: Client, output: int, errors: int) -> bool:
         remote = client.served
         assert isinstance(remote, Remote)
-        if remote.lost:
-            client.refuse(DEVICE_UNAVAILABLE, f"{remote.device} is lost: {remote.lost}")
-            return True
+        remote.require_agent()
         pidfd = None if client.pidfd is None else os.dup(client.pidfd)
         served = NearClient(self, next(self._numbers), remote, client.line.dup(), pidfd)
         self.served[served.number] = served
@@ -209,10 +204,11 @@ class NearClient:
     def _run(self) -> None:
         try:
             near = self._open()
-            if near is not None:
-                name = "warpwell cuda bytes"
-                threading.Thread(target=self._complete_copies, args=(near,), name=name, daemon=True).start()
-                self._mirror(near)
+            name = "warpwell cuda bytes"
+            threading.Thread(target=self._complete_copies, args=(near,), name=name, daemon=True).start()
+            self._mirror(near)
+        except RefusedError as refused:
+            refuse(self._line, refused.code, str(refused))
         except (PoolError, ClosedError, StallError, OSError):
             pass  # the agent is lost or receives nothing; the end of the connection reports it to the client
         finally:
@@ -221,25 +217,22 @@ class NearClient:
     def _send(self, kind: Kind, *operands: Any) -> None:
         self._transport.send(self.remote.rank, pack(int(Op.CUDA), int(kind), self.number, *operands))
 
-    def _open(self) -> Near | None:
+    def _open(self) -> Near:
         relay = self._server.relay
         self._send(Kind.OPEN, self.remote.ordinal, self._server._protocol)
         deadline = time.monotonic() + _OPEN_SECONDS + float(os.environ.get(WAIT, 0))
         while not self.opened.wait(0.05):
+            self.remote.require_agent()
             is_late = time.monotonic() > deadline
-            if is_late or self.remote.lost or self._stopped or relay.has_exited(self._line.fileno(), self._pidfd):
-                reason = f"is lost: {self.remote.lost}" if self.remote.lost else "has opened no context"
-                refuse(self._line, DEVICE_UNAVAILABLE, f"{self.remote.device} {reason}")
-                return None
+            if is_late or self._stopped or relay.has_exited(self._line.fileno(), self._pidfd):
+                raise RefusedError(DEVICE_UNAVAILABLE, f"{self.remote.device} has opened no context")
         facts, code, reason = self.open_reply
         if facts is None:
-            refuse(self._line, code, reason)
-            return None
+            raise RefusedError(code, reason)
         try:
             near = Near(relay)
         except MemoryError as error:
-            refuse(self._line, _OUT_OF_MEMORY, str(error))
-            return None
+            raise RefusedError(_OUT_OF_MEMORY, str(error)) from None
         self._near = near
         try:
             socket.send_fds(self._line, [relay.facts(facts, True)], near.descriptors)

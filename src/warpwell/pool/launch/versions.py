@@ -18,7 +18,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def difference(theirs: Mapping[str, str]) -> str:
-    """Return how the versions of another process differ from those of this one, or "" if they are equal."""
-    found = [(name, here, theirs.get(name, "unknown")) for name, here in versions().items()]
-    return ", ".join(f"{name} {here} here and {there} there" for name, here, there in found if here != there)
+def difference(peer: Mapping[str, str]) -> str:
+    """Return how the versions of a peer differ from the versions of this process, or "" if they are equal."""
+    pairs = [(name, own, peer.get(name, "unknown")) for name, own in versions().items()]
+    return ", ".join(f"{name} {own} here and {version} there" for name, own, version in pairs if own != version)
