@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from . import table
+from .table import NATIVE
 
-NATIVE = Path(__file__).parent / "native"
 _ON_RING = {"size": "uint64_t", "func": "uint32_t"}
 """C types of roles that travel as another type: functions as the worker's ids."""
 
@@ -27,7 +26,7 @@ def sources() -> dict[str, str]:
 
 def protocol_hash() -> int:
     """Return what layer and worker must have in common: a hash of the table and of wire.h."""
-    text = [Path(table.__file__), NATIVE / "wire.h", NATIVE / "calls.h"]
+    text = [table.DATA, NATIVE / "wire.h", NATIVE / "calls.h"]
     return int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in text)).digest()[:8], "little")
 
 

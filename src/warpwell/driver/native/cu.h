@@ -1,7 +1,7 @@
 /* The driver's interface as layer and worker see it: types, numbers and layouts, in our own words.
  *
  * Handles are pointers that only their maker follows. Addresses on a device are 64-bit numbers. Enumerations are ints.
- * Codes (CUDA_ERROR_...) and prototypes are generated from table.py: gen_calls.h includes this file.
+ * Codes (CUDA_ERROR_...) and prototypes are generated from driver_calls.txt: gen_calls.h includes this file.
  */
 #ifndef WW_CU_H
 #define WW_CU_H
