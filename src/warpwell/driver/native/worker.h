@@ -88,11 +88,13 @@ struct ww_todo { /* what happens when a mark has been passed */
     struct ww_barrier *barrier;
 };
 
-struct ww_operation {                          /* what an entry asks for */
-    uint32_t bytes;                            /* of its arguments at least */
-    void (*read)(const struct ww_call *call);  /* carries it out when it is read; NULL: its stream does */
-    CUresult (*check)(struct ww_call *call);   /* checks arguments when it is read; or NULL */
-    int (*is_due)(const struct ww_call *call); /* or NULL */
+#define WW_LATER (-1) /* result of a call whose answer has been sent, or follows */
+
+struct ww_operation {                             /* what an entry asks for */
+    uint32_t bytes;                               /* of its arguments at least */
+    CUresult (*read)(const struct ww_call *call); /* carries it out when it is read; NULL: its stream does */
+    CUresult (*check)(struct ww_call *call);      /* checks arguments when it is read; or NULL */
+    int (*is_due)(const struct ww_call *call);    /* or NULL */
     CUresult (*issue)(struct ww_stream *s, struct ww_call *call, int *held); /* held: a mark has the answer */
     int is_node;                                                             /* graphs record it */
 };
@@ -118,7 +120,7 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
 void ww_result(const struct ww_call *call,
                CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
-void ww_answer_more(const struct ww_call *call);
+CUresult ww_answer_more(const struct ww_call *call);
 void ww_forget_rest(uint32_t slot);
 void ww_changed(void); /* behind a change of the status */
 void ww_wake_all(_Atomic uint32_t *futex);
@@ -151,24 +153,25 @@ struct ww_stream {
 };
 
 void ww_streams_start(void);
-void ww_stream_call(struct ww_call *call); /* issues it or parks a copy of it */
-int ww_streams_step(void);                 /* looks at marks and parked calls; whether something happened */
-int ww_streams_busy(void);                 /* whether a mark or a wait is outstanding */
-int ww_streams_waited(void);               /* whether a thread may wait for one */
+CUresult ww_stream_call(struct ww_call *call); /* issues it or parks a copy of it */
+int ww_streams_step(void);                     /* looks at marks and parked calls; whether something happened */
+int ww_streams_busy(void);                     /* whether a mark or a wait is outstanding */
+int ww_streams_waited(void);                   /* whether a thread may wait for one */
 struct ww_stream *ww_find_stream(uint32_t id);
 void ww_stream_later(struct ww_stream *s, struct ww_todo todo); /* at the next mark */
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo);  /* when all that is issued now has been passed */
 uint32_t ww_take_cell(struct ww_stream *s);                     /* 1 + cell, or 0: none for this stream now */
-void ww_stream_create(const struct ww_call *call);
-void ww_stream_destroy(const struct ww_call *call);
-void ww_stream_query(const struct ww_call *call);
-void ww_stream_sync(const struct ww_call *call);
-void ww_event_create(const struct ww_call *call);
-void ww_event_destroy(const struct ww_call *call);
-void ww_event_query(const struct ww_call *call);
-void ww_event_sync(const struct ww_call *call);
-void ww_event_elapsed(const struct ww_call *call);
-void ww_event_passed(const struct ww_call *call, struct ww_todo todo); /* done when the last record has been passed */
+CUresult ww_stream_create(const struct ww_call *call);
+CUresult ww_stream_destroy(const struct ww_call *call);
+CUresult ww_stream_query(const struct ww_call *call);
+CUresult ww_stream_sync(const struct ww_call *call);
+CUresult ww_event_create(const struct ww_call *call);
+CUresult ww_event_destroy(const struct ww_call *call);
+CUresult ww_event_query(const struct ww_call *call);
+CUresult ww_event_sync(const struct ww_call *call);
+CUresult ww_event_elapsed(const struct ww_call *call);
+CUresult ww_event_passed(const struct ww_call *call,
+                         struct ww_todo todo); /* done when the last record has been passed */
 CUresult ww_event_check(struct ww_call *call);
 int ww_wait_is_due(const struct ww_call *call);
 CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call, int *held);
@@ -182,14 +185,14 @@ struct ww_barrier { /* all calls that were read before it are passed */
     void *with;
 };
 void ww_barrier(struct ww_barrier barrier);
-void ww_ctx_sync(const struct ww_call *call);
+CUresult ww_ctx_sync(const struct ww_call *call);
 
 #define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
 
 /* -- copies, launches
  * ----------------------------------------------------------------------------------------------------- */
 
-void ww_clusters(const struct ww_call *call);
+CUresult ww_clusters(const struct ww_call *call);
 CUresult ww_launch_check(struct ww_call *call);
 CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
 CUresult ww_move_check(struct ww_call *call);
@@ -239,24 +242,24 @@ void ww_arena_free(struct ww_arena *a, uint64_t at);
 CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes);
 enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
 enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in copies */
-void ww_alloc(const struct ww_call *call);
-void ww_free(const struct ww_call *call);
+CUresult ww_alloc(const struct ww_call *call);
+CUresult ww_free(const struct ww_call *call);
 CUresult ww_free_check(struct ww_call *call);
 CUresult ww_free_issue(struct ww_stream *s, struct ww_call *call, int *held);
-void ww_mem_info(const struct ww_call *call);
+CUresult ww_mem_info(const struct ww_call *call);
 void ww_memory_rest(uint64_t now); /* nothing was to be done: gives back what was kept for nobody */
-void ww_pin(const struct ww_call *call);
-void ww_unpin(const struct ww_call *call);
+CUresult ww_pin(const struct ww_call *call);
+CUresult ww_unpin(const struct ww_call *call);
 
 /* -- workers of the same client on other devices
  * ------------------------------------------------------------------------- */
 
-void ww_link(const struct ww_call *call);
-void ww_share(const struct ww_call *call);
+CUresult ww_link(const struct ww_call *call);
+CUresult ww_share(const struct ww_call *call);
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
-void ww_signal(const struct ww_call *call);
+CUresult ww_signal(const struct ww_call *call);
 CUresult ww_await_check(struct ww_call *call);
 int ww_await_is_due(const struct ww_call *call);
 CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call, int *held);
@@ -266,15 +269,15 @@ int ww_links_busy(void);
 /* -- graphs
  * --------------------------------------------------------------------------------------------------------------- */
 
-void ww_graph_handle(const struct ww_call *call);
-void ww_graph_condition(const struct ww_call *call);
-void ww_graph_begin(const struct ww_call *call);
-void ww_graph_record(struct ww_call *call); /* a call on WW_RECORDED */
-void ww_graph_node(const struct ww_call *call);
-void ww_graph_end(const struct ww_call *call);
-void ww_graph_make(const struct ww_call *call);
-void ww_graph_drop(const struct ww_call *call);
-void ww_exec_drop(const struct ww_call *call);
+CUresult ww_graph_handle(const struct ww_call *call);
+CUresult ww_graph_condition(const struct ww_call *call);
+CUresult ww_graph_begin(const struct ww_call *call);
+CUresult ww_graph_record(struct ww_call *call); /* a call on WW_RECORDED */
+CUresult ww_graph_node(const struct ww_call *call);
+CUresult ww_graph_end(const struct ww_call *call);
+CUresult ww_graph_make(const struct ww_call *call);
+CUresult ww_graph_drop(const struct ww_call *call);
+CUresult ww_exec_drop(const struct ww_call *call);
 CUresult ww_graph_launch_check(struct ww_call *call); /* the executable graph is that of now */
 CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
@@ -287,11 +290,11 @@ struct ww_native_function {
     struct ww_param *param;
 };
 
-void ww_image(const struct ww_call *call);
-void ww_load(const struct ww_call *call);
-void ww_unload(const struct ww_call *call);
-void ww_global(const struct ww_call *call);
-void ww_function_set(const struct ww_call *call);
+CUresult ww_image(const struct ww_call *call);
+CUresult ww_load(const struct ww_call *call);
+CUresult ww_unload(const struct ww_call *call);
+CUresult ww_global(const struct ww_call *call);
+CUresult ww_function_set(const struct ww_call *call);
 struct ww_native_function *ww_function(uint32_t id); /* or NULL */
 int ww_is_global(uint64_t at, uint64_t n);
 
@@ -315,7 +318,7 @@ struct ww_job {
 
 void ww_heavy_start(void);
 void ww_heavy(struct ww_job job);
-void ww_heavy_for(const struct ww_call *call, struct ww_job job); /* .. that answers the call */
+CUresult ww_heavy_for(const struct ww_call *call, struct ww_job job); /* .. that answers the call: WW_LATER */
 int ww_heavy_step(void); /* carries out `done` of jobs that are; whether there was one */
 struct ww_call *ww_copy_call(const struct ww_call *call);
 

@@ -58,15 +58,16 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
     fill_slot(slot, seq, result, data, now, n - now);
 }
 
-void ww_answer_more(const struct ww_call *call) {
+CUresult ww_answer_more(const struct ww_call *call) {
     if (call->entry.slot == WW_NO_SLOT)
-        return;
+        return WW_LATER;
     struct rest *r = rests + call->entry.slot;
     size_t now = r->n - r->at < WW_SLOT_DATA ? r->n - r->at : WW_SLOT_DATA;
     r->at += now;
     fill_slot(call->entry.slot, call->entry.seq, CUDA_SUCCESS, r->bytes + r->at - now, now, r->n - r->at);
     if (r->at == r->n)
         ww_forget_rest(call->entry.slot);
+    return WW_LATER;
 }
 
 void ww_place_done(uint32_t place, uint32_t use, CUresult result) {

@@ -207,13 +207,12 @@ static void find_clusters(struct ww_job *job) {
     job->nbytes = job->result ? 0 : sizeof *n;
 }
 
-void ww_clusters(const struct ww_call *call) {
+CUresult ww_clusters(const struct ww_call *call) {
     const struct ww_args_launch *args = (const void *)call->args;
     if (args->attributes > WW_LAUNCH_ATTRIBUTES ||
         args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-    else if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
-        ww_result(call, CUDA_ERROR_NOT_SUPPORTED);
-    else
-        ww_heavy_for(call, (struct ww_job){.work = find_clusters, .call = ww_copy_call(call)});
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return ww_heavy_for(call, (struct ww_job){.work = find_clusters, .call = ww_copy_call(call)});
 }

@@ -45,8 +45,8 @@ static void was_run(struct ww_job *job) {
 
 /* A call that is replayed as it is. Its arguments are followed by zeros up to the entry's end: their size is the op's.
  */
-static void replay(const struct ww_call *call) {
-    ww_heavy_for(call, (struct ww_job){.work = run, .done = was_run, .call = ww_copy_call(call)});
+static CUresult replay(const struct ww_call *call) {
+    return ww_heavy_for(call, (struct ww_job){.work = run, .done = was_run, .call = ww_copy_call(call)});
 }
 
 #define ARGS(name) .bytes = sizeof(struct ww_args_##name)
@@ -104,14 +104,12 @@ static void carry_out(struct ww_call *call) {
     if (!o->read && !o->issue)
         o = &replayed; /* answers NOT_FOUND */
     call->operation = o;
-    if (call->nargs < o->bytes)
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-    else if (o->read)
-        o->read(call);
-    else if (call->entry.stream == WW_RECORDED)
-        ww_graph_record(call);
-    else
-        ww_stream_call(call);
+    CUresult code = call->nargs < o->bytes              ? CUDA_ERROR_INVALID_VALUE
+                    : o->read                           ? o->read(call)
+                    : call->entry.stream == WW_RECORDED ? ww_graph_record(call)
+                                                        : ww_stream_call(call);
+    if (code != WW_LATER)
+        ww_result(call, code);
 }
 
 /* -- ring

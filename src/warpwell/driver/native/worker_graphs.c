@@ -62,28 +62,29 @@ static void fail(CUresult code) {
 /* -- handles and conditional nodes
  * ---------------------------------------------------------------------------------------- */
 
-void ww_graph_handle(const struct ww_call *call) {
+static void add_graph(uint32_t id, struct graph g) {
+    graphs[id] = ww_memory(sizeof g);
+    *graphs[id] = g;
+    if (id > highest)
+        highest = id;
+}
+
+CUresult ww_graph_handle(const struct ww_call *call) {
     const struct ww_args_graph_handle *args = (const void *)call->args;
     uint64_t handle = 0;
+    void *made = NULL;
     CUresult code = CUDA_SUCCESS;
     if (!args->graph || args->graph >= WW_GRAPHS || making)
-        code = CUDA_ERROR_INVALID_VALUE;
-    else if (!native.cuGraphConditionalHandleCreate || !native.cuStreamBeginCaptureToGraph)
-        code = CUDA_ERROR_NOT_SUPPORTED;
-    if (!code && !graphs[args->graph]) {
-        void *made = NULL;
-        code = native.cuGraphCreate(&made, 0);
-        if (!code) {
-            graphs[args->graph] = ww_memory(sizeof(struct graph));
-            graphs[args->graph]->native = made;
-            if (args->graph > highest)
-                highest = args->graph;
-        }
-    }
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!native.cuGraphConditionalHandleCreate || !native.cuStreamBeginCaptureToGraph)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (!graphs[args->graph] && !(code = native.cuGraphCreate(&made, 0)))
+        add_graph(args->graph, (struct graph){.native = made});
     if (!code)
         code = native.cuGraphConditionalHandleCreate(&handle, graphs[args->graph]->native, ww.context, args->value,
                                                      args->flags);
     ww_answer(call->entry.slot, call->entry.seq, code, &handle, code ? 0 : sizeof handle);
+    return WW_LATER;
 }
 
 static CUresult add_condition(const struct ww_args_graph_condition *args, struct graph *g) {
@@ -104,24 +105,18 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
         return code;
     g->nodes = ww_grown(g->nodes, g->n, &g->room, sizeof *g->nodes);
     g->nodes[g->n++] = (struct node){made, args->node};
-    for (uint32_t i = 0; i < args->size; i++) {
-        graphs[ids[i]] = ww_memory(sizeof(struct graph));
-        *graphs[ids[i]] = (struct graph){.native = p.of.condition.graphs[i], .above = g, .node = args->node};
-        if (ids[i] > highest)
-            highest = ids[i];
-    }
+    for (uint32_t i = 0; i < args->size; i++)
+        add_graph(ids[i], (struct graph){.native = p.of.condition.graphs[i], .above = g, .node = args->node});
     return CUDA_SUCCESS;
 }
 
-void ww_graph_condition(const struct ww_call *call) {
+CUresult ww_graph_condition(const struct ww_call *call) {
     const struct ww_args_graph_condition *args = (const void *)call->args;
-    CUresult code = CUDA_ERROR_INVALID_VALUE;
-    if (args->size && args->size <= WW_BODIES && args->size * sizeof(uint32_t) <= call->nargs - sizeof *args) {
-        struct graph *g = find(args->graph);
-        if (g && !find_node(g, args->node))
-            code = add_condition(args, g);
-    }
-    ww_result(call, code);
+    struct graph *g = find(args->graph);
+    return args->size && args->size <= WW_BODIES && args->size * sizeof(uint32_t) <= call->nargs - sizeof *args && g &&
+                   !find_node(g, args->node)
+               ? add_condition(args, g)
+               : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* -- recording
@@ -164,21 +159,19 @@ static CUresult clear(struct graph *g) {
     return code;
 }
 
-void ww_graph_begin(const struct ww_call *call) {
+CUresult ww_graph_begin(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct graph *g = find(args->id);
     CUresult code = g && !recording.graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!code && !recording.stream.native)
         code = native.cuStreamCreateWithPriority(&recording.stream.native, CU_STREAM_NON_BLOCKING, 0);
-    if (!code)
-        code = clear(g);
-    if (!code) {
-        recording.graph = g;
-        recording.last = NULL;
-        recording.open = recording.conditional = 0;
-        recording.code = CUDA_SUCCESS;
-    }
-    ww_result(call, code);
+    if (code || (code = clear(g)))
+        return code;
+    recording.graph = g;
+    recording.last = NULL;
+    recording.open = recording.conditional = 0;
+    recording.code = CUDA_SUCCESS;
+    return CUDA_SUCCESS;
 }
 
 /* A conditional node loses its edges to others only with them. */
@@ -209,19 +202,18 @@ static CUresult record(struct ww_call *call) {
     return o->issue(&recording.stream, call, &held);
 }
 
-void ww_graph_record(struct ww_call *call) {
-    if (!recording.graph) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
-        return;
-    }
+CUresult ww_graph_record(struct ww_call *call) {
+    if (!recording.graph)
+        return CUDA_ERROR_INVALID_HANDLE;
     CUresult code = record(call);
     fail(code);
     if (call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES)
         ww_place_done(call->entry.place, call->entry.use, code);
-    ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0);
+    ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0); /* without a slot GRAPH_END returns the error */
+    return WW_LATER;
 }
 
-void ww_graph_node(const struct ww_call *call) {
+CUresult ww_graph_node(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct node *n = recording.graph ? find_node(recording.graph, args->id) : NULL;
     CUresult code = n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -236,13 +228,15 @@ void ww_graph_node(const struct ww_call *call) {
     }
     fail(code);
     ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0);
+    return WW_LATER;
 }
 
-void ww_graph_end(const struct ww_call *call) {
+CUresult ww_graph_end(const struct ww_call *call) {
+    (void)call;
     pause_recording();
     CUresult code = recording.graph ? recording.code : CUDA_ERROR_INVALID_HANDLE;
     recording.graph = NULL;
-    ww_result(call, code);
+    return code;
 }
 
 /* -- executable graphs
@@ -263,15 +257,13 @@ static void made(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
-void ww_graph_make(const struct ww_call *call) {
+CUresult ww_graph_make(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
     struct graph *g = find(args->graph);
-    if (!g || recording.graph || !args->other || args->other >= WW_GRAPHS || execs[args->other]) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
-        return;
-    }
+    if (!g || recording.graph || !args->other || args->other >= WW_GRAPHS || execs[args->other])
+        return CUDA_ERROR_INVALID_HANDLE;
     making = 1;
-    ww_heavy_for(call, (struct ww_job){.work = make, .done = made, .with = g->native, .a = args->other});
+    return ww_heavy_for(call, (struct ww_job){.work = make, .done = made, .with = g->native, .a = args->other});
 }
 
 static void drop_exec(struct ww_exec *x) {
@@ -281,14 +273,14 @@ static void drop_exec(struct ww_exec *x) {
     free(x);
 }
 
-void ww_exec_drop(const struct ww_call *call) {
+CUresult ww_exec_drop(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct ww_exec *x = args->id < WW_GRAPHS ? execs[args->id] : NULL;
-    if (x) {
-        execs[args->id] = NULL;
-        drop_exec(x);
-    }
-    ww_result(call, x ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+    if (!x)
+        return CUDA_ERROR_INVALID_HANDLE;
+    execs[args->id] = NULL;
+    drop_exec(x);
+    return CUDA_SUCCESS;
 }
 
 CUresult ww_graph_launch_check(struct ww_call *call) {
@@ -336,15 +328,12 @@ static void destroy(struct ww_job *job) {
 
 static void destroyed(struct ww_job *job) { ww_result(job->call, job->result); }
 
-void ww_graph_drop(const struct ww_call *call) {
+CUresult ww_graph_drop(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
     struct graph *g = args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
-    if (!g ||
-        (args->other && !n)) { /* a graph whose first handle was refused was never made: nothing is there to drop */
-        ww_result(call, g ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
-        return;
-    }
+    if (!g || (args->other && !n)) /* a graph whose first handle was refused was never made: nothing is there to drop */
+        return g ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
     if (recording.graph) { /* an honest client ends its recording first */
         pause_recording();
         recording.graph = NULL;
@@ -357,13 +346,13 @@ void ww_graph_drop(const struct ww_call *call) {
     } else {
         forget(args->graph);
     }
-    if (!job.with) {
-        ww_result(call, CUDA_SUCCESS);
-    } else if (making) { /* behind what the heavy thread reads */
+    if (!job.with)
+        return CUDA_SUCCESS;
+    if (making) { /* behind what the heavy thread reads */
         job.call = ww_copy_call(call);
         ww_heavy(job);
-    } else {
-        destroy(&job);
-        ww_result(call, job.result);
+        return WW_LATER;
     }
+    destroy(&job);
+    return job.result;
 }

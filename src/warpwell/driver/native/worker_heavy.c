@@ -69,10 +69,11 @@ void ww_heavy(struct ww_job wish) {
     pthread_mutex_unlock(&lock);
 }
 
-void ww_heavy_for(const struct ww_call *call, struct ww_job job) {
+CUresult ww_heavy_for(const struct ww_call *call, struct ww_job job) {
     job.slot = call->entry.slot;
     job.seq = call->entry.seq;
     ww_heavy(job);
+    return WW_LATER;
 }
 
 int ww_heavy_step(void) {

@@ -57,7 +57,7 @@ static void forget_image(struct image *image) {
     *image = (struct image){0};
 }
 
-static CUresult add_piece(const struct ww_call *call) {
+CUresult ww_image(const struct ww_call *call) {
     const struct ww_args_image *args = (const void *)call->args;
     if (args->image >= WW_IMAGES || !call->entry.place || !args->total)
         return CUDA_ERROR_INVALID_VALUE;
@@ -80,14 +80,8 @@ static CUresult add_piece(const struct ww_call *call) {
     memcpy(image->bytes + image->got, ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES,
            call->entry.nbytes);
     image->got += call->entry.nbytes;
+    ww_place_done(call->entry.place, call->entry.use, CUDA_SUCCESS);
     return CUDA_SUCCESS;
-}
-
-void ww_image(const struct ww_call *call) {
-    CUresult code = add_piece(call);
-    if (!code)
-        ww_place_done(call->entry.place, call->entry.use, code);
-    ww_result(call, code);
 }
 
 /* -- loading, in the heavy thread
@@ -262,21 +256,16 @@ static void loaded(struct ww_job *job) {
     free(l);
 }
 
-void ww_load(const struct ww_call *call) {
+CUresult ww_load(const struct ww_call *call) {
     const struct ww_args_load *args = (const void *)call->args;
-    CUresult code = CUDA_SUCCESS;
     if (args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES || args->options > WW_OPTIONS ||
         args->options * sizeof(struct ww_option) > call->nargs - sizeof *args || modules[args->module] ||
         loading[args->module])
-        code = CUDA_ERROR_INVALID_VALUE;
-    else if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
-        code = CUDA_ERROR_INVALID_IMAGE;
-    else if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST)
-        code = CUDA_ERROR_INVALID_VALUE;
-    if (code) {
-        ww_result(call, code);
-        return;
-    }
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
+        return CUDA_ERROR_INVALID_IMAGE;
+    if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST)
+        return CUDA_ERROR_INVALID_VALUE;
     struct load *l = ww_memory(sizeof *l);
     l->image = images[args->image];
     images[args->image] = (struct image){0};
@@ -285,7 +274,7 @@ void ww_load(const struct ww_call *call) {
     l->error = ww_memory(args->error_most + 1);
     l->info_bytes = args->info_most;
     l->error_bytes = args->error_most;
-    ww_heavy_for(call, (struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call)});
+    return ww_heavy_for(call, (struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call)});
 }
 
 /* -- unloading
@@ -315,19 +304,18 @@ static void start_unload(struct ww_barrier *barrier) {
                              .seq = barrier->seq});
 }
 
-void ww_unload(const struct ww_call *call) {
+CUresult ww_unload(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct module *m = args->id < WW_MODULES ? modules[args->id] : NULL;
-    if (!m) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
-        return;
-    }
+    if (!m)
+        return CUDA_ERROR_INVALID_HANDLE;
     modules[args->id] = NULL;
     loading[args->id] = 1;
     for (uint32_t i = 0; i < m->n; i++)
         functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
     ww_barrier((struct ww_barrier){
         .then = start_unload, .what = args->id, .with = m, .slot = call->entry.slot, .seq = call->entry.seq});
+    return WW_LATER;
 }
 
 /* -- functions, globals
@@ -351,8 +339,8 @@ static void set_function(struct ww_job *job) {
         job->result = native.cuFuncSetAttribute(f, (int32_t)args->attribute, args->value);
 }
 
-void ww_function_set(const struct ww_call *call) {
-    ww_heavy_for(call, (struct ww_job){.work = set_function, .call = ww_copy_call(call)});
+CUresult ww_function_set(const struct ww_call *call) {
+    return ww_heavy_for(call, (struct ww_job){.work = set_function, .call = ww_copy_call(call)});
 }
 
 static void find_global(struct ww_job *job) {
@@ -376,21 +364,16 @@ static void found_global(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, &range, job->result ? 0 : sizeof range);
 }
 
-void ww_global(const struct ww_call *call) {
+CUresult ww_global(const struct ww_call *call) {
     const struct ww_args_global *args = (const void *)call->args;
-    CUresult code = CUDA_SUCCESS;
     if (!args->name_bytes || args->name_bytes > WW_NAME_MOST || args->name_bytes > call->nargs - sizeof *args ||
         call->args[sizeof *args + args->name_bytes - 1])
-        code = CUDA_ERROR_INVALID_VALUE;
-    else if (args->module >= WW_MODULES || !modules[args->module])
-        code = CUDA_ERROR_INVALID_HANDLE;
-    if (code)
-        ww_result(call, code);
-    else
-        ww_heavy_for(call, (struct ww_job){.work = find_global,
-                                           .done = found_global,
-                                           .with = modules[args->module],
-                                           .call = ww_copy_call(call)});
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args->module >= WW_MODULES || !modules[args->module])
+        return CUDA_ERROR_INVALID_HANDLE;
+    struct ww_call *kept = ww_copy_call(call);
+    return ww_heavy_for(
+        call, (struct ww_job){.work = find_global, .done = found_global, .with = modules[args->module], .call = kept});
 }
 
 int ww_is_global(uint64_t at, uint64_t n) {

@@ -428,17 +428,16 @@ static void make_link(struct ww_job *job) {
         close(fd);
 }
 
-static void from_ring(const struct ww_call *call, void (*work)(struct ww_job *job)) {
+static CUresult from_ring(const struct ww_call *call, void (*work)(struct ww_job *job)) {
     const struct ww_args_link *args = (const void *)call->args;
-    if (args->peer >= WW_PEERS)
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-    else
-        ww_heavy_for(call, (struct ww_job){.work = work, .a = args->peer, .b = args->serial});
+    return args->peer >= WW_PEERS
+               ? CUDA_ERROR_INVALID_VALUE
+               : ww_heavy_for(call, (struct ww_job){.work = work, .a = args->peer, .b = args->serial});
 }
 
-void ww_link(const struct ww_call *call) { from_ring(call, make_link); }
+CUresult ww_link(const struct ww_call *call) { return from_ring(call, make_link); }
 
-void ww_share(const struct ww_call *call) { from_ring(call, share_all); }
+CUresult ww_share(const struct ww_call *call) { return from_ring(call, share_all); }
 
 /* -- signals, in the executor
  * --------------------------------------------------------------------------------------------- */
@@ -455,10 +454,10 @@ static void signal_peer(uint32_t peer, uint64_t number) {
     unsent = 1;
 }
 
-void ww_signal(const struct ww_call *call) {
+CUresult ww_signal(const struct ww_call *call) {
     const struct ww_args_signal *args = (const void *)call->args;
-    ww_event_passed(call,
-                    (struct ww_todo){.kind = WW_THEN, .then = signal_peer, .a = args->peer, .address = args->number});
+    return ww_event_passed(
+        call, (struct ww_todo){.kind = WW_THEN, .then = signal_peer, .a = args->peer, .address = args->number});
 }
 
 static int send_rest(struct link *l) {

@@ -202,17 +202,14 @@ void ww_memory_rest(uint64_t now) {
         give_back(kept(now));
 }
 
-void ww_alloc(const struct ww_call *call) {
+CUresult ww_alloc(const struct ww_call *call) {
     const struct ww_args_alloc *args = (const void *)call->args;
-    CUresult code = !args->nbytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    if (!code && (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota)))
-        code = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!code && call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream))
-        code = CUDA_ERROR_INVALID_HANDLE;
-    if (code) {
-        ww_result(call, code);
-        return;
-    }
+    if (!args->nbytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream))
+        return CUDA_ERROR_INVALID_HANDLE;
     if (++nwishes > WISHES_MOST)
         ww_die("more calls wait for memory than a client can have");
     struct wish *w = ww_memory(sizeof *w);
@@ -221,6 +218,7 @@ void ww_alloc(const struct ww_call *call) {
     wishes_end = &w->next;
     if (wishes == w)
         grant();
+    return WW_LATER;
 }
 
 /* -- frees
@@ -249,17 +247,15 @@ static void start_group(void) {
     ww_barrier((struct ww_barrier){.then = done_group});
 }
 
-void ww_free(const struct ww_call *call) {
+CUresult ww_free(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
-    if (!ww_arena_freeing(&ww_arena, args->address)) {
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-        return;
-    }
+    if (!ww_arena_freeing(&ww_arena, args->address))
+        return CUDA_ERROR_INVALID_VALUE;
     frees = ww_grown(frees, nfrees, &frees_room, sizeof *frees);
     frees[nfrees++] = args->address;
     if (!ngroup)
         start_group();
-    ww_result(call, CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 CUresult ww_free_check(struct ww_call *call) {
@@ -303,8 +299,8 @@ static void tell_info(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, &info, job->result ? 0 : sizeof info);
 }
 
-void ww_mem_info(const struct ww_call *call) {
-    ww_heavy_for(call, (struct ww_job){.work = read_info, .done = tell_info});
+CUresult ww_mem_info(const struct ww_call *call) {
+    return ww_heavy_for(call, (struct ww_job){.work = read_info, .done = tell_info});
 }
 
 /* -- pinned memory
@@ -415,28 +411,23 @@ static void was_pinned(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
-void ww_pin(const struct ww_call *call) {
+CUresult ww_pin(const struct ww_call *call) {
     const struct ww_args_pin *args = (const void *)call->args;
-    CUresult code = CUDA_SUCCESS;
     if (args->address % 4096 || args->nbytes % 4096 || !args->nbytes || args->address < WW_PIN_LOWEST ||
         args->address >= WW_PIN_HIGHEST || args->nbytes > WW_PIN_HIGHEST - args->address)
-        code = CUDA_ERROR_INVALID_VALUE;
-    else if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST)
-        code = CUDA_ERROR_OUT_OF_MEMORY;
-    size_t i = code ? 0 : find_pin(args->address);
-    if (!code && i < npins && pins[i].at < args->address + args->nbytes)
-        code = CUDA_ERROR_ALREADY_MAPPED;
-    if (code) {
-        ww_result(call, code);
-        return;
-    }
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    size_t i = find_pin(args->address);
+    if (i < npins && pins[i].at < args->address + args->nbytes)
+        return CUDA_ERROR_ALREADY_MAPPED;
     pins = ww_grown(pins, npins, &pins_room, sizeof *pins);
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
     pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
     npins++;
     pinned += args->nbytes;
-    ww_heavy_for(call,
-                 (struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1});
+    return ww_heavy_for(
+        call, (struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1});
 }
 
 static void was_unpinned(struct ww_job *job) {
@@ -456,14 +447,13 @@ static void start_unpin(struct ww_barrier *barrier) {
                              .seq = barrier->seq});
 }
 
-void ww_unpin(const struct ww_call *call) {
+CUresult ww_unpin(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
     size_t i = find_pin(args->address);
-    if (i >= npins || pins[i].at != args->address || pins[i].state != HERE) {
-        ww_result(call, CUDA_ERROR_INVALID_VALUE);
-        return;
-    }
+    if (i >= npins || pins[i].at != args->address || pins[i].state != HERE)
+        return CUDA_ERROR_INVALID_VALUE;
     pins[i].state = LEAVING;
     ww_barrier((struct ww_barrier){
         .then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
+    return WW_LATER;
 }

@@ -352,18 +352,19 @@ CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     return code;
 }
 
-void ww_stream_call(struct ww_call *call) {
+CUresult ww_stream_call(struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     CUresult code = s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     call->order = ++order;
     if (!code && call->operation->check)
         code = call->operation->check(call);
     if (code)
-        ww_result(call, code);
-    else if (!s->first && ready(s, call))
+        return code;
+    if (!s->first && ready(s, call))
         issue(s, call);
     else
         park(s, ww_copy_call(call));
+    return WW_LATER;
 }
 
 /* Puts something of the worker's own behind all that was read for a stream. */
@@ -490,29 +491,25 @@ void ww_streams_start(void) {
     }
 }
 
-void ww_stream_create(const struct ww_call *call) {
+CUresult ww_stream_create(const struct ww_call *call) {
     const struct ww_args_stream_create *args = (const void *)call->args;
     CUstream stream = NULL;
-    CUresult code = CUDA_SUCCESS;
     if (args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
-        code = CUDA_ERROR_INVALID_VALUE;
-    if (!code)
-        code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
     if (!code)
         add_stream(args->id, stream, !!(args->flags & CU_STREAM_NON_BLOCKING));
-    ww_result(call, code);
+    return code;
 }
 
-void ww_stream_destroy(const struct ww_call *call) {
+CUresult ww_stream_destroy(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct ww_stream *s = args->id >= WW_FIRST_ID ? ww_find_stream(args->id) : NULL;
-    if (!s) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
-        return;
-    }
+    if (!s)
+        return CUDA_ERROR_INVALID_HANDLE;
     streams[args->id] = NULL;
     put(s, NULL, 1);
-    ww_result(call, CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* Whether calls that were posted to a stream, or that its next call would wait for, are parked. */
@@ -523,17 +520,14 @@ static int behind_parked(const struct ww_stream *s) {
     return s->first != NULL;
 }
 
-void ww_stream_query(const struct ww_call *call) {
+CUresult ww_stream_query(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
-    CUresult code = CUDA_ERROR_INVALID_HANDLE;
-    if (s)
-        code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
-    if (s && !code && s->first_mark) { /* what stands at the marks is done before the answer */
+    if (!s)
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
+    if (!code && s->first_mark) /* what stands at the marks is done before the answer */
         poll_stream(s);
-        if (s->first_mark)
-            code = CUDA_ERROR_NOT_READY;
-    }
-    ww_result(call, code);
+    return !code && s->first_mark ? CUDA_ERROR_NOT_READY : code;
 }
 
 static void answer_barrier(struct ww_barrier *barrier) {
@@ -562,18 +556,20 @@ static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
 
 void ww_barrier(struct ww_barrier barrier) { barrier_over(barrier, 1); }
 
-void ww_stream_sync(const struct ww_call *call) {
+CUresult ww_stream_sync(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     if (!s)
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
-    else if (s == legacy)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (s == legacy)
         barrier_over((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq}, 0);
     else
         put(s, todo_copy((struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq}), 0);
+    return WW_LATER;
 }
 
-void ww_ctx_sync(const struct ww_call *call) {
+CUresult ww_ctx_sync(const struct ww_call *call) {
     ww_barrier((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq});
+    return WW_LATER;
 }
 
 /* -- events
@@ -584,41 +580,38 @@ static struct event *find_event(const struct ww_call *call) {
     return args->event && args->event < WW_IDS ? events[args->event] : NULL;
 }
 
-void ww_event_create(const struct ww_call *call) {
+CUresult ww_event_create(const struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
     uint32_t allowed = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
-    CUresult code = CUDA_SUCCESS;
     CUevent event = NULL;
     if (!args->event || args->event >= WW_IDS || events[args->event] || (args->flags & ~allowed))
-        code = CUDA_ERROR_INVALID_VALUE;
-    if (!code)
-        code = native.cuEventCreate(&event, args->flags);
-    if (!code) {
-        struct event *e = events[args->event] = ww_memory(sizeof *e);
-        e->flags = args->flags;
-        e->generation = ww_memory(sizeof *e->generation);
-        *e->generation =
-            (struct ww_generation){.refs = 1, .timed = !(args->flags & CU_EVENT_DISABLE_TIMING), .native = event};
-    }
-    ww_result(call, code);
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult code = native.cuEventCreate(&event, args->flags);
+    if (code)
+        return code;
+    struct event *e = events[args->event] = ww_memory(sizeof *e);
+    e->flags = args->flags;
+    e->generation = ww_memory(sizeof *e->generation);
+    *e->generation =
+        (struct ww_generation){.refs = 1, .timed = !(args->flags & CU_EVENT_DISABLE_TIMING), .native = event};
+    return CUDA_SUCCESS;
 }
 
-void ww_event_destroy(const struct ww_call *call) {
+CUresult ww_event_destroy(const struct ww_call *call) {
     struct event *e = find_event(call);
-    if (e) {
-        events[((const struct ww_args_event *)(const void *)call->args)->event] = NULL;
-        drop_generation(e->generation);
-        free(e);
-    }
-    ww_result(call, e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+    if (!e)
+        return CUDA_ERROR_INVALID_HANDLE;
+    events[((const struct ww_args_event *)(const void *)call->args)->event] = NULL;
+    drop_generation(e->generation);
+    free(e);
+    return CUDA_SUCCESS;
 }
 
-void ww_event_query(const struct ww_call *call) {
+CUresult ww_event_query(const struct ww_call *call) {
     struct event *e = find_event(call);
-    CUresult code = CUDA_ERROR_INVALID_HANDLE;
-    if (e)
-        code = e->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(e->generation->native);
-    ww_result(call, code);
+    return !e                      ? CUDA_ERROR_INVALID_HANDLE
+           : e->generation->parked ? CUDA_ERROR_NOT_READY
+                                   : native.cuEventQuery(e->generation->native);
 }
 
 static void wait_for(struct ww_generation *g, struct ww_todo todo) {
@@ -630,16 +623,16 @@ static void wait_for(struct ww_generation *g, struct ww_todo todo) {
     waiters = w;
 }
 
-void ww_event_sync(const struct ww_call *call) {
+CUresult ww_event_sync(const struct ww_call *call) {
     struct event *e = find_event(call);
-    if (e)
-        wait_for(e->generation, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
-    else
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    if (!e)
+        return CUDA_ERROR_INVALID_HANDLE;
+    wait_for(e->generation, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
+    return WW_LATER;
 }
 
 /* Without a record, or an event, it is done at once: another device must not wait for ever. */
-void ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
+CUresult ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
     struct event *e = find_event(call);
     struct ww_generation *g = e ? e->generation : NULL;
     if (!g || !g->recorded)
@@ -648,24 +641,20 @@ void ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
         append(&g->signals, todo_copy(todo));
     else
         wait_for(g, todo);
-    ww_result(call, e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+    return e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-void ww_event_elapsed(const struct ww_call *call) {
+CUresult ww_event_elapsed(const struct ww_call *call) {
     const struct ww_args_elapsed *args = (const void *)call->args;
-    struct event *first = NULL, *second = NULL;
-    if (args->first < WW_IDS && args->second < WW_IDS) {
-        first = events[args->first];
-        second = events[args->second];
-    }
+    const struct event *first = args->first < WW_IDS ? events[args->first] : NULL;
+    const struct event *second = args->second < WW_IDS ? events[args->second] : NULL;
+    const struct ww_generation *from = first ? first->generation : NULL, *to = second ? second->generation : NULL;
     float ms = 0;
-    CUresult code = CUDA_SUCCESS;
-    if (!first || !second || !first->generation->recorded || !second->generation->recorded ||
-        !first->generation->timed || !second->generation->timed)
-        code = CUDA_ERROR_INVALID_HANDLE;
-    else if (first->generation->parked || second->generation->parked)
-        code = CUDA_ERROR_NOT_READY;
-    else
-        code = native.cuEventElapsedTime(&ms, first->generation->native, second->generation->native);
+    if (!from || !to || !from->recorded || !to->recorded || !from->timed || !to->timed)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (from->parked || to->parked)
+        return CUDA_ERROR_NOT_READY;
+    CUresult code = native.cuEventElapsedTime(&ms, from->native, to->native);
     ww_answer(call->entry.slot, call->entry.seq, code, &ms, code ? 0 : sizeof ms);
+    return WW_LATER;
 }
