@@ -64,7 +64,7 @@ class Span(ctypes.Structure):
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Compile three files of the layer with all names visible."""
     folder = tmp_path_factory.mktemp("pieces")
-    for name in ("gen_calls.h", "gen_ops.h"):
+    for name in ("gen_numbers.h", "gen_calls.h", "gen_ops.h"):
         (folder / name).write_text(generate.sources()[name])
     (folder / "stub.c").write_text(_STUB)
     files = [str(generate.NATIVE / f"layer_{name}.c") for name in ("image", "object", "range")]

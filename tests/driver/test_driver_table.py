@@ -189,7 +189,7 @@ def test_layer_and_worker_of_different_tables_do_not_talk(monkeypatch: pytest.Mo
 
 def test_numbers_and_structs_follow_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     text = generate.sources()["gen_ops.h"]
-    numbers = re.findall(r"^    WW_OP_(cu\w+),$", text, re.M)
+    numbers = re.findall(r"^    WW_OP_(cu\w+),$", generate.sources()["gen_numbers.h"], re.M)
     assert numbers == [call.symbol for call in table.calls().values() if call.kind in ("call", "send")]
     call = table.calls()["cuCtxSetLimit"]
     assert "struct __attribute__((packed)) ww_args_cuCtxSetLimit { int32_t a0; uint64_t a1; };" in text

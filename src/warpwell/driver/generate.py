@@ -16,6 +16,7 @@ _ON_RING = {"size": "uint64_t", "func": "uint32_t"}
 def sources() -> dict[str, str]:
     """Return the text of each generated file, by name."""
     return {
+        "gen_numbers.h": _numbers_h(),
         "gen_calls.h": _calls_h(),
         "gen_ops.h": _ops_h(),
         "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code, _forward) + _layer_calls(),
@@ -62,6 +63,15 @@ def _body(call: table.Call) -> str:
 # -- codes, prototypes, operations -------------------------------------------------------------------------------------
 
 
+def _numbers_h() -> str:
+    c_lines = ["/* Generated: numbers of operations. */", "#ifndef WW_GEN_NUMBERS_H", "#define WW_GEN_NUMBERS_H"]
+    c_lines += [f"#define WW_HAND_OPS {table.HAND_OPERATIONS}", "enum ww_op {"]
+    c_lines += [f"    WW_OP_{operation.name}, /* {operation.description} */" for operation in table.operations()]
+    c_lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
+    c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
+    return "\n".join([*c_lines, "#endif", ""])
+
+
 def _calls_h() -> str:
     c_lines = ["/* Generated: codes, and prototypes of the served symbols. */", "#ifndef WW_GEN_CALLS_H"]
     c_lines += ["#define WW_GEN_CALLS_H", '#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
@@ -99,9 +109,7 @@ def results(call: table.Call) -> list[tuple[str, str]]:
 
 def _ops_h() -> str:
     c_lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
-    c_lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull", "enum ww_op {"]
-    c_lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
-    c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
+    c_lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull"]
     for call in replayed():
         c_lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
     return "\n".join([*c_lines, "#endif", ""])
@@ -284,7 +292,19 @@ def _worker_h() -> str:
     c_lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
     for call in _native():
         c_lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
-    return "\n".join([*c_lines, "};", _WORKER, "#endif", ""])
+    c_lines += ["};", "struct ww_call;", "struct ww_stream;"]
+    steps = {(step, name) for operation in table.operations() for step, name in operation.steps.items()}
+    c_lines += [f"{_STEPS[step].format(name)};" for step, name in sorted(steps) if step in _STEPS]
+    return "\n".join([*c_lines, _WORKER, "#endif", ""])
+
+
+_STEPS = {
+    "read": "CUresult ww_{}(const struct ww_call *call)",
+    "check": "CUresult ww_{}(struct ww_call *call)",
+    "is_due": "int ww_{}(const struct ww_call *call)",
+    "issue": "CUresult ww_{}(struct ww_stream *s, struct ww_call *call, int *held)",
+}
+"""Declaration of an operation's step; see ``struct ww_operation``."""
 
 
 _WORKER = """\
@@ -299,7 +319,7 @@ int ww_find_function(uint32_t id, CUfunction *out);"""
 
 def _worker_c() -> str:
     c_lines = [
-        '/* Generated. */\n#include "gen_worker.h"',
+        '/* Generated. */\n#include "worker.h"',
         "#include <dlfcn.h>",
         "#include <stdio.h>",
         "#include <string.h>",
@@ -321,7 +341,16 @@ def _worker_c() -> str:
     c_lines += ["    *nout = 0;", "    switch (op) {"]
     for call in replayed():
         c_lines += _replay(call)
-    return "\n".join([*c_lines, "    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}", ""])
+    c_lines += ["    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}"]
+    c_lines += ["const struct ww_operation ww_operations[WW_HAND_OPS] = {"]
+    c_lines += [f"    [WW_OP_{operation.name}] = {{{_operation(operation)}}}," for operation in table.operations()]
+    return "\n".join([*c_lines, "};", ""])
+
+
+def _operation(operation: table.Operation) -> str:
+    fields = [f".{step} = ww_{name}" if step in _STEPS else f".{step} = 1" for step, name in operation.steps.items()]
+    size = f"sizeof(struct ww_args_{operation.arguments})" if operation.arguments else "0"
+    return ", ".join([f".bytes = {size}", *fields])
 
 
 def _replay(call: table.Call) -> Iterator[str]:

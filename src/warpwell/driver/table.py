@@ -13,6 +13,8 @@ from pathlib import Path
 
 NATIVE = Path(__file__).parent / "native"
 DATA = NATIVE / "driver_calls.txt"
+HAND_OPERATIONS = 64
+"""Number of the first operation that is replayed as it is."""
 ROLES = {
     "u8": "uint8_t", "u16": "uint16_t", "u32": "uint32_t", "i32": "int32_t", "u64": "uint64_t", "size": "size_t",
     "f32": "float", "enum": "int32_t", "dev": "int32_t", "dptr": "uint64_t",
@@ -41,6 +43,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An entry of the ring that hand-written code serves."""
+
+    name: str
+    arguments: str
+    steps: dict[str, str]
+    """Names of the worker's functions without ``ww_``, by step; ``is_node`` has none."""
+    description: str
+
+
+@dataclass(frozen=True)
 class Entry:
     """One variant of a base name: what ``cuGetProcAddress`` finds."""
 
@@ -52,8 +65,9 @@ class Entry:
 
 @cache
 def _section(name: str) -> str:
-    """Return the text of a section of the data file."""
-    return DATA.read_text().partition(f"\n[{name}]\n")[2].partition("\n[")[0]
+    """Return the text of a section of the data file, each entry on one line."""
+    section = DATA.read_text().partition(f"\n[{name}]\n")[2].partition("\n[")[0]
+    return re.sub(r"\n +", " ", section).strip()
 
 
 @cache
@@ -79,7 +93,7 @@ THREAD_SUFFIX = {"d": "_ptds", "z": "_ptsz"}
 def calls() -> dict[str, Call]:
     """Served symbols, by name, in the table's order."""
     found = {}
-    for line in filter(None, re.sub(r"\n +", " ", _section("served")).splitlines()):
+    for line in filter(None, _section("served").splitlines()):
         head, _, forward = line.partition(" -> ")
         head, _, checks = head.partition(" | ")
         kind, _, signature = head.partition(" ")
@@ -87,6 +101,21 @@ def calls() -> dict[str, Call]:
         roles = tuple(inside.split(", ")) if inside else ()
         found[symbol] = Call(symbol, kind, roles, forward, tuple(checks.split("; ")) if checks else ())
     return found
+
+
+@cache
+def operations() -> tuple[Operation, ...]:
+    """Return the operations of hand-written code, in the order of their numbers."""
+    found = []
+    for line in _section("operations").splitlines():
+        head, _, description = line.partition(": ")
+        signature, *words = head.split()
+        name, _, arguments = signature.removesuffix(")").partition("(")
+        steps = {}
+        for step, _, function in (word.partition("=") for word in words):
+            steps[step] = function or name.lower() + ("" if step == "read" else f"_{step}")
+        found.append(Operation(name, arguments, steps, description))
+    return tuple(found)
 
 
 @cache

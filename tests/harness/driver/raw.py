@@ -1,6 +1,6 @@
 """A client of a driver server that writes what it likes into the ring: for tests of workers.
 
-Numbers of operations and sizes are read from `wire.h` and `calls.h`; what is posted is not checked.
+Numbers of operations and sizes are those of the table and of `wire.h`; what is posted is not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 import time
 from pathlib import Path
 
-from warpwell.driver import generate
+from warpwell.driver import generate, table
 
 HELLO, FACTS, OPEN, OPENED, REFUSED, PINNED = range(1, 7)
 MAGIC = 0x57574352
@@ -32,11 +32,7 @@ SECONDS = 20.0
 
 def numbers() -> dict[str, int]:
     """Return the numbers of the hand-written operations, by name without WW_OP_."""
-    text = (generate.NATIVE / "calls.h").read_text()
-    inside = re.search(r"enum ww_hand_op \{(.*?)\n\};", text, re.S)
-    assert inside
-    names = re.findall(r"WW_OP_(\w+)", re.sub(r"/\*.*?\*/", "", inside[1], flags=re.S))
-    return {name: number for number, name in enumerate(names)}
+    return {operation.name: number for number, operation in enumerate(table.operations())}
 
 
 def constant(name: str) -> int:

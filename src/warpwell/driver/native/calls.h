@@ -1,78 +1,18 @@
-/* Calls whose code is written by hand on both sides: their numbers, arguments and answers.
+/* Arguments and answers of the calls whose code is written by hand on both sides: driver_calls.txt, [operations].
  *
- * The generated header goes on at WW_HAND_OPS with one number for each call that is replayed as it is. All structs
- * are packed as written here (each field at its natural alignment), follow the entry's header, and are read from the
- * worker's copy of the entry. "stream" is the entry's field; "sent" has no answer (in strict mode it has one: its
- * result, no bytes); "asked" has one. A device address is one of the arena, of pinned memory, or of a module's
- * global: the worker checks the whole range.
+ * All structs are packed as written here (each field at its natural alignment), follow the entry's header, and are read
+ * from the worker's copy of the entry. A device address is one of the arena, of pinned memory, or of a module's global:
+ * the worker checks the whole range.
  */
 #ifndef WW_CALLS_H
 #define WW_CALLS_H
 
+#include "gen_numbers.h"
 #include <stdint.h>
 
 #define WW_DONE                                                                                                        \
     1u /* flag of an entry: answer when the stream has passed the call; else when it was issued or refused */
 #define WW_SMALL (16u << 10) /* bytes of a copy that travel in the entry itself */
-
-enum ww_hand_op {
-    WW_OP_PAD,    /* up to the end of the ring; only `size` and `op` are read */
-    WW_OP_IMAGE,  /* sent   ww_args_image; payload in a place: the worker keeps a copy under `image` */
-    WW_OP_LOAD,   /* asked  ww_args_load, options -> ww_loaded ..; the image is dropped; logs come with errors, too */
-    WW_OP_UNLOAD, /* asked  ww_args_id (module) */
-    WW_OP_GLOBAL, /* asked  ww_args_global, name -> ww_range; NOT_FOUND */
-    WW_OP_LAUNCH, /* sent   stream, ww_args_launch, attributes, parameters */
-    WW_OP_FUNCTION_SET, /* asked  ww_args_function_set */
-    WW_OP_CLUSTERS,     /* asked  ww_args_launch without parameters, attributes -> int32_t: how many clusters run at one
-                           time, or, with the function's highest bit, the largest size of one */
-    WW_OP_COPY,         /* sent, or asked with WW_DONE: stream, ww_args_copy: both ends are device addresses */
-    WW_OP_IN,           /* sent   stream, ww_args_move; bytes in the place, or behind the arguments: host to device */
-    WW_OP_OUT, /* sent   stream, ww_args_move; place: device to host; the place's `use` is stored when the bytes are
-                         there, its `result` before that, also when the call is refused */
-    WW_OP_STREAM_CREATE,  /* sent   ww_args_stream_create: id in WW_FIRST_ID .. WW_IDS - 1, chosen by the client */
-    WW_OP_STREAM_DESTROY, /* sent   ww_args_id; its work goes on; the id may come back in the next entry */
-    WW_OP_STREAM_QUERY,   /* asked  stream: SUCCESS or NOT_READY */
-    WW_OP_STREAM_SYNC,    /* asked  stream: answer when all that was posted to it before is done */
-    WW_OP_STREAM_WAIT,    /* sent   stream, ww_args_event: later calls of the stream wait for the event's last record */
-    WW_OP_EVENT_CREATE,   /* sent   ww_args_event: flags as cuEventCreate's */
-    WW_OP_EVENT_DESTROY, /* sent   ww_args_event; waits that were posted hold; the id may come back in the next entry */
-    WW_OP_EVENT_RECORD,  /* sent   stream, ww_args_event: flags as cuEventRecordWithFlags' */
-    WW_OP_EVENT_QUERY,   /* asked  ww_args_event: SUCCESS or NOT_READY */
-    WW_OP_EVENT_SYNC,    /* asked  ww_args_event */
-    WW_OP_EVENT_ELAPSED, /* asked  ww_args_elapsed -> float, ms */
-    WW_OP_CTX_SYNC,      /* asked  answer when all that was posted to any stream before is done */
-    WW_OP_ALLOC,         /* asked  ww_args_alloc -> uint64_t address, 512-byte aligned; OUT_OF_MEMORY */
-    WW_OP_FREE, /* sent   ww_args_free; the memory comes back when all that was posted before is done; an ALLOC behind
-                          it that needs the memory waits for that */
-    WW_OP_ALLOC_ASYNC, /* asked  stream, ww_args_alloc -> uint64_t address */
-    WW_OP_FREE_ASYNC,  /* sent   stream, ww_args_free: the memory comes back when the stream passes this */
-    WW_OP_MEM_INFO,    /* asked  -> ww_mem_info */
-    WW_OP_PIN,   /* asked  ww_args_pin -> nothing. First WW_PINNED with the memfd goes over the socket, then the answer.
-                           ALREADY_MAPPED: the address is taken in the worker, the client tries another */
-    WW_OP_UNPIN, /* asked, or sent: ww_args_free; answer when all that was posted before is done and the memory is let
-                    go */
-    WW_OP_MEMSET, /* sent, or asked with WW_DONE: stream, ww_args_memset */
-    WW_OP_LINK,   /* asked  ww_args_link; the packet WW_LINK went over the socket first. NOT_READY: what the peer before
-                            it shared is still in use here */
-    WW_OP_SHARE,  /* asked  ww_args_link: the peer has mapped this device's memory at its addresses, and will map
-                            each piece before any of it is granted. NOT_SUPPORTED: it cannot */
-    WW_OP_SIGNAL, /* sent   ww_args_signal: when the event's last record has been passed, the peer is told the number */
-    WW_OP_AWAIT,  /* sent   stream, ww_args_signal: later calls of the stream wait until the peer told the number;
-                            DEVICE_UNAVAILABLE: it has ended before */
-    WW_OP_GRAPH_HANDLE,    /* asked  ww_args_graph_handle -> uint64_t; the graph, of the driver's own, is made with its
-                              first one */
-    WW_OP_GRAPH_CONDITION, /* asked ww_args_graph_condition, then `size` ids for its graphs: a conditional node */
-    WW_OP_GRAPH_BEGIN, /* asked  ww_args_id: a graph loses all nodes but conditional ones, and records. One at a time */
-    WW_OP_GRAPH_NODE,  /* sent   ww_args_id: the conditional node comes behind what was recorded before */
-    WW_OP_GRAPH_END,   /* asked  the first error of what was recorded */
-    WW_OP_GRAPH_MAKE,  /* asked  ww_args_graph: an executable graph */
-    WW_OP_GRAPH_LAUNCH, /* sent   stream, ww_args_id (executable graph) */
-    WW_OP_GRAPH_DROP,   /* sent   ww_args_graph: a graph, if it was made; with `other` its conditional node */
-    WW_OP_EXEC_DROP,    /* sent   ww_args_id; launches that were posted go on */
-    WW_OP_MORE, /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
-                          them */
-    WW_HAND_OPS = 64 /* generated numbers start here */
-};
 
 /* Which way the bytes of an entry's place go; in all other entries `place` says nothing. */
 enum ww_way { WW_NO_BYTES, WW_BYTES_IN, WW_BYTES_OUT };

@@ -99,6 +99,9 @@ struct ww_operation {                             /* what an entry asks for */
     int is_node;                                                             /* graphs record it */
 };
 
+/* By number; their functions are declared in gen_worker.h. */
+extern const struct ww_operation ww_operations[WW_HAND_OPS];
+
 struct ww_call {
     struct ww_call *next;
     const struct ww_operation *operation; /* NULL: not an entry */
@@ -120,7 +123,6 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
 void ww_result(const struct ww_call *call,
                CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
-CUresult ww_answer_more(const struct ww_call *call);
 void ww_forget_rest(uint32_t slot);
 void ww_changed(void); /* behind a change of the status */
 void ww_wake_all(_Atomic uint32_t *futex);
@@ -161,21 +163,8 @@ struct ww_stream *ww_find_stream(uint32_t id);
 void ww_stream_later(struct ww_stream *s, struct ww_todo todo); /* at the next mark */
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo);  /* when all that is issued now has been passed */
 uint32_t ww_take_cell(struct ww_stream *s);                     /* 1 + cell, or 0: none for this stream now */
-CUresult ww_stream_create(const struct ww_call *call);
-CUresult ww_stream_destroy(const struct ww_call *call);
-CUresult ww_stream_query(const struct ww_call *call);
-CUresult ww_stream_sync(const struct ww_call *call);
-CUresult ww_event_create(const struct ww_call *call);
-CUresult ww_event_destroy(const struct ww_call *call);
-CUresult ww_event_query(const struct ww_call *call);
-CUresult ww_event_sync(const struct ww_call *call);
-CUresult ww_event_elapsed(const struct ww_call *call);
 CUresult ww_event_passed(const struct ww_call *call,
                          struct ww_todo todo); /* done when the last record has been passed */
-CUresult ww_event_check(struct ww_call *call);
-int ww_wait_is_due(const struct ww_call *call);
-CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 struct ww_barrier { /* all calls that were read before it are passed */
     uint32_t left;
@@ -185,22 +174,8 @@ struct ww_barrier { /* all calls that were read before it are passed */
     void *with;
 };
 void ww_barrier(struct ww_barrier barrier);
-CUresult ww_ctx_sync(const struct ww_call *call);
 
 #define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
-
-/* -- copies, launches
- * ----------------------------------------------------------------------------------------------------- */
-
-CUresult ww_clusters(const struct ww_call *call);
-CUresult ww_launch_check(struct ww_call *call);
-CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_move_check(struct ww_call *call);
-CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_copy_check(struct ww_call *call);
-CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_fill_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 /* -- memory
  * --------------------------------------------------------------------------------------------------------------- */
@@ -242,44 +217,21 @@ void ww_arena_free(struct ww_arena *a, uint64_t at);
 CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes);
 enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
 enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in copies */
-CUresult ww_alloc(const struct ww_call *call);
-CUresult ww_free(const struct ww_call *call);
-CUresult ww_free_check(struct ww_call *call);
-CUresult ww_free_issue(struct ww_stream *s, struct ww_call *call, int *held);
-CUresult ww_mem_info(const struct ww_call *call);
-void ww_memory_rest(uint64_t now); /* nothing was to be done: gives back what was kept for nobody */
-CUresult ww_pin(const struct ww_call *call);
-CUresult ww_unpin(const struct ww_call *call);
+void ww_memory_rest(uint64_t now);               /* nothing was to be done: gives back what was kept for nobody */
 
 /* -- workers of the same client on other devices
  * ------------------------------------------------------------------------- */
 
-CUresult ww_link(const struct ww_call *call);
-CUresult ww_share(const struct ww_call *call);
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
-CUresult ww_signal(const struct ww_call *call);
-CUresult ww_await_check(struct ww_call *call);
-int ww_await_is_due(const struct ww_call *call);
-CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call, int *held);
 int ww_links_step(void); /* what the links' thread has heard; whether something happened */
 int ww_links_busy(void);
 
 /* -- graphs
  * --------------------------------------------------------------------------------------------------------------- */
 
-CUresult ww_graph_handle(const struct ww_call *call);
-CUresult ww_graph_condition(const struct ww_call *call);
-CUresult ww_graph_begin(const struct ww_call *call);
 CUresult ww_graph_record(struct ww_call *call); /* a call on WW_RECORDED */
-CUresult ww_graph_node(const struct ww_call *call);
-CUresult ww_graph_end(const struct ww_call *call);
-CUresult ww_graph_make(const struct ww_call *call);
-CUresult ww_graph_drop(const struct ww_call *call);
-CUresult ww_exec_drop(const struct ww_call *call);
-CUresult ww_graph_launch_check(struct ww_call *call); /* the executable graph is that of now */
-CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call, int *held);
 
 /* -- images
  * --------------------------------------------------------------------------------------------------------------- */
@@ -290,11 +242,6 @@ struct ww_native_function {
     struct ww_param *param;
 };
 
-CUresult ww_image(const struct ww_call *call);
-CUresult ww_load(const struct ww_call *call);
-CUresult ww_unload(const struct ww_call *call);
-CUresult ww_global(const struct ww_call *call);
-CUresult ww_function_set(const struct ww_call *call);
 struct ww_native_function *ww_function(uint32_t id); /* or NULL */
 int ww_is_global(uint64_t at, uint64_t n);
 

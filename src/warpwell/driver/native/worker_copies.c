@@ -126,7 +126,7 @@ CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     return between_hosts(args->to, (void *)(uintptr_t)args->from, args->nbytes);
 }
 
-CUresult ww_fill_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+CUresult ww_memset_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     const struct ww_args_memset *args = (const void *)call->args;
     (void)held;
     if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width ||

@@ -49,58 +49,9 @@ static CUresult replay(const struct ww_call *call) {
     return ww_heavy_for(call, (struct ww_job){.work = run, .done = was_run, .call = ww_copy_call(call)});
 }
 
-#define ARGS(name) .bytes = sizeof(struct ww_args_##name)
-
-static const struct ww_operation operations[WW_HAND_OPS] = {
-    [WW_OP_IMAGE] = {.read = ww_image, ARGS(image)},
-    [WW_OP_LOAD] = {.read = ww_load, ARGS(load)},
-    [WW_OP_UNLOAD] = {.read = ww_unload, ARGS(id)},
-    [WW_OP_GLOBAL] = {.read = ww_global, ARGS(global)},
-    [WW_OP_FUNCTION_SET] = {.read = ww_function_set, ARGS(function_set)},
-    [WW_OP_CLUSTERS] = {.read = ww_clusters, ARGS(launch)},
-    [WW_OP_LAUNCH] = {.check = ww_launch_check, .issue = ww_launch_issue, .is_node = 1, ARGS(launch)},
-    [WW_OP_COPY] = {.check = ww_copy_check, .issue = ww_copy_issue, .is_node = 1, ARGS(copy)},
-    [WW_OP_IN] = {.check = ww_move_check, .issue = ww_in_issue, ARGS(move)},
-    [WW_OP_OUT] = {.check = ww_move_check, .issue = ww_out_issue, ARGS(move)},
-    [WW_OP_MEMSET] = {.issue = ww_fill_issue, .is_node = 1, ARGS(memset)},
-    [WW_OP_STREAM_CREATE] = {.read = ww_stream_create, ARGS(stream_create)},
-    [WW_OP_STREAM_DESTROY] = {.read = ww_stream_destroy, ARGS(id)},
-    [WW_OP_STREAM_QUERY] = {.read = ww_stream_query},
-    [WW_OP_STREAM_SYNC] = {.read = ww_stream_sync},
-    [WW_OP_STREAM_WAIT] = {.check = ww_event_check, .is_due = ww_wait_is_due, .issue = ww_wait_issue, ARGS(event)},
-    [WW_OP_EVENT_CREATE] = {.read = ww_event_create, ARGS(event)},
-    [WW_OP_EVENT_DESTROY] = {.read = ww_event_destroy, ARGS(event)},
-    [WW_OP_EVENT_RECORD] = {.check = ww_event_check, .issue = ww_record_issue, ARGS(event)},
-    [WW_OP_EVENT_QUERY] = {.read = ww_event_query, ARGS(event)},
-    [WW_OP_EVENT_SYNC] = {.read = ww_event_sync, ARGS(event)},
-    [WW_OP_EVENT_ELAPSED] = {.read = ww_event_elapsed, ARGS(elapsed)},
-    [WW_OP_CTX_SYNC] = {.read = ww_ctx_sync},
-    [WW_OP_ALLOC] = {.read = ww_alloc, ARGS(alloc)},
-    [WW_OP_FREE] = {.read = ww_free, ARGS(free)},
-    [WW_OP_ALLOC_ASYNC] = {.read = ww_alloc, ARGS(alloc)},
-    [WW_OP_FREE_ASYNC] = {.check = ww_free_check, .issue = ww_free_issue, ARGS(free)},
-    [WW_OP_MEM_INFO] = {.read = ww_mem_info},
-    [WW_OP_PIN] = {.read = ww_pin, ARGS(pin)},
-    [WW_OP_UNPIN] = {.read = ww_unpin, ARGS(free)},
-    [WW_OP_LINK] = {.read = ww_link, ARGS(link)},
-    [WW_OP_SHARE] = {.read = ww_share, ARGS(link)},
-    [WW_OP_SIGNAL] = {.read = ww_signal, ARGS(signal)},
-    [WW_OP_AWAIT] = {.check = ww_await_check, .is_due = ww_await_is_due, .issue = ww_await_issue, ARGS(signal)},
-    [WW_OP_GRAPH_HANDLE] = {.read = ww_graph_handle, ARGS(graph_handle)},
-    [WW_OP_GRAPH_CONDITION] = {.read = ww_graph_condition, ARGS(graph_condition)},
-    [WW_OP_GRAPH_BEGIN] = {.read = ww_graph_begin, ARGS(id)},
-    [WW_OP_GRAPH_NODE] = {.read = ww_graph_node, ARGS(id)},
-    [WW_OP_GRAPH_END] = {.read = ww_graph_end},
-    [WW_OP_GRAPH_MAKE] = {.read = ww_graph_make, ARGS(graph)},
-    [WW_OP_GRAPH_LAUNCH] = {.check = ww_graph_launch_check, .issue = ww_graph_launch_issue, ARGS(id)},
-    [WW_OP_GRAPH_DROP] = {.read = ww_graph_drop, ARGS(graph)},
-    [WW_OP_EXEC_DROP] = {.read = ww_exec_drop, ARGS(id)},
-    [WW_OP_MORE] = {.read = ww_answer_more},
-};
-
 static void carry_out(struct ww_call *call) {
     static const struct ww_operation replayed = {.read = replay};
-    const struct ww_operation *o = call->entry.op < WW_HAND_OPS ? operations + call->entry.op : &replayed;
+    const struct ww_operation *o = call->entry.op < WW_HAND_OPS ? ww_operations + call->entry.op : &replayed;
     if (!o->read && !o->issue)
         o = &replayed; /* answers NOT_FOUND */
     call->operation = o;
