@@ -64,11 +64,13 @@ def _body(call: table.Call) -> str:
 
 
 def _numbers_h() -> str:
-    c_lines = ["/* Generated: numbers of operations. */", "#ifndef WW_GEN_NUMBERS_H", "#define WW_GEN_NUMBERS_H"]
+    c_lines = ["/* Generated: numbers. */", "#ifndef WW_GEN_NUMBERS_H", "#define WW_GEN_NUMBERS_H"]
     c_lines += [f"#define WW_HAND_OPS {table.HAND_OPERATIONS}", "enum ww_op {"]
     c_lines += [f"    WW_OP_{operation.name}, /* {operation.description} */" for operation in table.operations()]
     c_lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
     c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
+    c_lines += [f"#define WW_ABSENT {', '.join(table.absent())}"]
+    c_lines += ["enum {", *(f"    {name} = {number}," for name, number in table.numbers().items()), "};"]
     return "\n".join([*c_lines, "#endif", ""])
 
 

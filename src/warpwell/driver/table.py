@@ -125,6 +125,21 @@ def errors() -> dict[int, str]:
     return {0: "CUDA_SUCCESS"} | {int(code): f"CUDA_ERROR_{name}" for code, name in words}
 
 
+@cache
+def numbers() -> dict[str, int]:
+    """Return the enumerations of the driver that C code names, in the order of the data file."""
+    found = {}
+    for line in _section("numbers").splitlines():
+        prefix, *words = line.split()
+        found |= {prefix + name: int(number) for name, number in (word.split(":") for word in words)}
+    return found
+
+
+def absent() -> list[str]:
+    """Return the attributes of devices that are 0 for programs."""
+    return _section("absent").split()
+
+
 def plain_symbol(symbol: str) -> str:
     """Return a symbol without ``_ptds`` or ``_ptsz``."""
     return re.sub(r"_pt[sd][zs]$", "", symbol)

@@ -1,11 +1,13 @@
 /* The driver's interface as layer and worker see it: types, numbers and layouts, in our own words.
  *
  * Handles are pointers that only their maker follows. Addresses on a device are 64-bit numbers. Enumerations are ints.
- * Codes (CUDA_ERROR_...) and prototypes are generated from driver_calls.txt: gen_calls.h includes this file.
+ * Numbers of attributes, codes (CUDA_ERROR_...) and prototypes are generated from driver_calls.txt: gen_numbers.h, and
+ * gen_calls.h, which includes this file.
  */
 #ifndef WW_CU_H
 #define WW_CU_H
 
+#include "gen_numbers.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -43,16 +45,6 @@ typedef struct CUevent_st *CUevent;
 
 struct cu_uuid {
     unsigned char bytes[16];
-};
-
-enum cu_launch_attribute_id {
-    CU_LAUNCH_IGNORE = 0,
-    CU_LAUNCH_ACCESS_WINDOW = 1,
-    CU_LAUNCH_COOPERATIVE = 2,
-    CU_LAUNCH_WAIT_POLICY = 3,
-    CU_LAUNCH_CLUSTER_DIMENSION = 4,
-    CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
-    CU_LAUNCH_PRIORITY = 8,
 };
 
 struct cu_launch_attribute {
@@ -124,22 +116,6 @@ struct cu_pool_props {
     unsigned char reserved[54];
 };
 
-enum cu_pool_attribute {
-    CU_POOL_FOLLOW_EVENTS = 1,
-    CU_POOL_OPPORTUNISTIC,
-    CU_POOL_INTERNAL,
-    CU_POOL_THRESHOLD,
-    CU_POOL_RESERVED,
-    CU_POOL_RESERVED_HIGH,
-    CU_POOL_USED,
-    CU_POOL_USED_HIGH,
-    CU_POOL_TYPE,
-    CU_POOL_HANDLE_TYPES,
-    CU_POOL_LOCATION_ID,
-    CU_POOL_LOCATION,
-    CU_POOL_MOST,
-};
-
 enum cu_graph_memory { CU_GRAPH_USED, CU_GRAPH_USED_HIGH, CU_GRAPH_RESERVED, CU_GRAPH_RESERVED_HIGH };
 
 /* -- copies of rows and of boxes ------------------------------------------------------------------------------------
@@ -177,20 +153,6 @@ struct cu_copy3 {
 
 /* -- graphs ---------------------------------------------------------------------------------------------------------
  */
-
-enum cu_node {
-    CU_NODE_KERNEL,
-    CU_NODE_COPY,
-    CU_NODE_SET,
-    CU_NODE_HOST,
-    CU_NODE_GRAPH,
-    CU_NODE_EMPTY,
-    CU_NODE_WAIT,
-    CU_NODE_RECORD,
-    CU_NODE_ALLOC = 10,
-    CU_NODE_FREE,
-    CU_NODE_CONDITION = 13,
-};
 
 struct cu_node_kernel { /* the first version ends before `kernel` */
     CUfunction function;
@@ -285,72 +247,5 @@ _Static_assert(sizeof(struct cu_node_kernel) == 72 && sizeof(struct cu_node_set)
 _Static_assert(sizeof(struct cu_node_alloc) == 120 && sizeof(struct cu_node_params) == 256, "layout");
 _Static_assert(sizeof(struct cu_edge) == 8 && sizeof(struct cu_instantiate) == 32 && sizeof(struct cu_update) == 24,
                "layout");
-
-/* -- numbers of attributes ------------------------------------------------------------------------------------------
- */
-
-enum cu_pointer_attribute {
-    CU_POINTER_CONTEXT = 1,
-    CU_POINTER_MEMORY_TYPE = 2, /* 1 host, 2 device, 4 unified */
-    CU_POINTER_DEVICE_POINTER = 3,
-    CU_POINTER_HOST_POINTER = 4,
-    CU_POINTER_P2P_TOKENS = 5,
-    CU_POINTER_SYNC_MEMOPS = 6,
-    CU_POINTER_BUFFER_ID = 7,
-    CU_POINTER_IS_MANAGED = 8,
-    CU_POINTER_DEVICE_ORDINAL = 9,
-    CU_POINTER_IS_IPC_CAPABLE = 10,
-    CU_POINTER_RANGE_START = 11,
-    CU_POINTER_RANGE_SIZE = 12,
-    CU_POINTER_MAPPED = 13,
-    CU_POINTER_HANDLE_TYPES = 14,
-    CU_POINTER_RDMA = 15,
-    CU_POINTER_ACCESS = 16,
-    CU_POINTER_POOL = 17,
-};
-
-enum cu_func_attribute {
-    CU_FUNC_MAX_THREADS = 0,
-    CU_FUNC_REGISTERS = 4,
-    CU_FUNC_MAX_DYNAMIC_SHARED = 8,
-    CU_FUNC_SHARED_CARVEOUT = 9,
-};
-
-enum cu_device_attribute {
-    CU_DEVICE_MAX_THREADS_PER_BLOCK = 1,
-    CU_DEVICE_MAX_BLOCK_X = 2,
-    CU_DEVICE_MAX_GRID_X = 5,
-    CU_DEVICE_WARP_SIZE = 10,
-    CU_DEVICE_REGISTERS_PER_BLOCK = 12,
-    CU_DEVICE_MULTIPROCESSORS = 16,
-    CU_DEVICE_CAN_MAP_HOST = 19,
-    CU_DEVICE_MAJOR = 75,
-    CU_DEVICE_MINOR = 76,
-    CU_DEVICE_STREAM_PRIORITIES = 78,
-    CU_DEVICE_MANAGED_MEMORY = 83,
-    CU_DEVICE_PAGEABLE_ACCESS = 88,
-    CU_DEVICE_CONCURRENT_MANAGED = 89,
-    CU_DEVICE_HOST_POINTER_FOR_REGISTERED = 91,
-    CU_DEVICE_PAGEABLE_BY_HOST_TABLES = 100,
-    CU_DEVICE_DIRECT_MANAGED = 101,
-    CU_DEVICE_VMM = 102,
-    CU_DEVICE_HANDLE_POSIX_FD = 103,
-    CU_DEVICE_RDMA = 116,
-    CU_DEVICE_POOL_HANDLE_TYPES = 119,
-    CU_DEVICE_DMA_BUF = 124,
-    CU_DEVICE_IPC_EVENT = 125,
-    CU_DEVICE_TENSOR_MAP = 127,
-    CU_DEVICE_HANDLE_FABRIC = 128,
-    CU_DEVICE_UNIFIED_FUNCTION_POINTERS = 129,
-    CU_DEVICE_MULTICAST = 132,
-};
-
-enum cu_jit_option {
-    CU_JIT_WALL_TIME = 2,
-    CU_JIT_INFO_LOG = 3,
-    CU_JIT_INFO_LOG_BYTES = 4,
-    CU_JIT_ERROR_LOG = 5,
-    CU_JIT_ERROR_LOG_BYTES = 6,
-};
 
 #endif

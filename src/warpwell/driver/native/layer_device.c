@@ -4,41 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Attributes of what programs cannot do here: pageable memory, memory made by parts, handles for other
- * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
-static const unsigned char absent[] = {CU_DEVICE_PAGEABLE_ACCESS,
-                                       CU_DEVICE_HOST_POINTER_FOR_REGISTERED,
-                                       92,
-                                       93,
-                                       94,
-                                       CU_DEVICE_PAGEABLE_BY_HOST_TABLES,
-                                       CU_DEVICE_DIRECT_MANAGED,
-                                       CU_DEVICE_VMM,
-                                       CU_DEVICE_HANDLE_POSIX_FD,
-                                       104,
-                                       105,
-                                       113,
-                                       114,
-                                       CU_DEVICE_RDMA,
-                                       117,
-                                       118,
-                                       CU_DEVICE_POOL_HANDLE_TYPES,
-                                       121,
-                                       122,
-                                       123,
-                                       CU_DEVICE_DMA_BUF,
-                                       CU_DEVICE_IPC_EVENT,
-                                       126,
-                                       CU_DEVICE_TENSOR_MAP,
-                                       CU_DEVICE_HANDLE_FABRIC,
-                                       CU_DEVICE_UNIFIED_FUNCTION_POINTERS,
-                                       130,
-                                       CU_DEVICE_MULTICAST,
-                                       135,
-                                       136,
-                                       141,
-                                       142,
-                                       143};
+static const unsigned char absent[] = {WW_ABSENT}; /* attributes of what programs cannot do here */
 
 CUresult cuInit(unsigned flags) {
     if (layer.forked)
