@@ -1,24 +1,15 @@
 /* State of the process: which devices there are, the way to their servers and workers, and what a fork leaves. */
 #include "layer.h"
-#include "descriptors.h"
-#include <errno.h>
-#include <fcntl.h>
+#include "system.h"
 #include <poll.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
-#include <unistd.h>
 
 #define FACTS_MS 20000   /* a server answers from memory, or starts a process that asks the driver */
 #define OPENED_MS 120000 /* a worker makes its context */
-#define FEW_CORES 2      /* of which a program and a worker need one each: nobody spins or copies beside them */
 #define GONE_MS 5000     /* a worker gives its memory back */
 
 struct ww_layer layer;
@@ -42,11 +33,7 @@ void ww_say(const char *format, ...) {
 
 /* -- the socket ---------------------------------------------------------------------------------------------------- */
 
-static int64_t now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
+static int64_t now_ms(void) { return (int64_t)(ww_now_ns() / 1000000); }
 
 /* Receive one packet with up to `nfds` descriptors (the rest of *fds is -1). Its bytes, 0 at the end, -1 with errno. */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms) {
@@ -176,17 +163,12 @@ static int ask_facts(const char *folder, const int *which, int n, int *sockets, 
     return n;
 }
 
-static int count_cores(void) {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-}
-
 static int start(void) {
     const char *given = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
     char *folder = given ? strdup(given) : NULL; /* a program may change its environment later */
     int which[WW_DEVICES], sockets[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0, wrong = 0;
     layer.strict = strict && *strict && strcmp(strict, "0");
-    layer.many_cores = count_cores() > FEW_CORES;
+    layer.many_cores = ww_many_cores();
     layer.ndevices = 0;
     layer.folder = folder;
     if (!folder) {
@@ -226,14 +208,11 @@ int ww_facts_once(void) {
 
 /* -- workers ------------------------------------------------------------------------------------------------------- */
 
+/* Memory of the worker, which a forked child does not get. */
 static void *map_shared(int fd, size_t nbytes, int protection) {
-    struct stat s;
-    if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
-        return NULL;
-    void *at = mmap(NULL, nbytes, protection, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED)
-        return NULL;
-    madvise(at, nbytes, MADV_DONTFORK);
+    void *at = ww_map_shared(fd, nbytes, protection);
+    if (at)
+        madvise(at, nbytes, MADV_DONTFORK);
     return at;
 }
 
@@ -311,16 +290,6 @@ static int open_channel(struct ww_device *d, struct ww_channel *c) {
     return error;
 }
 
-/* Addresses of the device's memory must not be given to the program by mmap. Where it has some of them already, an
- * address alone does not tell where a copy goes; copies with a direction still work. */
-static void reserve(const struct ww_facts *f) {
-    void *at = (void *)(uintptr_t)f->arena;
-    void *got =
-        mmap(at, f->arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    if (got != MAP_FAILED && got != at)
-        munmap(got, f->arena_bytes);
-}
-
 int ww_open(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     if (c)
@@ -335,7 +304,9 @@ int ww_open(struct ww_device *d) {
             c->device = d;
             atomic_store(&c->references, 1);
             pthread_mutex_init(&c->pinning, NULL);
-            reserve(&d->facts);
+            /* The addresses of the device's memory must not be given to the program by mmap. If it has some of them
+             * already, an address alone does not show where a copy goes; copies with a direction still work. */
+            ww_reserve((void *)(uintptr_t)d->facts.arena, d->facts.arena_bytes);
             atomic_store_explicit(&d->channel, c, memory_order_release);
         } else if (c) {
             unmap(c);

@@ -1,13 +1,10 @@
 /* Memory on devices, and pinned memory of the host. */
 #include "layer.h"
+#include "system.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #define PIN_TRIES 256
 #define PIN_STEP (1ull << 16) /* of addresses */
@@ -144,13 +141,8 @@ static void *reserve(size_t nbytes) {
             atomic_store(&next, WW_PIN_LOWEST);
             continue;
         }
-        void *wanted = (void *)(uintptr_t)at;
-        void *got =
-            mmap(wanted, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-        if (got == wanted)
-            return got;
-        if (got != MAP_FAILED)
-            munmap(got, nbytes);
+        if (ww_reserve((void *)(uintptr_t)at, nbytes))
+            return (void *)(uintptr_t)at;
     }
     return NULL;
 }

@@ -6,11 +6,8 @@
  * holds for the lives of both devices. Where there is no link, copies and waits go by way of the program.
  */
 #include "layer.h"
-#include "descriptors.h"
+#include "system.h"
 #include <string.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #define YES 1u
 #define NO 2u

@@ -4,14 +4,8 @@
  * the channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
  */
 #include "layer.h"
-#include <errno.h>
-#include <linux/futex.h>
-#include <sched.h>
+#include "system.h"
 #include <stdlib.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define WAIT_MS 50
 #define SPIN_NS 10000000 /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
@@ -26,32 +20,11 @@
 #define KEPT_SLOTS (0xffull << 56) /* of 64: not for calls that may wait for ever */
 #define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* not for streams that have not been waited for */
 
-static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms) {
-    struct timespec t = {.tv_sec = 0, .tv_nsec = ms * 1000000l};
-    return syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0) ? errno : 0;
-}
-
-static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    __asm__ volatile("" ::: "memory");
-#endif
-}
-
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static bool looked(const _Atomic uint32_t *word, uint32_t value, int times) {
     for (int i = 0; i < times; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) == value)
             return true;
-        relax();
+        ww_relax();
     }
     return false;
 }
@@ -63,8 +36,8 @@ static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint3
     if (looked(word, value, LOOKS))
         return true;
     bool sleeps = soon || (c->device->context_flags & CU_CTX_SCHEDULE) == CU_CTX_BLOCKING_SYNC;
-    int64_t until = now_ns() + (sleeps ? SPIN_SHORT_NS : SPIN_NS);
-    for (uint32_t round = 1; now_ns() < until; round++) {
+    uint64_t until = ww_now_ns() + (sleeps ? SPIN_SHORT_NS : SPIN_NS);
+    for (uint32_t round = 1; ww_now_ns() < until; round++) {
         if (looked(word, value, LOOKS))
             return true;
         if (round % YIELDS == 0)
@@ -75,7 +48,7 @@ static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint3
 
 static void wake(struct ww_channel *c) {
     atomic_fetch_add(&c->ring->wake, 1);
-    futex_wake(&c->ring->wake);
+    ww_wake_all(&c->ring->wake);
 }
 
 /* Wait until *word is `value`: 0, or the code of a channel that is lost. What changes it was published before. */
@@ -88,7 +61,7 @@ static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, ui
         uint32_t seen = atomic_load_explicit(word, memory_order_acquire);
         if (seen == value)
             return 0;
-        if ((futex_wait(word, seen, WAIT_MS) == ETIMEDOUT || round % 64 == 0) && !ww_alive(c)) {
+        if ((ww_futex_wait(word, seen, WAIT_MS * 1000000l) == ETIMEDOUT || round % 64 == 0) && !ww_alive(c)) {
             if (atomic_load_explicit(word, memory_order_acquire) == value)
                 return 0;
             return atomic_load(&c->lost);
@@ -155,7 +128,7 @@ static int await_room(struct ww_channel *c, uint64_t need) {
         uint64_t tail = atomic_load_explicit(&c->status->tail, memory_order_acquire);
         if (c->head + need - tail <= WW_RING_BYTES)
             return 0;
-        futex_wait(&c->status->tail_futex, seen, 1);
+        ww_futex_wait(&c->status->tail_futex, seen, 1000000);
         if (round % WAIT_MS == 0 && !ww_alive(c))
             return atomic_load(&c->lost);
     }

@@ -13,27 +13,15 @@
  */
 #include "calls.h"
 #include "cu.h"
+#include "system.h"
 #include "wire.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
-#include <linux/memfd.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 #define LOOK_NS 50000000l /* how often a sleeper looks whether the other side lives */
-#define SPIN_NS 20000u    /* without anything new, before it sleeps, where there are cores to spare */
+#define SPIN_NS 20000     /* without anything new, before it sleeps, where there are cores to spare */
 #define STAGING ((size_t)WW_PLACES * WW_PLACE_BYTES)
 #define SMALL (WW_PLACE_BYTES / 16) /* bytes of a place that may travel with its block */
 #define SMALL_MOST (4 * SMALL)      /* .. of all of a block */
@@ -87,32 +75,20 @@ struct done {
 
 /* -- both ---------------------------------------------------------------------------------------------------------- */
 
-static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
-
-static void futex_wait(const _Atomic uint32_t *word, uint32_t seen, int64_t ns) {
-    struct timespec limit = {0, ns < LOOK_NS ? (long)ns : LOOK_NS};
+/* Sleep for less than 1 s, and not past the time to look. */
+static void doze(const _Atomic uint32_t *word, uint32_t seen, int64_t ns) {
     if (ns > 0)
-        syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
+        ww_futex_wait(word, seen, ns < LOOK_NS ? ns : LOOK_NS);
 }
 
-static int64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
+static int64_t now_ns(void) { return (int64_t)ww_now_ns(); }
 
-static int many_cores(void) {
+/* Whether a thread that began to wait then spins. */
+static bool spins(int64_t began, int64_t now) {
     static int known;
-    cpu_set_t set;
     if (!known)
-        known = !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2 ? 1 : -1;
-    return known > 0;
-}
-
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
+        known = ww_many_cores() ? 1 : -1;
+    return now - began < SPIN_NS && known > 0;
 }
 
 /* Whether the other end of a socket, or its process, is gone. Packets that nobody expects are dropped, and the kernel
@@ -136,20 +112,6 @@ API int ww_gone(int socket, int pidfd) {
 
 /* -- near: memory -------------------------------------------------------------------------------------------------- */
 
-static void *share(const char *name, size_t n, int read_only, int *fd) {
-    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
-    *fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n))
-        return NULL;
-    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (memory == MAP_FAILED)
-        return NULL;
-    if (!fcntl(*fd, F_ADD_SEALS, seals))
-        return memory;
-    munmap(memory, n);
-    return NULL;
-}
-
 API void ww_near_free(struct near *n) {
     if (n->ring)
         munmap(n->ring, sizeof *n->ring);
@@ -166,9 +128,9 @@ API struct near *ww_near_make(int fds[3]) {
     fds[0] = fds[1] = fds[2] = -1;
     if (!n)
         return NULL;
-    if ((n->ring = share("warpwell-ring", sizeof *n->ring, 0, fds)) &&
-        (n->status = share("warpwell-status", sizeof *n->status, 1, fds + 1)) &&
-        (n->staging = share("warpwell-staging", STAGING, 0, fds + 2)))
+    if ((n->ring = ww_share_memory("warpwell-ring", NULL, sizeof *n->ring, false, fds)) &&
+        (n->status = ww_share_memory("warpwell-status", NULL, sizeof *n->status, true, fds + 1)) &&
+        (n->staging = ww_share_memory("warpwell-staging", NULL, STAGING, false, fds + 2)))
         return n;
     for (int i = 0; i < 3; i++)
         if (fds[i] >= 0)
@@ -220,7 +182,7 @@ static void passed(struct near *n, uint64_t ahead, uint64_t size) {
     atomic_store_explicit(&n->status->tail, n->tail, memory_order_release);
     if (ahead > WW_RING_BYTES / 2 && ahead - size <= WW_RING_BYTES / 2) {
         atomic_fetch_add(&n->status->tail_futex, 1);
-        futex_wake(&n->status->tail_futex);
+        ww_wake_all(&n->status->tail_futex);
     }
 }
 
@@ -284,8 +246,8 @@ API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, 
         if (b.nbytes)
             return (int)b.nbytes;
         int64_t now = now_ns();
-        if (now - began < SPIN_NS && many_cores()) {
-            relax();
+        if (spins(began, now)) {
+            ww_relax();
             continue;
         }
         if (ww_gone(socket, pidfd))
@@ -297,14 +259,14 @@ API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, 
             atomic_store(&n->status->asleep, 1);
         atomic_thread_fence(memory_order_seq_cst);
         if (!nothing || atomic_load(&n->ring->head) == n->tail)
-            futex_wait(&n->ring->wake, seen, until - now);
+            doze(&n->ring->wake, seen, until - now);
         atomic_store(&n->status->asleep, 0);
     }
 }
 
 static void wake(struct near *n) {
     atomic_fetch_add(&n->ring->wake, 1);
-    futex_wake(&n->ring->wake);
+    ww_wake_all(&n->ring->wake);
 }
 
 API void ww_near_stop(struct near *n) {
@@ -320,7 +282,7 @@ API void ww_near_place(struct near *n, uint32_t place, uint32_t use, int32_t res
     struct ww_place *p = n->status->places + place;
     p->result = result;
     atomic_store_explicit(&p->use, use, memory_order_release);
-    futex_wake(&p->use);
+    ww_wake_all(&p->use);
 }
 
 static size_t padded(uint32_t nbytes) { return ((size_t)nbytes + 7) & ~(size_t)7; }
@@ -353,21 +315,13 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
         s->more = a.more;
         memcpy(s->data, bytes + at, a.nbytes);
         atomic_store_explicit(&s->seq, a.seq, memory_order_release);
-        futex_wake(&s->seq);
+        ww_wake_all(&s->seq);
         at += padded(a.nbytes);
     }
     return 0;
 }
 
 /* -- far ----------------------------------------------------------------------------------------------------------- */
-
-static void *map(int fd, size_t nbytes, int protection) {
-    struct stat s;
-    if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
-        return NULL;
-    void *at = mmap(NULL, nbytes, protection, MAP_SHARED, fd, 0);
-    return at == MAP_FAILED ? NULL : at;
-}
 
 API void ww_far_free(struct far *f) {
     if (f->ring)
@@ -384,9 +338,9 @@ API struct far *ww_far_make(const int fds[3]) {
     struct far *f = calloc(1, sizeof *f);
     if (!f)
         return NULL;
-    f->ring = map(fds[0], sizeof *f->ring, PROT_READ | PROT_WRITE);
-    f->status = map(fds[1], sizeof *f->status, PROT_READ);
-    f->staging = map(fds[2], STAGING, PROT_READ | PROT_WRITE);
+    f->ring = ww_map_shared(fds[0], sizeof *f->ring, PROT_READ | PROT_WRITE);
+    f->status = ww_map_shared(fds[1], sizeof *f->status, PROT_READ);
+    f->staging = ww_map_shared(fds[2], STAGING, PROT_READ | PROT_WRITE);
     if (f->ring && f->status && f->staging)
         return f;
     ww_far_free(f);
@@ -433,7 +387,7 @@ API void ww_far_publish(struct far *f, uint64_t head) {
     if (!atomic_load_explicit(&f->status->asleep, memory_order_relaxed))
         return;
     atomic_fetch_add(&f->ring->wake, 1);
-    futex_wake(&f->ring->wake);
+    ww_wake_all(&f->ring->wake);
 }
 
 static uint32_t scan_answers(struct far *f, unsigned char *out, uint32_t room, uint32_t *answers) {
@@ -507,8 +461,8 @@ API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room
             continue;
         }
         int64_t now = now_ns();
-        if (now - began < SPIN_NS && many_cores()) {
-            relax();
+        if (spins(began, now)) {
+            ww_relax();
             continue;
         }
         *ended = ww_gone(socket, -1);
@@ -519,7 +473,7 @@ API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room
         atomic_store(&f->ring->watched, 1);
         atomic_thread_fence(memory_order_seq_cst);
         if (atomic_load(&f->status->changes) == changes)
-            futex_wait(&f->status->changes, changes, until - now);
+            doze(&f->status->changes, changes, until - now);
         atomic_store(&f->ring->watched, 0);
     }
 }

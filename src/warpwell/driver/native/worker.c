@@ -7,11 +7,8 @@
  * socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of
  * `life`) is gone. It keeps a ww_counts in the file of `counts`.
  */
-#include "descriptors.h"
 #include "worker.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
 #include <pthread.h>
@@ -19,10 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define LEAST_DRIVER 12040        /* functions tell their parameters since then */
 #define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
@@ -207,16 +201,11 @@ static void start_context(struct ww_facts *facts) {
 /* -- what is shared
  * ----------------------------------------------------------------------------------------------------------- */
 
-/* Memory whose size nobody can change; with `read_only`, nobody but this process can write to it. All of it is there at
- * once: a write never finds the machine without memory. */
-static void *share(const char *name, size_t n, int read_only, int *fd) {
-    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
-    *fd = ww_memfd(name);
-    if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n))
-        refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no shared memory for a client");
-    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (memory == MAP_FAILED || fcntl(*fd, F_ADD_SEALS, seals))
-        refuse(CUDA_ERROR_OPERATING_SYSTEM, "shared memory cannot be mapped and sealed (Linux 5.1 is needed)");
+/* Memory of a client; see ww_share_memory. */
+static void *share(const char *name, size_t n, bool read_only, int *fd) {
+    void *memory = ww_share_memory(name, NULL, n, read_only, fd);
+    if (!memory)
+        refuse(CUDA_ERROR_OUT_OF_MEMORY, "shared memory cannot be made and sealed (Linux 5.1 is needed)");
     return memory;
 }
 

@@ -23,11 +23,8 @@
 #include "calls.h"
 #include "cu.h"
 #include "gen_worker.h"
+#include "system.h"
 #include "wire.h"
-
-#include <linux/memfd.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 /* -- the process
  * ---------------------------------------------------------------------------------------------------------- */
@@ -53,17 +50,12 @@ struct ww_worker {
 };
 extern struct ww_worker ww;
 
-static inline int ww_memfd(const char *name) { /* by its number: glibc has the function from 2.27 on */
-    return (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-}
-
 _Noreturn void ww_die(const char *line); /* the client is wrong, or the machine: one line on its stderr, and the end */
 _Noreturn void ww_lost(CUresult code);   /* the context is lost: the client learns the code, and the end */
 CUresult ww_living(CUresult code);       /* `code`, or the end if the context is lost with it */
 _Noreturn void ww_end(int status);
 void *ww_memory(size_t n);                                      /* zeroed, or the end */
 void *ww_grown(void *all, size_t n, size_t *room, size_t size); /* an array of `n` with room for one more, or the end */
-uint64_t ww_now_ns(void);
 
 struct ww_call;
 struct ww_stream;
@@ -124,8 +116,7 @@ void ww_result(const struct ww_call *call,
                CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
 void ww_forget_rest(uint32_t slot);
-void ww_changed(void); /* behind a change of the status */
-void ww_wake_all(_Atomic uint32_t *futex);
+void ww_changed(void);           /* behind a change of the status */
 void ww_wake(void);              /* from other threads: the executor looks at its lists again */
 _Noreturn void ww_execute(void); /* the main loop */
 

@@ -1,12 +1,8 @@
 /* Answers to the client: slots, places, deferred errors; and what wakes the executor. */
 #include "worker.h"
 
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 struct rest { /* of an answer that is longer than a slot */
     unsigned char *bytes;
@@ -15,8 +11,6 @@ struct rest { /* of an answer that is longer than a slot */
 
 static struct rest rests[WW_SLOTS];
 static uint32_t errors;
-
-void ww_wake_all(_Atomic uint32_t *futex) { syscall(SYS_futex, (uint32_t *)futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 void ww_forget_rest(uint32_t slot) {
     if (!rests[slot].bytes)

@@ -4,23 +4,17 @@
  */
 #include "worker.h"
 
-#include <linux/futex.h>
-#include <sched.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #define BATCH 32                 /* entries between two looks at the device */
 #define SPIN_NS 200000u          /* without anything new, before the executor naps: programs in Python pause for less */
 #define SPIN_WAITED_NS 10000000u /* the same while a thread waits for the device: it spins as long (layer_ring.c) */
 #define SPIN_FEW_NS 20000u       /* both where it takes the program's core from it */
-#define FEW_CORES 2
-#define NAP_NS 50000u       /* a running program need not wake the executor.. */
-#define NAPS_NS 20000000u   /* .. for so long */
-#define STEP_PART 128u      /* sleeps while the device works are this part of the time since the last event, .. */
-#define STEP_LEAST_NS 5000u /* .. at least this, .. */
-#define STEP_MOST_NS 50000u /* .. and at most this */
+#define NAP_NS 50000u            /* a running program need not wake the executor.. */
+#define NAPS_NS 20000000u        /* .. for so long */
+#define STEP_PART 128u           /* sleeps while the device works are this part of the time since the last event, .. */
+#define STEP_LEAST_NS 5000u      /* .. at least this, .. */
+#define STEP_MOST_NS 50000u      /* .. and at most this */
 #define IDLE_NS 50000000u
 #define TOLD (WW_RING_BYTES / 4) /* a mirror learns of so much that was read */
 
@@ -120,18 +114,12 @@ static int read_some(void) {
 /* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
  * the time is over. The waker changes `wake` first. */
 static void sleep_ns(uint32_t ns, uint32_t how) {
-    struct timespec limit = {0, (long)ns};
     uint32_t seen = atomic_load(&ww.ring->wake);
     atomic_store(&ww.status->asleep, how);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&ww.ring->head) == ww.tail && !ww_heavy_step() && !ww_links_step())
-        syscall(SYS_futex, (uint32_t *)&ww.ring->wake, FUTEX_WAIT, seen, &limit, NULL, 0);
+        ww_futex_wait(&ww.ring->wake, seen, ns);
     atomic_store(&ww.status->asleep, 0);
-}
-
-static int many_cores(void) {
-    cpu_set_t set;
-    return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > FEW_CORES;
 }
 
 static void rest(uint64_t since, int many) {
@@ -139,9 +127,7 @@ static void rest(uint64_t since, int many) {
     if (many)
         spin = ww_streams_waited() ? SPIN_WAITED_NS : SPIN_NS;
     if (idle < spin) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
+        ww_relax();
         return;
     }
     ww_memory_rest(now);
@@ -165,7 +151,7 @@ static void count(uint64_t calls) {
 
 _Noreturn void ww_execute(void) {
     uint64_t since = ww_now_ns(), calls = 0;
-    int many = many_cores();
+    int many = ww_many_cores();
     for (;;) {
         int some = read_some();
         calls += (uint64_t)some;

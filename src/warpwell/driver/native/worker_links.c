@@ -9,16 +9,13 @@
  * one before the executor knows of it; before it gives one back it asks for that by all who have it. When the other
  * side has ended, its memory is named no more here, and let go when all that was read before has been passed.
  */
-#include "descriptors.h"
 #include "worker.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 
 #define IMPORTS_MOST 65536u
 #define EARLY_MOST (1u << 17) /* signals that came before the call that waits for them was read: a ring has fewer */

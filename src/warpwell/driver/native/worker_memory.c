@@ -4,17 +4,11 @@
  * those that come meanwhile are the next group. An allocation that finds no room waits for frees that are under way
  * before it is refused.
  */
-#include "descriptors.h"
 #include "worker.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation, .. */
 #define KEEP_PART 32u            /* .. or, up to this part of the device's, as much as brings the use of the last .. */
@@ -329,44 +323,22 @@ enum ww_where ww_where(uint64_t at, uint64_t n) {
     return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) || ww_link_holds(at, n) ? WW_DEVICE : WW_NOWHERE;
 }
 
-static int share(uint64_t at, uint64_t n, CUresult *code) {
-    int fd = ww_memfd("warpwell-pinned");
-    *code = CUDA_ERROR_OUT_OF_MEMORY;
-    if (fd < 0)
-        return -1;
-    void *got = MAP_FAILED;
-    if (!ftruncate(fd, (off_t)n) && !fallocate(fd, 0, 0, (off_t)n) &&
-        !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        got = mmap((void *)(uintptr_t)at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-    if (got == (void *)(uintptr_t)at) {
-        *code = CUDA_SUCCESS;
-        return fd;
-    }
-    if (got != MAP_FAILED)
-        munmap(got, n); /* a kernel that takes the address for a hint */
-    if (got != MAP_FAILED || errno == EEXIST)
-        *code = CUDA_ERROR_ALREADY_MAPPED;
-    close(fd);
-    return -1;
-}
-
 static void pin(struct ww_job *job) {
-    job->fd = share(job->a, job->b, &job->result);
-    if (job->fd < 0)
-        return;
-    job->result =
-        native.cuMemHostRegister_v2((void *)(uintptr_t)job->a, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+    void *at = (void *)(uintptr_t)job->a;
+    if (!ww_share_memory("warpwell-pinned", at, job->b, false, &job->fd)) {
+        job->result = errno == EEXIST ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_OUT_OF_MEMORY;
+        return; /* `was_pinned` closes the file */
+    }
+    job->result = native.cuMemHostRegister_v2(at, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
     uint64_t seen = 0;
     if (!job->result) {
-        native.cuMemHostGetDevicePointer_v2(&seen, (void *)(uintptr_t)job->a, 0);
+        native.cuMemHostGetDevicePointer_v2(&seen, at, 0);
         if (seen == job->a)
             return;
-        native.cuMemHostUnregister((void *)(uintptr_t)job->a);
+        native.cuMemHostUnregister(at);
         job->result = CUDA_ERROR_NOT_SUPPORTED;
     }
-    munmap((void *)(uintptr_t)job->a, job->b);
-    close(job->fd);
-    job->fd = -1;
+    munmap(at, job->b);
 }
 
 static void unpin(struct ww_job *job) {

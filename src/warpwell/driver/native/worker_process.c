@@ -1,12 +1,9 @@
-/* The process: its state, its end, memory, the clock. */
+/* The process: its state, its end, memory. */
 #include "worker.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 struct ww_worker ww = {.socket = -1};
 
@@ -74,12 +71,6 @@ void *ww_grown(void *all, size_t n, size_t *room, size_t size) {
     if (!all)
         ww_die("out of host memory");
     return all;
-}
-
-uint64_t ww_now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 struct ww_call *ww_copy_call(const struct ww_call *call) {

@@ -1,0 +1,139 @@
+/* What layer, worker and relay use of Linux: the clock, futexes, shared memory, packets with descriptors. */
+#ifndef WW_SYSTEM_H
+#define WW_SYSTEM_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <linux/memfd.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* -- waiting ------------------------------------------------------------------------------------------------------- */
+
+static inline uint64_t ww_now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Return true if there are cores beside those that a program and its worker need: only then threads spin. */
+static inline bool ww_many_cores(void) {
+    cpu_set_t set;
+    return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2;
+}
+
+static inline void ww_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+/* Sleep while the futex is `seen`, for less than 1 s. Return 0 or an errno. */
+static inline int ww_futex_wait(const _Atomic uint32_t *futex, uint32_t seen, int64_t ns) {
+    struct timespec limit = {0, (long)ns};
+    return syscall(SYS_futex, futex, FUTEX_WAIT, seen, &limit, NULL, 0) ? errno : 0;
+}
+
+static inline void ww_wake_all(_Atomic uint32_t *futex) {
+    syscall(SYS_futex, futex, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* -- shared memory ------------------------------------------------------------------------------------------------- */
+
+/* Make memory that another process can map. Nothing can change its size; with `read_only` no other process can write to
+ * it. All of it exists at once, so a write never finds the machine without memory. Return its address, which is `at`
+ * unless that is NULL, or NULL with errno: EEXIST if the address is in use. *fd is -1, or the caller's. */
+static inline void *ww_share_memory(const char *name, void *at, size_t nbytes, bool read_only, int *fd) {
+    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
+    *fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING); /* glibc has it from 2.27 on */
+    if (*fd < 0 || ftruncate(*fd, (off_t)nbytes) || fallocate(*fd, 0, 0, (off_t)nbytes))
+        return NULL;
+    void *got = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at ? MAP_FIXED_NOREPLACE : 0), *fd, 0);
+    if (got == MAP_FAILED)
+        return NULL;
+    if (at && got != at)
+        errno = EEXIST; /* an old kernel takes the address for a hint */
+    else if (!fcntl(*fd, F_ADD_SEALS, seals))
+        return got;
+    munmap(got, nbytes);
+    return NULL;
+}
+
+/* Map memory that another process made, or return NULL. */
+static inline void *ww_map_shared(int fd, size_t nbytes, int protection) {
+    struct stat s;
+    if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
+        return NULL;
+    void *at = mmap(NULL, nbytes, protection, MAP_SHARED, fd, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* Reserve addresses that are not in use, or return false. */
+static inline bool ww_reserve(void *at, size_t nbytes) {
+    void *got = mmap(at, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != MAP_FAILED && got != at)
+        munmap(got, nbytes);
+    return got == at;
+}
+
+/* -- packets with descriptors -------------------------------------------------------------------------------------- */
+
+#define WW_DESCRIPTORS 8 /* of a packet at most */
+
+union ww_control {
+    struct cmsghdr header;
+    char room[CMSG_SPACE(WW_DESCRIPTORS * sizeof(int))];
+};
+
+/* Send a packet with `nfds` descriptors: 0, or -1 with errno. */
+static inline int ww_send_packet(int socket, const void *packet, size_t nbytes, const int *fds, size_t nfds,
+                                 int flags) {
+    union ww_control control = {.header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    struct iovec part = {(void *)(uintptr_t)packet, nbytes};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    if (nfds) {
+        control.header.cmsg_len = CMSG_LEN(nfds * sizeof *fds);
+        memcpy(CMSG_DATA(&control.header), fds, nfds * sizeof *fds);
+        m.msg_control = &control;
+        m.msg_controllen = CMSG_SPACE(nfds * sizeof *fds);
+    }
+    return sendmsg(socket, &m, MSG_NOSIGNAL | flags) < 0 ? -1 : 0;
+}
+
+/* Receive a packet that has arrived. Absent descriptors are -1, and those beyond `nfds` are closed. Return its bytes, 0
+ * at the end, -1 with errno. *is_cut: the packet is longer. */
+static inline ssize_t ww_receive_packet(int socket, void *packet, size_t nbytes, int *fds, size_t nfds, int *is_cut) {
+    union ww_control control;
+    struct iovec part = {packet, nbytes};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    for (size_t i = 0; i < nfds; i++)
+        fds[i] = -1;
+    ssize_t n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
+    *is_cut = m.msg_flags & (MSG_TRUNC | MSG_CTRUNC);
+    if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+        return n;
+    for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        if (i < nfds)
+            fds[i] = fd;
+        else
+            close(fd);
+    }
+    return n;
+}
+
+#endif
