@@ -7,7 +7,7 @@
 #ifndef WW_CALLS_H
 #define WW_CALLS_H
 
-#include "gen_numbers.h"
+#include "cu.h"
 #include <stdint.h>
 
 #define WW_DONE                                                                                                        \
@@ -90,8 +90,7 @@ struct ww_args_function_set {
 struct ww_args_launch { /* then ww_launch_attribute[attributes], then param_bytes bytes: parameters at their native
                            offsets */
     uint32_t function;
-    uint32_t grid[3], block[3];
-    uint32_t shared;
+    CU_SHAPE;
     uint32_t attributes, param_bytes;
     uint32_t unused[2];
 };

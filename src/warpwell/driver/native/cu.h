@@ -57,8 +57,21 @@ struct cu_launch_attribute {
     } value;
 };
 
-struct cu_launch_config {
+struct cu_shape {
     uint32_t grid[3], block[3], shared;
+};
+
+/* Members of a struct with a shape, which can be assigned as a whole. */
+#define CU_SHAPE                                                                                                       \
+    union {                                                                                                            \
+        struct {                                                                                                       \
+            uint32_t grid[3], block[3], shared;                                                                        \
+        };                                                                                                             \
+        struct cu_shape shape;                                                                                         \
+    }
+
+struct cu_launch_config {
+    CU_SHAPE;
     CUstream stream;
     struct cu_launch_attribute *attributes;
     uint32_t nattributes;
@@ -156,7 +169,7 @@ struct cu_copy3 {
 
 struct cu_node_kernel { /* the first version ends before `kernel` */
     CUfunction function;
-    uint32_t grid[3], block[3], shared;
+    CU_SHAPE;
     void **params, **extra;
     CUkernel kernel;
     CUcontext context;

@@ -372,19 +372,16 @@ int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, si
 
 struct ww_launch {
     void *function;
-    uint32_t grid[3], block[3], shared;
+    CU_SHAPE;
     uint32_t nattributes;
     struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
     void **params, **extra;
 };
 
-struct ww_kernel_work { /* a launch with its parameters; one allocation holds it all */
-    void *function;
-    uint32_t grid[3], block[3], shared, nattributes;
-    struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+struct ww_kernel_work {      /* a launch with its parameters; one allocation holds it all */
+    struct ww_launch launch; /* its params point into packed */
     uint32_t nparams, nbytes;
     unsigned char *packed;
-    void **params; /* into packed */
 };
 
 /* Find the function and check the launch; *buffer: its packed parameters, if it came with them. */

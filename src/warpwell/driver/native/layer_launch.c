@@ -60,29 +60,12 @@ static int check_params(const struct ww_fn *f, const struct ww_launch *k, const 
     return error ? error : *buffer && nbytes >= f->param_bytes ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Begin the entry of a launch; *to is where its parameters go. */
-static int begin(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
-                 struct ww_post *p, char **to) {
-    size_t extra = k->nattributes * sizeof *k->attributes;
-    int error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, p);
-    if (error)
-        return error;
-    struct ww_args_launch *args = (struct ww_args_launch *)(p->entry + 1);
-    *args = (struct ww_args_launch){
-        .function = f->object->id, .shared = k->shared, .attributes = k->nattributes, .param_bytes = f->param_bytes};
-    memcpy(args->grid, k->grid, sizeof args->grid);
-    memcpy(args->block, k->block, sizeof args->block);
-    memcpy(args + 1, k->attributes, extra);
-    *to = (char *)(args + 1) + extra;
-    return 0;
-}
-
-static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *buffer, char *to) {
+static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *buffer, void *to) {
     if (buffer)
         memcpy(to, buffer, f->param_bytes);
     else
         for (uint32_t i = 0; i < f->nparams; i++)
-            memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
+            memcpy((char *)to + f->params[i].offset, k->params[i], f->params[i].size);
 }
 
 int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn **f, const void **buffer) {
@@ -92,12 +75,16 @@ int ww_launch_check(struct ww_device *d, const struct ww_launch *k, struct ww_fn
 
 int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
                    const void *buffer) {
+    size_t extra = k->nattributes * sizeof *k->attributes;
     struct ww_post p;
-    char *to;
-    int error = begin(d, stream, f, k, &p, &to);
+    int error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, &p);
     if (error)
         return error;
-    pack(f, k, buffer, to);
+    struct ww_args_launch *args = (struct ww_args_launch *)(p.entry + 1);
+    *args = (struct ww_args_launch){
+        .function = f->object->id, .shape = k->shape, .attributes = k->nattributes, .param_bytes = f->param_bytes};
+    memcpy(args + 1, k->attributes, extra);
+    pack(f, k, buffer, (char *)(args + 1) + extra);
     return ww_finish(&p);
 }
 
@@ -110,29 +97,25 @@ static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const 
     if (!w)
         return NULL;
     *w = *like;
-    w->params = (void **)(w + 1);
+    w->launch.params = (void **)(w + 1);
     w->packed = (unsigned char *)w + pointers;
     for (uint32_t i = 0; i < w->nparams; i++)
-        w->params[i] =
-            w->packed + (at ? (size_t)at[i].offset : (size_t)((unsigned char *)like->params[i] - like->packed));
+        w->launch.params[i] =
+            w->packed + (at ? (size_t)at[i].offset : (size_t)((unsigned char *)like->launch.params[i] - like->packed));
     return w;
 }
 
 int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made) {
-    struct ww_kernel_work like = {.function = k->function, .shared = k->shared, .nattributes = k->nattributes};
     const void *buffer;
     struct ww_fn *f;
     int error = ww_launch_check(d, k, &f, &buffer);
     if (error)
         return error;
-    memcpy(like.grid, k->grid, sizeof like.grid);
-    memcpy(like.block, k->block, sizeof like.block);
-    memcpy(like.attributes, k->attributes, k->nattributes * sizeof *k->attributes);
-    like.nparams = f->nparams;
-    like.nbytes = f->param_bytes;
+    struct ww_kernel_work like = {.launch = *k, .nparams = f->nparams, .nbytes = f->param_bytes};
+    like.launch.extra = NULL;
     if (!(*made = new_work(&like, f->params)))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    pack(f, k, buffer, (char *)(*made)->packed);
+    pack(f, k, buffer, (*made)->packed);
     return 0;
 }
 
@@ -144,18 +127,9 @@ struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k) {
 }
 
 int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *w) {
-    struct ww_launch k = {.function = w->function, .shared = w->shared, .nattributes = w->nattributes};
-    struct ww_post p;
     struct ww_fn *f;
-    char *to;
-    int error = ww_fn_of(w->function, d, &f);
+    int error = ww_fn_of(w->launch.function, d, &f);
     if (error || w->nbytes != f->param_bytes)
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
-    memcpy(k.grid, w->grid, sizeof k.grid);
-    memcpy(k.block, w->block, sizeof k.block);
-    memcpy(k.attributes, w->attributes, w->nattributes * sizeof *w->attributes);
-    if ((error = begin(d, stream, f, &k, &p, &to)))
-        return error;
-    memcpy(to, w->packed, w->nbytes);
-    return ww_finish(&p);
+    return ww_launch_post(d, stream, f, &w->launch, w->packed);
 }

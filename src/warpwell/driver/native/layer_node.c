@@ -13,18 +13,13 @@ static int device_for(CUcontext context, struct ww_device **d) {
 }
 
 static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_work *w) {
-    struct ww_launch k = {.nattributes = 0};
-    if (!p)
-        return CUDA_ERROR_INVALID_VALUE;
-    int error = device_for(second ? p->context : NULL, &w->device);
+    int error = p ? device_for(second ? p->context : NULL, &w->device) : CUDA_ERROR_INVALID_VALUE;
     if (error)
         return error;
-    k.function = p->function || !second ? (void *)p->function : (void *)p->kernel;
-    memcpy(k.grid, p->grid, sizeof k.grid);
-    memcpy(k.block, p->block, sizeof k.block);
-    k.shared = p->shared;
-    k.params = p->params;
-    k.extra = p->extra;
+    struct ww_launch k = {.function = p->function || !second ? (void *)p->function : (void *)p->kernel,
+                          .shape = p->shape,
+                          .params = p->params,
+                          .extra = p->extra};
     w->kind = CU_NODE_KERNEL;
     return ww_kernel_make(w->device, &k, &w->of.kernel);
 }
@@ -234,15 +229,13 @@ CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, si
 
 void ww_node_kernel(const struct ww_node *n, struct cu_node_kernel *to, bool second) {
     const struct ww_kernel_work *k = n->work.of.kernel;
-    bool kernel = second && ww_object(k->function, WW_KERNEL);
-    to->function = kernel ? NULL : k->function;
-    memcpy(to->grid, k->grid, sizeof to->grid);
-    memcpy(to->block, k->block, sizeof to->block);
-    to->shared = k->shared;
-    to->params = k->nparams ? k->params : NULL;
+    bool kernel = second && ww_object(k->launch.function, WW_KERNEL);
+    to->function = kernel ? NULL : k->launch.function;
+    to->shape = k->launch.shape;
+    to->params = k->nparams ? k->launch.params : NULL;
     to->extra = NULL;
     if (second) {
-        to->kernel = kernel ? k->function : NULL;
+        to->kernel = kernel ? k->launch.function : NULL;
         to->context = ww_context_handle(n->work.device);
     }
 }

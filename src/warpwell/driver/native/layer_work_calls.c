@@ -173,9 +173,7 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **
     if (error || !c || (error = read_attributes(&k, c)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     k.function = f;
-    memcpy(k.grid, c->grid, sizeof k.grid);
-    memcpy(k.block, c->block, sizeof k.block);
-    k.shared = c->shared;
+    k.shape = c->shape;
     k.params = params;
     k.extra = extra;
     return launch(&k, c->stream ? c->stream : per_thread ? CU_STREAM_PER_THREAD : NULL);
@@ -185,7 +183,7 @@ int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t
     struct {
         struct ww_args_launch launch;
         struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
-    } args = {.launch = {.shared = c ? c->shared : 0}};
+    } args;
     struct ww_launch k;
     struct ww_device *d;
     struct ww_fn *f;
@@ -193,12 +191,11 @@ int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t
     int error = ww_need(&d);
     if (error || !n || !c || (error = read_attributes(&k, c)) || (error = ww_fn_of(h, d, &f)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    args.launch.function = f->object->id | what;
-    args.launch.attributes = k.nattributes;
-    memcpy(args.launch.grid, c->grid, sizeof args.launch.grid);
-    memcpy(args.launch.block, c->block, sizeof args.launch.block);
+    args.launch =
+        (struct ww_args_launch){.function = f->object->id | what, .shape = c->shape, .attributes = k.nattributes};
     memcpy(args.attributes, k.attributes, k.nattributes * sizeof *k.attributes);
-    error = ww_call(d, WW_OP_CLUSTERS, 0, &args, sizeof args, n, sizeof *n, &got);
+    size_t nbytes = sizeof args.launch + k.nattributes * sizeof *k.attributes;
+    error = ww_call(d, WW_OP_CLUSTERS, 0, &args, nbytes, n, sizeof *n, &got);
     return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
 }
 

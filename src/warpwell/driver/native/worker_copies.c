@@ -160,9 +160,7 @@ static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_at
                             const struct ww_args_launch *args) {
     const struct ww_launch_attribute *from = (const void *)(args + 1);
     *config =
-        (struct cu_launch_config){.shared = args->shared, .attributes = attributes, .nattributes = args->attributes};
-    memcpy(config->grid, args->grid, sizeof config->grid);
-    memcpy(config->block, args->block, sizeof config->block);
+        (struct cu_launch_config){.shape = args->shape, .attributes = attributes, .nattributes = args->attributes};
     for (uint32_t i = 0; i < args->attributes; i++) {
         CUresult code = set_attribute(attributes + i, from + i);
         if (code)
