@@ -280,9 +280,8 @@ def _layer_call(call: table.Call) -> str:
     call_arguments = f"device, WW_OP_{name}, 0, &args, sizeof args"
     if call.kind == "send":
         return "\n".join([*text, f"    return ww_send({call_arguments});", "}"])
-    text += [f"    struct ww_out_{name} out;", "    uint32_t got = 0;"]
-    text += [f"    if ((error = ww_call({call_arguments}, &out, sizeof out, &got)))", "        return error;"]
-    text += ["    if (got != sizeof out)", "        return CUDA_ERROR_UNKNOWN;"]
+    text += [f"    struct ww_out_{name} out;"]
+    text += [f"    if ((error = ww_call({call_arguments}, &out, sizeof out)))", "        return error;"]
     return "\n".join([*text, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
 
 

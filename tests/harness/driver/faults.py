@@ -17,7 +17,7 @@ AT_ONCE = """\
         return;
     }
     m->waited |= todo->kind == WW_ANSWER"""
-ARGS, FINISH = "        memcpy(p.entry + 1, &args, sizeof args);\n", "        error = ww_finish(&p);\n"
+USED, FILLED = "use = ++c->place_use[place];\n", "    memcpy(p.entry + 1, args, nargs);\n"
 
 FREED_AT_ONCE: Changes = {
     "worker_memory.c": {
@@ -80,7 +80,11 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "work of destroyed streams is not waited for": {
         "worker_streams.c": {"if (s->gone ? !s->first_mark :": "if (s->gone ? 1 :"}
     },
-    "an entry is published before it is whole": {"layer_copy.c": {f"{ARGS}{FINISH}    }}": f"{FINISH}{ARGS}    }}"}},
+    "an entry is published before it is whole": {
+        "layer_ring.c": {
+            f"{USED}{FILLED}    return ww_finish(&p);": f"{USED}    error = ww_finish(&p);\n{FILLED}    return error;"
+        }
+    },
     "a place is filled while its last copy is under way": {
         "layer_ring.c": {"c->place_held[*place] = true;": "c->place_held[*place] = false;"}
     },

@@ -195,11 +195,10 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
 /* Publish it. Where an answer was asked for (also in strict mode, or where a stream is far ahead) wait, return its
  * result. */
 int ww_finish(struct ww_post *p);
-int ww_abandon(struct ww_post *p, int error); /* do not publish it; returns `error` */
 
+int ww_send_flags(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, const void *args, size_t nargs);
 int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs);
-int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
-            uint32_t *got);
+int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout);
 /* As ww_call, for long answers: all bytes come in malloc'd `*all` (NULL: none), with an error, too. */
 int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall);
 /* As ww_call without arguments, for the thread of host functions, which must not wait; NOT_READY: ask again later. */
@@ -213,7 +212,12 @@ int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody ha
 #define WW_STREAM_FIRST (-1)
 int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **c,
                   uint32_t *place);
-int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes); /* before ww_finish */
+/* Post an entry with bytes in a place that the caller holds. */
+int ww_place_send(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, struct ww_channel *c,
+                  uint32_t place, uint32_t nbytes, const void *args, size_t nargs);
+/* Take a place, fill it, and post an entry with it. */
+int ww_place_fill(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, const void *bytes, uint32_t nbytes,
+                  const void *args, size_t nargs);
 int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);
 uint32_t ww_places_free(struct ww_device *d);

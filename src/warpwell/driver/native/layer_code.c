@@ -98,21 +98,9 @@ static void write_log(char *to, uint32_t most, void **size, const unsigned char 
 static int send_image(struct ww_device *d, const void *image, size_t nbytes) {
     int error = 0;
     for (size_t at = 0; at < nbytes && !error; at += WW_PLACE_BYTES) {
-        uint32_t n = nbytes - at < WW_PLACE_BYTES ? (uint32_t)(nbytes - at) : WW_PLACE_BYTES, place;
+        uint32_t n = nbytes - at < WW_PLACE_BYTES ? (uint32_t)(nbytes - at) : WW_PLACE_BYTES;
         struct ww_args_image args = {0, 0, at, nbytes};
-        struct ww_channel *c;
-        struct ww_post p;
-        if ((error = ww_place_take(d, 0, true, true, &c, &place)))
-            return error;
-        memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const char *)image + at, n);
-        error = ww_begin(d, WW_OP_IMAGE, 0, 0, sizeof args, &p);
-        if (!error)
-            error = ww_place_post(&p, c, place, n);
-        if (!error) {
-            memcpy(p.entry + 1, &args, sizeof args);
-            error = ww_finish(&p);
-        }
-        ww_place_drop(d, c, place);
+        error = ww_place_fill(d, WW_OP_IMAGE, 0, 0, (const char *)image + at, n, &args, sizeof args);
     }
     return error;
 }
@@ -237,7 +225,7 @@ static int unload(struct code *c) {
     if (c->life == atomic_load(&d->life)) {
         for (uint32_t i = 0; i < c->nglobals; i++)
             ww_range_take(&d->ranges, c->globals[i], WW_GLOBAL, &r);
-        error = ww_call(d, WW_OP_UNLOAD, 0, &args, sizeof args, NULL, 0, NULL);
+        error = ww_call(d, WW_OP_UNLOAD, 0, &args, sizeof args, NULL, 0);
         ww_id_give(d, &d->modules, c->life, c->id);
     }
     free_code(c);
@@ -259,14 +247,13 @@ static int global(struct code *c, const char *name, CUdeviceptr *address, size_t
         char name[WW_NAME_MOST];
     } m;
     struct ww_range r;
-    uint32_t got = 0;
     if (n > sizeof m.name)
         return CUDA_ERROR_NOT_FOUND;
     m.args = (struct ww_args_global){c->id, (uint32_t)n};
     memcpy(m.name, name, n);
-    int error = ww_call(c->device, WW_OP_GLOBAL, 0, &m, sizeof m.args + n, &r, sizeof r, &got);
-    if (error || got != sizeof r)
-        return error ? error : CUDA_ERROR_UNKNOWN;
+    int error = ww_call(c->device, WW_OP_GLOBAL, 0, &m, sizeof m.args + n, &r, sizeof r);
+    if (error)
+        return error;
     if (r.nbytes && !ww_range_add(&c->device->ranges, r.address, r.nbytes, WW_GLOBAL, 0)) {
         uint64_t *more = realloc(c->globals, (c->nglobals + 1) * sizeof *more);
         if (more) {
@@ -677,7 +664,7 @@ int ww_set_attribute(struct ww_fn *f, int attribute, int value) {
     struct ww_args_function_set args = {f->object->id, (uint32_t)attribute, value, 0};
     if (attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
-    int error = ww_call(f->object->device, WW_OP_FUNCTION_SET, 0, &args, sizeof args, NULL, 0, NULL);
+    int error = ww_call(f->object->device, WW_OP_FUNCTION_SET, 0, &args, sizeof args, NULL, 0);
     if (!error)
         atomic_store_explicit(&f->attributes[attribute], value, memory_order_relaxed);
     return error;
@@ -691,7 +678,7 @@ CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k) {
     if (config < 0 || config > 3)
         return CUDA_ERROR_INVALID_VALUE;
     struct ww_args_cuFuncSetCacheConfig args = {f->object->id, config};
-    return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0, NULL);
+    return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0);
 }
 
 int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes) {

@@ -22,7 +22,6 @@ static int name(struct ww_twin *t, struct ww_device *d) {
 CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext context, unsigned value,
                                         unsigned flags) {
     struct ww_device *d = NULL;
-    uint32_t got = 0;
     int error = ww_ready();
     if (error || !handle || flags > CU_CONDITION_ASSIGN)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -37,8 +36,7 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
         error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
     if (!error && !(error = ww_twin_code(&g->twin))) {
         struct ww_args_graph_handle args = {g->twin.id, value, flags, 0};
-        error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle, &got);
-        error = error ? error : got == sizeof *handle ? 0 : CUDA_ERROR_UNKNOWN;
+        error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle);
     }
     ww_graphs_leave();
     return error;
@@ -71,13 +69,12 @@ static void never_made(struct ww_condition *c) {
 static int send_node(const struct ww_graph *g, const struct ww_condition *c) {
     size_t nbytes = sizeof(struct ww_args_graph_condition) + c->size * sizeof(uint32_t);
     struct ww_args_graph_condition *args = calloc(1, nbytes);
-    uint32_t got;
     if (!args)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *args = (struct ww_args_graph_condition){c->handle, g->twin.id, c->node, (uint32_t)c->type, c->size};
     for (uint32_t i = 0; i < c->size; i++)
         memcpy((char *)(args + 1) + i * sizeof(uint32_t), &c->graphs[i]->twin.id, sizeof(uint32_t));
-    int error = ww_call(g->twin.device, WW_OP_GRAPH_CONDITION, 0, args, nbytes, NULL, 0, &got);
+    int error = ww_call(g->twin.device, WW_OP_GRAPH_CONDITION, 0, args, nbytes, NULL, 0);
     free(args);
     return error;
 }
@@ -108,9 +105,8 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
 
 int ww_twin_begin(const struct ww_twin *t) {
     struct ww_args_id args = {t->id, 0};
-    uint32_t got;
     int error = ww_twin_code(t);
-    return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0, &got);
+    return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0);
 }
 
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node) {
@@ -135,18 +131,14 @@ int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node
     }
 }
 
-int ww_twin_end(const struct ww_twin *t) {
-    uint32_t got;
-    return ww_call(t->device, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0, &got);
-}
+int ww_twin_end(const struct ww_twin *t) { return ww_call(t->device, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0); }
 
 int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
-    uint32_t got;
     int error = name(exec, t->device);
     if (error)
         return error;
     struct ww_args_graph args = {t->id, exec->id};
-    if ((error = ww_call(t->device, WW_OP_GRAPH_MAKE, 0, &args, sizeof args, NULL, 0, &got))) {
+    if ((error = ww_call(t->device, WW_OP_GRAPH_MAKE, 0, &args, sizeof args, NULL, 0))) {
         ww_id_give(exec->device, &exec->device->graphs, exec->life, exec->id);
         exec->device = NULL;
     }

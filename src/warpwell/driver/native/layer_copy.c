@@ -40,7 +40,7 @@ static uint32_t piece_of(const struct copy *k) {
 
 /* Wait until all that was posted to a stream is done. */
 static int stream_done(struct ww_device *d, uint32_t stream) {
-    return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
+    return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0);
 }
 
 /* A synchronous call waits for memory that the program sees, on a thread's own stream, behind which no other orders
@@ -133,24 +133,8 @@ static int in_entry(const struct copy *k) {
 
 static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t flags) {
     struct ww_args_move args = {k->to + at, nbytes};
-    struct ww_channel *c;
-    struct ww_post p;
-    uint32_t place;
-    int error = ww_place_take(k->device, k->stream, true, false, &c, &place);
-    if (error == WW_STREAM_FIRST && !(error = stream_done(k->device, k->stream)))
-        error = ww_place_take(k->device, k->stream, true, true, &c, &place);
-    if (error)
-        return error;
-    memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const void *)(uintptr_t)(k->from + at), nbytes);
-    error = ww_begin(k->device, WW_OP_IN, k->stream, flags, sizeof args, &p);
-    if (!error)
-        error = ww_place_post(&p, c, place, nbytes);
-    if (!error) {
-        memcpy(p.entry + 1, &args, sizeof args);
-        error = ww_finish(&p);
-    }
-    ww_place_drop(k->device, c, place);
-    return error;
+    const void *from = (const void *)(uintptr_t)(k->from + at);
+    return ww_place_fill(k->device, WW_OP_IN, k->stream, flags, from, nbytes, &args, sizeof args);
 }
 
 static int in_pieces(const struct copy *k) {
@@ -179,22 +163,15 @@ struct piece {
 
 static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q) {
     size_t left = k->nbytes - at;
-    struct ww_post p;
     q->nbytes = left < k->piece ? (uint32_t)left : k->piece;
     struct ww_args_move args = {k->from + at, q->nbytes};
     int error = ww_place_take(k->device, k->stream, waits, true, &q->channel, &q->place);
     if (error)
         return error;
-    error = ww_begin(k->device, WW_OP_OUT, k->stream, 0, sizeof args, &p);
-    if (!error)
-        error = ww_place_post(&p, q->channel, q->place, q->nbytes);
-    if (error) {
+    error = ww_place_send(k->device, WW_OP_OUT, k->stream, 0, q->channel, q->place, q->nbytes, &args, sizeof args);
+    if (error)
         ww_place_drop(k->device, q->channel, q->place);
-        return error;
-    }
-    memcpy(p.entry + 1, &args, sizeof args);
-    ww_finish(&p); /* the place has the result */
-    return 0;
+    return error;
 }
 
 /* Copy a piece of a large copy: its lines are not read before they are written, and do not push the places out of the
@@ -268,15 +245,15 @@ static int copy_out(struct copy *k) {
 
 /* -- between addresses that the worker has ------------------------------------------------------------------------- */
 
+/* Post a call that copies or fills. */
+static int post(const struct copy *k, uint16_t op, const void *args, size_t nargs) {
+    uint32_t flags = waiting(k);
+    return posted(k, flags, ww_send_flags(k->device, op, k->stream, flags, args, nargs));
+}
+
 static int copy_there(const struct copy *k) {
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
-    struct ww_post p;
-    uint32_t flags = waiting(k);
-    int error = ww_begin(k->device, WW_OP_COPY, k->stream, flags, sizeof args, &p);
-    if (error)
-        return error;
-    memcpy(p.entry + 1, &args, sizeof args);
-    return posted(k, flags, ww_finish(&p));
+    return post(k, WW_OP_COPY, &args, sizeof args);
 }
 
 static bool reaches(struct ww_device *d, struct ww_device *owner, const struct ww_span *r) {
@@ -288,15 +265,12 @@ static bool reaches(struct ww_device *d, struct ww_device *owner, const struct w
 static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_device *from) {
     struct ww_device *ends[2] = {to, from};
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
-    struct ww_post p;
     int error = 0;
     for (int i = 0; i < 2 && !error; i++)
         error = ends[i] == k->device ? 0 : k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);
-    error = error ? error : ww_begin(k->device, WW_OP_COPY, k->stream, k->waits ? WW_DONE : 0, sizeof args, &p);
     if (error)
         return error;
-    memcpy(p.entry + 1, &args, sizeof args);
-    error = ww_finish(&p);
+    error = ww_send_flags(k->device, WW_OP_COPY, k->stream, k->waits ? WW_DONE : 0, &args, sizeof args);
     for (int i = 0; i < 2; i++)
         if (ends[i] != k->device)
             ww_touch(k->device, ends[i]);
@@ -469,13 +443,7 @@ int ww_set_check(struct ww_device *d, const struct cu_node_set *s) {
 
 static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count) {
     struct ww_args_memset args = {to, count, s->value, s->width};
-    struct ww_post p;
-    uint32_t flags = waiting(k);
-    int error = ww_begin(k->device, WW_OP_MEMSET, k->stream, flags, sizeof args, &p);
-    if (error)
-        return error;
-    memcpy(p.entry + 1, &args, sizeof args);
-    return posted(k, flags, ww_finish(&p));
+    return post(k, WW_OP_MEMSET, &args, sizeof args);
 }
 
 int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits) {

@@ -128,6 +128,6 @@ int ww_synchronize(struct ww_device *d) {
         return error;
     if (atomic_load(&d->holds))
         ww_host_wait(d, 0);
-    error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
+    error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0);
     return error ? error : ww_earlier(d);
 }

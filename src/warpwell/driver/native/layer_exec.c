@@ -266,7 +266,7 @@ static void retire(struct ww_plan *p, struct ww_mark *m) {
     struct ww_args_event args = {m ? m->event : 0, 0};
     struct retired *r = NULL;
     bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
-                ww_call(m->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL) != CUDA_ERROR_NOT_READY;
+                ww_call(m->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0) != CUDA_ERROR_NOT_READY;
     if (!over && (r = malloc(sizeof *r))) {
         *r = (struct retired){p, m};
         atomic_fetch_add(&m->refs, 1);

@@ -35,7 +35,7 @@ static int is_due(const struct ww_host *h) {
         return 0;
     if (!h->event)
         return ww_context_code(h->device);
-    return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL);
+    return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0);
 }
 
 static bool behind_another(const struct ww_host *one) {

@@ -19,10 +19,9 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
                 CUdeviceptr *address) {
     struct ww_args_alloc args = {nbytes};
     uint64_t at = 0;
-    uint32_t got = 0;
-    int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at, &got);
-    if (error || got != sizeof at)
-        return error ? error : CUDA_ERROR_UNKNOWN;
+    int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at);
+    if (error)
+        return error;
     if ((error = ww_range_add_of(&d->ranges, at, nbytes, WW_ON_DEVICE, flags, owner))) {
         struct ww_args_free back = {at};
         ww_send(d, WW_OP_FREE, 0, &back, sizeof back);
@@ -165,7 +164,7 @@ static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
 
 static int unpin(struct ww_device *d, uint64_t at, size_t nbytes) {
     struct ww_args_free args = {at};
-    int error = d->facts.remote ? 0 : ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);
+    int error = d->facts.remote ? 0 : ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0);
     munmap((void *)(uintptr_t)at, nbytes);
     return error;
 }
@@ -175,7 +174,7 @@ int ww_unpin_taken(struct ww_device *d, const struct ww_span *r) { return unpin(
 static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags) {
     struct ww_args_pin args = {(uintptr_t)at, whole, flags, 0};
     pthread_mutex_lock(&c->pinning);
-    int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0, NULL);
+    int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0);
     int unmapped = error ? 0 : map_pinned(c, at, whole);
     pthread_mutex_unlock(&c->pinning);
     if (unmapped)

@@ -118,7 +118,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     struct ww_device *d;
     struct ww_mem_info info = {0, 0};
     int error = ww_need(&d);
-    if (error || (error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info, NULL)))
+    if (error || (error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info)))
         return error;
     if (free_bytes)
         *free_bytes = info.free;

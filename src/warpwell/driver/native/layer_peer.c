@@ -42,7 +42,7 @@ static int give(struct ww_device *d, const struct ww_device *other, int end) {
     struct ww_channel *c = atomic_load(&d->channel);
     int lost = !c || ww_send_packet(c->socket, &packet, sizeof packet, &end, 1, MSG_DONTWAIT);
     pthread_mutex_unlock(&d->post);
-    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0, NULL);
+    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0);
 }
 
 static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can) {
@@ -84,12 +84,12 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner) {
     pthread_mutex_lock(&layer.linking);
     if (!is_known(known, now, &can) && (can = link_up(user, owner))) {
         struct ww_args_link args = {(uint32_t)index_of(user), 0};
-        int error = ww_call(owner, WW_OP_SHARE, 0, &args, sizeof args, NULL, 0, NULL);
+        int error = ww_call(owner, WW_OP_SHARE, 0, &args, sizeof args, NULL, 0);
         can = !error;
         atomic_store(&owner->shared,
                      1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
         if (can)
-            can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0, NULL);
+            can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0);
         if (error != CUDA_ERROR_OUT_OF_MEMORY)
             atomic_store_explicit(known, now | (can ? YES : NO), memory_order_release);
     }
@@ -118,7 +118,7 @@ void ww_peers_done(struct ww_device *owner) {
     struct ww_device *d;
     for (int i = 0; (d = next_user(owner, &i));) {
         atomic_fetch_and(&d->touched, ~(1ull << index_of(owner)));
-        ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
+        ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0);
     }
 }
 

@@ -276,18 +276,17 @@ int ww_finish(struct ww_post *p) {
     return drop_slot(p, error ? error : s->result);
 }
 
-int ww_abandon(struct ww_post *p, int error) {
-    pthread_mutex_unlock(&p->device->post);
-    return drop_slot(p, error);
-}
-
-int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs) {
+int ww_send_flags(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, const void *args, size_t nargs) {
     struct ww_post p;
-    int error = ww_begin(d, op, stream, 0, nargs, &p);
+    int error = ww_begin(d, op, stream, flags, nargs, &p);
     if (error)
         return error;
     memcpy(p.entry + 1, args, nargs);
     return ww_finish(&p);
+}
+
+int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs) {
+    return ww_send_flags(d, op, stream, 0, args, nargs);
 }
 
 /* Post with an answer and wait for it; the slot stays taken. */
@@ -302,23 +301,20 @@ static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *ar
     return error ? drop_slot(p, error) : 0;
 }
 
-int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
-            uint32_t *got) {
+int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout) {
     struct timespec step = {.tv_nsec = 1000000};
     struct ww_post p;
     int error = ask(d, op, stream, args, nargs, &p);
     if (error == NO_SLOT_NOW)
-        while ((error = ww_call(d, query_of(op), stream, args, nargs, NULL, 0, NULL)) == CUDA_ERROR_NOT_READY)
+        while ((error = ww_call(d, query_of(op), stream, args, nargs, NULL, 0)) == CUDA_ERROR_NOT_READY)
             nanosleep(&step, NULL);
     if (error || p.slot == WW_NO_SLOT)
         return error;
     const struct ww_slot *s = &p.channel->status->slots[p.slot];
-    uint32_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA;
-    if (n && nout)
-        memcpy(out, s->data, n < nout ? n : nout);
-    if (got)
-        *got = n;
-    return drop_slot(&p, s->result);
+    error = !s->result && nout && s->nbytes != nout ? CUDA_ERROR_UNKNOWN : s->result;
+    if (!error && nout)
+        memcpy(out, s->data, nout);
+    return drop_slot(&p, error);
 }
 
 int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p) {
@@ -472,13 +468,36 @@ int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited,
     }
 }
 
-int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes) {
-    if (p->channel != c) /* another life: the entry was begun in a new worker's ring */
-        return ww_abandon(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    p->entry->place = place + 1;
-    p->entry->nbytes = nbytes;
-    p->entry->use = ++c->place_use[place];
-    return 0;
+int ww_place_send(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, struct ww_channel *c,
+                  uint32_t place, uint32_t nbytes, const void *args, size_t nargs) {
+    struct ww_post p;
+    int error = ww_begin(d, op, stream, flags, nargs, &p);
+    if (error)
+        return error;
+    if (p.channel != c) { /* another life: the entry was begun in a new worker's ring */
+        pthread_mutex_unlock(&d->post);
+        return drop_slot(&p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+    p.entry->place = place + 1;
+    p.entry->nbytes = nbytes;
+    p.entry->use = ++c->place_use[place];
+    memcpy(p.entry + 1, args, nargs);
+    return ww_finish(&p);
+}
+
+int ww_place_fill(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, const void *bytes, uint32_t nbytes,
+                  const void *args, size_t nargs) {
+    struct ww_channel *c;
+    uint32_t place;
+    int error = ww_place_take(d, stream, true, !stream, &c, &place);
+    if (error == WW_STREAM_FIRST && !(error = ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0)))
+        error = ww_place_take(d, stream, true, true, &c, &place);
+    if (error)
+        return error;
+    memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, bytes, nbytes);
+    error = ww_place_send(d, op, stream, flags, c, place, nbytes, args, nargs);
+    ww_place_drop(d, c, place);
+    return error;
 }
 
 int ww_place_wait(struct ww_channel *c, uint32_t place) {

@@ -42,7 +42,7 @@ CUresult cuStreamQuery(CUstream h) {
         error = ww_no_synchronize(d, id);
     if (!error && atomic_load(&d->holds) && ww_host_held(d, id))
         return CUDA_ERROR_NOT_READY;
-    if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0, NULL)))
+    if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0)))
         return error;
     return ww_earlier(d);
 }
@@ -168,14 +168,13 @@ int ww_event_ask(CUevent h, uint16_t op) {
     if (op == WW_OP_EVENT_QUERY && (error = ww_unsafe()))
         return error;
     struct ww_args_event args = {o->id, 0};
-    error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0, NULL);
+    error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0);
     return error ? error : ww_earlier(o->device);
 }
 
 CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     struct ww_object *a = ww_object(first, WW_EVENT), *b = ww_object(second, WW_EVENT);
     int error = ww_ready();
-    uint32_t got;
     if (error || !ms)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (a && b && (a->recorded == WW_IN_CAPTURE || b->recorded == WW_IN_CAPTURE))
@@ -184,6 +183,5 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
         ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;
     struct ww_args_elapsed args = {a->id, b->id};
-    error = ww_call(a->device, WW_OP_EVENT_ELAPSED, 0, &args, sizeof args, ms, sizeof *ms, &got);
-    return error ? error : got == sizeof *ms ? 0 : CUDA_ERROR_UNKNOWN;
+    return ww_call(a->device, WW_OP_EVENT_ELAPSED, 0, &args, sizeof args, ms, sizeof *ms);
 }

@@ -187,7 +187,6 @@ int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t
     struct ww_launch k;
     struct ww_device *d;
     struct ww_fn *f;
-    uint32_t got;
     int error = ww_need(&d);
     if (error || !n || !c || (error = read_attributes(&k, c)) || (error = ww_fn_of(h, d, &f)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -195,8 +194,7 @@ int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t
         (struct ww_args_launch){.function = f->object->id | what, .shape = c->shape, .attributes = k.nattributes};
     memcpy(args.attributes, k.attributes, k.nattributes * sizeof *k.attributes);
     size_t nbytes = sizeof args.launch + k.nattributes * sizeof *k.attributes;
-    error = ww_call(d, WW_OP_CLUSTERS, 0, &args, nbytes, n, sizeof *n, &got);
-    return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
+    return ww_call(d, WW_OP_CLUSTERS, 0, &args, nbytes, n, sizeof *n);
 }
 
 static int host_call(CUstream h, struct ww_host *what) {
