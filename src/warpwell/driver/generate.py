@@ -20,6 +20,7 @@ def sources() -> dict[str, str]:
         "gen_calls.h": _calls_h(),
         "gen_ops.h": _ops_h(),
         "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code, _forward) + _layer_calls(),
+        "gen_layer.h": _layer_h(),
         "gen_worker.h": _worker_h(),
         "gen_worker.c": _worker_c(),
     }
@@ -183,6 +184,7 @@ CHECKS = {
     "function": "ww_fn_any({0}, &f)",
     "kernel": "ww_fn_of({0}, d, &f)",
     "pool": "ww_pool_at({0}, &pool)",
+    "handle": "ww_object_at({0}, &o)",
     "unsafe": "ww_unsafe()",
     "unwatched": "ww_no_synchronize(d, id)",
     "done": "{0}",
@@ -193,15 +195,29 @@ _LOCALS = {
     "d": "struct ww_device *d",
     "id": "uint32_t id",
     "f": "struct ww_fn *f",
+    "o": "struct ww_object *o",
     "pool": "struct ww_pool *pool",
 }
+_BODY = re.compile(r"body\((.*)\)")
+
+
+def _layer_h() -> str:
+    """Return declarations of the bodies that other sources define."""
+    c_lines = ["/* Generated: bodies of calls behind their checks. */"]
+    for call in table.calls().values():
+        if body := _BODY.fullmatch(call.forward):
+            types = {f"a{i}": f"{c_type} a{i}" for i, c_type in enumerate(call.c_types)}
+            types |= _LOCALS | {name: f"struct ww_{name} *{name}" for name in _OF_GRAPHS}
+            c_lines.append(f"int ww_body_{call.symbol}({', '.join(types[name] for name in body[1].split(', '))});")
+    return "\n".join([*c_lines, ""])
 
 
 def _forward(call: table.Call) -> str:
     """Return the definition of a call whose body is in the table."""
     if not call.forward:
         return ""
-    text = " ".join([*(_check_code(check) for check in call.checks), call.forward])
+    forward = _BODY.sub(rf"ww_body_{call.symbol}(\1)", call.forward)
+    text = " ".join([*(_check_code(check) for check in call.checks), forward])
     names = set(re.findall(r"\w+", text))
     c_lines = [_body(call) if flagged(call) else _prototype(call), "{"]
     c_lines += [f"    (void)a{i};" for i in range(len(call.roles)) if f"a{i}" not in names]
@@ -209,15 +225,12 @@ def _forward(call: table.Call) -> str:
         c_lines.append("    CUstream stream = per_thread ? CU_STREAM_PER_THREAD : NULL;")
     c_lines += [f"    {declaration};" for name, declaration in _LOCALS.items() if re.search(rf"&{name}\b", text)]
     if not call.checks:
-        return "\n".join([*c_lines, f"    return {call.forward};", "}"])
+        return "\n".join([*c_lines, f"    return {forward};", "}"])
     c_lines += ["    int error = 0;"]
     left = "graphs" in call.checks
     for check in call.checks:
         c_lines += _check(check, left)
-    if call.forward.startswith("{"):
-        c_lines += [f"    {call.forward}"]
-    else:
-        c_lines += [f"    error = {call.forward};"]
+    c_lines += [f"    {forward}" if forward.startswith("{") else f"    error = {forward};"]
     c_lines += ["    ww_graphs_leave();"] if left else []
     return "\n".join([*c_lines, "    return error;", "}"])
 

@@ -171,6 +171,8 @@ int ww_ready(void);                                 /* initialized, not forked, 
 int ww_device_at(CUdevice k, struct ww_device **d); /* by its number here */
 /* The device of a context, NULL being the thread's. */
 int ww_context_or_current(CUcontext context, struct ww_device **d);
+int ww_context_set(struct ww_device *d); /* NULL: leave the current context */
+int ww_context_push(struct ww_device *d);
 int ww_need(struct ww_device **d);         /* of the current context, with a worker that lives */
 int ww_context_code(struct ww_device *d);  /* 0, or why no call to the device can succeed */
 struct ww_device *ww_current(void);        /* or NULL */
@@ -229,6 +231,10 @@ int ww_event_end(struct ww_device *d, uint64_t life, uint32_t id);
 
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d); /* NULL: no room */
 struct ww_object *ww_object(const void *handle, uint32_t kind);      /* or NULL; one of an earlier life is NULL, too */
+static inline int ww_object_at(const void *handle, uint32_t kind, struct ww_object **o) {
+    *o = ww_object(handle, kind);
+    return *o ? 0 : CUDA_ERROR_INVALID_HANDLE;
+}
 int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was); /* its last state in *was: 0, or a code */
 int ww_id_take(struct ww_ids *ids, uint32_t *id);                             /* 0 or OUT_OF_MEMORY */
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
@@ -632,13 +638,20 @@ int ww_exec_enabled(const struct ww_exec *x, const void *node, unsigned *enabled
 /* Without it: */
 #define WW_NODE_KERNEL_V1 (-1) /* a kernel with the first version of its parameters */
 int ww_graph_create(void **graph);
-int ww_capture_begin(void *h, int mode, void *graph, void *const *deps, size_t n);
+int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph, void *const *deps, size_t n);
 /* params: as the driver's call for the kind has them; the event, address or graph itself where it has one. */
 int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void *params, CUcontext context);
 int ww_node_set(void *node, int kind, void *params, CUcontext context);
 int ww_exec_set(void *exec, void *node, int kind, void *params, CUcontext context);
 
+int ww_error_text(int code, bool name, const char **text);
+int ww_hint(CUdeviceptr address, size_t nbytes, int kind, int id);
+int ww_prefetch(CUdeviceptr address, size_t nbytes, int kind, int id, CUstream h);
+int ww_instantiate(void **exec, void *graph, uint64_t flags, int *result);
+
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#include "gen_layer.h"
 
 #endif

@@ -390,23 +390,20 @@ static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, 
     return error;
 }
 
-int ww_capture_begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
-    struct ww_device *d;
+int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph, void *const *deps, size_t n) {
     struct member *m;
-    uint32_t stream;
-    int error = ww_stream_of(h, &d, &stream);
-    if (error || mode < CU_CAPTURE_GLOBAL || mode > CU_CAPTURE_RELAXED)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (mode < CU_CAPTURE_GLOBAL || mode > CU_CAPTURE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
     if (stream == WW_LEGACY)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     struct capture *c = calloc(1, sizeof *c);
     struct nodes last = {NULL, 0};
     enter();
     struct ww_graph *g = graph ? ww_graph(graph) : NULL;
-    error = !c                          ? CUDA_ERROR_OUT_OF_MEMORY
-            : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
-            : graph && !g               ? CUDA_ERROR_INVALID_VALUE
-                                        : 0;
+    int error = !c                          ? CUDA_ERROR_OUT_OF_MEMORY
+                : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
+                : graph && !g               ? CUDA_ERROR_INVALID_VALUE
+                                            : 0;
     for (struct capture *k = captures; k && g && !error; k = k->next)
         error = k->graph == g ? CUDA_ERROR_ILLEGAL_STATE : 0;
     if (!error && !graph && !(g = ww_graph_new()))
@@ -433,11 +430,6 @@ int ww_capture_begin(void *h, int mode, void *graph, void *const *deps, size_t n
     return leave(error);
 }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode) {
-    (void)edges; /* data of edges are those of whole completion here */
-    return graph ? ww_capture_begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
-}
-
 /* Whether all that was recorded comes before the first stream's last nodes. */
 static bool joined(const struct capture *c, const struct member *first) {
     struct nodes reached = {NULL, 0};
@@ -452,13 +444,8 @@ static bool joined(const struct capture *c, const struct member *first) {
     return all;
 }
 
-CUresult cuStreamEndCapture(CUstream h, void **graph) {
-    struct ww_device *d;
+int ww_body_cuStreamEndCapture(struct ww_device *d, uint32_t stream, void **graph) {
     struct member *m;
-    uint32_t stream;
-    int error = ww_stream_of(h, &d, &stream);
-    if (error)
-        return error;
     if (graph)
         *graph = NULL;
     enter();
@@ -469,7 +456,9 @@ CUresult cuStreamEndCapture(CUstream h, void **graph) {
         return leave(c ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED : CUDA_ERROR_ILLEGAL_STATE);
     if (c->thread != &thread_mark && c->mode != CU_CAPTURE_RELAXED)
         return leave(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-    error = c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : joined(c, m) ? 0 : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    int error = c->broken      ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                : joined(c, m) ? 0
+                               : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
     struct ww_graph *g = c->graph;
     bool into = c->into;
     end_capture(c);
@@ -484,13 +473,8 @@ static int status_of(const struct capture *c) {
     return !c ? CU_CAPTURE_NONE : c->broken ? CU_CAPTURE_INVALIDATED : CU_CAPTURE_ACTIVE;
 }
 
-CUresult cuStreamIsCapturing(CUstream h, int *status) {
-    struct ww_device *d;
+int ww_body_cuStreamIsCapturing(struct ww_device *d, uint32_t stream, int *status) {
     struct member *m;
-    uint32_t stream;
-    int error = ww_stream_of(h, &d, &stream);
-    if (error || !status)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     *status = CU_CAPTURE_NONE;
     if (!atomic_load(&ww_captures))
         return 0;
@@ -501,16 +485,12 @@ CUresult cuStreamIsCapturing(CUstream h, int *status) {
     return leave(0);
 }
 
-CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void **graph, void **deps, void **edges,
-                                   size_t *n) {
-    struct ww_device *d;
+int ww_body_cuStreamGetCaptureInfo_v3(struct ww_device *d, uint32_t stream, int *status, uint64_t *id, void **graph,
+                                      void **deps, void **edges, size_t *n) {
     struct member *m;
-    uint32_t stream;
-    int error = ww_stream_of(h, &d, &stream);
-    if (error || !status)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     enter();
-    if (stream == WW_LEGACY && (error = implicit(d)))
+    int error = stream == WW_LEGACY ? implicit(d) : 0;
+    if (error)
         return leave(error);
     struct capture *c = capture_of(d, stream, &m);
     *status = status_of(c);
@@ -537,18 +517,14 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void *
     return leave(0);
 }
 
-CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edges, size_t n, unsigned set) {
-    struct ww_device *d;
+int ww_body_cuStreamUpdateCaptureDependencies_v2(struct ww_device *d, uint32_t stream, void *deps, size_t n,
+                                                 unsigned set) {
     struct capture *c;
     struct member *m;
-    uint32_t stream;
     struct nodes more = {NULL, 0};
-    int error = ww_stream_of(h, &d, &stream);
-    (void)edges;
-    if (error || set > 1)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     enter();
-    if (!(error = recording(d, stream, &c, &m)) && !(error = read_nodes(c->graph, deps, n, &more))) {
+    int error = recording(d, stream, &c, &m);
+    if (!error && !(error = read_nodes(c->graph, deps, n, &more))) {
         if (set)
             m->last.n = 0;
         error = put_all(&m->last, &more);
@@ -557,10 +533,9 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edge
     return leave(error);
 }
 
-CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
-    int error = ww_ready();
-    if (error || !mode || *mode < CU_CAPTURE_GLOBAL || *mode > CU_CAPTURE_RELAXED)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuThreadExchangeStreamCaptureMode(int *mode) {
+    if (*mode < CU_CAPTURE_GLOBAL || *mode > CU_CAPTURE_RELAXED)
+        return CUDA_ERROR_INVALID_VALUE;
     int before = mode_of_thread;
     mode_of_thread = *mode;
     *mode = before;

@@ -327,34 +327,26 @@ static int read_file(const char *path, char **all, size_t *nbytes) {
     return error;
 }
 
-CUresult cuModuleLoad(CUmodule *module, const char *path) {
+int ww_body_cuModuleLoad(CUmodule *module, const char *path) {
     char *image;
     size_t nbytes;
-    int error = ww_ready();
-    if (error || (error = read_file(path, &image, &nbytes)))
+    int error = read_file(path, &image, &nbytes);
+    if (error)
         return error;
     error = load_module(module, image, nbytes, 0, NULL, NULL);
     free(image);
     return error;
 }
 
-CUresult cuModuleUnload(CUmodule h) {
-    struct ww_object *o = ww_object(h, WW_MODULE);
-    int error = ww_ready();
-    if (error || !o)
-        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+int ww_body_cuModuleUnload(CUmodule h) {
     pthread_mutex_lock(&layer.loading);
-    o = ww_object(h, WW_MODULE);
-    error = !o ? CUDA_ERROR_INVALID_HANDLE : o->flags == OF_LIBRARY ? CUDA_ERROR_NOT_PERMITTED : unload(o->more);
+    struct ww_object *o = ww_object(h, WW_MODULE);
+    int error = !o ? CUDA_ERROR_INVALID_HANDLE : o->flags == OF_LIBRARY ? CUDA_ERROR_NOT_PERMITTED : unload(o->more);
     pthread_mutex_unlock(&layer.loading);
     return error;
 }
 
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name) {
-    struct ww_object *o = ww_object(h, WW_MODULE);
-    int error = ww_ready();
-    if (error || !o || !function || !name)
-        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+int ww_body_cuModuleGetFunction(struct ww_object *o, CUfunction *function, const char *name) {
     struct ww_fn *f = fn_named(o->more, name);
     if (!f)
         return CUDA_ERROR_NOT_FOUND;
@@ -363,14 +355,10 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name)
     return 0;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name) {
-    struct ww_object *o = ww_object(h, WW_MODULE);
-    int error = ww_ready();
-    if (error || !o || !name)
-        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+int ww_body_cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name) {
     pthread_mutex_lock(&layer.loading);
-    o = ww_object(h, WW_MODULE);
-    error = o ? global(o->more, name, address, nbytes) : CUDA_ERROR_INVALID_HANDLE;
+    struct ww_object *o = ww_object(h, WW_MODULE);
+    int error = o ? global(o->more, name, address, nbytes) : CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_unlock(&layer.loading);
     return error;
 }
@@ -647,12 +635,6 @@ int ww_fn_any(void *h, struct ww_fn **f) {
     return error ? error : ww_fn_of(h, o ? o->device : d, f);
 }
 
-static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    return error ? error : ww_fn_of(h, d, f);
-}
-
 int ww_get_attribute(const struct ww_fn *f, int attribute, int *value) {
     if (!value || attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
@@ -670,13 +652,7 @@ int ww_set_attribute(struct ww_fn *f, int attribute, int value) {
     return error;
 }
 
-CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k) {
-    struct ww_fn *f;
-    int error = fn_at(h, k, &f);
-    if (error)
-        return error;
-    if (config < 0 || config > 3)
-        return CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuKernelSetCacheConfig(struct ww_fn *f, int config) {
     struct ww_args_cuFuncSetCacheConfig args = {f->object->id, config};
     return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0);
 }
@@ -690,55 +666,19 @@ int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbyte
     return 0;
 }
 
-CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbytes) {
-    struct ww_fn *f;
-    struct ww_object *o = ww_object(h, WW_KERNEL);
-    struct ww_device *d = ww_current(); /* the driver, too, asks for a current context here */
-    int error = ww_ready();
-    if (error || !o || !d)
-        return error ? error : o ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
-    return (error = fn_on(o, d, &f)) ? error : ww_param_info(f, i, offset, nbytes);
-}
-
-CUresult cuFuncGetModule(CUmodule *module, CUfunction h) {
-    struct ww_fn *f;
-    int error = ww_fn_any(h, &f);
-    if (error || !module)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuFuncGetModule(struct ww_fn *f, CUmodule *module) {
     if (f->kernel)
         return cuLibraryGetModule(module, (CUlibrary)(void *)((struct kernel *)f->kernel->more)->library);
     *module = (CUmodule)(void *)f->module;
     return f->module ? 0 : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel h) {
-    struct ww_device *d;
-    struct ww_fn *f;
-    int error = ww_need(&d);
-    if (error || !function)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    struct ww_object *o = ww_object(h, WW_KERNEL);
-    if (!o)
-        return CUDA_ERROR_INVALID_HANDLE;
-    if (!(error = fn_on(o, d, &f)))
-        *function = (CUfunction)(void *)f->object;
-    return error;
-}
-
-CUresult cuKernelGetName(const char **name, CUkernel h) {
-    struct ww_object *o = ww_object(h, WW_KERNEL);
-    int error = ww_ready();
-    if (error || !o || !name)
-        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+int ww_body_cuKernelGetName(struct ww_object *o, const char **name) {
     *name = ((struct kernel *)o->more)->name;
     return 0;
 }
 
-CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h) {
-    struct ww_object *o = ww_object(h, WW_KERNEL);
-    int error = ww_ready();
-    if (error || !o || !library)
-        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+int ww_body_cuKernelGetLibrary(struct ww_object *o, CUlibrary *library) {
     *library = (CUlibrary)(void *)((struct kernel *)o->more)->library;
     return 0;
 }
@@ -746,13 +686,10 @@ CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h) {
 /* -- occupancy ----------------------------------------------------------------------------------------------------- */
 
 /* The block size with most threads on a multiprocessor, the largest of equals; asked of the driver for each size. */
-CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,
-                                                   int limit, unsigned flags) {
-    struct ww_device *d;
-    struct ww_fn *f;
-    int error = ww_need(&d), best = 0, n;
-    if (error || (error = ww_fn_of(h, d, &f)) || !grid || !block)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuOccupancyMaxPotentialBlockSizeWithFlags(struct ww_device *d, struct ww_fn *f, int *grid, int *block,
+                                                      CUfunction h, void *shared_of, size_t shared, int limit,
+                                                      unsigned flags) {
+    int error, best = 0, n;
     int most = f->attributes[CU_FUNC_MAX_THREADS], warp = d->facts.attributes[CU_DEVICE_WARP_SIZE];
     size_t (*callback)(int) = (size_t (*)(int))(uintptr_t)shared_of;
     most = limit > 0 && limit < most ? limit : most;

@@ -71,7 +71,7 @@ static void free_stack(void *unused) {
 
 static void make_stack_key(void) { pthread_key_create(&stack_key, free_stack); }
 
-static int push(struct ww_device *d) {
+int ww_context_push(struct ww_device *d) {
     if (stack.depth == stack.capacity) {
         int capacity = stack.capacity ? 2 * stack.capacity : 8;
         struct ww_device **at = realloc(stack.at, (size_t)capacity * sizeof *at);
@@ -86,33 +86,17 @@ static int push(struct ww_device *d) {
     return 0;
 }
 
-CUresult cuCtxSetCurrent(CUcontext context) {
-    int error = ww_ready();
-    struct ww_device *d = ww_context(context);
-    if (error || (context && !d))
-        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
-    if (!context) {
+int ww_context_set(struct ww_device *d) {
+    if (d && !stack.depth)
+        return ww_context_push(d);
+    if (d)
+        stack.at[stack.depth - 1] = d;
+    else
         stack.depth -= stack.depth > 0;
-        return 0;
-    }
-    if (!stack.depth)
-        return push(d);
-    stack.at[stack.depth - 1] = d;
     return 0;
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-    int error = ww_ready();
-    struct ww_device *d = ww_context(context);
-    if (error || !d)
-        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
-    return push(d);
-}
-
-CUresult cuCtxPopCurrent_v2(CUcontext *context) {
-    int error = ww_ready();
-    if (error || !stack.depth)
-        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
+int ww_body_cuCtxPopCurrent_v2(CUcontext *context) {
     struct ww_device *d = stack.at[--stack.depth];
     if (context)
         *context = ww_context_handle(d);
@@ -124,16 +108,4 @@ int ww_context_or_current(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
     *d = context ? ww_context(context) : ww_current();
     return error ? error : *d ? 0 : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    struct ww_device *d;
-    int error = ww_context_or_current(NULL, &d);
-    if (error)
-        return error;
-    if (least)
-        *least = d->facts.least_priority;
-    if (greatest)
-        *greatest = d->facts.greatest_priority;
-    return 0;
 }

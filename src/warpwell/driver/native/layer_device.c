@@ -17,16 +17,6 @@ CUresult cuInit(unsigned flags) {
     return error;
 }
 
-CUresult cuDriverGetVersion(int *version) {
-    if (!version)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!layer.forked && ww_facts_once() == 0)
-        *version = layer.driver_version;
-    else
-        *version = 0;
-    return 0;
-}
-
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
 int ww_text_out(char *to, int room, const char *text) {
@@ -36,10 +26,7 @@ int ww_text_out(char *to, int room, const char *text) {
     return 0;
 }
 
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
-    int error = ww_ready();
-    if (error || !device || !name)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
     for (int i = 0; i < layer.ndevices; i++) {
         const char *full = layer.devices[i].facts.pci, *brief = strchr(full, ':');
         if (!strcasecmp(name, full) || (brief && !strcasecmp(name, brief + 1))) {
@@ -50,21 +37,12 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || !value || attribute <= 0 || attribute >= (int)WW_ATTRIBUTES)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuDeviceGetAttribute(struct ww_device *d, int *value, int attribute) {
     if (attribute == CU_DEVICE_MANAGED_MEMORY || attribute == CU_DEVICE_CONCURRENT_MANAGED)
         *value = ww_manages(d);
     else
         *value = memchr(absent, attribute, sizeof absent) ? 0 : d->facts.attributes[attribute];
     return 0;
-}
-
-CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k) {
-    int error = cuDeviceGetAttribute(major, CU_DEVICE_MAJOR, k);
-    return error ? error : cuDeviceGetAttribute(minor, CU_DEVICE_MINOR, k);
 }
 
 /* -- primary contexts ---------------------------------------------------------------------------------------------- */
@@ -91,13 +69,7 @@ void ww_reset(struct ww_device *d) {
     pthread_mutex_unlock(&d->opening);
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error || !context)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if ((error = ww_open(d)))
-        return error;
+int ww_body_cuDevicePrimaryCtxRetain(struct ww_device *d, CUcontext *context) {
     pthread_mutex_lock(&d->opening);
     d->retained++;
     pthread_mutex_unlock(&d->opening);
@@ -105,14 +77,10 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k) {
     return 0;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k) {
-    struct ww_device *d;
-    int error = ww_device_at(k, &d);
-    if (error)
-        return error;
+int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
     pthread_mutex_lock(&d->opening);
     bool last = d->retained == 1;
-    error = d->retained ? 0 : CUDA_ERROR_INVALID_CONTEXT;
+    int error = d->retained ? 0 : CUDA_ERROR_INVALID_CONTEXT;
     d->retained -= d->retained > 0;
     pthread_mutex_unlock(&d->opening);
     if (last)

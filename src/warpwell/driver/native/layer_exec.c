@@ -281,7 +281,7 @@ static void retire(struct ww_plan *p, struct ww_mark *m) {
 /* -- making and ending them
  * ----------------------------------------------------------------------------------------------------- */
 
-static int instantiate(void **exec, void *h, uint64_t flags, int *result) {
+int ww_instantiate(void **exec, void *h, uint64_t flags, int *result) {
     struct ww_plan *p = NULL;
     struct ww_exec *x = NULL;
     int error = ww_ready();
@@ -310,17 +310,12 @@ static int instantiate(void **exec, void *h, uint64_t flags, int *result) {
     return error;
 }
 
-CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) {
-    int result;
-    return instantiate(exec, graph, flags, &result);
-}
-
-CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room) {
+int ww_body_cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room) {
     if (node)
         *(void **)node = NULL;
     if (log && room)
         *log = 0;
-    return cuGraphInstantiateWithFlags(exec, graph, 0);
+    return ww_instantiate(exec, graph, 0, &(int){0});
 }
 
 CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params) {
@@ -330,14 +325,11 @@ CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *grap
         return CUDA_ERROR_INVALID_VALUE;
     p->node = NULL;
     p->result = 1;
-    return instantiate(exec, graph, p->flags, &p->result);
+    return ww_instantiate(exec, graph, p->flags, &p->result);
 }
 
-CUresult cuGraphExecDestroy(void *h) {
+int ww_body_cuGraphExecDestroy(void *h) {
     struct ww_object was;
-    int error = ww_ready();
-    if (error)
-        return error;
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
     if (x) {
@@ -393,10 +385,7 @@ int ww_exec_change(void *h, void *node, struct ww_work *work) {
     return 0;
 }
 
-CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
-    int error = ww_ready();
-    if (error)
-        return error;
+int ww_body_cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
     struct step *s = x ? step_of(x->plan, node) : NULL;
@@ -444,17 +433,14 @@ static int compare(const struct ww_plan *old, const struct ww_plan *new) {
     return 0;
 }
 
-CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
+int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     struct cu_update *r = result;
     struct ww_plan *p = NULL;
-    int error = ww_ready();
-    if (error || !r)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     *r = (struct cu_update){1, NULL, NULL};
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
     struct ww_graph *g = ww_graph(graph);
-    error = x && g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
+    int error = x && g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
     if (!error && (r->result = compare(x->plan, p)))
         error = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     if (error) {
@@ -470,10 +456,8 @@ CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     return 0;
 }
 
-CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result) {
-    struct cu_update r;
-    if (!result)
-        return CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuGraphExecUpdate(void *h, void *graph, void **node, int *result) {
+    struct cu_update r = {0};
     int error = cuGraphExecUpdate_v2(h, graph, &r);
     if (node)
         *node = r.node;

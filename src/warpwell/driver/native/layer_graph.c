@@ -26,10 +26,7 @@ struct ww_user *ww_user(const void *h) {
     return o ? o->more : NULL;
 }
 
-CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count, unsigned flags) {
-    int error = ww_ready();
-    if (error || !object || !destroy || !count || flags != 1) /* 1: it is not synchronized; there is no other */
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count) {
     struct ww_user *u = calloc(1, sizeof *u);
     if (!u || !(u->object = ww_object_new(WW_USER, NULL))) {
         free(u);

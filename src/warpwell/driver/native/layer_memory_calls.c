@@ -114,39 +114,28 @@ int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p
     return ww_pool_allocate(p, d, stream, nbytes, address);
 }
 
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
-    struct ww_device *d;
-    struct ww_mem_info info = {0, 0};
-    int error = ww_need(&d);
-    if (error || (error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info)))
-        return error;
-    if (free_bytes)
+int ww_body_cuMemGetInfo_v2(struct ww_device *d, size_t *free_bytes, size_t *total) {
+    struct ww_mem_info info;
+    int error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info);
+    if (!error && free_bytes)
         *free_bytes = info.free;
-    if (total)
+    if (!error && total)
         *total = info.total;
-    return 0;
+    return error;
 }
 
-CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !address || flags > 7 || nbytes > SIZE_MAX / 2)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuMemHostAlloc(struct ww_device *d, void **address, size_t nbytes, unsigned flags) {
     *address = NULL;
-    if ((error = ww_unsafe()))
-        return error;
-    return nbytes ? ww_pin(d, address, nbytes, flags, NULL) : 0;
+    int error = ww_unsafe();
+    return error || !nbytes ? error : ww_pin(d, address, nbytes, flags, NULL);
 }
 
-CUresult cuMemFreeHost(void *address) {
+int ww_body_cuMemFreeHost(void *address) {
     struct ww_span r;
-    struct ww_device *d;
-    int error = ww_need(&d);
+    struct ww_device *d = ww_range_owner((uintptr_t)address, &r);
+    int error = address ? ww_unsafe() : 0;
     if (error || !address)
         return error;
-    if ((error = ww_unsafe()))
-        return error;
-    d = ww_range_owner((uintptr_t)address, &r);
     if (d && atomic_load(&d->holds))
         ww_host_wait(d, 0); /* as in take_block */
     if (!d || r.owner || r.flags & WW_MANAGED || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
@@ -154,24 +143,16 @@ CUresult cuMemFreeHost(void *address) {
     return ww_unpin_taken(d, &r);
 }
 
-CUresult cuMemHostGetFlags(unsigned *flags, void *address) {
+int ww_body_cuMemHostGetFlags(unsigned *flags, void *address) {
     struct ww_span r;
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !flags)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY || r.flags & WW_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = r.flags & ~WW_OF_GRAPH;
     return 0;
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags) {
+int ww_body_cuMemHostGetDevicePointer_v2(struct ww_device *d, CUdeviceptr *device, void *address) {
     struct ww_span r;
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !device || flags)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (d->facts.remote && ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
         return ww_refused("cuMemHostGetDevicePointer for a device of another host");
     if (ww_range_find(&d->ranges, (uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY) {
@@ -192,17 +173,14 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
 
 /* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
  * kernels cannot read it. If the device is to map it, its pages move into memory that the worker pins as well. */
-CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
-    struct ww_device *d;
+int ww_body_cuMemHostRegister_v2(struct ww_device *d, void *address, size_t nbytes, unsigned flags) {
     struct ww_span r;
-    int error = ww_need(&d);
-    if (error || !address || !nbytes || flags > 15)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    void *alias = NULL;
+    int error;
     if (flags & REGISTER_IOMEMORY)
         return ww_refused("cuMemHostRegister of memory of another device");
     if (ww_range_owner((uintptr_t)address, &r) || ww_range_find(&layer.registered, (uintptr_t)address, &r))
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    void *alias = NULL;
     if (flags & REGISTER_DEVICEMAP && (error = ww_pin_pages(d, address, nbytes, &alias)))
         return error;
     error = ww_range_add_of(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
@@ -213,34 +191,25 @@ CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
 }
 
-CUresult cuMemHostUnregister(void *address) {
-    struct ww_device *d;
-    struct ww_span r;
-    int error = ww_need(&d);
-    if (error || !address)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuMemHostUnregister(void *address) {
+    struct ww_span r, pinned;
     if (!ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r))
         return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     if (!r.owner)
         return 0;
-    d = &layer.devices[r.flags];
+    struct ww_device *d = &layer.devices[r.flags];
     if (atomic_load(&d->holds))
         ww_host_wait(d, 0); /* as in take_block */
-    struct ww_span pinned;
     bool is_pinned = ww_range_take(&d->ranges, (uintptr_t)r.owner, WW_PINNED_MEMORY, &pinned);
-    error = is_pinned ? ww_unpin_taken(d, &pinned) : 0;
+    int error = is_pinned ? ww_unpin_taken(d, &pinned) : 0;
     ww_unpin_pages(address, r.size);
     return error;
 }
 
 /* -- attributes of pointers ---------------------------------------------------------------------------------------- */
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
-    struct ww_device *d;
+int ww_body_cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
     struct ww_span r;
-    int error = ww_need(&d);
-    if (error)
-        return error;
     if (!ww_range_owner(address, &r))
         return CUDA_ERROR_NOT_FOUND;
     if (start)
@@ -308,20 +277,14 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
     return has_none ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
+int ww_body_cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
     struct ww_span r;
-    int error = ww_ready();
-    if (error || !to)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     struct ww_device *d = owner_of(at, &r);
     return d ? attribute_of(d, &r, at, attribute, to) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at) {
+int ww_body_cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at) {
     struct ww_span r;
-    int error = ww_ready();
-    if (error || !attributes || !to)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     struct ww_device *d = owner_of(at, &r);
     for (unsigned i = 0; i < n; i++) {
         if (attributes[i] < 1 || attributes[i] > CU_POINTER_POOL)

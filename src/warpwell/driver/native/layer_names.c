@@ -9,27 +9,12 @@
 
 #define REFUSED_NAMES 256
 
-static const struct ww_error *error_of(int code) {
-    for (size_t i = 0; i < sizeof ww_errors / sizeof *ww_errors; i++)
+int ww_error_text(int code, bool name, const char **text) {
+    *text = NULL;
+    for (size_t i = 0; i < sizeof ww_errors / sizeof *ww_errors && !*text; i++)
         if (ww_errors[i].code == code)
-            return &ww_errors[i];
-    return NULL;
-}
-
-CUresult cuGetErrorName(int code, const char **name) {
-    const struct ww_error *e = error_of(code);
-    if (!name)
-        return CUDA_ERROR_INVALID_VALUE;
-    *name = e ? e->name : NULL;
-    return e ? 0 : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuGetErrorString(int code, const char **text) {
-    const struct ww_error *e = error_of(code);
-    if (!text)
-        return CUDA_ERROR_INVALID_VALUE;
-    *text = e ? e->text : NULL;
-    return e ? 0 : CUDA_ERROR_INVALID_VALUE;
+            *text = name ? ww_errors[i].name : ww_errors[i].text;
+    return *text ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* -- functions by name --------------------------------------------------------------------------------------------- */

@@ -159,20 +159,8 @@ void ww_graphs_leave(void) {
     }
 }
 
-static int graph_memory_of(CUdevice k, const void *value, struct account **a) {
-    struct ww_device *d;
-    int error = ww_ready();
-    if (error || (error = value ? ww_device_at(k, &d) : CUDA_ERROR_INVALID_VALUE))
-        return error;
-    *a = &accounts[k];
-    return 0;
-}
-
-CUresult cuDeviceGraphMemTrim(CUdevice k) {
-    struct account *a = NULL;
-    int error = graph_memory_of(k, &a, &a);
-    if (error)
-        return error;
+int ww_body_cuDeviceGraphMemTrim(struct ww_device *d) {
+    struct account *a = account_of(d);
     pthread_mutex_lock(&lock);
     a->used -= a->freed;
     a->reserved -= a->idle;
@@ -182,37 +170,19 @@ CUresult cuDeviceGraphMemTrim(CUdevice k) {
     return 0;
 }
 
-CUresult cuDeviceGetGraphMemAttribute(CUdevice k, int attribute, void *to) {
-    struct account *a;
-    int error = graph_memory_of(k, to, &a);
-    if (error)
-        return error;
+int ww_body_cuDeviceGetGraphMemAttribute(struct ww_device *d, int attribute, void *to) {
+    const struct account *a = account_of(d);
+    if (attribute < CU_GRAPH_USED || attribute > CU_GRAPH_RESERVED_HIGH)
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    switch (attribute) {
-    case CU_GRAPH_USED:
-        *(uint64_t *)to = a->used;
-        break;
-    case CU_GRAPH_USED_HIGH:
-        *(uint64_t *)to = a->used_high;
-        break;
-    case CU_GRAPH_RESERVED:
-        *(uint64_t *)to = a->reserved;
-        break;
-    case CU_GRAPH_RESERVED_HIGH:
-        *(uint64_t *)to = a->reserved_high;
-        break;
-    default:
-        error = CUDA_ERROR_INVALID_VALUE;
-    }
+    const uint64_t values[] = {a->used, a->used_high, a->reserved, a->reserved_high}; /* as enum cu_graph_memory */
+    *(uint64_t *)to = values[attribute];
     pthread_mutex_unlock(&lock);
-    return error;
+    return 0;
 }
 
-CUresult cuDeviceSetGraphMemAttribute(CUdevice k, int attribute, void *from) {
-    struct account *a;
-    int error = graph_memory_of(k, from, &a);
-    if (error)
-        return error;
+int ww_body_cuDeviceSetGraphMemAttribute(struct ww_device *d, int attribute, void *from) {
+    struct account *a = account_of(d);
     if (*(uint64_t *)from || (attribute != CU_GRAPH_USED_HIGH && attribute != CU_GRAPH_RESERVED_HIGH))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);

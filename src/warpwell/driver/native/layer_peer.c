@@ -229,16 +229,12 @@ bool ww_grant(struct ww_device *user, struct ww_device *owner) {
     return true;
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags) {
-    struct ww_device *d, *owner = ww_context(context);
-    int error = ww_need(&d);
-    if (error || flags)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuCtxEnablePeerAccess(struct ww_device *d, CUcontext context) {
+    struct ww_device *owner = ww_context(context);
     if (!owner || owner == d)
         return CUDA_ERROR_INVALID_CONTEXT;
-    if (!peer_of(d, owner))
-        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    if ((error = ww_open(owner)))
+    int error = peer_of(d, owner) ? ww_open(owner) : CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if (error)
         return error;
     if (!reach_soon(d, owner))
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
@@ -246,11 +242,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags) {
     return atomic_fetch_or(&d->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext context) {
-    struct ww_device *d, *owner = ww_context(context);
-    int error = ww_need(&d);
-    if (error || !owner)
-        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
+int ww_body_cuCtxDisablePeerAccess(struct ww_device *d, CUcontext context) {
+    struct ww_device *owner = ww_context(context);
     uint64_t bit = 1ull << index_of(owner);
     if (!(atomic_load(&d->peers) & bit))
         return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;

@@ -113,12 +113,12 @@ int ww_pool_at(void *h, struct ww_pool **p) {
     return error ? error : o ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolCreate(void **pool, void *wanted) {
+int ww_body_cuMemPoolCreate(void **pool, void *wanted) {
     const struct cu_pool_props *props = wanted;
     struct ww_device *d = NULL;
-    int error = ww_ready();
-    if (error || !pool || !props || (props->type != CU_MEM_PINNED && props->type != CU_MEM_MANAGED))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    int error = 0;
+    if (props->type != CU_MEM_PINNED && props->type != CU_MEM_MANAGED)
+        return CUDA_ERROR_INVALID_VALUE;
     bool managed = props->type == CU_MEM_MANAGED;
     if (managed && (error = ww_managed_check(&layer.devices[0])))
         return error;
@@ -138,12 +138,12 @@ CUresult cuMemPoolCreate(void **pool, void *wanted) {
     return 0;
 }
 
-CUresult cuMemPoolDestroy(void *h) {
-    struct ww_pool *p, *no = NULL;
+int ww_body_cuMemPoolDestroy(struct ww_pool *p, void *h) {
+    struct ww_pool *no = NULL;
     struct ww_object was;
-    int error = ww_pool_at(h, &p);
-    if (error || p->is_default || (error = ww_object_drop(h, WW_POOL, &was)))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    int error = p->is_default ? CUDA_ERROR_INVALID_VALUE : ww_object_drop(h, WW_POOL, &was);
+    if (error)
+        return error;
     for (int i = 0; i < layer.ndevices; i++) {
         struct ww_pool *seen = p;
         atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, no);
@@ -247,12 +247,10 @@ static bool is_user(const struct ww_pool *p, const struct cu_mem_location *at) {
            atomic_load(&layer.devices[at->id].granted) >> (p->device - layer.devices) & 1;
 }
 
-CUresult cuMemPoolGetAccess(int *flags, void *h, void *where) {
-    struct ww_pool *p;
-    int error = ww_pool_at(h, &p);
-    if (error || !flags || !where || !is_place(where))
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuMemPoolGetAccess(struct ww_pool *p, int *flags, void *where) {
     const struct cu_mem_location *at = where;
+    if (!is_place(at))
+        return CUDA_ERROR_INVALID_VALUE;
     *flags = reaches(p, at) || is_user(p, at) ? CU_MEM_READ_WRITE : 0;
     return 0;
 }

@@ -1,11 +1,8 @@
 /* The driver's calls on streams and events. */
 #include "layer.h"
 
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !stream || flags > CU_STREAM_NON_BLOCKING)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuStreamCreateWithPriority(struct ww_device *d, CUstream *stream, unsigned flags, int priority) {
+    int error;
     if (priority > d->facts.least_priority)
         priority = d->facts.least_priority;
     if (priority < d->facts.greatest_priority)
@@ -34,17 +31,11 @@ CUresult cuStreamDestroy_v2(CUstream h) {
     return ww_stream_end(&(struct ww_ending){was.device, was.life, was.id});
 }
 
-CUresult cuStreamQuery(CUstream h) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    if (!error)
-        error = ww_no_synchronize(d, id);
-    if (!error && atomic_load(&d->holds) && ww_host_held(d, id))
+int ww_body_cuStreamQuery(struct ww_device *d, uint32_t id) {
+    if (atomic_load(&d->holds) && ww_host_held(d, id))
         return CUDA_ERROR_NOT_READY;
-    if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0)))
-        return error;
-    return ww_earlier(d);
+    int error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0);
+    return error ? error : ww_earlier(d);
 }
 
 #define EXTERNAL 1u /* flag of records and waits: nodes of their own in a stream that records */
@@ -65,15 +56,8 @@ static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, s
     return external(d, stream, CU_NODE_WAIT, event);
 }
 
-CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags) {
-    struct ww_device *d;
-    uint32_t id;
-    int error = ww_stream_of(h, &d, &id);
-    struct ww_object *e = ww_object(event, WW_EVENT);
-    if (error || !e)
-        return error ? error : CUDA_ERROR_INVALID_HANDLE;
-    if (flags > EXTERNAL)
-        return CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuStreamWaitEvent(struct ww_device *d, uint32_t id, struct ww_object *e, unsigned flags) {
+    int error;
     if (atomic_load(&ww_captures) || e->recorded == WW_IN_CAPTURE) {
         bool done;
         if ((error = wait_captured(d, id, flags, e, &done)) || done)
@@ -83,8 +67,8 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags) {
         bool can;
         if (!atomic_load_explicit(&e->recorded, memory_order_relaxed))
             return 0;
-        error = ww_wait_across(d, id, e->device, e->id, &can);
-        return can ? error : cuEventSynchronize(event); /* without a link between the workers the program waits */
+        error = ww_wait_across(d, id, e->device, e->id, &can); /* without a link between workers the program waits */
+        return can ? error : ww_event_ask((CUevent)(void *)e, WW_OP_EVENT_SYNC);
     }
     struct ww_args_event args = {e->id, 0};
     return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
@@ -105,11 +89,8 @@ int ww_stream_attribute(int attribute) {
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
-CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    if (error || !event || flags > 7)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuEventCreate(struct ww_device *d, CUevent *event, unsigned flags) {
+    int error;
     if (flags & CU_EVENT_INTERPROCESS)
         return ww_refused("cuEventCreate for other processes");
     struct ww_object *o = ww_object_new(WW_EVENT, d);
@@ -172,11 +153,8 @@ int ww_event_ask(CUevent h, uint16_t op) {
     return error ? error : ww_earlier(o->device);
 }
 
-CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
+int ww_body_cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     struct ww_object *a = ww_object(first, WW_EVENT), *b = ww_object(second, WW_EVENT);
-    int error = ww_ready();
-    if (error || !ms)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (a && b && (a->recorded == WW_IN_CAPTURE || b->recorded == WW_IN_CAPTURE))
         return CUDA_ERROR_CAPTURED_EVENT;
     if (!a || !b || a->device != b->device || !a->recorded || !b->recorded ||
