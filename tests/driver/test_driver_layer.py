@@ -64,7 +64,7 @@ class Span(ctypes.Structure):
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Compile three files of the layer with all names visible."""
     folder = tmp_path_factory.mktemp("pieces")
-    for name in ("gen_numbers.h", "gen_calls.h", "gen_ops.h"):
+    for name in ("gen_numbers.h", "gen_calls.h", "gen_ops.h", "gen_layer.h"):
         (folder / name).write_text(generate.sources()[name])
     (folder / "stub.c").write_text(_STUB)
     files = [str(generate.NATIVE / f"layer_{name}.c") for name in ("image", "object", "range")]
@@ -192,7 +192,7 @@ def test_ranges_are_as_a_model(pieces: ctypes.CDLL, seed: int) -> None:
         address = ctypes.c_uint64(start)
         meets = [s for s, n in model.items() if s < start + size and start < s + n]
         if rng.random() < 0.5:
-            code = pieces.ww_range_add(table, address, ctypes.c_uint64(size), 1, 7)
+            code = pieces.ww_range_add(table, address, ctypes.c_uint64(size), 1, 7, None)
             assert code == (_ALREADY_MAPPED if meets else 0)
             if not meets:
                 model[start] = size
@@ -206,13 +206,13 @@ def test_ranges_are_as_a_model(pieces: ctypes.CDLL, seed: int) -> None:
     for start in list(model):
         assert not pieces.ww_range_take(table, ctypes.c_uint64(start), 2, ctypes.byref(found)), "of another kind"
         assert pieces.ww_range_take(table, ctypes.c_uint64(start), 1, ctypes.byref(found))
-    assert pieces.ww_range_add(table, ctypes.c_uint64(2**64 - 8), ctypes.c_uint64(16), 1, 0) != 0, "wraps around"
+    assert pieces.ww_range_add(table, ctypes.c_uint64(2**64 - 8), ctypes.c_uint64(16), 1, 0, None) != 0, "wraps around"
 
 
 def test_an_address_of_two_devices_is_the_current_ones(pieces: ctypes.CDLL) -> None:
     found, address, size = Span(), ctypes.c_uint64(5000), ctypes.c_uint64(8)
     for i in (1, 0):
-        assert pieces.ww_range_add(ctypes.c_void_p(pieces.ranges(i)), address, size, 2, i) == 0
+        assert pieces.ww_range_add(ctypes.c_void_p(pieces.ranges(i)), address, size, 2, i, None) == 0
         owner = ctypes.c_void_p(pieces.ww_range_owner(address, ctypes.byref(found)))
         assert pieces.index_of(owner) == i and found.flags == i
     assert not pieces.ww_range_owner(ctypes.c_uint64(5008), ctypes.byref(found))

@@ -84,7 +84,10 @@ def _calls_h() -> str:
     for code, name in table.errors().items():
         description = name.removeprefix("CUDA_").removeprefix("ERROR_").replace("_", " ").lower()
         c_lines.append(f'    {{{code}, "{name}", "{description if code else "no error"}"}},')
-    c_lines += ["};", "struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
+    c_lines += ["};", "static inline int ww_is_sticky(int code) {", "    switch (code) {"]
+    c_lines += [f"    case CUDA_ERROR_{name}:" for name in table.sticky()]
+    c_lines += ["        return 1;", "    default:", "        return 0;", "    }", "}"]
+    c_lines += ["struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
     c_lines += ["extern const struct ww_variant ww_variants[]; /* ends with a null name */"]
     for call in table.calls().values():
         c_lines.append(f"WW_API {_prototype(call)};")
@@ -185,17 +188,20 @@ CHECKS = {
     "kernel": "ww_fn_of({0}, d, &f)",
     "pool": "ww_pool_at({0}, &pool)",
     "handle": "ww_object_at({0}, &o)",
+    "library": "ww_library_lock({0}, &o, &c)",
     "unsafe": "ww_unsafe()",
     "unwatched": "ww_no_synchronize(d, id)",
     "done": "{0}",
 }
-"""C expressions by the name of a check: not 0, they are the result. The check ``graphs`` locks graphs for the rest."""
+"""C expressions by the name of a check: not 0, they are the result. The check ``graphs`` locks graphs for the rest, and
+``library``, which is the last one, locks loads."""
 _OF_GRAPHS = {"graph", "node", "exec", "user"}
 _LOCALS = {
     "d": "struct ww_device *d",
     "id": "uint32_t id",
     "f": "struct ww_fn *f",
     "o": "struct ww_object *o",
+    "c": "struct ww_loaded_image *c",
     "pool": "struct ww_pool *pool",
 }
 _BODY = re.compile(r"body\((.*)\)")
@@ -232,6 +238,7 @@ def _forward(call: table.Call) -> str:
         c_lines += _check(check, left)
     c_lines += [f"    {forward}" if forward.startswith("{") else f"    error = {forward};"]
     c_lines += ["    ww_graphs_leave();"] if left else []
+    c_lines += ["    pthread_mutex_unlock(&layer.loading);"] if call.checks[-1].startswith("library ") else []
     return "\n".join([*c_lines, "    return error;", "}"])
 
 

@@ -128,11 +128,16 @@ def errors() -> dict[int, str]:
 @cache
 def numbers() -> dict[str, int]:
     """Return the enumerations of the driver that C code names, in the order of the data file."""
-    found = {}
+    found: dict[str, int] = {}
     for line in _section("numbers").splitlines():
         prefix, *words = line.split()
         found |= {prefix + name: int(number) for name, number in (word.split(":") for word in words)}
     return found
+
+
+def sticky() -> list[str]:
+    """Return the names of the errors that end a context, without ``CUDA_ERROR_``."""
+    return _section("sticky").split()
 
 
 def absent() -> list[str]:

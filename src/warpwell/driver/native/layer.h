@@ -75,7 +75,7 @@ struct ww_object {
     uint32_t flags;
     int32_t priority;
     uint64_t serial;           /* never used twice in the process */
-    void *more;                /* struct ww_code, ww_library, ww_kernel, ww_fn */
+    void *more;                /* struct ww_loaded_image, ww_fn and others */
     struct ww_object *next;    /* of the free list */
     _Atomic uint32_t recorded; /* events: 1, or WW_IN_CAPTURE: its last record belongs to a graph */
 };
@@ -116,7 +116,7 @@ struct ww_span {
 struct ww_ranges { /* sorted by start, without overlaps */
     pthread_mutex_t lock;
     struct ww_span *all;
-    size_t n, room;
+    size_t n;
 };
 
 struct ww_ids { /* of a kind on the wire: a ring of free ones, the one given back longest ago first */
@@ -241,6 +241,10 @@ void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t
 void ww_ids_clear(struct ww_device *d);
 void ww_objects_after_fork(void);
 
+/* Make room behind `n` elements for one more, or return false. `all`: the address of the pointer to them. The room is
+ * the next power of two. */
+bool ww_grow(void *all, size_t n, size_t each);
+
 /* -- layer_range.c ------------------------------------------------------------------------------------------------- */
 
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
@@ -248,8 +252,7 @@ enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 #define WW_MANAGED 0x100u  /* flag of pinned memory, beside those of cuMemHostAlloc: it is managed memory */
 #define WW_OF_GRAPH 0x200u /* .. of any memory: a graph's node allocates it */
 
-int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
-int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r); /* removes it */
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 struct ww_device *ww_range_owner(uint64_t at,
@@ -308,6 +311,9 @@ int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f); /* of a CUfunction
 int ww_fn_any(void *h, struct ww_fn **f);                     /* of a CUfunction on any device */
 
 int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes);
+
+struct ww_loaded_image; /* an image on a device */
+int ww_library_lock(CUlibrary h, struct ww_object **o, struct ww_loaded_image **c);
 
 /* -- layer_host.c ------------------------------------------------------------------------------------------------- */
 

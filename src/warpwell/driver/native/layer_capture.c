@@ -71,10 +71,8 @@ static bool in(const struct nodes *l, const struct ww_node *n) {
 static int put(struct nodes *l, struct ww_node *n) {
     if (in(l, n))
         return 0;
-    struct ww_node **more = realloc(l->all, (l->n + 1) * sizeof *more);
-    if (!more)
+    if (!ww_grow(&l->all, l->n, sizeof *l->all))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    l->all = more;
     l->all[l->n++] = n;
     return 0;
 }

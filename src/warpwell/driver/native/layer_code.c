@@ -11,7 +11,7 @@
 
 #define OF_LIBRARY 1u /* flag of a module's handle: the library unloads it */
 
-struct code { /* an image on a device */
+struct ww_loaded_image { /* an image on a device */
     struct ww_device *device;
     uint64_t life;
     uint32_t id, nfns, nglobals;
@@ -38,9 +38,9 @@ struct library {
     void *image;
     size_t nbytes;
     struct options options; /* without logs */
-    struct code *codes[WW_DEVICES];
+    struct ww_loaded_image *codes[WW_DEVICES];
     struct ww_object **kernels;
-    uint32_t nkernels, room;
+    uint32_t nkernels;
 };
 
 /* -- options ------------------------------------------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ static void free_fn(struct ww_fn *f) {
     free(f);
 }
 
-static void free_code(struct code *c) {
+static void free_code(struct ww_loaded_image *c) {
     struct ww_object was;
     for (uint32_t i = 0; c && i < c->nfns; i++)
         free_fn(c->fns[i]);
@@ -165,7 +165,7 @@ static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end,
     return f;
 }
 
-static int read_loaded(struct code *c, const unsigned char *all, size_t nall, struct options *o) {
+static int read_loaded(struct ww_loaded_image *c, const unsigned char *all, size_t nall, struct options *o) {
     struct ww_loaded w;
     const unsigned char *at = all + sizeof w, *end = all + nall;
     if (nall < sizeof w)
@@ -185,12 +185,12 @@ static int read_loaded(struct code *c, const unsigned char *all, size_t nall, st
 
 /* Load an image on a device; layer.loading is locked. */
 static int load(struct ww_device *d, const void *image, size_t nbytes, bool library, struct options *o,
-                struct code **made) {
+                struct ww_loaded_image **made) {
     struct {
         struct ww_args_load args;
         struct ww_option options[WW_OPTIONS];
     } m = {.args = {0, 0, library, o->n, o->info_most, o->error_most}};
-    struct code *c = calloc(1, sizeof *c);
+    struct ww_loaded_image *c = calloc(1, sizeof *c);
     unsigned char *all = NULL;
     size_t nall = 0;
     if (!c)
@@ -217,7 +217,7 @@ static int load(struct ww_device *d, const void *image, size_t nbytes, bool libr
 }
 
 /* Unload what is loaded; of an earlier life nothing is left to unload. */
-static int unload(struct code *c) {
+static int unload(struct ww_loaded_image *c) {
     struct ww_device *d = c->device;
     struct ww_args_id args = {c->id, 0};
     struct ww_span r;
@@ -232,7 +232,7 @@ static int unload(struct code *c) {
     return error;
 }
 
-static struct ww_fn *fn_named(const struct code *c, const char *name) {
+static struct ww_fn *fn_named(const struct ww_loaded_image *c, const char *name) {
     for (uint32_t i = 0; i < c->nfns; i++)
         if (!strcmp(c->fns[i]->name, name))
             return c->fns[i];
@@ -240,7 +240,7 @@ static struct ww_fn *fn_named(const struct code *c, const char *name) {
 }
 
 /* A global's address; copies find it by its range from then on. layer.loading is locked. */
-static int global(struct code *c, const char *name, CUdeviceptr *address, size_t *nbytes) {
+static int global(struct ww_loaded_image *c, const char *name, CUdeviceptr *address, size_t *nbytes) {
     size_t n = strlen(name) + 1;
     struct {
         struct ww_args_global args;
@@ -254,13 +254,9 @@ static int global(struct code *c, const char *name, CUdeviceptr *address, size_t
     int error = ww_call(c->device, WW_OP_GLOBAL, 0, &m, sizeof m.args + n, &r, sizeof r);
     if (error)
         return error;
-    if (r.nbytes && !ww_range_add(&c->device->ranges, r.address, r.nbytes, WW_GLOBAL, 0)) {
-        uint64_t *more = realloc(c->globals, (c->nglobals + 1) * sizeof *more);
-        if (more) {
-            c->globals = more;
-            c->globals[c->nglobals++] = r.address;
-        }
-    }
+    if (r.nbytes && !ww_range_add(&c->device->ranges, r.address, r.nbytes, WW_GLOBAL, 0, NULL) &&
+        ww_grow(&c->globals, c->nglobals, sizeof *c->globals))
+        c->globals[c->nglobals++] = r.address;
     if (address)
         *address = r.address;
     if (nbytes)
@@ -268,7 +264,7 @@ static int global(struct code *c, const char *name, CUdeviceptr *address, size_t
     return 0;
 }
 
-static int module_handle(struct code *c, CUmodule *module) {
+static int module_handle(struct ww_loaded_image *c, CUmodule *module) {
     if (!c->module && (c->module = ww_object_new(WW_MODULE, c->device)))
         c->module->more = c;
     *module = (CUmodule)(void *)c->module;
@@ -281,7 +277,7 @@ static int module_handle(struct code *c, CUmodule *module) {
 static int load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values) {
     struct ww_device *d;
     struct options o;
-    struct code *c;
+    struct ww_loaded_image *c;
     const void *start;
     size_t nbytes;
     int error = ww_need(&d);
@@ -366,8 +362,8 @@ int ww_body_cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule 
 /* -- libraries ----------------------------------------------------------------------------------------------------- */
 
 /* The library's code on a device, loaded at first use; layer.loading is locked. */
-static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct code **c) {
-    struct code **at = &l->codes[d - layer.devices];
+static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct ww_loaded_image **c) {
+    struct ww_loaded_image **at = &l->codes[d - layer.devices];
     int error = ww_open(d);
     if (!error && (!*at || (*at)->life != atomic_load(&d->life))) {
         *at = NULL;
@@ -407,7 +403,7 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
     struct library *l = calloc(1, sizeof *l);
     struct ww_device *d = ww_current();
     struct ww_object *h = NULL;
-    struct code *c;
+    struct ww_loaded_image *c;
     int error = CUDA_ERROR_OUT_OF_MEMORY;
     if (l && (l->image = malloc(nbytes)) && (h = ww_object_new(WW_LIBRARY, NULL))) {
         memcpy(l->image, image, nbytes);
@@ -485,14 +481,7 @@ static int kernel_named(struct ww_object *library, const char *name, CUkernel *k
             return 0;
         }
     }
-    if (l->nkernels == l->room) {
-        struct ww_object **more = realloc(l->kernels, (2 * l->room + 8) * sizeof *more);
-        if (!more)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        l->kernels = more;
-        l->room = 2 * l->room + 8;
-    }
-    struct kernel *k = calloc(1, sizeof *k);
+    struct kernel *k = ww_grow(&l->kernels, l->nkernels, sizeof *l->kernels) ? calloc(1, sizeof *k) : NULL;
     struct ww_object *o = k && (k->name = strdup(name)) ? ww_object_new(WW_KERNEL, NULL) : NULL;
     if (!o) {
         free(k ? k->name : NULL);
@@ -507,7 +496,7 @@ static int kernel_named(struct ww_object *library, const char *name, CUkernel *k
 }
 
 /* Lock loads and look a library up, with its code on some device; on an error nothing is locked. */
-static int lock_library(CUlibrary h, struct ww_object **o, struct code **c) {
+int ww_library_lock(CUlibrary h, struct ww_object **o, struct ww_loaded_image **c) {
     struct ww_device *d = some_device();
     int error = ww_ready();
     if (error)
@@ -520,70 +509,32 @@ static int lock_library(CUlibrary h, struct ww_object **o, struct code **c) {
     return error;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary h, const char *name) {
-    struct ww_object *o;
-    struct code *c;
-    if (!kernel || !name)
-        return CUDA_ERROR_INVALID_VALUE;
-    int error = lock_library(h, &o, &c);
-    if (error)
-        return error;
-    error = fn_named(c, name) ? kernel_named(o, name, kernel) : CUDA_ERROR_NOT_FOUND;
-    pthread_mutex_unlock(&layer.loading);
-    return error;
+int ww_body_cuLibraryGetKernel(struct ww_loaded_image *c, struct ww_object *o, CUkernel *kernel, const char *name) {
+    return fn_named(c, name) ? kernel_named(o, name, kernel) : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary h) {
-    struct ww_object *o;
-    struct code *c;
-    int error = count ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
+int ww_body_cuLibraryGetKernelCount(struct ww_loaded_image *c, unsigned *count) {
     *count = c->nfns;
-    pthread_mutex_unlock(&layer.loading);
     return 0;
 }
 
-CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned most, CUlibrary h) {
-    struct ww_object *o;
-    struct code *c;
-    int error = kernels ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
+int ww_body_cuLibraryEnumerateKernels(struct ww_loaded_image *c, struct ww_object *o, CUkernel *kernels,
+                                      unsigned most) {
+    int error = 0;
     for (unsigned i = 0; i < most && i < c->nfns && !error; i++)
         error = kernel_named(o, c->fns[i]->name, &kernels[i]);
-    pthread_mutex_unlock(&layer.loading);
     return error;
 }
 
-/* Lock loads and find a library's code on the current device. */
-static int lock_current(CUlibrary h, struct ww_object **o, struct code **c) {
-    struct ww_device *d;
-    int error = ww_need(&d);
-    return error ? error : lock_library(h, o, c);
-}
-
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h) {
-    struct ww_object *o;
-    struct code *c;
-    int error = module ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
-    if (!(error = module_handle(c, module)))
+int ww_body_cuLibraryGetModule(struct ww_loaded_image *c, CUmodule *module) {
+    int error = module_handle(c, module);
+    if (!error)
         c->module->flags = OF_LIBRARY;
-    pthread_mutex_unlock(&layer.loading);
     return error;
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name) {
-    struct ww_object *o;
-    struct code *c;
-    int error = name ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
-    error = global(c, name, address, nbytes);
-    pthread_mutex_unlock(&layer.loading);
-    return error;
+int ww_body_cuLibraryGetGlobal(struct ww_loaded_image *c, CUdeviceptr *address, size_t *nbytes, const char *name) {
+    return global(c, name, address, nbytes);
 }
 
 /* Managed memory of an image is where the worker's driver put it, which the program cannot reach. */
@@ -593,7 +544,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, c
 /* A kernel's function on a device, loaded at first use. */
 static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f) {
     struct kernel *k = o->more;
-    struct code *c;
+    struct ww_loaded_image *c;
     *f = atomic_load_explicit(&k->fns[d - layer.devices], memory_order_acquire);
     if (__builtin_expect(*f && (*f)->object->life == atomic_load_explicit(&d->life, memory_order_relaxed), 1))
         return 0;

@@ -50,10 +50,8 @@ static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u) {
 static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count) {
     struct ww_user_ref *r = ref_of(g, u);
     if (!r) {
-        struct ww_user_ref *more = realloc(g->users, (g->nusers + 1) * sizeof *more);
-        if (!more)
+        if (!ww_grow(&g->users, g->nusers, sizeof *g->users))
             return CUDA_ERROR_OUT_OF_MEMORY;
-        g->users = more;
         r = &g->users[g->nusers++];
         *r = (struct ww_user_ref){u, 0};
     }
@@ -96,10 +94,7 @@ struct ww_graph *ww_graph_new(void) {
 /* Put a node without edges behind the others. */
 static struct ww_node *append(struct ww_graph *g) {
     struct ww_node *n = calloc(1, sizeof *n);
-    struct ww_node **more = realloc(g->nodes, (g->n + 1) * sizeof *more);
-    if (more)
-        g->nodes = more;
-    if (!n || !more || !(n->object = ww_object_new(WW_NODE, NULL))) {
+    if (!n || !ww_grow(&g->nodes, g->n, sizeof *g->nodes) || !(n->object = ww_object_new(WW_NODE, NULL))) {
         free(n);
         return NULL;
     }
@@ -120,10 +115,8 @@ static struct ww_edge *edge_of(const struct ww_node *from, const struct ww_node 
 
 static int connect(struct ww_node *from, struct ww_node *to, const struct cu_edge *data) {
     static const struct cu_edge none;
-    struct ww_edge *more = realloc(to->edges, (to->nedges + 1) * sizeof *more);
-    if (!more)
+    if (!ww_grow(&to->edges, to->nedges, sizeof *to->edges))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    to->edges = more;
     to->edges[to->nedges++] = (struct ww_edge){from, data ? *data : none};
     return 0;
 }

@@ -22,7 +22,7 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
     int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at);
     if (error)
         return error;
-    if ((error = ww_range_add_of(&d->ranges, at, nbytes, WW_ON_DEVICE, flags, owner))) {
+    if ((error = ww_range_add(&d->ranges, at, nbytes, WW_ON_DEVICE, flags, owner))) {
         struct ww_args_free back = {at};
         ww_send(d, WW_OP_FREE, 0, &back, sizeof back);
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_UNKNOWN : error;
@@ -195,7 +195,7 @@ static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t 
         return CUDA_ERROR_OUT_OF_MEMORY;
     int error = mprotect(at, whole, PROT_READ | PROT_WRITE) ? CUDA_ERROR_OUT_OF_MEMORY : 0;
     if (!error)
-        error = ww_range_add_of(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner);
+        error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner);
     if (error)
         munmap(at, whole);
     else
@@ -226,7 +226,7 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     }
     if (c)
         ww_release(c);
-    if (!error && (error = ww_range_add_of(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner)))
+    if (!error && (error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner)))
         unpin(d, (uintptr_t)at, whole);
     if (error)
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;

@@ -183,7 +183,7 @@ int ww_body_cuMemHostRegister_v2(struct ww_device *d, void *address, size_t nbyt
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (flags & REGISTER_DEVICEMAP && (error = ww_pin_pages(d, address, nbytes, &alias)))
         return error;
-    error = ww_range_add_of(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
+    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
     if (error && alias && ww_range_take(&d->ranges, (uintptr_t)alias, WW_PINNED_MEMORY, &r)) {
         ww_unpin_taken(d, &r);
         ww_unpin_pages(address, nbytes);
@@ -234,19 +234,11 @@ static CUdeviceptr on_device(const struct ww_device *d, const struct ww_span *r,
 
 /* Bytes of an attribute's value. */
 static size_t width_of(int attribute) {
-    switch (attribute) {
-    case CU_POINTER_MEMORY_TYPE:
-    case CU_POINTER_SYNC_MEMOPS:
-    case CU_POINTER_IS_MANAGED:
-    case CU_POINTER_DEVICE_ORDINAL:
-    case CU_POINTER_IS_IPC_CAPABLE:
-    case CU_POINTER_MAPPED:
-    case CU_POINTER_RDMA:
-    case CU_POINTER_ACCESS:
-        return 4;
-    default:
-        return 8;
-    }
+    static const uint32_t narrow = 1 << CU_POINTER_MEMORY_TYPE | 1 << CU_POINTER_SYNC_MEMOPS |
+                                   1 << CU_POINTER_IS_MANAGED | 1 << CU_POINTER_DEVICE_ORDINAL |
+                                   1 << CU_POINTER_IS_IPC_CAPABLE | 1 << CU_POINTER_MAPPED | 1 << CU_POINTER_RDMA |
+                                   1 << CU_POINTER_ACCESS;
+    return narrow >> attribute & 1 ? 4 : 8;
 }
 
 /* Write one attribute of a pointer with a known range. */

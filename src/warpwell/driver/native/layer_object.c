@@ -82,6 +82,17 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     return was->device && was->life != atomic_load(&was->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
 }
 
+bool ww_grow(void *all, size_t n, size_t each) {
+    void *old, *more;
+    if (n & (n - 1))
+        return true;
+    memcpy(&old, all, sizeof old);
+    if (!(more = realloc(old, (n ? 2 * n : 1) * each)))
+        return false;
+    memcpy(all, &more, sizeof more);
+    return true;
+}
+
 /* -- ids ----------------------------------------------------------------------------------------------------------- */
 
 int ww_id_take(struct ww_ids *ids, uint32_t *id) {

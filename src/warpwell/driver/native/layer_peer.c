@@ -193,21 +193,12 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice
     int error = both(k, other, &d, &owner);
     if (error || !value || attribute < 1 || attribute > 5 || d == owner)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    const struct ww_peer *peer = peer_of(d, owner);
-    switch (attribute) {
-    case CU_P2P_RANK:
-        *value = peer ? peer->rank : 0;
-        return 0;
-    case CU_P2P_ACCESS:
-        *value = peer != NULL;
-        return 0;
-    case CU_P2P_ATOMICS:
-        *value = peer ? peer->atomics : 0;
-        return 0;
-    default:
-        *value = 0;
-        return 0; /* arrays are not served */
-    }
+    const struct ww_peer *peer = peer_of(d, owner); /* other attributes are those of arrays, which are not served */
+    *value = !peer                         ? 0
+             : attribute == CU_P2P_RANK    ? peer->rank
+             : attribute == CU_P2P_ATOMICS ? peer->atomics
+                                           : attribute == CU_P2P_ACCESS;
+    return 0;
 }
 
 /* Reach it, or wait a while for the worker that was there before: it is about to be forgotten. */

@@ -3,50 +3,26 @@
  * A table for each device: globals of modules lie where each driver put them, and may collide between devices.
  */
 #include "layer.h"
+#include "system.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 static _Atomic uint64_t last_serial;
 
-/* Index of the first range that starts behind `at`. */
-static size_t behind(const struct ww_ranges *t, uint64_t at) {
-    size_t low = 0, high = t->n;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (t->all[middle].start <= at)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 static int insert(struct ww_ranges *t, const struct ww_span *r) {
-    size_t i = behind(t, r->start);
-    if (i && t->all[i - 1].start + t->all[i - 1].size > r->start)
-        return CUDA_ERROR_ALREADY_MAPPED;
+    size_t i = ww_first_behind(t->all, t->n, sizeof *t->all, r->start);
     if (i < t->n && r->start + r->size > t->all[i].start)
         return CUDA_ERROR_ALREADY_MAPPED;
-    if (t->n == t->room) {
-        size_t room = t->room ? 2 * t->room : 64;
-        struct ww_span *all = realloc(t->all, room * sizeof *all);
-        if (!all)
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        t->all = all;
-        t->room = room;
-    }
+    if (!ww_grow(&t->all, t->n, sizeof *t->all))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     memmove(t->all + i + 1, t->all + i, (t->n - i) * sizeof *t->all);
     t->all[i] = *r;
     t->n++;
     return 0;
 }
 
-int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags) {
-    return ww_range_add_of(t, start, size, what, flags, NULL);
-}
-
-int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner) {
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner) {
     struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
@@ -57,8 +33,8 @@ int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t
 }
 
 static bool find(const struct ww_ranges *t, uint64_t at, size_t *i) {
-    *i = behind(t, at);
-    return (*i)-- && at - t->all[*i].start < t->all[*i].size;
+    *i = ww_first_behind(t->all, t->n, sizeof *t->all, at);
+    return *i < t->n && t->all[*i].start <= at;
 }
 
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r) {

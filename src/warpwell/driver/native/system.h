@@ -88,6 +88,24 @@ static inline bool ww_reserve(void *at, size_t nbytes) {
     return got == at;
 }
 
+/* -- sorted ranges ---------------------------------------------------------------------------------------------------
+ */
+
+/* Return the index of the first of `n` ranges that ends behind an address. They are sorted and do not overlap; each of
+ * them begins with its address and its size, 64 bits each, and has `each` bytes. */
+static inline size_t ww_first_behind(const void *all, size_t n, size_t each, uint64_t at) {
+    size_t low = 0, high = n;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        const uint64_t *range = (const void *)((const char *)all + middle * each);
+        if (range[0] + range[1] <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* -- packets with descriptors -------------------------------------------------------------------------------------- */
 
 #define WW_DESCRIPTORS 8 /* of a packet at most */

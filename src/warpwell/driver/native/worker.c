@@ -9,7 +9,6 @@
  */
 #include "worker.h"
 
-#include <getopt.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -237,41 +236,27 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
  */
 
 static void parse(int argc, char **argv) {
-    static const struct option names[] = {{"driver", 1, NULL, 'd'},
-                                          {"device", 1, NULL, 'u'},
-                                          {"ordinal", 1, NULL, 'o'},
-                                          {"quota", 1, NULL, 'q'},
-                                          {"control", 1, NULL, 'c'},
-                                          {"life", 1, NULL, 'l'},
-                                          {0}};
-    for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
-        switch (c) {
-        case 'd':
-            given.driver = optarg;
-            break;
-        case 'u':
-            given.device = optarg;
-            break;
-        case 'o':
-            ww.ordinal = (uint32_t)atoi(optarg);
-            break;
-        case 'q':
-            ww.quota = strtoull(optarg, NULL, 10);
-            break;
-        case 'c':
-            given.control = atoi(optarg);
-            break;
-        case 'l':
-            given.life = atoi(optarg);
-            break;
-        default:
-            exit(2);
-        }
+    long ordinal = -1;
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const char *name = argv[i], *value = argv[i + 1];
+        if (!strcmp(name, "--driver"))
+            given.driver = value;
+        else if (!strcmp(name, "--device"))
+            given.device = value;
+        else if (!strcmp(name, "--ordinal"))
+            ordinal = atol(value);
+        else if (!strcmp(name, "--quota"))
+            ww.quota = strtoull(value, NULL, 10);
+        else if (!strcmp(name, "--control"))
+            given.control = atoi(value);
+        else if (!strcmp(name, "--life"))
+            given.life = atoi(value);
     }
-    if (given.control < 0 || given.life < 0 || ww.ordinal >= 64) {
+    if (given.control < 0 || given.life < 0 || ordinal < 0 || ordinal >= 64) {
         fprintf(stderr, "ww_worker is started by Warpwell's server of CUDA clients\n");
         exit(2);
     }
+    ww.ordinal = (uint32_t)ordinal;
 }
 
 int main(int argc, char **argv) {

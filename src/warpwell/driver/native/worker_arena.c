@@ -25,15 +25,7 @@ void ww_arena_init(struct ww_arena *a, uint64_t base, uint64_t bytes, uint64_t p
 static ptrdiff_t find(const struct ww_arena *a, uint64_t at) {
     if (at < a->base || at - a->base >= a->bytes)
         return -1;
-    size_t low = 0, high = a->n;
-    while (high - low > 1) {
-        size_t middle = (low + high) / 2;
-        if (a->blocks[middle].at <= at)
-            low = middle;
-        else
-            high = middle;
-    }
-    return (ptrdiff_t)low;
+    return (ptrdiff_t)ww_first_behind(a->blocks, a->n, sizeof *a->blocks, at);
 }
 
 static void drop(struct ww_arena *a, size_t i) {

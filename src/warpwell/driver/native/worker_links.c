@@ -98,15 +98,7 @@ static CUresult reserve(struct link *l, uint64_t at, uint64_t n) {
 
 /* Index of the first import that ends behind `at`; lock held. */
 static size_t find(const struct link *l, uint64_t at) {
-    size_t low = 0, high = l->nimports;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (l->imports[middle].at + l->imports[middle].size <= at)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
+    return ww_first_behind(l->imports, l->nimports, sizeof *l->imports, at);
 }
 
 static CUresult map(uint64_t at, uint64_t n, int fd, uint64_t *handle) {

@@ -301,17 +301,7 @@ CUresult ww_mem_info(const struct ww_call *call) {
  * -------------------------------------------------------------------------------------------------------- */
 
 /* Index of the first pin that ends behind `at`. */
-static size_t find_pin(uint64_t at) {
-    size_t low = 0, high = npins;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (pins[middle].at + pins[middle].nbytes <= at)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
+static size_t find_pin(uint64_t at) { return ww_first_behind(pins, npins, sizeof *pins, at); }
 
 enum ww_where ww_where(uint64_t at, uint64_t n) {
     if (at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST) {

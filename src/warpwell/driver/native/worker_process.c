@@ -29,29 +29,8 @@ void ww_lost(CUresult code) {
     ww_end(0);
 }
 
-static int is_sticky(CUresult code) {
-    switch (code) {
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_ECC_UNCORRECTABLE:
-    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
-    case CUDA_ERROR_ILLEGAL_ADDRESS:
-    case CUDA_ERROR_LAUNCH_TIMEOUT:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
-    case CUDA_ERROR_ASSERT:
-    case CUDA_ERROR_HARDWARE_STACK_ERROR:
-    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
-    case CUDA_ERROR_MISALIGNED_ADDRESS:
-    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
-    case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
 CUresult ww_living(CUresult code) {
-    if (is_sticky(code))
+    if (ww_is_sticky(code))
         ww_lost(code);
     return code;
 }
