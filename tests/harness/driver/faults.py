@@ -250,7 +250,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         {
             "layer_memory.c": {
                 "        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);": (
-                    "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"
+                    "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0);"
                 )
             }
         },
@@ -389,14 +389,14 @@ OVER_MPI: dict[str, Changes] = {
     "an answer is told before it is there": {
         "relay.c": {
             "static size_t padded(": f"{NAP}static size_t padded(",
-            "        s->result = a.result;\n": "        atomic_store(&s->seq, a.seq);\n        futex_wake(&s->seq);\n"
+            "        s->result = a.result;\n": "        atomic_store(&s->seq, a.seq);\n        ww_wake_all(&s->seq);\n"
             "        nap();\n        s->result = a.result;\n",
         }
     },
     "the worker is not woken": {
-        "relay.c": {"    atomic_fetch_add(&f->ring->wake, 1);\n    futex_wake(&f->ring->wake);\n": ""}
+        "relay.c": {"    atomic_fetch_add(&f->ring->wake, 1);\n    ww_wake_all(&f->ring->wake);\n": ""}
     },
-    "who waits for an answer is not woken": {"relay.c": {"        futex_wake(&s->seq);\n": ""}},
+    "who waits for an answer is not woken": {"relay.c": {"        ww_wake_all(&s->seq);\n": ""}},
     "what comes while the far end looks is not seen": {
         "relay.c": {
             "            f->seen = changes;\n            int n = scan(f, out, room, places, nplaces);\n": (
