@@ -1,4 +1,4 @@
-"""The table of the driver's interface: names and versions, and what becomes of each call.
+"""The table of the driver's interface: names, versions, and how the layer serves each call.
 
 ``native/driver_calls.txt`` holds it. Tests compare it with NVIDIA's headers if those are installed. `generate` writes
 the C sources of layer and worker from it.
@@ -28,7 +28,7 @@ on a device, ``host`` and ``source`` are written and read on the host, ``ptr`` i
 
 @dataclass(frozen=True)
 class Call:
-    """A served symbol: its class, its arguments' roles, and the checks and body of what is generated for it."""
+    """A served symbol: its class, its arguments' roles, and the checks and body of its generated function."""
 
     symbol: str
     kind: str
@@ -49,7 +49,7 @@ class Operation:
     name: str
     arguments: str
     steps: dict[str, str]
-    """Names of the worker's functions without ``ww_``, by step; ``is_node`` has none."""
+    """Names of the worker's functions without ``ww_``, by step; for ``is_node`` the name is not used."""
     description: str
 
 
@@ -109,10 +109,10 @@ def operations() -> tuple[Operation, ...]:
     found = []
     for line in _section("operations").splitlines():
         head, _, description = line.partition(": ")
-        signature, *words = head.split()
+        signature, *step_texts = head.split()
         name, _, arguments = signature.removesuffix(")").partition("(")
         steps = {}
-        for step, _, function in (word.partition("=") for word in words):
+        for step, _, function in (text.partition("=") for text in step_texts):
             steps[step] = function or name.lower() + ("" if step == "read" else f"_{step}")
         found.append(Operation(name, arguments, steps, description))
     return tuple(found)
@@ -121,8 +121,8 @@ def operations() -> tuple[Operation, ...]:
 @cache
 def errors() -> dict[int, str]:
     """Names of error codes, whole."""
-    words = (word.split(":") for word in _section("errors").split())
-    return {0: "CUDA_SUCCESS"} | {int(code): f"CUDA_ERROR_{name}" for code, name in words}
+    pairs = (entry.split(":") for entry in _section("errors").split())
+    return {0: "CUDA_SUCCESS"} | {int(code): f"CUDA_ERROR_{name}" for code, name in pairs}
 
 
 @cache
@@ -130,8 +130,8 @@ def numbers() -> dict[str, int]:
     """Return the enumerations of the driver that C code names, in the order of the data file."""
     found: dict[str, int] = {}
     for line in _section("numbers").splitlines():
-        prefix, *words = line.split()
-        found |= {prefix + name: int(number) for name, number in (word.split(":") for word in words)}
+        prefix, *pairs = line.split()
+        found |= {prefix + name: int(number) for name, number in (pair.split(":") for pair in pairs)}
     return found
 
 

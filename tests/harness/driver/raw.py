@@ -1,6 +1,6 @@
 """A client of a driver server that writes what it likes into the ring: for tests of workers.
 
-Numbers of operations and sizes are those of the table and of `wire.h`; what is posted is not checked.
+Numbers of operations are read from the table, sizes from `wire.h`. Entries are not checked before they are posted.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice
     int error = both(k, other, &d, &owner);
     if (error || !value || attribute < 1 || attribute > 5 || d == owner)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    const struct ww_peer *peer = peer_of(d, owner); /* other attributes are those of arrays, which are not served */
+    const struct ww_peer *peer = peer_of(d, owner); /* the layer does not serve attributes of arrays */
     *value = !peer                         ? 0
              : attribute == CU_P2P_RANK    ? peer->rank
              : attribute == CU_P2P_ATOMICS ? peer->atomics

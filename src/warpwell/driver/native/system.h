@@ -1,4 +1,4 @@
-/* What layer, worker and relay use of Linux: the clock, futexes, shared memory, packets with descriptors. */
+/* Functions of Linux for layer, worker and relay: the clock, futexes, shared memory, packets with descriptors. */
 #ifndef WW_SYSTEM_H
 #define WW_SYSTEM_H
 
@@ -26,7 +26,7 @@ static inline uint64_t ww_now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Return true if there are cores beside those that a program and its worker need: only then threads spin. */
+/* Return true if there are more cores than a program and its worker need. Threads spin only on such machines. */
 static inline bool ww_many_cores(void) {
     cpu_set_t set;
     return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2;
@@ -108,7 +108,7 @@ static inline size_t ww_first_behind(const void *all, size_t n, size_t each, uin
 
 /* -- packets with descriptors -------------------------------------------------------------------------------------- */
 
-#define WW_DESCRIPTORS 8 /* of a packet at most */
+#define WW_DESCRIPTORS 8 /* the most that a packet has */
 
 union ww_control {
     struct cmsghdr header;
