@@ -44,6 +44,14 @@ def retrieve_all(kv, buffers, mask, rounds, wrong):
 
 
 @kernel
+def fill_cache(kv, buffers, count):
+    """Retrieve all records into the device cache."""
+    i = grid(1)
+    for key in range(i, count, buffers.shape[0]):
+        kv.retrieve(key, buffers[i])
+
+
+@kernel
 def compute(sink, rounds):
     """Keep the arithmetic units busy, as training does."""
     i = grid(1)
@@ -79,8 +87,7 @@ def kernel_rate(
         buffers = on_device(target, np.zeros((lanes, nbytes // 8), np.int64))
         wrong = on_device(target, np.zeros(1, np.int64))
         if cached:
-            for first in range(0, count, 1 << 16):
-                store.get_async(np.arange(first, min(count, first + (1 << 16)))).wait()
+            fill_cache[lanes](store, buffers, count)
         times = kernel_times(
             retrieve_all, lanes, store, buffers, count - 1, rounds, wrong, device=target, arrays=[store], runs=3
         )

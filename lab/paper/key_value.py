@@ -34,13 +34,25 @@ THREADS = 32
 
 
 @kernel
-def compute(nanoseconds):  # type: ignore[no-untyped-def]
-    """Occupy the device for a time, as a training step does; it leaves the cores to others, as a GPU does."""
+def fetch(store, keys, rows, tickets, nanoseconds, wrong):  # type: ignore[no-untyped-def]
+    """Submit a request for each key, compute for a time, and take the values; the first item of a value is its key.
+
+    To compute leaves the cores to others, as a GPU does.
+    """
+    for k in range(keys.size):
+        tickets[k] = store.submit(keys[k])
     began = clock_ns()
     attempt = 0
     while clock_ns() - began < nanoseconds:
         backoff(attempt)
         attempt += 1
+    for k in range(keys.size):
+        while store.poll(tickets[k]) < 0:
+            pass
+        row = rows[k]
+        size = store.take(tickets[k], row)
+        if size != 8 * row.size or row[0] != keys[k]:
+            gpu.atomic_add(wrong, 0, 1)
 
 
 @kernel
@@ -65,17 +77,12 @@ def _store(folder: Path) -> str:
     return str(path)
 
 
-def _fetch(store: Any, rng: np.random.Generator) -> Callable[[], None]:
-    """Start to fetch records at random; return what waits for them and checks them."""
-    keys = rng.integers(0, RECORDS, BATCH)
-    future = store.get_async(keys)
-
-    def wait() -> None:
-        found = future.wait()
-        rows = found["x"] if isinstance(found, dict) else found[0]["x"]
-        np.testing.assert_array_equal(np.asarray(rows)[:, 0], keys)
-
-    return wait
+def _fetch(store: Any, rng: np.random.Generator, count: int, seconds: float) -> None:
+    """Fetch `count` records at random in a kernel that computes for some seconds before it takes them."""
+    keys, wrong = rng.integers(0, RECORDS, count), np.zeros(1, np.int64)
+    rows, tickets = np.zeros((count, VALUE_BYTES // 8), np.int64), np.zeros(count, np.int64)
+    fetch[1](store, keys, rows, tickets, int(1e9 * seconds), wrong)
+    assert wrong[0] == 0, f"{wrong[0]} records were wrong"
 
 
 def _seconds(run: Callable[[], object], runs: int) -> float:
@@ -88,27 +95,20 @@ def _seconds(run: Callable[[], object], runs: int) -> float:
 
 
 def overlap(setting: Setting, document: Document) -> Outcome:
-    """Fetch a batch while a kernel computes, and one after the other."""
+    """Fetch records while the kernel computes, and one after the other."""
     rng, runs = np.random.default_rng(1), 5 if setting.quick else 15
     path = _store(setting.folder)
     with ww.kv.open(path, device="cpu", drive=lambda f: KeyValueLatency(f, read_iops=RATE), threads=1) as store:
 
-        def computed(seconds: float) -> None:
-            compute[1](int(1e9 * seconds), device="cpu")
-
-        def both(seconds: float) -> None:
-            wait = _fetch(store, rng)
-            computed(seconds)
-            wait()
-
         def serial(seconds: float) -> None:
-            _fetch(store, rng)()
-            computed(seconds)
+            _fetch(store, rng, BATCH, 0.0)
+            _fetch(store, rng, 0, seconds)
 
-        both(0.0)  # compiles
-        fetching = _seconds(lambda: _fetch(store, rng)(), runs)
-        computing = _seconds(lambda: computed(fetching), runs)
-        together, after = _seconds(lambda: both(fetching), runs), _seconds(lambda: serial(fetching), runs)
+        serial(0.0)  # compiles
+        fetching = _seconds(lambda: _fetch(store, rng, BATCH, 0.0), runs)
+        computing = _seconds(lambda: _fetch(store, rng, 0, fetching), runs)
+        together = _seconds(lambda: _fetch(store, rng, BATCH, fetching), runs)
+        after = _seconds(lambda: serial(fetching), runs)
     longer = max(fetching, computing)
     checks = [
         shapes.between("together, over the longer of the two", together / longer, 0.8, 1.3),

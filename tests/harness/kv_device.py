@@ -32,20 +32,6 @@ def fill(store: Any, keys: Iterable[Any], sizes: Iterable[int]) -> dict[bytes, b
     return records
 
 
-def check_batch(batch: dict[str, Any], found: Any, keys: Iterable[Any], records: dict[bytes, bytes], room: int) -> None:
-    """Raise AssertionError where a batch of a store without a schema has anything but the values of its keys."""
-    values, sizes, there = (np.asarray(a) for a in (batch["value"], batch["size"], found))
-    wanted = [records.get(as_key(k)) for k in keys]
-    assert values.shape == (len(wanted), room) and sizes.shape == there.shape == (len(wanted),)
-    for row, value in enumerate(wanted):
-        if value is None:
-            assert sizes[row] < 0 and not there[row] and not values[row].any(), row
-        else:
-            cut = value[:room]
-            assert sizes[row] == len(value) and there[row], (row, sizes[row], len(value))
-            assert values[row, : len(cut)].tobytes() == cut, row
-
-
 def check_rows(rows: NDArray[np.uint8], sizes: Any, keys: Iterable[Any], records: dict[bytes, bytes]) -> None:
     """Raise AssertionError where rows and sizes that kernels brought are not those of their keys."""
     for row, key in enumerate(keys):
@@ -69,6 +55,14 @@ def retrieve_long(kv, words, rows, sizes):
     """As `retrieve_rows`, with keys of any length: three words each."""
     i = grid(1)
     sizes[i] = kv.retrieve((words[i, 0], words[i, 1], words[i, 2]), rows[i])
+
+
+def check_keys(store: Any, keys: Iterable[Any], records: dict[bytes, bytes], room: int = 512) -> None:
+    """Retrieve the value of each key in a kernel, one thread for each; raise AssertionError if one is wrong."""
+    keys = list(keys)
+    rows, sizes = np.zeros((len(keys), room), np.uint8), np.full(len(keys), -99, np.int64)
+    retrieve_long[len(keys)](store, words_of(keys), rows, sizes)
+    check_rows(rows, sizes, keys, records)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Stores on a device: batches, kernels, tickets and the device cache; what fails, what is dropped, and what is shared.
+"""Stores on a device: kernels, tickets and the device cache; what fails, what is dropped, and what is shared.
 
 Every value says which key it is of.
 """
@@ -6,11 +6,11 @@ Every value says which key it is of.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from tests.harness import kv_device as load
 from tests.harness.clock import time_passes
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
-from lab.media import KeyValueFaulty, KeyValueLatency
+from lab.media import KeyValueFaulty
 from warpwell import errors, kv, train
 from warpwell.kv.index.serve import WITH_VERSION, version_at
 from warpwell.nvme import word5_options, word5_value_size
@@ -78,177 +78,28 @@ def arrays(count: int, room: int = 512) -> tuple[Any, Any]:
 # -- batches -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("returns", ["request", "queue"])
-@pytest.mark.parametrize("cache", [None, "64KiB"])
 @pytest.mark.parametrize("device", ["cpu", "interp"])
-def test_a_batch_is_what_the_host_reads(mixed: Any, device: str, cache: str | None, returns: str) -> None:
+def test_a_batch_is_what_the_host_reads(mixed: Any, tmp_path: Path, device: str) -> None:
     path, records, keys = mixed
-    rng = np.random.default_rng(1)
-    counts = (0, 1, 33, 1000) if device == "cpu" else (0, 1, 33)
-    with opened(path, device, cache=cache, value_bytes=2000, returns=returns) as store:
-        for count in counts:
-            wanted = [keys[k] for k in rng.integers(0, len(keys), count)]
-            for _ in range(2):
-                load.check_batch(*store.get_async(wanted).wait(), wanted, records, 2000)
-        assert busy(store) == 0
-        assert (store.device_stats["hits"] > 0) == (cache is not None)
-
-
-@pytest.mark.parametrize("piece", [512, 1024])
-def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", piece)
-    path, records, keys = mixed
-    with opened(path, value_bytes=6000) as store:
-        assert store.device_stats["piece_bytes"] == piece
-        load.check_batch(*store.get_async(keys).wait(), keys, records, 6000)
-        rows, sizes = arrays(len(keys), 6000)
-        load.retrieve_long[len(keys)](store, load.words_of(keys), rows, sizes)
-        load.check_rows(rows, sizes, keys, records)
-
-
-def test_keys_in_every_form(numbers: Any) -> None:
-    path, records = numbers
-    with opened(path) as store:
-        ints = list(range(-3, KEYS + 5, 3))
-        raw = [k.to_bytes(8, "little", signed=True) for k in ints]
-        padded = np.zeros((len(ints), 16), np.uint8)
-        padded[:, :8] = np.array(ints, np.int64)[:, None].view(np.uint8)
-        for given in (ints, np.array(ints), raw, (padded, np.full(len(ints), 8, np.uint8))):
-            load.check_batch(*store.get_async(given).wait(), raw, records, 512)
-        # 16 bytes of which 8 are zero are another key
-        assert not store.get_async(padded).wait()[1].any()
-
-
-def test_a_schema(tmp_path: Path) -> None:
+    with opened(path, device) as store:
+        values, found = store.get_async(keys).wait()
+        assert values == [records.get(key) for key in keys] and found.tolist() == [key in records for key in keys]
     x = np.random.default_rng(0).integers(0, 255, (50, 8, 8), dtype=np.uint8)
     with kv.create(tmp_path / "a", schema=SCHEMA) as store:
         store.put_many(np.arange(50), {"x": x, "y": np.arange(50) * 3})
-    with opened(tmp_path / "a", cache="1MiB") as store:
-        keys = np.array([4, 60, 4, 0, 49, -1])
-        for _ in range(2):
-            batch, found = store.get_async(keys).wait()
-            host, told = store.get_many(keys)
-            assert (found == told).all()
-            assert all((batch[name] == host[name]).all() and batch[name].shape == host[name].shape for name in SCHEMA)
+    with opened(tmp_path / "a", device, cache="1MiB") as store:
+        wanted = np.array([4, 60, 4, 0, 49, -1])
+        (batch, found), (host, told) = store.get_async(wanted).wait(), store.get_many(wanted)
+        assert (found == told).all() and all((batch[name] == host[name]).all() for name in SCHEMA)
 
 
-def test_one_queue_with_two_ids(numbers: Any) -> None:
-    path, records = numbers
-    keys = np.arange(1000) % (KEYS + 7)
-    with opened(path, queues=1, depth=4) as store:
-        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
-        rows, sizes = arrays(1000)
-        for kernel in (load.retrieve_rows, load.hold):
-            kernel[1000](store, keys, rows, sizes)
-            load.check_rows(rows, sizes, keys.tolist(), records)
-        assert busy(store) == 0
-
-
-@pytest.mark.parametrize("returns", ["request", "queue"])
-@pytest.mark.parametrize("depth", [4, 16])
-def test_batches_are_waited_for_in_any_order(numbers: Any, depth: int, returns: str) -> None:
-    """None that nobody waits for yet may hold what another one needs."""
-    path, records = numbers
-    with opened(path, queues=1, depth=depth, returns=returns) as store:
-        keys = [np.arange(k, k + 60) for k in (0, 100, 200, 300)]
-        futures = [store.get_async(k) for k in keys]
-        rows, sizes = arrays(20)
-        load.retrieve_rows[20](store, np.arange(20), rows, sizes)
-        load.check_rows(rows, sizes, range(20), records)
-        for k in (3, 0, 2, 1):
-            load.check_batch(*futures[k].wait(), keys[k].tolist(), records, 512)
-
-
-def test_a_batch_that_is_dropped_gives_its_ids_back(numbers: Any) -> None:
-    path, records = numbers
-    with opened(path, queues=1, depth=8) as store:
-        for _ in range(5):
-            store.get_async(np.arange(50))
-            gc.collect()
-        rows, sizes = arrays(10)
-        load.retrieve_rows[10](store, np.arange(10), rows, sizes)
-        load.check_rows(rows, sizes, range(10), records)
-        assert busy(store) == 0
-        store.get_async(np.arange(50))
-        gc.collect()
-
-
-def test_a_result_stays_and_may_be_asked_for_again(numbers: Any) -> None:
-    path, records = numbers
-    with opened(path) as store:
-        future = store.get_async([1, 2])
-        first = future.wait()
-        assert future.wait() is first and future.done()
-        store.get_async([3, 4]).wait()
-    load.check_batch(*future.wait(), [1, 2], records, 512)
+def test_a_closed_store(numbers: Any) -> None:
+    with opened(numbers[0]) as store:
+        pass
     with pytest.raises(errors.ClosedError):
         store.get_async([1])
     with pytest.raises(errors.ClosedError):
         load.exist[1](store, np.zeros(1, np.int64), np.zeros(1, np.int64))
-
-
-def test_done_becomes_true(numbers: Any) -> None:
-    path, records = numbers
-    with opened(path, drive=lambda f: KeyValueLatency(f, latency_us=50_000)) as store:
-        future = store.get_async([1, 2, 3])
-        assert not future.done()
-        end = time.monotonic() + 10
-        while not future.done():
-            assert time.monotonic() < end
-            time.sleep(1e-3)
-        load.check_batch(*future.wait(), [1, 2, 3], records, 512)
-
-
-def test_close_with_requests_in_flight_is_refused(numbers: Any) -> None:
-    path, records = numbers
-    store = opened(path)
-    future = store.get_async([1, 2])
-    with pytest.raises(errors.SharingError, match="wait"):
-        store.close()
-    assert not store.closed
-    load.check_batch(*future.wait(), [1, 2], records, 512)
-    load.check_batch(*store.get_async([5]).wait(), [5], records, 512)
-    store.close()
-    store.close()
-
-
-def test_threads_share_a_store(numbers: Any) -> None:
-    path, records = numbers
-    failed: list[BaseException] = []
-    with opened(path, depth=8, cache="16KiB") as store:
-
-        def work(seed: int) -> None:
-            rng = np.random.default_rng(seed)
-            try:
-                for _ in range(15):
-                    keys = rng.integers(0, KEYS + 9, 40)
-                    future = store.get_async(keys)
-                    rows, sizes = arrays(40)
-                    load.retrieve_rows[40](store, keys, rows, sizes)
-                    load.check_rows(rows, sizes, keys.tolist(), records)
-                    load.check_batch(*future.wait(), keys.tolist(), records, 512)
-            except BaseException as error:  # raised below
-                failed.append(error)
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not failed, failed
-        assert busy(store) == 0
-
-
-def test_threads_wait_for_one_batch(numbers: Any) -> None:
-    with opened(numbers[0], drive=lambda f: KeyValueLatency(f, latency_us=20_000)) as store:
-        future, told = store.get_async(np.arange(50)), []
-        threads = [threading.Thread(target=lambda: told.append(future.wait())) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert len(told) == 3 and all(t is told[0] for t in told)
-    assert store._engine._launches == 0
 
 
 # -- kernels -----------------------------------------------------------------------------------------------------
@@ -272,6 +123,74 @@ def test_kernels(numbers: Any, device: str, cache: str | None, returns: str) -> 
         assert (there == ((keys >= 0) & (keys < KEYS))).all()
         assert busy(store) == 0
         assert (store.device_stats["hits"] > 0) == (cache is not None)
+
+
+@pytest.mark.parametrize("returns", ["request", "queue"])
+@pytest.mark.parametrize("cache", [None, "64KiB"])
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_keys_of_all_lengths(mixed: Any, device: str, cache: str | None, returns: str) -> None:
+    path, records, keys = mixed
+    rng = np.random.default_rng(1)
+    with opened(path, device, cache=cache, value_bytes=2000, returns=returns) as store:
+        for count in (1, 33, 1000) if device == "cpu" else (1, 33):
+            wanted = [keys[k] for k in rng.integers(0, len(keys), count)]
+            for _ in range(2):
+                load.check_keys(store, wanted, records, 2000)
+        assert busy(store) == 0
+        assert (store.device_stats["hits"] > 0) == (cache is not None)
+
+
+@pytest.mark.parametrize("piece", [512, 1024])
+def test_values_larger_than_a_piece(mixed: Any, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", piece)
+    path, records, keys = mixed
+    with opened(path, value_bytes=6000) as store:
+        assert store.device_stats["piece_bytes"] == piece
+        load.check_keys(store, keys, records, 6000)
+
+
+def test_one_queue_with_two_ids(numbers: Any) -> None:
+    path, records = numbers
+    keys = np.arange(1000) % (KEYS + 7)
+    with opened(path, queues=1, depth=4) as store:
+        rows, sizes = arrays(1000)
+        for kernel in (load.retrieve_rows, load.hold):
+            kernel[1000](store, keys, rows, sizes)
+            load.check_rows(rows, sizes, keys.tolist(), records)
+        assert busy(store) == 0
+
+
+def test_close_with_a_launch_in_flight_is_refused(numbers: Any) -> None:
+    path, records = numbers
+    faults: list[KeyValueFaulty] = []
+    store = opened(path, drive=drive(faults))
+    load.check_keys(store, [1, 2], records)
+    faults[0].stop()
+    with ThreadPoolExecutor(1) as pool:
+        launch = pool.submit(load.check_keys, store, [1, 2], records)
+        until(lambda: store._engine._launches > 0)
+        with pytest.raises(errors.SharingError, match="in flight"):
+            store.close()
+        assert not store.closed
+        faults[0].resume()
+        launch.result()
+    load.check_keys(store, [5], records)
+    store.close()
+    store.close()
+
+
+def test_threads_share_a_store(numbers: Any) -> None:
+    path, records = numbers
+    with opened(path, depth=8, cache="16KiB") as store:
+
+        def work(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            for _ in range(15):
+                load.check_keys(store, rng.integers(0, KEYS + 9, 40).tolist(), records)
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
+        assert busy(store) == 0
 
 
 def test_room_smaller_than_the_value(numbers: Any) -> None:
@@ -338,16 +257,12 @@ def test_a_damaged_value(tmp_path: Path) -> None:
     rest = [k for k in range(30) if k != 17]
     with opened(tmp_path / "d", cache="1MiB") as store:
         for _ in range(2):
-            future = store.get_async(np.arange(30))
-            for _ in range(2):
-                with pytest.raises(errors.CorruptionError, match="verify"):
-                    future.wait()
             rows, sizes = arrays(30)
             with pytest.raises(errors.CorruptionError, match="verify"):
                 load.retrieve_rows[30](store, np.arange(30), rows, sizes)
             assert sizes[17] == -2
             load.check_rows(rows[rest], sizes[rest], rest, records)
-            load.check_batch(*store.get_async(rest).wait(), rest, records, 512)
+            load.check_keys(store, rest, records)
 
 
 def test_a_drive_that_fails(numbers: Any) -> None:
@@ -356,10 +271,10 @@ def test_a_drive_that_fails(numbers: Any) -> None:
     with opened(path, drive=drive(faults)) as store:
         faults[0].configure(["ok", "error"], status=0x2C0)
         with pytest.raises(errors.MediumError) as told:
-            store.get_async(np.arange(40)).wait()
+            load.check_keys(store, range(40), records)
         assert told.value.status == 0x2C0
         faults[0].configure(["late", "ok"], late_us=3000)
-        load.check_batch(*store.get_async(np.arange(40)).wait(), range(40), records, 512)
+        load.check_keys(store, range(40), records)
 
 
 def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
@@ -371,17 +286,13 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
         for _ in range(2):
             faults[0].stop()
             with time_passes(TIMEOUT):
-                future = store.get_async(np.arange(30))
-                with pytest.raises(errors.StallError):
-                    future.wait()
-                with pytest.raises(errors.StallError):
-                    load.retrieve_rows[30](store, np.arange(30), rows, sizes)
-                assert (sizes == -2).all()
-                with pytest.raises(errors.StallError):
-                    store.get_async(np.arange(30)).wait()
+                for _ in range(2):
+                    with pytest.raises(errors.StallError):
+                        load.retrieve_rows[30](store, np.arange(30), rows, sizes)
+                    assert (sizes == -2).all()
             faults[0].resume()
             assert store._engine.quiet(HANG_SECONDS)
-            load.check_batch(*store.get_async(np.arange(50)).wait(), range(50), records, 512)
+            load.check_keys(store, range(50), records)
             faults[0].stop()
             with time_passes(TIMEOUT), pytest.raises(errors.StallError):
                 load.poll_to_the_end[30](store, np.arange(30), states)
@@ -393,28 +304,19 @@ def test_a_drive_that_stops_and_goes_on(numbers: Any) -> None:
 
 
 def test_a_controller_that_is_lost(numbers: Any) -> None:
-    path, _records = numbers
+    path, records = numbers
     faults: list[KeyValueFaulty] = []
     with opened(path, drive=drive(faults), timeout=HANG_SECONDS) as store:
         faults[0].stop()
-        future = store.get_async(np.arange(20))
-        store._engine.pairs.lose("a test has taken it away")
+        with ThreadPoolExecutor(1) as pool:
+            launch = pool.submit(load.check_keys, store, range(20), records)
+            until(lambda: busy(store) > 0)
+            store._engine.pairs.lose("a test has taken it away")
+            with pytest.raises(errors.DriveLostError, match="taken it away"):
+                launch.result()
         with pytest.raises(errors.DriveLostError, match="taken it away"):
-            future.wait()
-        with pytest.raises(errors.DriveLostError, match="taken it away"):
-            store.get_async(np.arange(5)).wait()
+            load.check_keys(store, range(5), records)
         faults[0].resume()
-
-
-def test_lost_commands(numbers: Any) -> None:
-    path, records = numbers
-    faults: list[KeyValueFaulty] = []
-    with opened(path, queues=1, timeout=TIMEOUT, drive=drive(faults)) as store:
-        faults[0].configure(["lost"] * 3 + ["ok"] * 2, repeat=False)
-        with time_passes(TIMEOUT, lambda: faults[0].counts["ok"] == 2), pytest.raises(errors.StallError):
-            store.get_async(np.arange(5)).wait()
-        assert busy(store) == 3
-        load.check_batch(*store.get_async(np.arange(90)).wait(), range(90), records, 512)
 
 
 @pytest.mark.quick("cpu-retrieve", "cpu-poll")
@@ -443,7 +345,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
         return True
 
     with opened(path, device, timeout=timeout, drive=drive(faults)) as store:
-        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
+        load.check_keys(store, keys.tolist(), records)
         healthy_commands = 0 if kernel is load.retrieve_for else 30
         faults[0].configure(["ok"] * healthy_commands + ["lost"], repeat=False)
         rows, _ = arrays(lanes)
@@ -456,67 +358,48 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
         # the lane that waited continues, as the others do
         assert told[:, 0].min() > 5
         assert busy(store) == 1
-        load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)
+        load.check_keys(store, keys.tolist(), records)
 
 
-@pytest.mark.parametrize("what", ["batch", "kernel"])
-def test_an_interrupt(numbers: Any, what: str) -> None:
+def test_an_interrupt(numbers: Any) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
     with opened(path, depth=8, timeout=TIMEOUT, drive=drive(faults)) as store:
-        load.check_batch(*store.get_async(np.arange(9)).wait(), range(9), records, 512)
         rows, sizes = arrays(40)
         load.retrieve_rows[40](store, np.arange(40), rows, sizes)
         for _ in range(3):
             faults[0].stop()
-            future = store.get_async(np.arange(40)) if what == "batch" else None
             old = signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             try:
                 with pytest.raises(KeyboardInterrupt):
-                    if future is not None:
-                        future.wait()
-                    else:
-                        load.retrieve_rows[40](store, np.arange(40), rows, sizes)
+                    load.retrieve_rows[40](store, np.arange(40), rows, sizes)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, old)
             faults[0].resume()
-            if future is not None:
-                with pytest.raises(errors.KernelError, match="interrupted"):
-                    future.wait()
-            load.check_batch(*store.get_async(np.arange(60)).wait(), range(60), records, 512)
-            load.retrieve_rows[40](store, np.arange(40), rows, sizes)
-            load.check_rows(rows, sizes, range(40), records)
+            load.check_keys(store, range(60), records)
         assert store._engine.quiet(5)
     assert store._engine._launches == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told(numbers: Any) -> None:
+def test_a_forked_child_has_no_device(numbers: Any) -> None:
     path, records = numbers
     with opened(path) as store:
-        future = store.get_async(np.arange(30))
-        told, tell = os.pipe()
+        load.check_keys(store, [5], records)
         child = os.fork()
         if child == 0:
-            said = b""
-            for call in (lambda: store.get_async([1]), future.wait):
-                try:
-                    call()
-                    said += b"n"
-                except errors.ForkError:
-                    said += b"y"
-            said += b"y" if store.get(5) == records[(5).to_bytes(8, "little")] else b"n"
-            del future
-            store.close()
-            os.write(tell, said)
-            os._exit(0)
-        os.waitpid(child, 0)
-        assert os.read(told, 10) == b"yyy"
-        os.close(told)
-        os.close(tell)
-        load.check_batch(*future.wait(), range(30), records, 512)
+            try:
+                with pytest.raises(errors.ForkError):
+                    load.check_keys(store, [5], records)
+                fine = store.get_async([5]).wait(HANG_SECONDS)[0] == [records[(5).to_bytes(8, "little")]]
+                store.close()
+                os._exit(0 if fine else 1)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        load.check_keys(store, range(30), records)
 
 
 # -- stores that change, and what is shared ----------------------------------------------------------------------
@@ -545,47 +428,18 @@ def test_refresh_leaves_no_old_value_in_the_cache(tmp_path: Path) -> None:
         thread = threading.Thread(target=read)
         thread.start()
         for number in range(1, 30):
-            pending = store.get_async(keys)
             writer.put_many(keys, np.full((60, 256), number, np.uint8))
             writer.commit()
             assert store.refresh() > 0
             floor[0] = number
-            assert (pending.wait()[0]["value"] >= number - 1).all()
-            assert (store.get_async(keys).wait()[0]["value"] == number).all()
+            rows, sizes = arrays(60, 256)
+            load.retrieve_rows[60](store, keys, rows, sizes)
+            assert (rows == number).all()
         stop.set()
         thread.join(30)
         assert not failed, failed
         assert store.device_stats["hits"] > 0
         store.close()
-
-
-def filled(number: int, sizes: list[int]) -> list[bytes]:
-    return [bytes([number]) * size for size in sizes]
-
-
-@pytest.mark.parametrize("returns", ["request", "queue"])
-def test_values_that_change_between_their_pieces(tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come as one version; what was there of another is gone."""
-    monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
-    keys = list(range(6))
-    with kv.create(tmp_path / "c") as store:
-        store.put_many(keys, filled(1, [4000] * 6))
-    with opened(tmp_path / "c", mode="r+", value_bytes=4096, returns=returns, queues=1, depth=32) as store:
-        assert store.device_stats["piece_bytes"] == 512
-        future = store.get_async(keys)
-        end = time.monotonic() + 10
-        while not future.done():
-            assert time.monotonic() < end
-            time.sleep(1e-3)
-        # the first pieces have come, and nobody asks for the second ones before wait()
-        sizes = [4000, 4096, 513, 100, 0]
-        store.put_many(keys[:5], filled(2, sizes))
-        store.delete(5)
-        batch, found = future.wait()
-        assert batch["size"].tolist()[:5] == sizes and found.tolist() == [True] * 5 + [False]
-        for row, size in enumerate([*sizes, 0]):
-            assert (batch["value"][row, :size] == 2).all() and not batch["value"][row, size:].any(), row
-        assert busy(store) == 0
 
 
 def test_kernels_read_values_that_somebody_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -649,14 +503,12 @@ def test_a_value_that_changes_all_the_time(mixed: Any, monkeypatch: pytest.Monke
     long = [key for key in keys if len(records.get(key, b"")) > 512][:3]
     short = [key for key in keys if len(records.get(key, b"")) <= 512][:30]
     with opened(path, value_bytes=6000, drive=EverOther, cache="1MiB") as store:
-        load.check_batch(*store.get_async(short).wait(), short, records, 6000)
-        with pytest.raises(errors.MediumError, match="changed while it was read in pieces"):
-            store.get_async(long).wait()
+        load.check_keys(store, short, records, 6000)
         rows, sizes = arrays(3, 6000)
         with pytest.raises(errors.MediumError, match="changed while it was read in pieces"):
             load.retrieve_long[3](store, load.words_of(long), rows, sizes)
         assert (sizes == -2).all() and busy(store) == 0
-        load.check_batch(*store.get_async(short).wait(), short, records, 6000)
+        load.check_keys(store, short, records, 6000)
 
 
 # -- the device cache --------------------------------------------------------------------------------------------
@@ -682,11 +534,8 @@ def test_values_of_several_pieces_come_into_the_cache(mixed: Any, device: str, m
     keys = keys[:200] if device == "cpu" else keys[:20]
     with opened(path, device, cache="16MiB", value_bytes=5000) as store:
         for _ in range(2):
-            rows, sizes = arrays(len(keys), 5000)
             commands = store.device_stats["commands"]
-            load.retrieve_long[len(keys)](store, load.words_of(keys), rows, sizes)
-            load.check_rows(rows, sizes, keys, records)
-            load.check_batch(*store.get_async(keys).wait(), keys, records, 5000)
+            load.check_keys(store, keys, records, 5000)
         assert store.device_stats["commands"] - commands < len(keys) // 4
 
 
@@ -705,9 +554,9 @@ def test_a_value_whose_pieces_end_early_leaves_its_place_in_the_cache(
             lost = faults[0].counts["lost"]
             with time_passes(TIMEOUT, lambda lost=lost: faults[0].counts["lost"] > lost):
                 with pytest.raises((errors.CorruptionError, errors.StallError)):
-                    store.get_async([key]).wait()
+                    load.check_keys(store, [key], records, 2000)
         for _ in range(2):
-            load.check_batch(*store.get_async([4]).wait(), [4], records, 2000)
+            load.check_keys(store, [4], records, 2000)
         assert store.device_stats["hits"] == 1
 
 
@@ -715,12 +564,12 @@ def test_two_devices_on_one_controller(numbers: Any) -> None:
     path, records = numbers
     with opened(path) as first:
         second = opened(path, beside=first, cache="64KiB")
-        futures = [s.get_async(np.arange(50)) for s in (first, second, second, first)]
-        for future in futures:
-            load.check_batch(*future.wait(), range(50), records, 512)
+        with ThreadPoolExecutor(4) as pool:
+            stores = [first, second, second, first]
+            list(pool.map(lambda store: load.check_keys(store, range(50), records), stores))
         with pytest.raises(errors.SharingError, match="close those first"):
             first.close()
-        load.check_batch(*second.get_async([3]).wait(), [3], records, 512)
+        load.check_keys(second, [3], records)
         assert second.refresh() == 0
         second.close()
 
@@ -780,7 +629,7 @@ def test_options_that_cannot_be(numbers: Any, options: dict[str, Any]) -> None:
         with pytest.raises(errors.ArgumentError):  # without a device, too
             kv.open(path, **options)
     with opened(path) as store:
-        load.check_batch(*store.get_async([3]).wait(), [3], records, 512)
+        load.check_keys(store, [3], records)
 
 
 def test_keys_of_a_gpu_on_another_device(numbers: Any) -> None:

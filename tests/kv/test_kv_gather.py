@@ -20,7 +20,7 @@ from tests.harness.until import until
 from warpwell import closing, errors, kv
 from warpwell.kv import lifetime
 from warpwell.kv.device import gather
-from warpwell.kv.device.future import BatchSpaces, DeviceFuture
+from warpwell.kv.device.gather import BatchSpaces
 from warpwell.storage import io_threads
 
 SCHEMA = {"x": ("uint8", (5,)), "y": "int64"}
@@ -251,25 +251,6 @@ def test_a_batch_that_ends_while_another_thread_waits_for_it(store: Any, monkeyp
     batch._slot = Slot(batch._slot)
     batch.settle()
     assert slots and min(slots) >= 0
-
-
-@pytest.mark.parametrize("first", [gather.GatheredBatch, DeviceFuture])
-def test_batches_of_both_kinds_have_spaces_of_their_own(tmp_path: Path, first: Any) -> None:
-    schema = {"y": "int64", "z": ("uint8", (8,))}
-    with kv.create(tmp_path / "a", schema=schema) as store:
-        store.put_many(np.arange(100), {"y": np.arange(100), "z": np.zeros((100, 8), np.uint8)})
-    with kv.open(tmp_path / "a", device="cpu") as store:
-        for kind in (first, gather.GatheredBatch, DeviceFuture):
-            if kind is gather.GatheredBatch:
-                batch = start(store, np.arange(100), store._spaces)
-                batch.settle()
-                space = batch._lease.space
-                rows = space.device.view(np.dtype(np.int64))[space.rows_at // 8 :][:200].reshape(-1, 2)
-                assert (rows[:, 0] == np.arange(100)).all()
-                del batch, space
-            else:
-                values, found = DeviceFuture(store._engine, store._spaces, np.arange(100), store.schema).wait()
-                assert found.all() and (values["y"] == np.arange(100)).all()
 
 
 def test_the_end_of_the_program_reads_batches_in_flight(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

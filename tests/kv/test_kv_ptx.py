@@ -8,11 +8,14 @@ from tests.harness import kv_device as load
 from tests.harness.key_value_load import keep_all_busy, retrieve_checked
 
 from warpwell.kv import Schema
-from warpwell.kv.device import batch, kernel_view
+from warpwell.kv.device import kernel_view, requests
+from warpwell.kv.device.device_cache import look_up
 from warpwell.kv.device.kernel_view import KernelStore
+from warpwell.targets import kernel
 from warpwell.targets.compiler import run_cuda
 from warpwell.targets.compiler.hooks import intrinsics_for
 from warpwell.targets.device import linked_functions
+from warpwell.targets.primitives import activemask, element_address, grid, lane_id
 
 pytestmark = pytest.mark.ptx
 
@@ -112,17 +115,8 @@ def after(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "count"),
-    [(batch.begin_rows, 2), (batch.finish_rows, 2), (batch.spread_rows, 1), (batch.settle, 3)],
-    ids=lambda k: getattr(k, "__name__", ""),
-)
-def test_kernels_of_a_batch_compile(kernel: object, count: int) -> None:
-    text = run_cuda.ptx(kernel, (WORD,) * count)
-    assert ".visible .entry" in text
-    # groups of a warp: what all lanes do together names them
-    assert kernel is batch.settle or "activemask" in text
-    assert kernel is batch.settle or "vote.sync.ballot" in text
+def test_the_kernel_that_drains_queues_compiles() -> None:
+    assert ".visible .entry" in run_cuda.ptx(requests.settle, (WORD,) * 3)
 
 
 @pytest.mark.quick("poll_one")
@@ -165,7 +159,7 @@ def test_fields_are_read_in_the_kernel() -> None:
 
 def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:
     """Each lane learns of the odd version at the barrier, and then fences: the bytes that it writes come later."""
-    lines = statements(run_cuda.ptx(batch.finish_rows, (WORD,) * 2))
+    lines = statements(linked("run"))
     fills = 0
     for k, line in enumerate(lines):
         if not line.startswith("fence.acq_rel.gpu"):
@@ -178,8 +172,16 @@ def test_a_filler_fences_between_the_barrier_and_the_first_byte() -> None:
     assert fills == 1
 
 
+@kernel
+def look_up_rows(cache, keys, rows, sizes):
+    """Copy values out of a device cache."""
+    i = grid(1)
+    to = element_address(rows[i], 0)
+    sizes[i] = look_up(cache, True, keys[i], 0, 8, to, rows[i].size, activemask(), lane_id())
+
+
 def test_a_reader_looks_at_the_version_once_more_behind_a_fence() -> None:
-    lines = statements(run_cuda.ptx(batch.begin_rows, (WORD,) * 2))
+    lines = statements(run_cuda.ptx(look_up_rows, (WORD, WORDS, ROWS, WORDS)))
     copies = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.sys.global.v2")]
     assert copies
     # before: one lane acquired the version, and a barrier tells the others

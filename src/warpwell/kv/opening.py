@@ -133,8 +133,8 @@ def open_store(
         only writer. A reader sees what was committed before it opened the store, and later commits after
         `Store.refresh`.
     device : str, optional
-        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels and `DeviceStore.get_async` fetch records. Default: only
-        the host reads. All options below need a device.
+        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels fetch records, and where batches of
+        `DeviceStore.get_async` arrive. Default: only the host reads. All options below need a device.
     cache : int or str, optional
         Bytes of device memory that caches values, for example "1GiB".
     queues, depth : int
@@ -142,8 +142,8 @@ def open_store(
     threads : int, optional
         Maximum number of the process's native service threads that serve the queues at once.
     value_bytes : int or str, optional
-        Room for a value in a batch, for stores without a schema, and the largest value in the cache, for them and for
-        schemas with ragged fields (default 4096). Larger values are truncated in batches.
+        Size of the largest value in the cache, and of the pieces of larger values (default 4096). With a schema without
+        ragged fields it is the size of a record.
     timeout : float
         Timeout of a request of device code, in seconds without any answer. While other commands are answered, a command
         times out after four times as long.

@@ -320,7 +320,7 @@ class StoreReader:
         device = getattr(store, "device", None)
         is_host_store = device in (None, "cpu")
         self._can_reopen = self._path is not None and not getattr(store, "writable", True) and is_host_store
-        # Batches on a device would cut values without a schema, so the host reads these.
+        # Values without a schema are lists of bytes, also of a store on a GPU.
         self._is_on_host = is_host_store or self._schema is None
         self.dtypes = {} if self._schema is None else {field.name: field.dtype for field in self._schema.fields}
         self._options: dict[str, Any] = {}  # of get_many and get_async

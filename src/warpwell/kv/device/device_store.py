@@ -6,25 +6,29 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ... import errors
 from ...storage import NativeMedium
 from ...targets import LaunchFlag
 from .. import lifetime
-from ..keys import as_keys
+from ..keys import Keys, as_keys
+from ..ragged import Ragged
 from ..records import Records
 from ..schema import Schema
 from ..store import HostFuture, Store
 from . import requests as at
 from .engine import DeviceOptions, Engine
-from .future import BatchSpaces, DeviceFuture, copied_from_gpu, upload
-from .gather import GatheredBatch
+from .gather import BatchSpaces, GatheredBatch
 from .kernel_view import KernelStore
+from .upload import keys_from_gpu, upload
 
 MakeMedium = Callable[[NativeMedium], Any]
 
 
 class DeviceStore(Store):
-    """A `Store` on a device: `get_async` fetches to the device, and kernels receive the store as an argument.
+    """A `Store` on a device: `get_async` reads to the device, and kernels receive the store as an argument.
 
     Use `warpwell.kv.open` with ``device=``. The host can use it like every `Store`. A store that is open for writing
     has no device cache, because the host may change records.
@@ -64,52 +68,41 @@ class DeviceStore(Store):
         self._spaces = BatchSpaces()
         self._view = KernelStore(schema, {"core": self._engine.core})
         self.device = self._engine.target
-        # An emulated drive must also execute the commands of batches.
-        self._gathers: bool = (
-            self.device == "cuda"
-            and schema is not None
-            and not (options.cache or self._drives)
-            and (beside is None or beside._gathers)
-        )
         self._failures_before: dict[LaunchFlag, int] = {}  # by launch in flight
 
     def get_async(self, keys: Any, *, fields: Sequence[str] | None = None) -> Any:
-        """Start to fetch the values of many keys to the device; return a future, whose ``wait()`` returns them.
+        """Start to read the values of many keys in threads of the host; return a future with a method ``wait()``.
 
-        Arguments: as for `get_many`; keys may also be int64 [N] in the GPU's memory. Threads of the host read a batch
-        for a GPU (`GatheredBatch`), unless the store has a device cache, an emulated drive, or no schema, or the keys
-        are on the GPU: then kernels do (`DeviceFuture`), and equal keys are fetched once.
-
-        On a GPU a ragged field is a pair of arrays, `RaggedArrays`; on other devices it is a `Ragged`.
+        Arguments and result: as for `get_many`; keys may also be int64 [N] in the GPU's memory. On a GPU the arrays are
+        in its memory, and a ragged field is a pair of arrays, `RaggedArrays`. So are the values of a store without a
+        schema, where an absent key has no bytes.
         """
-        if self.schema is not None and self.schema.ragged:
-            return self._start_ragged(keys, fields)
-        self.check_open()
-        names = None if fields is None else self._checked_fields(fields)
-        if self._gathers and not hasattr(keys, "__cuda_array_interface__"):
-            return GatheredBatch(self, self._spaces, keys, names)
-        return DeviceFuture(self._engine, self._spaces, keys, self.schema, names, keep=self)
-
-    def _start_ragged(self, keys: Any, fields: Sequence[str] | None) -> HostFuture:
-        """Start to read records with ragged fields in a thread, which copies the batch to a GPU."""
-        if self.device != "cuda":
-            return super().get_async(keys, fields=fields)
         self.check_open()
         if hasattr(keys, "__cuda_array_interface__"):
-            keys = copied_from_gpu(self._engine, keys)
-        checked = as_keys(keys).copied()
+            keys = keys_from_gpu(self._engine, keys)
+        if self.device != "cuda":
+            return super().get_async(keys, fields=fields)
         names = None if fields is None else self._checked_fields(fields)
-        return HostFuture(lambda: upload(self._engine, *self.get_many(checked, fields=names)))
+        if self.schema is not None and not self.schema.ragged:
+            return GatheredBatch(self, self._spaces, keys, names)
+        checked = as_keys(keys).copied()
+        return HostFuture(lambda: upload(self._engine, *self._ragged(checked, names)))
+
+    def _ragged(self, keys: Keys, names: Sequence[str] | None) -> tuple[dict[str, Any] | Ragged, NDArray[np.bool_]]:
+        """Return a batch of records with ragged fields, or of values without a schema, and a mask."""
+        if self.schema is not None:
+            return self.get_many(keys, fields=names)
+        read = self._reading(self._records.buffer, keys)
+        return Ragged.of_pieces(read.buffer, read.starts, read.sizes, (), bytes), read.found
 
     @property
     def device_stats(self) -> dict[str, int]:
-        """Return counters of the device: values from its cache, commands, merged rows; and the size of a piece."""
+        """Return counters of the device: values from its cache, commands; and the size of a piece."""
         self.check_open()
-        hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
+        hits, commands = self._engine.read_words(at.K_COUNTERS, 2)
         return {
             "hits": hits,
             "commands": commands,
-            "merged": merged,
             "cache_records": self._engine.cache_records,
             "piece_bytes": self._engine.chunk,
             "staging_bytes": self._engine.shared_nbytes,
@@ -118,7 +111,7 @@ class DeviceStore(Store):
     def refresh(self) -> int:
         """Read what another process committed since the last refresh, as `Store.refresh` does.
 
-        Batches and launches in flight end first, and device caches are emptied.
+        Launches in flight end first if there is a device cache, which is emptied.
         """
         if self._engine.forked:
             return super().refresh()  # the device belongs to the parent

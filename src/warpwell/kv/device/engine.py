@@ -23,7 +23,6 @@ from ...targets import Block, LaunchFlag, memory_for, stream_on
 from ..log.files import check_process
 from ..log.format import MAX_VALUE
 from . import requests as at
-from .batch import settle
 from .device_cache import D_DATA, D_ENTRIES, D_MASK, D_STRIDE, D_WORDS, W_WORDS
 
 ARENA = 64 << 20
@@ -99,13 +98,12 @@ class Engine:
         self._closed = False
         self._process = os.getpid()
         self._launches = 0
-        self._failures = 0
+        self.failures = 0
+        """Number of failed commands of kernels so far, for `raise_since`."""
         self._aborting = 0
         self._alone: int | None = None
         self._idle = threading.Condition(threading.RLock())
         self._going: deque[Callable[[], bool]] = deque()
-        self._abandoned: deque[tuple[Any, int, Any]] = deque()
-        self._futures: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gathered: deque[Any] = deque()
         """Gathered batches in flight, which are kept until they have ended."""
         self.guests: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -243,20 +241,12 @@ class Engine:
         """Return the functions that an interpreted launch calls between the steps of its threads."""
         return self.controller.services()
 
-    def launch(self, function: Any, n: int, *args: int) -> None:
-        """Launch a kernel in the engine's stream, between `begin` and `end`."""
-        self.stream.launch(function, n, *args, services=self.services(), aborts=(self,))
-
     def continues(self, done: Callable[[], bool]) -> None:
         """Register a launch that continues; `end` is called after `done` has returned True."""
         self._going.append(done)
 
-    def abandon(self, function: Any, n: int, lease: Any) -> None:
-        """Register a batch without a future: `reap` launches `function`, which releases its command ids."""
-        self._abandoned.append((function, n, lease))
-
     def reap(self) -> None:
-        """End continued launches that are done, and batches that were abandoned or dropped."""
+        """End continued launches and batches that are done."""
         for batch in list(self.gathered):
             if batch.done():
                 batch.settle()
@@ -266,30 +256,11 @@ class Engine:
                 self.end()
             else:
                 self._going.append(done)
-        while self._abandoned and self._process == os.getpid():
-            with contextlib.suppress(IndexError):
-                function, n, lease = self._abandoned.popleft()
-                try:
-                    if n:
-                        self.launch(function, n, self.core, lease.address)
-                        self.stream.wait((self,))
-                finally:
-                    self.end()
-                    self.resume()
 
     def abort(self, flag: LaunchFlag | None = None) -> None:
         """Make every wait of device code end soon."""
         self._aborting = threading.get_ident()
         self._abort.words[0] = 1
-
-    def recover(self, function: Any, n: int, address: int) -> None:
-        """End a batch after an interruption without waiting for its values; other batches continue."""
-        self.abort()
-        with contextlib.suppress(Exception):
-            if n:
-                self.launch(function, n, self.core, address)
-            self.stream.wait()
-        self.resume()
 
     def resume(self) -> bool:
         """Let device code wait again after an abort; return whether this thread had aborted the waits."""
@@ -306,15 +277,10 @@ class Engine:
         with self.stream.on_device():
             return [int(w) for w in self._core.read(8 * first, 8 * count).view(np.int64)]
 
-    @property
-    def failures(self) -> int:
-        """Number of failed commands of kernels so far, for `raise_since`."""
-        return self._failures
-
     def raise_since(self, failures: int) -> None:
         """Raise the error of a command that failed since `failures`, and make the device usable again."""
         is_stopped, _, status, count = self.read_words(at.K_STOPPED, 4)
-        self._failures = max(self._failures, count)
+        self.failures = max(self.failures, count)
         if (is_stopped or self._aborting == threading.get_ident()) and self.resume():
             return  # after Ctrl-C, which raises its own exception
         if count != failures:
@@ -359,11 +325,6 @@ class Engine:
 
     # -- batches --------------------------------------------------------------------------------------------
 
-    def register(self, future: Any) -> None:
-        """Note a batch in flight; it has a method ``settle()``."""
-        with self._idle:
-            self._futures.add(future)
-
     def forget_gathered(self, batch: Any) -> None:
         """Forget a gathered batch that has ended (any number of calls)."""
         with self._idle:
@@ -371,24 +332,16 @@ class Engine:
                 self.gathered.remove(batch)
                 batch.retire()
 
-    def settle(self) -> None:
-        """Wait for all batches."""
-        with self._idle:
-            futures = list(self._futures)
-        for future in futures:
-            future.settle()
-        self.reap()
-
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Run the block while no launch or batch is in flight; other threads wait before they start one."""
+        """Run the block while no launch is in flight; other threads wait before they start one."""
         with self._idle:
             while self._alone is not None:
                 self._idle.wait(0.1)
             self._alone = threading.get_ident()
         try:
             while self._launches:
-                self.settle()
+                self.reap()
                 with self._idle:
                     if self._launches:
                         self._idle.wait(1e-3)
@@ -414,7 +367,8 @@ class Engine:
                 return False
             self.begin()
             try:
-                self.launch(settle, 1, self.core, self.pairs.records, self.pairs.count)
+                arguments = (self.core, self.pairs.records, self.pairs.count)
+                self.stream.launch(at.settle, 1, *arguments, services=self.services(), aborts=(self,))
                 self.stream.wait((self,))
             finally:
                 self.end()
@@ -440,7 +394,7 @@ class Engine:
         with self._idle:
             if self._launches:
                 raise errors.SharingError(
-                    f"{self._launches} batches or launches of {self.name} are in flight: wait() for them, then close"
+                    f"{self._launches} launches with {self.name} are in flight: wait for them, then close"
                 )
             guests = [guest for guest in self.guests if not guest._closed]
             if guests:

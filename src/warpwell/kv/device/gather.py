@@ -2,7 +2,7 @@
 
 The batch's stream waits until all pieces were read, and then copies, without Python code in between. No GPU threads are
 involved, so a concurrent kernel is not slowed down. Kernels use the queues instead, because they know their keys only
-while they run. Stores with a device cache use the queues, too.
+while they run.
 
 The I/O threads of the process read in native code, without Python's interpreter lock. To them a batch is a *job* in one
 of `SLOTS` slots. Its word `J_LEFT` counts the pieces that no thread has claimed: a thread that lowers it from k > 0 has
@@ -14,9 +14,11 @@ count.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 
 from ... import errors
 from ..._os import clock, uninterrupted
+from ...array import DeviceArray
 from ...storage import WorkerSlots, current_io_threads
 from ...targets import device, private_block
 from ...targets.primitives import (
@@ -41,17 +44,19 @@ from ..index.reader import read_many
 from ..keys import as_keys
 from ..log.files import check_process
 from ..native import address_of, compiled
+from ..schema import Schema
 from .engine import Engine
-from .future import BatchSpaces, Lease, fields_of
 
 PIECE_KEYS = 256
 """Minimum number of keys of a piece: a smaller piece costs more time than it saves."""
 MAX_PIECES = 32
 DONE_BYTES = 256
 """Size of the counts at the start of a space: read pieces, and keys that could not be read."""
+_MAX_SPARE = 2
+"""Number of free spaces of a size that are kept when a space of another size is allocated."""
 
 
-class GatherSpace:
+class BatchSpace:
     """Memory of one batch in device memory and in pinned memory, with the same layout.
 
     Attributes
@@ -71,10 +76,44 @@ class GatherSpace:
         self.host = engine.memory.allocate_shared(self.nbytes)
 
 
+class BatchSpaces:
+    """Free spaces of an engine."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, int], list[BatchSpace]] = {}
+
+    def take(self, engine: Engine, count: int, stride: int) -> BatchSpace:
+        """Return a space for `count` rows; allocate one if none is free."""
+        capacity = 1 << max(5, (count - 1).bit_length())
+        free = self._free.setdefault((capacity, stride), [])
+        with contextlib.suppress(IndexError):
+            return free.pop()
+        # batches of other sizes may not come again
+        for size, spaces in list(self._free.items()):
+            if size != (capacity, stride):
+                del spaces[_MAX_SPARE:]
+        with engine.stream.on_device():
+            return BatchSpace(engine, capacity, stride)
+
+    def give_back(self, space: BatchSpace) -> None:
+        """Keep a space for the next batch."""
+        self._free[space.capacity, space.stride].append(space)
+
+
+class Lease:
+    """Keeps a space in use: the arrays of a batch refer to it, and the space is released with the last of them."""
+
+    def __init__(self, spaces: BatchSpaces, space: BatchSpace) -> None:
+        self.space = space
+        weakref.finalize(self, spaces.give_back, space).atexit = False
+
+
 class GatheredBatch:
     """A batch in flight; ``wait()`` returns the same result as `Store.get_many`, in device memory.
 
-    See `DeviceFuture` about the memory of its arrays. The batch ends before its store is closed, so `wait` may follow.
+    The memory of the arrays is reused once all of them are dropped, in the order of the default stream: if you read
+    them in another stream, keep them until that stream is done. The batch ends before its store is closed, so `wait`
+    may follow.
 
     Parameters
     ----------
@@ -97,7 +136,7 @@ class GatheredBatch:
         self._result: Any = None
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._lease = Lease(spaces, spaces.take(self._engine, max(1, n), self._schema.nbytes, GatherSpace))
+        self._lease = Lease(spaces, spaces.take(self._engine, max(1, n), self._schema.nbytes))
         space, stream = self._lease.space, self._engine.stream
         base = space.host.address
         space.host.words[:2] = 0
@@ -208,6 +247,28 @@ class GatheredBatch:
         slot, self._slot = self._slot, -1
         if slot >= 0:
             self._readers.give_back(slot)
+
+
+def fields_of(
+    lease: Lease, schema: Schema, count: int, names: Sequence[str] | None
+) -> tuple[dict[str, DeviceArray], DeviceArray]:
+    """Return fields of the records in a space in GPU memory, by default all, and which keys were found."""
+    space = lease.space
+    fields = {
+        field.name: view_of(lease, space.rows_at + field.offset, (count, *field.shape), field.dtype, space.stride)
+        for field in schema.fields
+        if names is None or field.name in names
+    }
+    return fields, view_of(lease, space.found_at, (count,), np.dtype(np.bool_), 1)
+
+
+def view_of(lease: Lease, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], pitch: int) -> DeviceArray:
+    """Return rows of a space in GPU memory as an array, which keeps the space in use."""
+    strides = [dtype.itemsize]
+    for extent in reversed(shape[2:]):
+        strides.insert(0, strides[0] * extent)
+    steps = (pitch, *strides) if len(shape) > 1 else (pitch,)
+    return DeviceArray(lease.space.device._owner, shape, dtype, offset=offset, strides=steps, keep=lease)
 
 
 # -- the threads ------------------------------------------------------------------------------------------------

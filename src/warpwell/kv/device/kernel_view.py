@@ -135,7 +135,7 @@ def run(core, key0, key1, length, at, nbytes):
                 want = False
         if want:
             fetch_add(home + 8 * N_COMMANDS, 1, DEVICE)
-        answer = execute(home, queue, want, -1, key0, key1, length, at, nbytes, mask, lane, leader)
+        answer = execute(home, queue, want, key0, key1, length, at, nbytes, mask, lane, leader)
         if want:
             out = answer
             note(home, answer & 0xFFFF)

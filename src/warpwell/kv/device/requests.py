@@ -28,7 +28,7 @@ from warpwell.queues import (
 )
 from warpwell.queues.layout import ID_STATE, ID_USER, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
 from warpwell.storage import free_return_slot, return_slot_of
-from warpwell.targets import device
+from warpwell.targets import device, kernel
 from warpwell.targets.primitives import (
     DEVICE,
     SYSTEM,
@@ -78,8 +78,6 @@ K_COUNTERS = 32
 N_HITS = 32
 """Number of values that were found in the device cache."""
 N_COMMANDS = 33
-N_MERGED = 34
-"""Number of rows of batches with the key of an earlier row."""
 K_WORDS = 48
 
 NO_SLOT = NAMESPACE_NOT_READY
@@ -136,8 +134,7 @@ def start(core, queue, key0, key1, length, nbytes):
     """Take an id and submit a Retrieve; return the id, or -1 if none is free (thread).
 
     The caller may hold the id, and the slot of its value in a return value queue, for any time. So some ids are
-    reserved for `execute`, which holds an id only until the value has arrived. Otherwise batches without a waiter
-    could hold all ids.
+    reserved for `execute`, which holds an id only until the value has arrived. Otherwise tickets could hold all ids.
     """
     cid = take_id(queue, field(core, K_RESERVE))
     if cid < 0:
@@ -184,15 +181,13 @@ def stopped(core, since):
 
 
 @device
-def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, leader):
+def execute(core, queue, want, key0, key1, length, at, nbytes, mask, lane, leader):
     """Retrieve a value for each lane with a request and wait for it (all lanes of `mask`, one queue).
 
     Parameters
     ----------
     want : bool
         Whether the lane has a request.
-    cid : int
-        An id whose Retrieve the lane has already submitted (`start`), or -1.
     at, nbytes : int
         Address of the value's buffer, and its bytes; with 0 bytes only the value's size is requested.
 
@@ -205,6 +200,7 @@ def execute(core, queue, want, cid, key0, key1, length, at, nbytes, mask, lane, 
     Values are copied to the device cache first, if it exists, because other threads may write to a kernel's memory.
     """
     answer = 0
+    cid = -1
     offset = 0
     restarts = 0
     attempt = 0
@@ -464,3 +460,10 @@ def give_up(core, queue, cid, offset):
     if entry != 0:
         abandon(entry)
     return True
+
+
+@kernel
+def settle(core, queues, count):
+    """Drain queues, and release ids of commands that were given up (one thread; the host, between launches)."""
+    for k in range(count):
+        serve(queues + k * (8 * Q_WORDS), 1, 0, 0)
