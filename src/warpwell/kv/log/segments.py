@@ -47,7 +47,7 @@ from .format import (
 
 _WRITE_BYTES = 1 << 20
 """Maximum size of values that one buffer gathers for a write, in bytes: the buffer stays in the processor's cache."""
-_LARGE = 1 << 16
+_LARGE = 1 << 18
 """Minimum size of a value that is written without a copy, in bytes."""
 
 INT64 = np.dtype(np.int64)
