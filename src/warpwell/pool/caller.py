@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 import weakref
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .. import errors
+from .. import closing, errors
 from .._os import uninterrupted
 from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
@@ -68,6 +67,7 @@ class AgentConnection:
         self._sent: weakref.WeakSet[Code] = weakref.WeakSet()
         self.counts: dict[str, list[float]] = {}
         self.caller = caller
+        self._hand_over = closing.hand_over
         self.transfers = Tuning()
         self.host = self.target = ""
 
@@ -209,7 +209,17 @@ class AgentConnection:
 
     def free_later(self, identifier: Any, op: Op = Op.FREE) -> None:
         """Free an object in another thread. Finalizers call this, so it must not block or use module globals."""
-        self.caller.freed.put((self, op, identifier))
+        self._hand_over(lambda: self._free(identifier, op))
+
+    def _free(self, identifier: Any, op: Op) -> None:
+        # a lost device holds no objects
+        with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
+            if op == Op.CODE_END:
+                self.release_code(identifier)
+            elif op == Op.STREAM_END:
+                self.close_stream(identifier)
+            else:
+                self.send(op, identifier)
 
     def _send_locked(self, message: bytes) -> None:
         # the lock is reentrant, but a message inside another one would corrupt both
@@ -235,7 +245,7 @@ class AgentConnection:
 
 
 class Caller:
-    """Receives the messages of all agents of a transport, in a thread, and frees objects in another one.
+    """Receives the messages of all agents of a transport, in a thread.
 
     Parameters
     ----------
@@ -250,18 +260,13 @@ class Caller:
         self.replies: dict[int, tuple[int, Reply]] = {}
         ranks = transport.peers if agents is None else agents
         self.connections = {rank: AgentConnection(self, rank) for rank in ranks}
-        # only a SimpleQueue supports `put` in finalizers, which may interrupt any code
-        self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
         self._losses: deque[tuple[int, float]] = deque()  # lost agents, and deadlines for failing their requests
         self.tags = Tags()
-        self._threads = [
-            threading.Thread(target=work, name=f"warpwell {name}", daemon=True)
-            for name, work in (("replies", self._receive), ("frees", self._free))
-        ]
+        self._thread = threading.Thread(target=self._receive, name="warpwell replies", daemon=True)
+        closing.ready()
         transport.on_lost(self._record_loss)
-        for thread in self._threads:
-            thread.start()
+        self._thread.start()
 
     def close(self) -> None:
         """Send GOODBYE to all agents, close the transport, and fail the open requests."""
@@ -273,11 +278,9 @@ class Caller:
                 if connection.lost is None:
                     connection.send(Op.GOODBYE)
             connection.lost = connection.lost or "the pool was closed"
-        self.freed.put(None)
         self.transport.close()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(2.0)
+        if self._thread is not threading.current_thread():
+            self._thread.join(2.0)
         for rank in self.connections:
             self.fail(rank)
 
@@ -346,19 +349,3 @@ class Caller:
             with contextlib.suppress(Exception):  # the agent waits until the arrays are received or cancelled
                 connection.free_later(number, Op.CANCEL)
             return None, error
-
-    def _free(self) -> None:
-        while True:
-            item = self.freed.get()
-            if item is None:
-                return
-            connection, op, identifier = item
-            # a lost device holds no objects
-            with contextlib.suppress(errors.PoolError, errors.ClosedError, errors.StallError):
-                if op in (Op.FREE, Op.CANCEL):
-                    connection.send(op, identifier)
-                elif op == Op.CODE_END:
-                    connection.release_code(identifier)
-                else:
-                    connection.close_stream(identifier)
-            item = connection = None
