@@ -186,10 +186,16 @@ def put_word(address: int, value: int) -> None:
 
 
 @device
+def futex(g: int, address: int, operation: int, value: int, timeout: int) -> None:
+    """Call futex(2). `timeout` is the address of a timespec, or 0."""
+    call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), address, operation, value, timeout, 0, 0)
+
+
+@device
 def raise_signal(g: int, address: int) -> None:
     """Increment the `Signal` at `address` and wake all sleeping threads."""
     fetch_add(address, 1, SYSTEM)
-    call_foreign(word(g + G_SYSCALL), word(g + G_FUTEX), address, FUTEX_WAKE, FUTEX_ALL, 0, 0, 0)
+    futex(g, address, FUTEX_WAKE, FUTEX_ALL, 0)
 
 
 @device
@@ -237,16 +243,7 @@ def run(g: int) -> int:
             put_word(g + G_TIME, 0)
             nap = min(nap, MAX_ACTIVE_NAP if in_flight > 0 else MAX_NAP)
             put_word(g + G_TIME + 8, nap)
-            call_foreign(
-                word(g + G_SYSCALL),
-                word(g + G_FUTEX),
-                g + G_DOORBELL,
-                FUTEX_WAIT,
-                version & 0xFFFFFFFF,
-                g + G_TIME,
-                0,
-                0,
-            )
+            futex(g, g + G_DOORBELL, FUTEX_WAIT, version & 0xFFFFFFFF, g + G_TIME)
             if now - last_progress > NAP_GROWTH_DELAY:
                 nap += nap // 2
 
@@ -278,14 +275,26 @@ def lose(g: int, p: int, cause: int, code: int) -> None:
 
 
 @device
+def test_request(g: int, request: int) -> int:
+    """Test the MPI request at `request`; return the code of MPI. `is_flag_set` returns whether it has completed."""
+    put_word(g + G_FLAG, 0)
+    return call_foreign(word(g + G_TEST), request, g + G_FLAG, g + G_STATUS, 0, 0, 0, 0) & 0xFFFFFFFF
+
+
+@device
+def is_flag_set(g: int) -> bool:
+    """Return the flag that the last MPI function has set."""
+    return (word(g + G_FLAG) & 0xFFFFFFFF) != 0
+
+
+@device
 def completed(g: int, p: int, request: int) -> bool:
     """Return True if the MPI request at `request` has completed. If MPI fails, the peer is lost."""
-    put_word(g + G_FLAG, 0)
-    code = call_foreign(word(g + G_TEST), request, g + G_FLAG, g + G_STATUS, 0, 0, 0, 0) & 0xFFFFFFFF
+    code = test_request(g, request)
     if code != 0:
         lose(g, p, MPI_FAILED, code)
         return False
-    return (word(g + G_FLAG) & 0xFFFFFFFF) != 0
+    return is_flag_set(g)
 
 
 @device
@@ -470,25 +479,12 @@ def drain(g: int, p: int) -> int:
         return 0
     put_word(g + G_FLAG, 0)
     message = p + P_SCRATCH_MESSAGE
-    code = (
-        call_foreign(
-            word(g + G_IMPROBE),
-            word(p + P_RANK),
-            operand >> 32,
-            word(g + G_COMM),
-            g + G_FLAG,
-            message,
-            g + G_STATUS,
-            0,
-        )
-        & 0xFFFFFFFF
-    )
-    found = code == 0 and (word(g + G_FLAG) & 0xFFFFFFFF) != 0
+    rank, tag, comm, status = word(p + P_RANK), operand >> 32, word(g + G_COMM), g + G_STATUS
+    code = call_foreign(word(g + G_IMPROBE), rank, tag, comm, g + G_FLAG, message, status, 0) & 0xFFFFFFFF
+    found = code == 0 and is_flag_set(g)
     if found:
-        code = (
-            call_foreign(word(g + G_IMRECV), scratch, chunk, word(g + G_BYTE), message, p + P_SCRATCH_REQUEST, 0, 0)
-            & 0xFFFFFFFF
-        )
+        byte, request = word(g + G_BYTE), p + P_SCRATCH_REQUEST
+        code = call_foreign(word(g + G_IMRECV), scratch, chunk, byte, message, request, 0, 0) & 0xFFFFFFFF
     if code != 0:
         lose(g, p, MPI_FAILED, code)
     elif not found:
@@ -564,9 +560,7 @@ def fail_transfer(g: int, r: int) -> None:
         request = r + R_REQUESTS + 8 * rem(k, AHEAD)
         if word(r + R_OUTGOING) == 0:
             call_foreign(word(g + G_CANCEL), request, 0, 0, 0, 0, 0, 0)
-        put_word(g + G_FLAG, 0)
-        code = call_foreign(word(g + G_TEST), request, g + G_FLAG, g + G_STATUS, 0, 0, 0, 0) & 0xFFFFFFFF
-        if code == 0 and (word(g + G_FLAG) & 0xFFFFFFFF) == 0:
+        if test_request(g, request) == 0 and not is_flag_set(g):
             held += 1
     if done == word(r + R_CHUNKS):
         finish_transfer(g, r, bulk.DONE)
