@@ -85,8 +85,6 @@ class Chain:
         Whether the device has the batch. Before that, `Placements` cancels its tasks.
     is_cancelled : bool
         Whether the batch must not be placed again.
-    attempt : int
-        Number of times that a batch was dispatched.
     arrays : HostArrays or None
     """
 
@@ -99,7 +97,6 @@ class Chain:
     seconds: float = 0.0
     is_sent: bool = False
     is_cancelled: bool = False
-    attempt: int = 0
     arrays: HostArrays | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +113,6 @@ class Chain:
         self.batch = dict.fromkeys(itertools.islice(self.handles, 1 if self._is_staged else None))
         self.staged = sum(h.staged for h in self.batch)
         self.member, self.is_sent = None, False
-        self.attempt += 1
 
     def following(self, handle: PoolHandle) -> list[PoolHandle]:
         """Return a task and all later ones."""
@@ -161,7 +157,7 @@ class Member:
         self.service = device.create(
             "scheduler", device.target, ordinal, stream=self.stream, tenants=tenants, **options
         )
-        self._capacity = self.call("inspect", _capacity_of)
+        self._capacity = self.call("inspect", lambda core: core.executor.capacity)
         self._settings = tenants
         self.tenants: Tenants
         self._thread = threading.Thread(target=self._work, name=f"warpwell-pool-{device.index}", daemon=True)
@@ -474,7 +470,7 @@ class Placements:
             self._end(chain, chain.handles, error)
             return
         for handle, result in ends:
-            end = functools.partial(self._handle_end, chain, handle, chain.attempt, result)
+            end = functools.partial(self._handle_end, chain, handle, member, result)
             result.when_done(functools.partial(member.enqueue, end, functools.partial(self._fail, chain)))
 
     def _mark(self, chain: Chain, is_sent: bool = False) -> list[PoolHandle]:
@@ -485,10 +481,9 @@ class Placements:
                 self._remove(chain)
             return list(chain.batch)
 
-    def _handle_end(self, chain: Chain, handle: PoolHandle, attempt: int, result: CallResult) -> None:
+    def _handle_end(self, chain: Chain, handle: PoolHandle, member: Member, result: CallResult) -> None:
         """Process the end of a task, in the thread of its device."""
-        member = chain.member
-        if member is None or chain.attempt != attempt or handle not in self._open:
+        if chain.member is not member or handle not in chain.batch:
             return  # from a lost device, after the batch was placed on another one
         try:
             state, seconds = member.wait_for_end(result)
@@ -597,7 +592,3 @@ def options_of(task: Task) -> dict[str, Any]:
     """Return the options with which `Scheduler.task` creates this task again."""
     options = {name: getattr(task, name) for name in ("name", "tenant", "priority", "deadline", "memory", "size")}
     return {**options, "profile": task.profile if task.profile.source != "unknown" else None}
-
-
-def _capacity_of(core: Any) -> Any:
-    return core.executor.capacity

@@ -52,8 +52,8 @@ class RemoteStore(RemoteResource):
     __len__ = forwarded(Store.__len__)
 
     def __getitem__(self, key: Any) -> Any:
-        found, value = self.device.call(_get, self, key).get()
-        if not found:
+        value = self.get(key, self)
+        if value is self:
             message = f"{self.name} on device {self.device.index} has no key {shown(key)!r}"
             raise errors.KeyMissingError(message, key=as_key(key))
         return value
