@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.timing import save, table
-from warpwell.driver import DriverServer, build
+from lab.driver.serve import serve
+from warpwell.driver import build
 
 CLIENTS = Path(__file__).with_name("cuda_clients")
 PROGRAMS = {"mandelbrot": (100, 800), "monte_carlo": (100, 4000), "matrix_product": (5, 50)}
@@ -209,7 +210,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Run from the command line."""
     options = parse()
-    with tempfile.TemporaryDirectory() as name, DriverServer(options.devices, driver=options.driver) as server:
+    with tempfile.TemporaryDirectory() as name, serve(options.devices, driver=options.driver) as server:
         folder = Path(name)
         native = dict(os.environ)
         if options.driver:

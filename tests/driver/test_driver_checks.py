@@ -13,6 +13,7 @@ from tests.harness.driver import faults, natives
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ def server() -> Iterator[DriverServer]:
     """A server of two devices with little memory; operations take random times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_SEED", "7")
-        with DriverServer(2, driver=build.build().fake, quota=96 << 20) as server:
+        with serve(2, driver=build.build().fake, quota=96 << 20) as server:
             yield server
 
 
@@ -50,7 +51,7 @@ def test_what_cuda_promises(server: DriverServer, area: str) -> None:
 
 def test_managed_memory_is_for_programs_with_one_device(server: DriverServer) -> None:
     assert not (said := wrong(server, "managed_checks")), said
-    with DriverServer(1, driver=build.build().fake) as one:
+    with serve(1, driver=build.build().fake) as one:
         assert not (said := wrong(one, "managed_checks")), said
 
 
@@ -60,7 +61,7 @@ def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -
     area, changes = faults.CHECKED[fault]
     monkeypatch.setenv("FAKE_SEED", "7")
     with natives.changed(changes, natives.QUICK) as planted:
-        with DriverServer(2, driver=planted.fake, quota=96 << 20) as server:
+        with serve(2, driver=planted.fake, quota=96 << 20) as server:
             try:
                 assert wrong(server, area, 20)
             except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
-from warpwell.driver.server import DriverServer
+from lab.driver.serve import serve
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "tests" / "data" / "driver_codes.txt"
@@ -19,7 +19,7 @@ RECORD = ROOT / "tests" / "data" / "driver_codes.txt"
 
 @pytest.mark.slow  # thousands of calls that wait for an answer
 def test_calls_return_the_recorded_codes() -> None:
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         command = [sys.executable, "-m", "tests.harness.driver.codes"]
         done = subprocess.run(
             command, env=server.environ(), cwd=ROOT, timeout=2 * HANG_SECONDS, capture_output=True, text=True

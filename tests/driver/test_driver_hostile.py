@@ -16,6 +16,7 @@ from tests.harness.driver.calls import IMAGE
 from tests.harness.driver.raw import ENTRY, MAGIC, NO_SLOT, OPEN, OPS, PLACE, RING, Lost, Raw
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 SECRET = bytes(range(256)) * 16
@@ -26,7 +27,7 @@ MOST = (1 << 64) - 1
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverServer]:
     """A server of one fake device."""
-    with DriverServer(1, driver=build.build().fake) as server:
+    with serve(1, driver=build.build().fake) as server:
         yield server
 
 
@@ -245,7 +246,7 @@ def test_sanitizers_find_nothing_in_a_worker_of_hostile_clients(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with natives.changed({}, natives.SANITIZED) as parts:
-        with DriverServer(1, driver=parts.fake) as server:
+        with serve(1, driver=parts.fake) as server:
             for seed in range(100, 160):
                 with Raw(server.folder) as raw:
                     random_calls(raw, prepared(raw), seed, 400)

@@ -19,9 +19,9 @@ from tests.harness.examples import examples
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver import generate
 from warpwell.driver.build import compiler
-from warpwell.driver.server import DriverServer
 
 _STUB = """
 #include "layer.h"
@@ -376,7 +376,7 @@ def test_a_library_with_nvidias_runtime_is_named_once(tmp_path: Path) -> None:
 
 def runs(program: str) -> None:
     """Run a program on a fake device; it asserts by itself."""
-    with DriverServer(1, driver=build.build().fake) as server:
+    with serve(1, driver=build.build().fake) as server:
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=server.environ(),

@@ -12,6 +12,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ print(arrays)
 
 def test_numba_selects_devices_ten_thousand_times() -> None:
     pytest.importorskip("numba.cuda")
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         command = [sys.executable, "-c", SWITCHES]
         done = subprocess.run(command, env=server.environ(), timeout=HANG_SECONDS, capture_output=True, text=True)
     assert done.stdout == "[[0, 0, 0, 0], [1, 1, 1, 1]]\n", done.stderr
@@ -82,7 +83,7 @@ cuda.close()
 
 def test_numba_closes_its_contexts() -> None:
     pytest.importorskip("numba.cuda")
-    with DriverServer(1, driver=build.build().fake) as server:
+    with serve(1, driver=build.build().fake) as server:
         command = [sys.executable, "-c", CLOSES]
         done = subprocess.run(command, env=server.environ(), timeout=HANG_SECONDS, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("[0, 1, 2, 3]\n", 0), done.stderr
@@ -91,7 +92,7 @@ def test_numba_closes_its_contexts() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=f"numba-cuda's tests need {', '.join(missing())}")
 def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         found = outcomes(server, tmp_path / "outcomes.json")
     known = listed()
     bad = {name: outcome for name, outcome in found.items() if outcome != "passed"}

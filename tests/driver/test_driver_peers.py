@@ -19,6 +19,7 @@ from tests.harness.driver.raw import Raw
 from tests.harness.until import until
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +88,7 @@ def server() -> Iterator[DriverServer]:
     """A server of two devices with little memory; operations take random times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAKE_SEED", "7")
-        with DriverServer(2, driver=build.build().fake, quota=96 * MIB) as server:
+        with serve(2, driver=build.build().fake, quota=96 * MIB) as server:
             yield server
 
 
@@ -100,7 +101,7 @@ def test_devices_use_each_others_memory_and_events(server: DriverServer, act: st
 def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PEERS", "0")
     monkeypatch.setenv("FAKE_SEED", "7")
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         assert said(server, "access") == [
             "can 0 [0, 0, 0, 0] 0",
             "wrong 1 201 201 705",
@@ -116,7 +117,7 @@ def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monke
 def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     act, changes = faults.PEERS[fault]
     monkeypatch.setenv("FAKE_SEED", "7")
-    with natives.changed(changes) as planted, DriverServer(2, driver=planted.fake, quota=96 * MIB) as server:
+    with natives.changed(changes) as planted, serve(2, driver=planted.fake, quota=96 * MIB) as server:
         try:
             assert said(server, act, seconds=20) != RIGHT[act]
         except subprocess.TimeoutExpired:

@@ -17,6 +17,7 @@ from tests.harness.driver import natives
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ SECONDS = 60
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverServer]:
     """A server of two fake devices for all tests of this file."""
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         yield server
 
 
@@ -96,7 +97,7 @@ def test_a_child_forked_while_the_driver_starts_has_it_too(start: Start, tmp_pat
     parts, slow = build.build(), tmp_path / "worker"
     slow.write_text(f'#!/bin/sh\nsleep 0.5\nexec {parts.worker} "$@"\n')
     slow.chmod(0o700)
-    with DriverServer(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=slow)) as server:
+    with serve(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=slow)) as server:
         assert said(start(server, "fork_inside_init")) == ["inside True child 1 parent True"]
         assert gone(server)
 
@@ -111,7 +112,7 @@ def test_a_program_asks_all_devices_before_the_first_answers(tmp_path: Path) -> 
     text = 'import ctypes; n = ctypes.c_int(); cuda = ctypes.CDLL("libcuda.so.1"); print(cuda.cuInit(0),'
     text += " cuda.cuDeviceGetCount(ctypes.byref(n)), n.value)"
     parts = dataclasses.replace(parts, worker=late)
-    with DriverServer(1, driver=parts.fake, parts=parts) as one:
+    with serve(1, driver=parts.fake, parts=parts) as one:
         with DriverServer(1, driver=parts.fake, parts=parts, folder=one.folder, first=1):
             command = [sys.executable, "-c", text]
             out = subprocess.run(
@@ -145,7 +146,7 @@ def test_the_end_of_a_worker_ends_all_waits_and_a_reset_brings_another(server: D
 
 @pytest.mark.parametrize("how", ["client", "server"])
 def test_nobody_outlives_a_client_or_a_server(how: str, start: Start) -> None:
-    with DriverServer(1, driver=build.build().fake) as server:
+    with serve(1, driver=build.build().fake) as server:
         process = start(server, "hangs")
         told(process, "waiting")
         assert len(server.workers) == 1
@@ -178,7 +179,7 @@ def test_a_fault_on_the_device_ends_one_context_until_a_reset(
 @pytest.mark.parametrize("limits", ["ours", pytest.param("tight", marks=pytest.mark.slow)])
 def test_a_stream_that_never_becomes_ready_leaves_others_alone(limits: str, start: Start) -> None:
     changes, words = (natives.TIGHT, [str(1 << 20)]) if limits == "tight" else ({}, [])
-    with natives.changed(changes) as built, DriverServer(2, driver=built.fake) as server:
+    with natives.changed(changes) as built, serve(2, driver=built.fake) as server:
         lines = said(start(server, "stuck_beside", *words))
     assert lines.pop() == "released True 0 260 {0}"
     assert lines == ["beside [True, True, True] still stuck True", "held back True"]

@@ -15,6 +15,7 @@ from tests.harness.driver.programs import LAYER
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver import generate
 from warpwell.driver.build import FLAGS, compiler
 from warpwell.driver.server import DriverServer
@@ -69,7 +70,7 @@ def waited_on_main(blocked: Path) -> list[str]:
 
 @pytest.mark.parametrize("seeds", few_and_more(0, 30, 100))
 def test_random_programs_are_right(seeds: range, blocked: Path) -> None:
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         are_right(server, seeds)
     assert not waited_on_main(blocked)
 
@@ -77,7 +78,7 @@ def test_random_programs_are_right(seeds: range, blocked: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", few_and_more(100, 110, 250))
 def test_random_programs_are_right_where_all_is_scarce(seeds: range, tight: build.Built, blocked: Path) -> None:
-    with DriverServer(2, driver=tight.fake) as server:
+    with serve(2, driver=tight.fake) as server:
         are_right(server, seeds)
     assert not waited_on_main(blocked)
 
@@ -85,7 +86,7 @@ def test_random_programs_are_right_where_all_is_scarce(seeds: range, tight: buil
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", few_and_more(1000, 1032, 1064))
 def test_eight_threads_run_programs_side_by_side(seeds: range, blocked: Path) -> None:
-    with DriverServer(2, driver=build.build().fake) as server:
+    with serve(2, driver=build.build().fake) as server:
         are_right(server, seeds, "--threads", "8")
     assert not waited_on_main(blocked)
 
@@ -93,7 +94,7 @@ def test_eight_threads_run_programs_side_by_side(seeds: range, blocked: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", few_and_more(1100, 1140, 1200))
 def test_threads_that_hold_places_wait_for_no_others(seeds: range, tight: build.Built, blocked: Path) -> None:
-    with DriverServer(2, driver=tight.fake) as server:
+    with serve(2, driver=tight.fake) as server:
         are_right(server, seeds, "--threads", "8")
     assert not waited_on_main(blocked)
 
@@ -135,7 +136,7 @@ for first, second in ((0, cuda.stream()), (0, PER_THREAD), (cuda.stream(), 0), (
 
 def test_a_driver_that_reads_pinned_memory_early_does_so_in_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_WEAK", "1")
-    with DriverServer(1, driver=build.build().fake) as server:
+    with serve(1, driver=build.build().fake) as server:
         command = [sys.executable, "-c", READS_EARLY]
         done = subprocess.run(
             command, env=server.environ(), cwd=ROOT, timeout=SECONDS, stdout=subprocess.PIPE, text=True
@@ -167,7 +168,7 @@ def test_planted_faults_apply_and_compile(tmp_path: Path, compiled: bool) -> Non
 @pytest.mark.parametrize("fault", faults.PLANTED)
 def test_planted_faults_are_found(fault: str, blocked: Path) -> None:
     with natives.changed(natives.merged(natives.TIGHT, faults.PLANTED[fault])) as planted:
-        with DriverServer(2, driver=planted.fake) as server:
+        with serve(2, driver=planted.fake) as server:
             try:
                 assert programs(server, "--seeds", "100:900", seconds=40) != "800 programs are right\n"
             except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ import pytest
 from tests.harness.driver import calls, natives
 from tests.harness.driver.managed_checks import CHECKS
 
+from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def said(module: str, environ: Mapping[str, str], *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[DriverServer]:
     """Two devices, both on the first GPU: memory and order are each worker's own."""
-    with DriverServer(["0", "0"]) as server:
+    with serve(["0", "0"]) as server:
         yield server
 
 
@@ -39,7 +40,7 @@ def two_gpus() -> Iterator[DriverServer]:
     text = "from warpwell.pool.launch.gpus import list_gpus; print(len(list_gpus()))"  # this process has begun CUDA
     if int(subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, check=True).stdout) < 2:
         pytest.skip("two GPUs are needed")
-    with DriverServer(["0", "1"]) as server:
+    with serve(["0", "1"]) as server:
         yield server
 
 
@@ -62,13 +63,13 @@ def test_random_programs_on_the_gpu_without_workers_equal_the_model() -> None:
 
 
 def test_random_programs_on_the_gpu_are_right_where_all_is_scarce() -> None:
-    with natives.changed(natives.TIGHT), DriverServer(["0", "0"]) as server:
+    with natives.changed(natives.TIGHT), serve(["0", "0"]) as server:
         arguments = "--seeds", "100:160", "--devices", "2", "--threads", "4"
         assert said("programs", server.environ(), *arguments) == "60 programs are right\n"
 
 
 def test_managed_memory_is_that_of_program_and_kernels() -> None:
-    with DriverServer(1) as server:
+    with serve(1) as server:
         lines = said("checks", server.environ(), "managed_checks").splitlines()
     assert [line for line in lines if not line.startswith("warpwell: ")] == [f"{c.__name__}: right" for c in CHECKS]
 
@@ -88,7 +89,7 @@ def test_prints_of_the_gpu_come_before_a_synchronization_returns(server: DriverS
 
 def test_streams_that_never_become_ready_leave_others_on_the_gpu_alone() -> None:
     connections = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # by itself the driver has 8, for 9 stuck streams
-    with DriverServer(["0", "0"], environ=connections) as server:
+    with serve(["0", "0"], environ=connections) as server:
         lines = said("acts", server.environ(), "stuck_beside").splitlines()
     assert lines.pop() == "released True 0 260 {0}"
     assert lines == ["beside [True, True, True] still stuck True", "held back True"]

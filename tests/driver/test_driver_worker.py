@@ -9,17 +9,16 @@ import select
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Raw
-from tests.harness.until import HANG_SECONDS, until
+from tests.harness.until import until
 
 from lab.driver import build
+from lab.driver.serve import serve
 from warpwell.driver.environment import client_environ, without_layer
 from warpwell.driver.server import DriverServer
 
@@ -65,7 +64,7 @@ class Client(Raw):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverServer]:
     monkeypatch.setenv("FAKE_BLOCKED", str(tmp_path / "blocked"))
-    with DriverServer(1, driver=build.build().fake, quota=64 * MIB) as server:
+    with serve(1, driver=build.build().fake, quota=64 * MIB) as server:
         yield server
     assert not server.folder.exists()
     with contextlib.suppress(FileNotFoundError):
@@ -204,7 +203,7 @@ def test_memory_that_was_freed_is_kept_for_a_second_for_who_makes_as_much_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FAKE_MEMORY", str(32 << 30))  # of which a thirty-second part is 1 GiB
-    with DriverServer(1, driver=build.build().fake) as server, Raw(server.folder) as client:
+    with serve(1, driver=build.build().fake) as server, Raw(server.folder) as client:
         mapped = mapped_by(server, client)
         for count, most in ((5, 640), (10, 1280)):
             for _ in range(2):  # the second time nothing is mapped
@@ -220,7 +219,7 @@ def test_memory_that_was_freed_is_kept_for_a_second_for_who_makes_as_much_again(
 
 def test_memory_that_nobody_needed_for_a_while_goes_back_whatever_else_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_MEMORY", str(64 << 30))
-    with DriverServer(1, driver=build.build().fake) as server, Raw(server.folder) as client:
+    with serve(1, driver=build.build().fake) as server, Raw(server.folder) as client:
         mapped = mapped_by(server, client)
         large = [client.alloc(128 * MIB) for _ in range(16)]
         for piece in large:
@@ -332,7 +331,7 @@ def test_who_told_the_facts_serves_the_first_client_and_a_spare_the_next(tmp_pat
     def started() -> list[int]:
         return [int(line) for line in log.read_text().split()]
 
-    with DriverServer(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=wrapper)) as server:
+    with serve(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=wrapper)) as server:
         with connect(server) as line:
             line.send(Raw.hello(HELLO))
             assert struct.unpack_from("=I", line.recv(2000))[0] == FACTS
@@ -355,29 +354,13 @@ def test_who_told_the_facts_serves_the_first_client_and_a_spare_the_next(tmp_pat
 def test_a_spare_that_could_not_start_refuses_nobody_later(tmp_path: Path) -> None:
     fake, driver = build.build().fake, tmp_path / "driver"
     driver.symlink_to(fake)
-    with DriverServer(1, driver=driver) as server:
+    with serve(1, driver=driver) as server:
         with Raw(server.folder) as first:
             driver.unlink()  # no driver for a while
             until(lambda: server._spares and select.select([server._spares[0].control], [], [], 0)[0])  # it has said so
             driver.symlink_to(fake)
             with Raw(server.folder) as second:
                 assert [client.ask("CTX_SYNC") for client in (first, second)] == [(0, b"")] * 2
-
-
-def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) -> None:
-    code = (
-        "import os; from warpwell.driver import server; from lab.driver import build\n"
-        "print(server.DriverServer(1, driver=build.build().fake).folder, flush=True); os._exit(1)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=HANG_SECONDS
-    )
-    left = Path(done.stdout.strip())
-    assert left.is_dir()
-    with DriverServer(1, driver=build.build().fake) as other:
-        assert not left.exists()
-        assert other.folder.is_dir()
-        assert server.folder.is_dir()
 
 
 def test_the_environment_of_clients_leads_to_the_layer_and_back() -> None:

@@ -14,8 +14,8 @@ from tests.harness.driver import nvcc
 from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build as lab_build
+from lab.driver.serve import serve
 from warpwell.driver import build, runtime
-from warpwell.driver.server import DriverServer
 
 CORE = {
     "plain": ("core", ("core.cu",), ()),
@@ -45,7 +45,7 @@ def native(parts: lab_build.Built, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def pooled(parts: lab_build.Built) -> Iterator[dict[str, str]]:
     """Environment of a program whose two devices are served by workers."""
-    with DriverServer(2, driver=parts.fake, parts=parts) as server:
+    with serve(2, driver=parts.fake, parts=parts) as server:
         yield server.environ()
 
 
@@ -75,7 +75,7 @@ def test_core_calls_through_the_layer(pooled: dict[str, str], variant: str) -> N
 
 def test_graphs_and_managed_memory_through_the_layer(parts: lab_build.Built) -> None:
     program = nvcc.compiled("graph", "graph.cu")
-    with DriverServer(1, driver=parts.fake, parts=parts) as server:  # several devices have no managed memory
+    with serve(1, driver=parts.fake, parts=parts) as server:  # several devices have no managed memory
         passes(server.environ(), program)
 
 

@@ -9,15 +9,12 @@ one end of a pipe whose other end only the server has.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import mmap
 import os
-import shutil
 import socket
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +29,6 @@ from .clients import (
     DEVICE_UNAVAILABLE,
     FACTS,
     FACTS_SECONDS,
-    LONGEST,
     REFUSED,
     REFUSED_PACKET,
     Client,
@@ -42,7 +38,6 @@ from .clients import (
 )
 from .environment import client_environ, make_library_folder, worker_environ
 
-_PREFIX = "ww-cuda-"
 _END_SECONDS = 5.0
 _SPARE_SECONDS = 1.0
 """Time between a client and the next spare of its device, in which the client starts."""
@@ -87,7 +82,8 @@ class DriverServer(ClientListener):
     driver : path, optional
         The driver's library; by default, ``libcuda.so.1`` of the machine.
     folder : path, optional
-        An existing folder for the sockets and the layer's names; by default one of its own, removed at the end.
+        An existing folder for the sockets and the layer's names. Without it there are no sockets: clients come by
+        `connect` alone.
     first : int
         The clients' ordinal of the first device: servers of several processes share a folder.
     quota : int, optional
@@ -99,8 +95,6 @@ class DriverServer(ClientListener):
     claim : callable, optional
         Returns a reservation of the device, from the first context until the last worker has exited: its ``poll``
         returns whether the device is reserved, or raises a `WarpwellError`, and ``close`` releases it.
-    listens : bool
-        Without, there is no folder and no socket in it: clients come by `connect` alone.
 
     Raises
     ------
@@ -111,7 +105,7 @@ class DriverServer(ClientListener):
 
     Examples
     --------
-    >>> with DriverServer(2) as server:  # doctest: +SKIP
+    >>> with DriverServer(2, folder=folder) as server:  # doctest: +SKIP
     ...     subprocess.run([sys.executable, "program.py"], env=server.environ())
     """
 
@@ -125,7 +119,6 @@ class DriverServer(ClientListener):
         quota: int | None = None,
         environ: Mapping[str, str] | None = None,
         parts: build.Built | None = None,
-        listens: bool = True,
         claim: Callable[[], Any] | None = None,
     ) -> None:
         parts = parts or build.parts()
@@ -144,12 +137,9 @@ class DriverServer(ClientListener):
         self._claim = claim
         self._claims: dict[int, Any] = {}
         self._life: tuple[int, int] | None = None
-        self._lock: int | None = None
         self.folder = Path(folder or "")
-        if folder is None and listens:
-            self.folder, self._lock = _make_folder()
         try:
-            self._begin(listens)
+            self._begin(listens=folder is not None)
         except BaseException:
             self.close()
             raise
@@ -199,17 +189,13 @@ class DriverServer(ClientListener):
         return len(self._workers)
 
     def close(self) -> None:
-        """End all workers, and remove the server's files. Clients find their devices lost."""
+        """End all workers, and remove the sockets. Clients find their devices lost."""
         super().close()
         for descriptor in self._life or ():
             os.close(descriptor)
         self._life = None
         self._await_workers()
         self._release_claims()
-        if self._lock is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
 
     def __enter__(self) -> DriverServer:
         return self
@@ -391,31 +377,3 @@ def _command(pid: int) -> str:
         return ""
     arguments[0] = os.path.basename(arguments[0])
     return " ".join(arguments[3:] if len(arguments) > 3 and arguments[2].endswith(_RUNS) else arguments).strip()
-
-
-def _make_folder() -> tuple[Path, int]:
-    """Make a folder for sockets; return it and a descriptor whose lock ends with this process, however that ends.
-
-    Folders of servers that were killed are removed.
-    """
-    base = tempfile.gettempdir()
-    base = base if len(os.fsencode(base)) < LONGEST - 30 else "/tmp"
-    for old in Path(base).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            _remove_abandoned(old)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-    lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(folder / "new", folder / "lock")  # now that it is locked, it may be seen
-    return folder, lock
-
-
-def _remove_abandoned(folder: Path) -> None:
-    if folder.stat().st_uid != os.getuid():
-        return
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        os.close(lock)

@@ -55,7 +55,7 @@ class Hosts:
     def serve(self, k: int) -> tuple[DriverServer, Path]:
         """Start the server of an agent."""
         assert self.parts.relay is not None
-        made = DriverServer([str(k)], driver=self.parts.fake, first=k, parts=self.parts, listens=False)
+        made = DriverServer([str(k)], driver=self.parts.fake, first=k, parts=self.parts)
         self.servers[k] = made
         return made, self.parts.relay
 

@@ -217,7 +217,7 @@ def serve_away(
     if parts.worker is None or parts.relay is None:
         raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
     device = _device(about, ordinal)
-    made = DriverServer([device], driver=about["driver"], first=ordinal, parts=parts, listens=False, claim=claim)
+    made = DriverServer([device], driver=about["driver"], first=ordinal, parts=parts, claim=claim)
     return made, parts.relay
 
 
