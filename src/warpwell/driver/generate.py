@@ -116,6 +116,10 @@ def results(call: table.Call) -> list[tuple[str, str]]:
 def _ops_h() -> str:
     c_lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
     c_lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull"]
+    for name, fields in table.operation_arguments().items():
+        c_lines.append(
+            f"struct ww_args_{name} {{ {' '.join(f'{table.ROLES[role]} {names};' for role, names in fields)} }};"
+        )
     for call in replayed():
         c_lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
     return "\n".join([*c_lines, "#endif", ""])

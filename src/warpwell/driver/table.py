@@ -119,6 +119,17 @@ def operations() -> tuple[Operation, ...]:
 
 
 @cache
+def operation_arguments() -> dict[str, list[tuple[str, str]]]:
+    """Return (role, names) of the fields of each operation's arguments, by the name of the arguments."""
+    found = {}
+    for line in _section("arguments").splitlines():
+        name, _, fields = line.partition(" # ")[0].partition(": ")
+        pairs = (field.partition(" ") for field in fields.split("; "))
+        found[name] = [(role, names) for role, _, names in pairs]
+    return found
+
+
+@cache
 def errors() -> dict[int, str]:
     """Names of error codes, whole."""
     pairs = (entry.split(":") for entry in _section("errors").split())

@@ -1,4 +1,5 @@
-/* Arguments and answers of the calls whose code is written by hand on both sides: driver_calls.txt, [operations].
+/* Answers, and what follows arguments, of the calls whose code is written by hand on both sides: driver_calls.txt,
+ * [operations] and [arguments].
  *
  * All structs are packed as written here (each field at its natural alignment), follow the entry's header, and are read
  * from the worker's copy of the entry. A device address is one of the arena, of pinned memory, or of a module's global:
@@ -21,10 +22,6 @@ static inline enum ww_way ww_place_way(uint16_t op) {
     return op == WW_OP_IN || op == WW_OP_IMAGE ? WW_BYTES_IN : op == WW_OP_OUT ? WW_BYTES_OUT : WW_NO_BYTES;
 }
 
-struct ww_args_id {
-    uint32_t id, unused;
-};
-
 /* -- images, functions --------------------------------------------------------------------------------------------- */
 
 #define WW_IMAGE_MOST (1ull << 30) /* bytes of an image; also the bound that the worker holds */
@@ -36,18 +33,6 @@ struct ww_args_id {
 #define WW_OPTIONS 32u
 #define WW_LOG_MOST 65536u
 #define WW_PARAMS_MOST 32768u /* bytes of the parameters of a launch */
-
-struct ww_args_image {
-    uint32_t image, unused;
-    uint64_t offset, total; /* pieces come in order, the last ends at total; offset 0 begins anew */
-};
-
-struct ww_args_load {
-    uint32_t image, module;         /* module: an id that is not in use */
-    uint32_t library;               /* 0: cuModuleLoadDataEx, 1: cuLibraryLoadData */
-    uint32_t options;               /* that many ww_option follow */
-    uint32_t info_most, error_most; /* bytes of logs that the client wants */
-};
 
 struct ww_option { /* CUjit_option without the log buffers and without results (wall time, log sizes) */
     uint32_t option, unused;
@@ -67,18 +52,8 @@ struct ww_param {
     uint32_t offset, size;
 };
 
-struct ww_args_global { /* then the name with its 0 */
-    uint32_t module, name_bytes;
-};
-
 struct ww_range {
     uint64_t address, nbytes;
-};
-
-struct ww_args_function_set {
-    uint32_t function, attribute;
-    int32_t value;
-    uint32_t unused;
 };
 
 /* -- launch -------------------------------------------------------------------------------------------------------- */
@@ -107,71 +82,7 @@ struct ww_launch_attribute { /* CUlaunchAttribute: COOPERATIVE 2, CLUSTER_DIMENS
 #define WW_GRAPHS 65536u /* of a device, and as many executable ones: chosen by the client, 1 .. */
 #define WW_BODIES 1024u  /* graphs of a conditional node */
 
-struct ww_args_graph {
-    uint32_t graph, other; /* MAKE: id of the executable one; DROP: 0, or 1 + number of a conditional node */
-};
-
-struct ww_args_graph_handle {
-    uint32_t graph, value, flags, unused;
-};
-
-struct ww_args_graph_condition {
-    uint64_t handle;
-    uint32_t graph, node; /* node: its number in the graph, chosen by the client */
-    uint32_t type, size;
-};
-
-/* -- copies -------------------------------------------------------------------------------------------------------- */
-
-struct ww_args_copy {
-    uint64_t to, from, nbytes;
-};
-
-struct ww_args_memset {
-    uint64_t address, count; /* address a multiple of width, count of elements */
-    uint32_t value, width;   /* width 1, 2, 4 */
-};
-
-struct ww_args_move { /* nbytes = the entry's nbytes where the bytes are in a place */
-    uint64_t address, nbytes;
-};
-
-/* -- streams, events ----------------------------------------------------------------------------------------------- */
-
-struct ww_args_stream_create {
-    uint32_t id, flags; /* CU_STREAM_NON_BLOCKING = 1 */
-    int32_t priority;
-    uint32_t unused;
-};
-
-struct ww_args_event {
-    uint32_t event, flags;
-};
-
-struct ww_args_elapsed {
-    uint32_t first, second;
-};
-
-/* -- another worker of this client --------------------------------------------------------------------------------- */
-
-struct ww_args_link {
-    uint32_t peer, serial; /* peer: 0 .. WW_PEERS - 1, chosen by the client; serial: that of the packet (LINK) */
-};
-
-struct ww_args_signal {
-    uint32_t event, peer;
-    uint64_t number; /* never used twice between two workers */
-};
-
 /* -- memory -------------------------------------------------------------------------------------------------------- */
-
-struct ww_args_alloc {
-    uint64_t nbytes; /* > 0 */
-};
-
-struct ww_args_free {
-    uint64_t address; /* as ALLOC or PIN gave it */
-};
 
 struct ww_mem_info {
     uint64_t free, total;
@@ -179,11 +90,6 @@ struct ww_mem_info {
 
 #define WW_PIN_LOWEST 0x200000000000ull /* pinned memory lies in this range on both sides */
 #define WW_PIN_HIGHEST 0x2f0000000000ull
-
-struct ww_args_pin {
-    uint64_t address, nbytes; /* multiples of 4096 */
-    uint32_t flags, unused;   /* CU_MEMHOSTALLOC_PORTABLE 1, DEVICEMAP 2, WRITECOMBINED 4 */
-};
 
 /* -- packets of the socket (said: enum ww_said) -------------------------------------------------------------------- */
 

@@ -376,7 +376,6 @@ bool ww_manages(const struct ww_device *d);      /* it may have managed memory .
 int ww_managed_check(const struct ww_device *d); /* .. or the code of its refusal; says once what such memory is */
 
 struct ww_pool *ww_pool_of(struct ww_device *d);
-bool ww_pool_take(struct ww_pool *p, size_t nbytes); /* false: it would be too large */
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
 int ww_pool_at(void *handle, struct ww_pool **p);
@@ -486,7 +485,7 @@ struct ww_graph {
     struct ww_node **nodes; /* in the order in which they were made */
     size_t n;
     uint32_t next_id;
-    uint64_t serial, original;
+    uint64_t serial;
     struct ww_node *within; /* the node that owns this graph, or NULL */
     struct ww_user_ref *users;
     size_t nusers;

@@ -293,7 +293,6 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g) {
         if (!(error = hold(c, g->users[i].user, g->users[i].count)))
             ww_user_retain(g->users[i].user, g->users[i].count);
     if (!error) {
-        c->original = g->serial;
         c->next_id = g->next_id;
         return c;
     }

@@ -69,7 +69,8 @@ void *ww_pool_handle(struct ww_pool *p) { return p->object; }
 
 static size_t pieces(size_t nbytes) { return (nbytes + PIECE - 1) / PIECE * PIECE; }
 
-bool ww_pool_take(struct ww_pool *p, size_t nbytes) {
+/* False: the pool would be too large. */
+static bool take(struct ww_pool *p, size_t nbytes) {
     pthread_mutex_lock(&lock);
     bool fits = nbytes < SIZE_MAX / 2 - p->used && (!p->props.most || p->used + nbytes <= pieces(p->props.most));
     if (fits) {
@@ -355,7 +356,7 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool) {
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     void *at = NULL;
     size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as the range that is given back */
-    if (!ww_pool_take(p, taken))
+    if (!take(p, taken))
         return CUDA_ERROR_OUT_OF_MEMORY;
     int error = p->device ? ww_allocate(p->device, p->device == d ? WW_OP_ALLOC_ASYNC : WW_OP_ALLOC,
                                         p->device == d ? stream : 0, nbytes, 0, p, address)

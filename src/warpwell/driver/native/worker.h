@@ -135,7 +135,6 @@ struct ww_mark {
 struct ww_stream {
     struct ww_stream *next_made, *next_parked;
     CUstream native;
-    uint32_t id;
     int nonblocking, gone, is_parked;
     uint64_t issued, marked, done; /* calls: given to the driver, covered by a mark, passed */
     uint32_t cells;                /* that it holds */
@@ -165,6 +164,7 @@ struct ww_barrier { /* all calls that were read before it are passed */
     void *with;
 };
 void ww_barrier(struct ww_barrier barrier);
+CUresult ww_barrier_for(const struct ww_call *call, struct ww_barrier barrier); /* .. that answers the call: WW_LATER */
 
 #define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
 
@@ -200,7 +200,6 @@ uint64_t ww_arena_take(struct ww_arena *a, uint64_t n);
 uint64_t ww_arena_choose(struct ww_arena *a, uint64_t n, uint64_t *size);
 void ww_arena_settle(struct ww_arena *a, uint64_t at, uint64_t size, uint64_t handle);
 int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out);
-uint64_t ww_arena_size(const struct ww_arena *a, uint64_t at);
 int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n);
 int ww_arena_freeing(struct ww_arena *a, uint64_t at);
 void ww_arena_free(struct ww_arena *a, uint64_t at);

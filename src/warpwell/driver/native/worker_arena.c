@@ -142,7 +142,7 @@ int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out) {
 }
 
 /* Size of the allocation that begins at `at`, or 0. */
-uint64_t ww_arena_size(const struct ww_arena *a, uint64_t at) {
+static uint64_t size_of(const struct ww_arena *a, uint64_t at) {
     ptrdiff_t i = find(a, at);
     return i >= 0 && a->blocks[i].at == at && a->blocks[i].state == WW_USED ? a->blocks[i].size : 0;
 }
@@ -157,7 +157,7 @@ int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n) {
 }
 
 int ww_arena_freeing(struct ww_arena *a, uint64_t at) {
-    if (!ww_arena_size(a, at))
+    if (!size_of(a, at))
         return 0;
     a->blocks[find(a, at)].state = WW_FREEING;
     return 1;

@@ -313,9 +313,7 @@ CUresult ww_unload(const struct ww_call *call) {
     loading[args->id] = 1;
     for (uint32_t i = 0; i < m->n; i++)
         functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
-    ww_barrier((struct ww_barrier){
-        .then = start_unload, .what = args->id, .with = m, .slot = call->entry.slot, .seq = call->entry.seq});
-    return WW_LATER;
+    return ww_barrier_for(call, (struct ww_barrier){.then = start_unload, .what = args->id, .with = m});
 }
 
 /* -- functions, globals

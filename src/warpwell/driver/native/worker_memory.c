@@ -415,7 +415,5 @@ CUresult ww_unpin(const struct ww_call *call) {
     if (i >= npins || pins[i].at != args->address || pins[i].state != HERE)
         return CUDA_ERROR_INVALID_VALUE;
     pins[i].state = LEAVING;
-    ww_barrier((struct ww_barrier){
-        .then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
-    return WW_LATER;
+    return ww_barrier_for(call, (struct ww_barrier){.then = start_unpin, .what = args->address});
 }

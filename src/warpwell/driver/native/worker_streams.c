@@ -476,7 +476,6 @@ uint32_t ww_take_cell(struct ww_stream *s) {
 static struct ww_stream *add_stream(uint32_t id, CUstream stream, int nonblocking) {
     struct ww_stream *s = ww_memory(sizeof *s);
     s->native = stream;
-    s->id = id;
     s->nonblocking = nonblocking;
     s->next_made = made;
     made = streams[id] = s;
@@ -556,6 +555,13 @@ static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
 
 void ww_barrier(struct ww_barrier barrier) { barrier_over(barrier, 1); }
 
+CUresult ww_barrier_for(const struct ww_call *call, struct ww_barrier barrier) {
+    barrier.slot = call->entry.slot;
+    barrier.seq = call->entry.seq;
+    ww_barrier(barrier);
+    return WW_LATER;
+}
+
 CUresult ww_stream_sync(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     if (!s)
@@ -568,8 +574,7 @@ CUresult ww_stream_sync(const struct ww_call *call) {
 }
 
 CUresult ww_ctx_sync(const struct ww_call *call) {
-    ww_barrier((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq});
-    return WW_LATER;
+    return ww_barrier_for(call, (struct ww_barrier){.then = answer_barrier});
 }
 
 /* -- events
