@@ -67,9 +67,11 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
         "--allocate",
         choices=("start", "use"),
         default="start",
-        help="claim GPUs before the program runs, or each when the program opens its first CUDA context there; agents "
-        "are CPU devices then (default: start)",
+        help="claim GPUs before the program runs, or each when the program opens its first CUDA context there or "
+        "leases the device (default: start)",
     )
+    text = "with --allocate use: let a device leave after this time without calls, objects and leases (default: never)"
+    parser.add_argument("--idle", type=float, metavar="SECONDS", help=text)
     text = "list the CUDA driver functions that the program called and the pool does not support"
     parser.add_argument("--explain-refused", action="store_true", help=text)
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
@@ -188,7 +190,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     ArgumentError
         An option is not allowed, or there are more agents than GPUs.
     """
-    from ..pool import RunOptions, list_gpus
+    from ..pool import RunOptions, is_here, list_gpus
 
     seconds = arguments.start_timeout
     if not (seconds > 0 and math.isfinite(seconds)):
@@ -202,14 +204,18 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
             text = f"--trace {trace} cannot be written; give another path, or check its permissions"
             raise ArgumentError(text, name="trace")
     allocate = getattr(arguments, "allocate", "start")
-    if allocate == "use":
-        for option in ("target", "share_gpu", "cuda"):
-            if getattr(arguments, option) in ("cpu", "local", True):
-                name = option.replace("_", "-")
-                raise ArgumentError(f"--allocate use and --{name} exclude each other; leave out one", name=option)
+    if allocate == "use" and arguments.share_gpu:
+        raise ArgumentError("--allocate use and --share-gpu exclude each other; leave out one", name="share_gpu")
+    idle = getattr(arguments, "idle", None)
+    if idle is not None and not (allocate == "use" and idle > 0 and math.isfinite(idle)):
+        raise ArgumentError(f"--idle needs --allocate use and a positive number of seconds, got {idle:g}", name="idle")
     gpus = [] if arguments.target == "cpu" else list_gpus()
+    cuda = getattr(arguments, "cuda", "local")
+    hosts = _hosts(arguments, gpus)
+    if allocate == "use" and cuda == "auto" and (gpus or not all(is_here(host.name) for host in hosts)):
+        cuda = "pool"
     return RunOptions(
-        hosts=_hosts(arguments, gpus),
+        hosts=hosts,
         gpus=bool(gpus),
         target=arguments.target,
         share_gpu=arguments.share_gpu,
@@ -219,9 +225,10 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout,
         mpiexec=arguments.mpiexec,
-        cuda="pool" if allocate == "use" else getattr(arguments, "cuda", "local"),
+        cuda=cuda,
         wait=getattr(arguments, "wait", None) or 0.0,
         allocate=allocate,
+        idle=idle,
         explain_refused=getattr(arguments, "explain_refused", False),
     )
 
@@ -360,7 +367,7 @@ def _agent_row(agent: dict[str, Any]) -> tuple[str, ...]:
     lanes = state["lanes"].values()
     return (
         *start,
-        state["target"],
+        state["target"] if state["joined"] else "-",
         f"{sum(state['calls'].values()):,}",
         f"{state['calls'].get('LAUNCH', 0):,}",
         format_size(sum(p["bytes_sent"] for p in links)),

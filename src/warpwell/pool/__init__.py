@@ -5,6 +5,7 @@ In the order in which a call passes them; see ``docs/pool.md``:
     devices.py       Devices, `devices()`, the current device, and the device of a launch
     device.py        Device, Buffer, Remote, Stream, Event: the program's objects
     lease.py         Lease: exclusive use of devices among the threads of a program
+    spares.py        Spares: agents whose devices join and leave
     host_memory.py   `pinned_empty`: host arrays that agents map; HostArrays: NumPy arguments of a launch
     copies.py        copies to a device, from a device and between two; large arguments of calls
     tuning.py        Tuning, CopyPlan: the chunks of copies

@@ -268,6 +268,13 @@ class Caller:
         transport.on_lost(self._record_loss)
         self._thread.start()
 
+    def reconnect(self, rank: int) -> None:
+        """Replace the connection to an agent whose device has left; objects of that device refer to the old one."""
+        connection = AgentConnection(self, rank)
+        connection.index, connection.label = self.connections[rank].index, self.connections[rank].label
+        self.connections[rank] = connection
+        connection.lost = self.transport.lost().get(rank) or connection.lost  # afterwards, or a loss could be missed
+
     def close(self) -> None:
         """Send GOODBYE to all agents, close the transport, and fail the open requests."""
         if self.closed:

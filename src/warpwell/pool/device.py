@@ -500,7 +500,7 @@ class Device:
     Attributes
     ----------
     index : int
-        Index in `devices`.
+        Index in `devices` if all agents have joined.
     name, host, uuid : str
     target : {"cpu", "cuda"}
     memory : int
@@ -529,6 +529,7 @@ class Device:
         self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
         self.link = caller.transport.name
         self.peers: tuple[Device, ...] = ()
+        self.leave_pool: Callable[[Device, float], None]
         connection.transfers = Tuning.from_environment()
         connection.index = index
         connection.host, connection.target = self.host, self.target
@@ -709,6 +710,31 @@ class Device:
             channel.raise_failures()
         for reply in replies:
             reply.get(description)
+
+    def leave(self, timeout: float = 1.0) -> None:
+        """Let the device leave the program, so that other jobs can use it; wait for its calls first.
+
+        Only devices of ``warpwell run --allocate use`` can leave. Free all buffers, close arrays and objects on the
+        device, and release its leases before. Afterwards, calls with this object raise `DeviceLostError`;
+        ``devices.lease()`` lets the device join again, as another object. The agent keeps its CUDA context.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait until the objects are freed.
+
+        Raises
+        ------
+        PoolError
+            The device holds objects, is leased, or is fixed.
+        RemoteError
+            A previous call failed. The device does not leave.
+        DeviceLostError
+            The device was lost, or has left.
+        """
+        timeout = checked_timeout(timeout) or 0.0
+        self.synchronize()
+        self.leave_pool(self, timeout)
 
     @property
     def transfers(self) -> Tuning:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
@@ -20,6 +21,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
 from .._check import checked_device
+from .._os import uninterrupted
 from ..targets import DeviceStruct, has_cuda, is_argument, set_place
 from .agent.agent import Agent, start
 from .agent.protocol import Op
@@ -28,10 +30,14 @@ from .caller import Caller
 from .device import Buffer, Device, Stream, entered
 from .lease import DeviceGroup, Lease, Leases
 from .reply import CallResult, Reply
+from .spares import Spares
 from .transport.local_transport import local_transports
 from .transport.transport import Transport
 
 T = TypeVar("T")
+
+_RETRY_SECONDS = 0.01
+"""Interval at which a device is asked again to leave: frees of dropped objects may be on their way."""
 
 
 class Devices(DeviceGroup):
@@ -47,6 +53,13 @@ class Devices(DeviceGroup):
         Timeout of an agent's first reply, in seconds.
     agents : sequence of int, optional
         Ranks of the agents. Default: all peers of the transport.
+    idle : float, optional
+        Seconds after which a device leaves that is not leased, holds no objects, and gets no calls. Default: never.
+
+    Attributes
+    ----------
+    changed : threading.Event
+        Set when a device has joined, has left or is lost. The program clears it.
 
     Raises
     ------
@@ -61,12 +74,14 @@ class Devices(DeviceGroup):
         targets: Sequence[str] | None = None,
         timeout: float = 60.0,
         agents: Sequence[int] | None = None,
+        idle: float | None = None,
     ) -> None:
-        self._list: list[Device] = []
-        super().__init__(self._list)
+        super().__init__(())
+        self.changed = threading.Event()
         self._caller: Caller | None = None
         self._closing: list[tuple[threading.Thread, Transport]] = []
-        self._leases = Leases(self._devices)
+        self._leases = Leases(self)
+        self._closed = threading.Event()
         self._process = os.getpid()
         _all.add(self)
         try:
@@ -76,9 +91,9 @@ class Devices(DeviceGroup):
         except BaseException:
             self.close()
             raise
-        for device in self._devices:
-            device.peers = tuple(d for d in self._devices if d is not device)
         set_place(place_launch)
+        if idle is not None:
+            threading.Thread(target=self._leave_idle, args=(idle,), name="warpwell idle devices", daemon=True).start()
 
     def _start(self, targets: Sequence[str]) -> Transport:
         transport, *ends = local_transports(1 + len(targets))
@@ -91,14 +106,70 @@ class Devices(DeviceGroup):
     def _join(self, transport: Transport, agents: Sequence[int], timeout: float) -> None:
         caller = self._caller = Caller(transport, agents)
         requests = [(c, c.request(None, Op.INFO, Reply)) for c in caller.connections.values()]
-        for connection, reply in requests:
+        infos = {}
+        for index, (connection, reply) in enumerate(requests):
+            connection.index, connection.label = index, f"device {index}"
             try:
                 info = reply.get(f"the properties of {connection.label}", timeout)
             except (errors.StallError, errors.DeviceLostError) as error:
                 raise errors.AgentError(f"the agent of {connection.label} does not reply: {error}") from error
             except errors.RemoteError as error:
                 raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
-            self._list.append(Device(caller, connection, len(self._list), info))
+            infos[connection.rank] = info
+        if all(info.get("joined", True) for info in infos.values()):
+            self._change([Device(caller, c, c.index, infos[c.rank]) for c, _ in requests])
+        else:
+            self._leases.spares = Spares(caller, infos, self._change)
+        transport.on_lost(lambda *_: self.changed.set())
+
+    def _change(self, joined: Sequence[Device], left: Device | None = None) -> None:
+        """Add and remove devices; threads that iterate over the previous sequence continue with that."""
+        with self._leases.lock:
+            devices = [*(d for d in self._devices if d is not left), *joined]
+            self._devices = tuple(sorted(devices, key=lambda device: device.index))
+            for device in self._devices:
+                device.peers = tuple(d for d in self._devices if d is not device)
+                device.leave_pool = self._leave
+        self.changed.set()
+        self._leases.notify()
+
+    def _leave(self, device: Device, timeout: float) -> None:
+        """Let a device leave; see `Device.leave`."""
+        spares, end = self._leases.spares, time.monotonic() + timeout
+        if spares is None:
+            raise errors.PoolError(
+                f"device {device.index} cannot leave: the devices of this program are fixed; start it with "
+                "warpwell run --allocate use"
+            )
+        with self._leases.lease_device(device):
+            while True:
+                with uninterrupted():
+                    held = spares.leave(device)
+                    if held is None:
+                        self._change([], device)
+                        return
+                if time.monotonic() >= end:
+                    raise errors.PoolError(
+                        f"device {device.index} cannot leave: it has {held}; free them, or wait until they are done"
+                    )
+                time.sleep(_RETRY_SECONDS)
+
+    def _leave_idle(self, seconds: float) -> None:
+        """Let devices leave that have had no calls for a time, until the pool is closed."""
+        last: dict[Device, tuple[float, float]] = {}
+        while not self._closed.wait(min(seconds / 4, 1.0)):
+            now = time.monotonic()
+            for device in self:
+                connection = device.connection
+                calls = sum(entry[0] for entry in list(connection.counts.values()))
+                if device not in last or last[device][0] != calls:
+                    last[device] = calls, now
+                elif now - last[device][1] >= seconds and not any(
+                    channel.failures for channel in list(connection.channels.values())
+                ):
+                    with contextlib.suppress(errors.WarpwellError):  # it is leased, holds objects, or is lost
+                        self._leave(device, 0.0)
+            last = {device: last[device] for device in self if device in last}
 
     @overload
     def __getitem__(self, index: int) -> Device: ...
@@ -108,6 +179,10 @@ class Devices(DeviceGroup):
         try:
             return super().__getitem__(index)
         except IndexError:
+            if self._leases.spares is not None:
+                raise IndexError(
+                    f"devices()[{index}]: {len(self)} devices have joined; ww.devices().lease() lets more join"
+                ) from None
             count = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
             raise IndexError(
                 f"devices()[{index}]: {count}; `warpwell run --agents N FILE.py` starts a program with more"
@@ -123,6 +198,8 @@ class Devices(DeviceGroup):
         timeout: float | None = None,
     ) -> Lease:
         """Lease devices that no other thread of this program has leased; wait until enough are free.
+
+        Under ``warpwell run --allocate use``, devices that no other job uses join if necessary: all or none.
 
         Parameters
         ----------
@@ -146,11 +223,14 @@ class Devices(DeviceGroup):
             The pool has fewer devices.
         StallError
             Not enough devices were released in time.
+        RemoteError
+            A device that was to join could not be opened.
         """
         return self._leases.lease(count, target=target, memory=memory, host=host, timeout=timeout)
 
     def close(self) -> None:
         """Stop the agents. Calls in flight have 2 s to complete; buffers are lost."""
+        self._closed.set()
         if self._caller is not None:
             self._caller.close()
         for thread, transport in self._closing:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import overload
 
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_timeout
+from .._os import uninterrupted
 from .device import Device
+from .spares import Fits, Joining, Spares
 from .transport.milestone import LOOK, limit
 
 
@@ -84,7 +87,19 @@ class Lease(DeviceGroup):
 @dataclass(eq=False)
 class _LeaseRequest:
     count: int
-    fits: Callable[[Device], bool]
+    fits: Fits
+    conditions: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        self.end = time.monotonic() + self.seconds
+
+    def suits(self, device: Device) -> bool:
+        return device.lost is None and self.fits(device.target, device.host, device.memory)
+
+
+_ANSWER_SECONDS = 15.0
+"""Time that agents have to answer after a lease has waited long enough."""
 
 
 class Leases:
@@ -96,14 +111,21 @@ class Leases:
     Parameters
     ----------
     devices : sequence of Device
+        May change: devices join and leave.
+
+    Attributes
+    ----------
+    spares : Spares or None
+        The agents whose devices can join.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
+        self.spares: Spares | None = None
         self._leased: set[int] = set()
         self._waiting: list[_LeaseRequest] = []
-        self._lock = threading.RLock()  # the finalizer of a lease may interrupt any code
-        self._changed = threading.Condition(self._lock)
+        self.lock = threading.RLock()  # the finalizer of a lease may interrupt any code
+        self._changed = threading.Condition(self.lock)
 
     def lease(
         self, count: int, *, target: str | None, memory: int | str | None, host: str | None, timeout: float | None
@@ -115,56 +137,108 @@ class Leases:
         if target is not None:
             target = checked_device(target, "target", among=("cpu", "cuda"))
 
-        def fits(device: Device) -> bool:
+        def fits(device_target: str, device_host: str, device_memory: int | None) -> bool:
             return (
-                target in (None, device.target)
-                and host in (None, device.host)
-                and (memory is None or device.memory >= memory)
+                target in (None, device_target)
+                and host in (None, device_host)
+                and (memory is None or device_memory is None or device_memory >= memory)
             )
 
         properties = (("target", target), ("host", host), ("memory", memory))
         conditions = "".join(f", {name} {value!r}" for name, value in properties if value)
-        bound = limit(checked_timeout(timeout))
-        end = time.monotonic() + bound
-        request = _LeaseRequest(count, fits)
-        with self._lock:
-            self._waiting.append(request)
-            try:
-                while True:
-                    fitting = sum(d.lost is None and fits(d) for d in self._devices)
-                    if fitting < count:
-                        lost = sum(d.lost is not None for d in self._devices)
-                        raise errors.PoolError(
-                            f"{count} devices were requested{conditions}, but the pool has {fitting}"
-                            f"{f' ({lost} are lost)' if lost else ''}: request fewer, or start more agents"
-                        )
-                    granted = self._select(request)
-                    if granted is not None:
-                        self._leased |= {d.index for d in granted}
-                        return Lease(granted, self)
-                    left = end - time.monotonic()
-                    if left <= 0:
-                        raise errors.StallError(
-                            f"waited {bound:g} s for {count} devices{conditions}: {len(self._leased)} are leased",
-                            seconds=bound,
-                        )
-                    self._changed.wait(min(LOOK, left))
-            finally:
-                self._waiting.remove(request)
-                self._changed.notify_all()
+        request = _LeaseRequest(count, fits, conditions, limit(checked_timeout(timeout)))
+        joining = None if self.spares is None else Joining(self.spares, fits, self.notify)
+        try:
+            with uninterrupted(), self.lock:
+                self._waiting.append(request)
+            while True:
+                with self.lock:
+                    lease = self._wait(request, joining)
+                if lease is not None or joining is None:
+                    assert lease is not None
+                    return lease
+                with suppress(errors.DeviceLostError):  # then the number of devices is checked again
+                    joining.join()
+        finally:
+            with uninterrupted():
+                if joining is not None:
+                    joining.cancel()
+                with self.lock:
+                    self._waiting = [waiting for waiting in self._waiting if waiting is not request]
+                    self._changed.notify_all()
 
-    def _select(self, request: _LeaseRequest) -> list[Device] | None:
-        """Return free devices for a request, without those that earlier requests reserve, or None if too few."""
-        free = [d for d in self._devices if d.lost is None and d.index not in self._leased]
+    def _wait(self, request: _LeaseRequest, joining: Joining | None) -> Lease | None:
+        """Wait until devices are free, and return a lease; or return None when devices can join."""
+        while True:
+            self._check_count(request)
+            granted, spare = self._select(request)
+            if len(granted) == request.count:
+                return self._grant(granted)
+            left = request.end - time.monotonic()
+            reason, answers = f"{len(self._leased)} are leased", left
+            if joining is not None:
+                try:
+                    if joining.poll(request.count - len(granted), spare, max(0.0, left)):
+                        return None
+                    answers += _ANSWER_SECONDS if joining.is_waiting else 0.0
+                except errors.StallError as error:
+                    reason, answers = str(error), 0.0
+            if answers <= 0:
+                text = f"waited {request.seconds:g} s for {request.count} devices{request.conditions}: {reason}"
+                raise errors.StallError(text, seconds=request.seconds)
+            self._changed.wait(min(LOOK, left) if left > 0 else LOOK)
+
+    def _check_count(self, request: _LeaseRequest) -> None:
+        """Raise if the pool can never satisfy a request."""
+        if self.spares is None:
+            fitting, lost = sum(map(request.suits, self._devices)), sum(d.lost is not None for d in self._devices)
+        else:
+            fitting = sum(self.spares.fits(rank, request.fits) for rank in self.spares.infos)
+            lost = self.spares.lost
+        if fitting < request.count:
+            raise errors.PoolError(
+                f"{request.count} devices were requested{request.conditions}, but the pool has {fitting}"
+                f"{f' ({lost} are lost)' if lost else ''}: request fewer, or start more agents"
+            )
+
+    def _select(self, request: _LeaseRequest) -> tuple[list[Device], list[int]]:
+        """Return free devices and the ranks of spare agents for a request, without those that earlier ones reserve."""
+        free = [d for d in self._devices if d.index not in self._leased]
+        spares: list[int] = [] if self.spares is None else self.spares.unused()
         for earlier in self._waiting:
-            usable = [d for d in free if earlier.fits(d)][: earlier.count]
+            usable = [d for d in free if earlier.suits(d)][: earlier.count]
+            fitting = [rank for rank in spares if self.spares is not None and self.spares.fits(rank, earlier.fits)]
             if earlier is request:
-                return usable if len(usable) == request.count else None
+                return usable, fitting
             free = [d for d in free if d not in usable]
-        return None
+            spares = [rank for rank in spares if rank not in fitting[: earlier.count - len(usable)]]
+        return [], []
+
+    def _grant(self, devices: Sequence[Device]) -> Lease:
+        with uninterrupted():
+            self._leased |= {d.index for d in devices}
+            return Lease(devices, self)
+
+    def lease_device(self, device: Device) -> Lease:
+        """Return a lease of one device without waiting.
+
+        Raises
+        ------
+        PoolError
+            The device is leased.
+        """
+        with self.lock:
+            if device.index in self._leased:
+                raise errors.PoolError(f"device {device.index} is leased: release the lease first")
+            return self._grant([device])
+
+    def notify(self) -> None:
+        """Let waiting requests look at the devices again."""
+        with self.lock:
+            self._changed.notify_all()
 
     def release(self, devices: Iterable[Device]) -> None:
         """Make leased devices available again."""
-        with self._lock:
+        with self.lock:
             self._leased -= {d.index for d in devices}
             self._changed.notify_all()

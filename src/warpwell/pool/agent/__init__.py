@@ -21,6 +21,7 @@ On the agent, in the order in which a call meets them:
     lane.py           Lane: the thread of one stream; DeferredCalls: answers that wait for no lane
     timed_queue.py    TimedQueue: a queue whose `get` keeps to its timeout
     memory.py         DeviceMemory, BufferView: a buffer on the agent
+    spare.py          SpareDevice: a device that joins and leaves
     runtime.py        Runtime: the operations of a device, here of the CPU
     cuda_runtime.py   CudaRuntime
     memory_pool.py    MemoryPool, ImportedPool: memory that other processes may open; PoolMemory: freed behind streams

@@ -17,6 +17,7 @@ from ..launch.gpus import list_gpus, visible
 from ..launch.member import Member, serve
 from ..launch.reservation import POLL_SECONDS, WAIT, Claim, Reservation, users
 from .agent import Agent
+from .spare import SpareDevice
 
 
 def main(gpus: Sequence[str], member: Member) -> None:
@@ -31,16 +32,21 @@ def main(gpus: Sequence[str], member: Member) -> None:
         return found
 
     chosen = member.wait_for_go(reserve)
-    if chosen.get("target") == "cuda":
+    if chosen.get("target") == "cuda" and not chosen.get("joins"):
         Claim(chosen["uuid"])  # until this process ends
     if "uuid" in chosen:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
     about = cuda_programs.wanted() if "cuda" in chosen else None
-    claim = functools.partial(_claim, chosen["uuid"]) if chosen.get("claim") else None
+    claim = functools.partial(_claim, chosen["uuid"]) if chosen.get("joins") and "uuid" in chosen else None
     if about is not None and not chosen["away"]:  # before the application continues; it ends with this process
         server = cuda_programs.serve(about, chosen["cuda"], claim)
     transport = member.connect()
-    agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
+    target = chosen.get("target", "cpu")
+    spare = None
+    if chosen.get("joins"):
+        open_runtime = functools.partial(runtime_for, target)
+        spare = SpareDevice(target, chosen.get("uuid"), open_runtime, lambda text: member.send(note=text))
+    agent = Agent(transport, runtime_for("cpu" if spare else target), spare)
     if about is not None and chosen["away"]:
         ordinal = chosen["cuda"]
         far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal, claim))

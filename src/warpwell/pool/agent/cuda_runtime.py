@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -198,6 +199,13 @@ class CudaRuntime(Runtime):
 
     def synchronize(self, stream: Any) -> None:
         self.gpu.synchronize(stream)
+
+    def trim(self) -> None:
+        self._memory.trim()
+        if (cupy := sys.modules.get("cupy")) is not None:
+            cupy.get_default_memory_pool().free_all_blocks()
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.cuda.empty_cache()
 
 
 class _LocalGpuAccess(PeerAccess):

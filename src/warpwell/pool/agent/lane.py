@@ -76,6 +76,13 @@ class Lane:
         """Calls that have not begun."""
         return self._queue.qsize()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits or runs, and the device has done the work of the stream."""
+        runtime = self._agent.runtime
+        is_free = not (self.waiting or self.doing)
+        return is_free and (not self._made or runtime.reached(runtime.mark(self._stream, False)))
+
     def put(self, sequence: int, call: Any, reply: int, cost: int, run: Callable[[Lane], None]) -> None:
         """Queue a call.
 
@@ -160,7 +167,7 @@ class DeferredCalls:
         self._queue.put(None)
 
     def _work(self) -> None:
-        self._agent.runtime.enter()
+        runtime: Runtime | None = None
         marks: list[tuple[Callable[[], None], Any]] = []
         nap = _SHORTEST
         while True:
@@ -170,6 +177,9 @@ class DeferredCalls:
                     return
                 marks.append(item)
                 nap = _SHORTEST
+            if runtime is not self._agent.runtime:  # a device has joined
+                runtime = self._agent.runtime
+                runtime.enter()
             waiting = []
             for call, mark in marks:
                 if self._agent.stopped:

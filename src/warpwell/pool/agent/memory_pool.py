@@ -198,6 +198,14 @@ class PoolMemory:
             self._gpu.synchronize(self._freeing)
             self.pool.trim()
 
+    def trim(self) -> None:
+        """Give the GPU back all memory that was released."""
+        is_freed = threading.Event()
+        self._freed.put((0, is_freed))
+        is_freed.wait(OOM_SECONDS)
+        self._gpu.synchronize(self._freeing)
+        self.pool.trim()
+
     def release(self, address: int, used: Sequence[Any]) -> None:
         """Free memory behind the work of streams, from any thread and any finalizer."""
         self._freed.put((address, used))
@@ -213,6 +221,9 @@ class PoolMemory:
         driver = self._gpu.driver
         while True:
             address, used = self._freed.get()
+            if not address:
+                used.set()  # of `trim`
+                continue
             # After a failed kernel nothing can be freed, and its stream reports the failure.
             with contextlib.suppress(errors.KernelError):
                 with self._lock:  # no stream is destroyed meanwhile

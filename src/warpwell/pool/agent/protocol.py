@@ -75,6 +75,10 @@ class Op(enum.IntEnum):
     CODE_END = 44  # code that the application has dropped
     GOODBYE = 45
     SHARE = 46  # reply, memory, path, bytes
+    # to agents whose device joins and leaves:
+    JOIN = 47  # reply: as of INFO
+    LEAVE = 48  # reply
+    RESERVE = 49  # reply, GPUs of the host, count, seconds; until CANCEL
 
     # from an agent
     DONE = 64  # sequence that a stream has reached

@@ -204,3 +204,6 @@ class Runtime:
 
     def synchronize(self, stream: Any) -> None:
         """Wait for all work so far; raise its failure."""
+
+    def trim(self) -> None:
+        """Return memory that nothing uses to the device, for other processes."""

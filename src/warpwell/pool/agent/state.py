@@ -16,6 +16,7 @@ from .memory import Missing
 from .peer_memory import PeerMemory
 from .protocol import Op, pack, pack_failure
 from .runtime import Runtime
+from .spare import SpareDevice
 
 HANDLERS: dict[int, Callable[..., None]] = {}
 """The function that handles each operation: ``(agent, stream, sequence, *operands)`` for calls of the application, and
@@ -147,6 +148,8 @@ class AgentState:
         Copies with the application in progress, by request.
     answers : dict
         Large arrays of results that are under way, by their request.
+    spare : SpareDevice or None
+        The device, if it joins and leaves. Before it has joined, `runtime` has no device memory.
     cuda : callable or None
         Takes what the communicator says of CUDA programs, by its rank; does not wait.
     """
@@ -171,6 +174,7 @@ class AgentState:
         self.helpers: list[Lane] = []
         self.idle: list[Lane] = []
         self.deferred = DeferredCalls(self)
+        self.spare: SpareDevice | None = None
         self.cuda: Callable[..., None] | None = None
 
     def lane(self, number: int) -> Lane:

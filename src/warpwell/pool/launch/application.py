@@ -49,7 +49,8 @@ def main(command: Sequence[str]) -> None:
     try:
         chosen = member.wait_for_go()
         trace = os.environ.get("WARPWELL_POOL_TRACE")
-        found = devices.Devices(member.connect(), agents=range(1, 1 + int(chosen["agents"])))
+        agents = range(1, 1 + int(chosen["agents"]))
+        found = devices.Devices(member.connect(), agents=agents, idle=chosen["idle"])
         devices.use(found)
     except Exception as error:
         member.send(failed=str(error) or type(error).__name__)

@@ -81,8 +81,9 @@ class RunOptions:
     wait : float
         Seconds that the job, or a CUDA program of it, may wait for GPUs that other jobs use.
     allocate : {"start", "use"}
-        When a GPU is claimed: before the program runs, or when it opens its first context there. With "use" agents are
-        CPU devices.
+        When a GPU is claimed: before the program runs, or when it opens its first context there or leases the device.
+    idle : float, optional
+        Seconds without calls after which a device leaves that holds no objects and is not leased.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -99,6 +100,7 @@ class RunOptions:
     gpus: bool = True
     wait: float = 0.0
     allocate: str = "start"
+    idle: float | None = None
 
     @property
     def agents(self) -> int:
@@ -334,11 +336,11 @@ class Launcher:
             used = about["joined"]["used"]
             gpus = about.get("reserved", sorted(about["joined"]["gpus"], key=lambda uuid: uuid in used))
             if options.allocate == "use":
-                chosen = assign(numbers, gpus, "cuda", False, host)
-                decided |= {rank: {**each, "target": "cpu", "claim": True} for rank, each in chosen.items()}
+                chosen = assign(numbers, gpus, options.target, False, host)
+                decided |= {rank: {**each, "joins": True} for rank, each in chosen.items()}
             else:
                 decided |= assign(numbers, gpus, options.target, options.share_gpu, host)
-        decided[0] = {"agents": options.agents}
+        decided[0] = {"agents": options.agents, "idle": options.idle}
         ordinals = cuda_programs.ordinals([(rank, "uuid" in decided[rank]) for rank in self._places])
         for rank, ordinal in ordinals.items():
             decided[rank] = {**decided[rank], "cuda": ordinal, "away": not is_here(self._places[rank])}

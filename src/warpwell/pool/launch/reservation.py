@@ -119,7 +119,7 @@ class Reservation:
         self._reserved: list[str] = []
         self._ahead = 0
         if count > len(gpus):
-            raise AgentError(f"{self._shortage()}: start fewer, add hosts, or use --share-gpu")
+            raise AgentError(f"{self.shortage()}: start fewer, add hosts, or use --share-gpu")
 
     def poll(self) -> list[str]:
         """Claim the GPUs if that is possible; return them, or nothing.
@@ -151,10 +151,10 @@ class Reservation:
         if waited >= limit:
             self.close()
             advice = f"; they were not free within {self._wait:g} s" if self._wait else "; wait for them with --wait"
-            raise AgentError(f"{self._shortage()}{advice}, start fewer, add hosts, or use --share-gpu")
+            raise AgentError(f"{self.shortage()}{advice}, start fewer, add hosts, or use --share-gpu")
         if waited >= self._noted + NOTE_SECONDS and self._wait:
             self._noted = waited
-            self._note(f"waiting for {self._shortage()}")
+            self._note(f"waiting for {self.shortage()}")
         return []
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Reservation:
             os.close(self._lock)
         self._ticket = self._lock = None
 
-    def _shortage(self) -> str:
+    def shortage(self) -> str:
         """Return what is missing, with the holders of all GPUs of the host: two jobs may wait for each other."""
         count, folder = len(self._gpus), _folder(make=False)
         used = users(sorted(set(os.listdir(folder)) - {"queue"})) if folder.is_dir() else {}

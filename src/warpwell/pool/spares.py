@@ -1,0 +1,234 @@
+"""`Spares`: agents whose devices join and leave (``--allocate use``); `Joining`: the devices that a lease lets join."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .. import errors
+from .._os import uninterrupted
+from .agent.protocol import Op
+from .caller import Caller
+from .device import Device
+from .reply import Reply
+
+JOIN_SECONDS = 120.0
+"""Time in which an agent must open its device."""
+
+LEAVE_SECONDS = 10.0
+"""Time in which an agent must answer whether its device has left."""
+
+Fits = Callable[[str, str, int | None], bool]
+"""``fits(target, host, memory)``: whether a device suits a lease; its memory in bytes is None if it is not known."""
+
+
+class Spares:
+    """The agents of a job whose devices join and leave.
+
+    Parameters
+    ----------
+    caller : Caller
+    infos : dict
+        Properties of each agent, by rank.
+    add : callable
+        ``add(devices)`` adds devices to the pool.
+
+    Attributes
+    ----------
+    taken : set of int
+        Ranks of the agents whose devices have joined, or are about to.
+    """
+
+    def __init__(self, caller: Caller, infos: dict[int, dict[str, Any]], add: Callable[[list[Device]], None]) -> None:
+        self.caller = caller
+        self.infos = infos
+        self.add = add
+        self.taken: set[int] = set()
+
+    def fits(self, rank: int, fits: Fits) -> bool:
+        """Return True if an agent is not lost and its device suits a lease."""
+        info = self.infos[rank]
+        return self.caller.connections[rank].lost is None and fits(info["target"], info["host"], info["memory"])
+
+    def unused(self) -> list[int]:
+        """Return the ranks of the agents whose devices have not joined."""
+        return [rank for rank in self.infos if rank not in self.taken]
+
+    @property
+    def lost(self) -> int:
+        """The number of lost agents."""
+        return sum(self.caller.connections[rank].lost is not None for rank in self.infos)
+
+    def leave(self, device: Device) -> str | None:
+        """Let a device leave, for which this thread has a lease; return what it holds if that prevents it.
+
+        Raises
+        ------
+        DeviceLostError
+            The device was lost.
+        """
+        connection = device.connection
+        with connection.lock:  # no call of another thread is sent before the answer, and none after it
+            reply = connection.request(None, Op.LEAVE, Reply)
+            try:
+                reply.wait(f"{connection.label} to leave", LEAVE_SECONDS)
+            except errors.StallError:
+                connection.lost = "it did not answer when it was to leave"
+                raise
+            if isinstance(reply.error, errors.RemoteError):
+                return str(reply.error.__cause__)
+            connection.check()
+            connection.lost = "it has left the pool"
+            self.caller.reconnect(connection.rank)
+            self.taken.discard(connection.rank)
+            return None
+
+
+class _Reservation(NamedTuple):
+    """A request to an agent to reserve GPUs of its host, and the rank of each GPU's agent."""
+
+    rank: int
+    reply: Reply
+    host: str
+    gpus: dict[str, int]
+
+
+class Joining:
+    """The devices that one lease lets join: all or none. One thread uses it.
+
+    Hosts with enough spare agents reserve GPUs at the same time, and the first answer counts. If no host has enough,
+    hosts reserve in the order of their names, so that two jobs cannot wait for each other.
+
+    Parameters
+    ----------
+    spares : Spares
+    fits : Fits
+    changed : callable
+        Called when the result of `poll` may have changed; must not block.
+    """
+
+    def __init__(self, spares: Spares, fits: Fits, changed: Callable[[], None]) -> None:
+        self._spares, self._fits, self._changed = spares, fits, changed
+        self._count = 0
+        self._candidates: set[int] = set()
+        self._ranks: list[int] = []  # of the reserved agents
+        self._requested: list[_Reservation] = []
+        self._held: list[_Reservation] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a host has not answered."""
+        return bool(self._requested)
+
+    def poll(self, count: int, candidates: Sequence[int], seconds: float) -> bool:
+        """Return True if `count` devices can join; if not, let hosts reserve GPUs. Does not wait.
+
+        Parameters
+        ----------
+        count : int
+        candidates : sequence of int
+            Ranks of spare agents.
+        seconds : float
+            Time for which hosts wait for GPUs that other jobs use.
+
+        Raises
+        ------
+        StallError
+            The GPUs were not free in time.
+        """
+        if count != self._count or not self._candidates.issuperset(candidates):
+            self.cancel()
+            self._count, self._candidates = count, set(candidates)
+        with uninterrupted():
+            failure = self._receive()
+            if len(self._ranks) < count and not self._requested and failure is None:
+                self._reserve(count - len(self._ranks), candidates, seconds)
+        if failure is not None and not self._requested:
+            raise failure
+        return len(self._ranks) == count
+
+    def _receive(self) -> BaseException | None:
+        """Take the GPUs of the first host that has reserved them; return why a host did not."""
+        failure: BaseException | None = None
+        for request in [r for r in self._requested if r.reply.done]:
+            self._requested.remove(request)
+            if request.reply.error is None:
+                self._held.append(request)
+                self._take([request.gpus[uuid] for uuid in request.reply.value])
+                self._withdraw(self._requested)
+                return None
+            if isinstance(request.reply.error, errors.RemoteError):  # otherwise the agent is lost
+                failure = request.reply.error.__cause__ or request.reply.error
+        return failure
+
+    def _reserve(self, missing: int, candidates: Sequence[int], seconds: float) -> None:
+        hosts: dict[str, list[int]] = defaultdict(list)
+        for rank in candidates:
+            hosts[self._spares.infos[rank]["host"]].append(rank)
+        for request in self._held:
+            hosts.pop(request.host, None)
+        if sum(map(len, hosts.values())) < missing:
+            return  # the lease waits for devices that have joined
+        names = sorted(hosts)
+        for name in [n for n in names if len(hosts[n]) >= missing] or names[:1]:
+            gpus = {gpu: rank for rank in hosts[name] if (gpu := self._spares.infos[rank]["gpu"]) is not None}
+            if not gpus:  # CPUs need no reservation
+                self._take(hosts[name][:missing])
+                break
+            rank, count = hosts[name][0], min(missing, len(gpus))
+            with contextlib.suppress(errors.DeviceLostError):  # the next poll takes another agent
+                connection = self._spares.caller.connections[rank]
+                reply = connection.request(None, Op.RESERVE, Reply, list(gpus), count, seconds)
+                self._requested.append(_Reservation(rank, reply, name, gpus))
+                reply.when_done(self._changed)
+
+    def _take(self, ranks: list[int]) -> None:
+        self._ranks += ranks
+        self._spares.taken.update(ranks)
+
+    def join(self) -> None:
+        """Let the devices of the reserved agents join.
+
+        Raises
+        ------
+        RemoteError
+            A device could not be opened.
+        DeviceLostError
+            An agent was lost.
+        """
+        caller, infos = self._spares.caller, self._spares.infos
+        connections = [caller.connections[rank] for rank in self._ranks]
+        is_joined = False
+        try:
+            replies = [(c, c.request(None, Op.JOIN, Reply)) for c in connections]
+            for connection, reply in replies:
+                infos[connection.rank] = reply.get(f"{connection.label} to join", JOIN_SECONDS)
+            if all(self._spares.fits(rank, self._fits) for rank in self._ranks):  # their memory is known now
+                with uninterrupted():
+                    self._spares.add([Device(caller, c, c.index, infos[c.rank]) for c in connections])
+                    self._ranks.clear()
+                    is_joined = True
+        finally:
+            with uninterrupted():
+                for connection in () if is_joined else connections:  # JOIN comes first, and no objects were created
+                    with contextlib.suppress(errors.WarpwellError):
+                        connection.request(None, Op.LEAVE, Reply)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Release all that was reserved; agents that have joined have claims of their own."""
+        with uninterrupted():
+            self._spares.taken.difference_update(self._ranks)  # first: another lease may get the GPUs at once
+            self._ranks.clear()
+            self._withdraw(self._requested)
+            self._withdraw(self._held)
+            self._count = 0
+
+    def _withdraw(self, requests: list[_Reservation]) -> None:
+        while requests:
+            request, caller = requests.pop(), self._spares.caller
+            caller.replies.pop(request.reply.number, None)
+            with contextlib.suppress(errors.WarpwellError):  # not the connection of then: its device may have left
+                caller.connections[request.rank].send(Op.CANCEL, request.reply.number)

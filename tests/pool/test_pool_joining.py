@@ -1,0 +1,444 @@
+"""Devices that join and leave a running program, as under ``warpwell run --allocate use``. No GPU: a UUID is a name."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.harness.pool_agents import Pool, spare_pool
+from tests.harness.until import HANG_SECONDS, until
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.pool.agent.runtime import Runtime
+from warpwell.pool.agent.spare import SpareDevice
+from warpwell.pool.device import Device
+from warpwell.pool.devices import Devices
+from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, users
+
+from .test_pool_ctrl_c import Interrupts
+
+
+@ww.kernel
+def double(x):
+    i = ww.gpu.grid(1)
+    x[i] = 2 * x[i]
+
+
+class Counter:
+    """An object of a service."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def cpus(count: int) -> list[SpareDevice]:
+    return [SpareDevice("cpu", None, Runtime) for _ in range(count)]
+
+
+def gpus(*names: str) -> list[SpareDevice]:
+    return [SpareDevice("cpu", name, Runtime) for name in names]
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with spare_pool(cpus(3)) as made:
+        yield made
+
+
+def join(devices: Devices, count: int = 1) -> list[Device]:
+    with devices.lease(count, timeout=HANG_SECONDS) as lease:
+        return list(lease)
+
+
+def works(device: Device) -> bool:
+    x = device.to_device(np.arange(8))
+    double[8](x)
+    return x.copy_to_host().tolist() == [2 * k for k in range(8)]
+
+
+def test_devices_join_with_a_lease_and_leave_while_arrays_of_others_survive(pool: Pool) -> None:
+    devices, agents = pool
+    assert len(devices) == 0 and not devices.changed.is_set()
+    with pytest.raises(IndexError, match=r"0 devices have joined; ww.devices\(\).lease\(\) lets more join"):
+        devices[0]
+    with devices.lease(timeout=HANG_SECONDS) as lease:
+        first = lease[0]
+        assert list(devices) == [first] and devices.changed.is_set() and first.peers == ()
+        kept = first.to_device(np.arange(100))
+        with devices.lease(2, timeout=HANG_SECONDS) as others:
+            assert [d.index for d in devices] == [0, 1, 2] and others[0].peers == (first, others[1])
+            assert all(map(works, devices))
+        copied = others[1].to_device(kept)
+        assert np.array_equal(copied.copy_to_host(), np.arange(100))
+    devices.changed.clear()
+    event, stream = devices[1].event(), devices[1].stream()
+    old = devices[1]
+    event.record(stream)
+    old.leave()
+    assert [d.index for d in devices] == [0, 2] and devices.changed.is_set() and first.peers == (devices[1],)
+    assert not (agents[1].handles or agents[1].codes or agents[1].events or agents[1].lanes)
+    for call in (old.synchronize, old.leave, event.synchronize, lambda: old.zeros(3), lambda: old.to_device(kept)):
+        with pytest.raises(errors.DeviceLostError, match=r"device 1 .* is gone: it has left the pool"):
+            call()
+    with pytest.raises(errors.DeviceLostError):
+        first.default_stream.wait(stream)
+    stream.close()
+    with devices.lease(3, timeout=HANG_SECONDS) as lease:
+        again = lease[1]
+        assert again is not old and again.index == 1 and old.lost is not None
+        assert all(map(works, lease))
+    assert np.array_equal(kept.copy_to_host(), np.arange(100))
+    assert np.array_equal(copied.copy_to_host(), np.arange(100))
+
+
+def test_many_calls_before_and_after_a_device_left(pool: Pool) -> None:
+    """More calls than fit in the window of a stream, which counts anew."""
+    devices, _ = pool
+    for _ in range(3):
+        (device,) = join(devices)
+        x = device.zeros(4, np.int64)
+        for k in range(3000):
+            x.fill(k)
+        assert x.copy_to_host().tolist() == [2999] * 4
+        x.free()
+        device.leave()
+
+
+def test_a_device_that_holds_something_does_not_leave(pool: Pool) -> None:
+    devices, agents = pool
+    first, second = join(devices, 2)
+    buffers = [first.zeros(3), first.zeros(4)]
+    thing = first.create(f"{__name__}:Counter")
+    with pytest.raises(
+        errors.PoolError, match=r"device 0 cannot leave: it has buffers \(2\), objects \(1\); free them"
+    ):
+        first.leave(timeout=0.05)
+    view = buffers[0][1:]
+    del buffers, thing
+    with pytest.raises(errors.PoolError, match=r"it has buffers \(1\);"):
+        first.leave()
+    assert works(first) and view.copy_to_host().tolist() == [0, 0]
+    with devices.lease(2), pytest.raises(errors.PoolError, match="device 0 is leased: release the lease first"):
+        first.leave()
+    with pytest.raises(errors.ArgumentError, match="timeout is -1"):
+        first.leave(timeout=-1)
+    pinned = ww.pinned_empty(10_000)
+    pinned[:] = 7
+    for device in (first, second):
+        x = device.to_device(pinned)  # which the agent maps, and keeps mapped
+        assert x.copy_to_host()[-1] == 7
+        del x
+    view.free()
+    first.leave()
+    (again,) = join(devices)
+    assert again.index == 1  # it is free
+    assert [d.index for d in join(devices, 3)] == [0, 1, 2]
+    assert devices[0].to_device(pinned).copy_to_host()[0] == 7
+    until(lambda: len(agents[0].handles) == 1)  # the mapped array
+
+
+def test_a_failure_before_a_leave_is_raised_and_a_call_is_waited_for(pool: Pool) -> None:
+    devices, _ = pool
+    (device,) = join(devices)
+    begun, go = threading.Event(), threading.Event()
+    THREADS[0] = begun, go
+    result = device.call(wait_for_go)
+    assert begun.wait(HANG_SECONDS)
+    thread = threading.Thread(target=device.leave)
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive() and list(devices) == [device]
+    go.set()
+    thread.join(HANG_SECONDS)
+    assert result.get() == 5 and not list(devices)
+    (device,) = join(devices)
+    device.call(fail)
+    with pytest.raises(errors.RemoteError, match="on purpose"):
+        device.leave()
+    device.leave()
+    assert not list(devices)
+
+
+THREADS: dict[int, tuple[threading.Event, threading.Event]] = {}
+
+
+def wait_for_go() -> int:
+    from tests.pool.test_pool_joining import THREADS
+
+    THREADS[0][0].set()
+    THREADS[0][1].wait(60)
+    return 5
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+def test_devices_of_other_pools_are_fixed() -> None:
+    with Devices(targets=["cpu"]) as devices:
+        with pytest.raises(errors.PoolError, match="device 0 cannot leave: the devices of this program are fixed"):
+            devices[0].leave()
+        assert works(devices[0])
+
+
+def test_gpus_are_claimed_all_or_none() -> None:
+    other = Claim("GPU-1", exclusive=True)  # as another job
+    with spare_pool(gpus("GPU-0", "GPU-1")) as (devices, _):
+        message = "waited 0.3 s for 2 devices: 2 GPUs of the 2 on host .*, GPU-1 is in use by process"
+        with pytest.raises(errors.StallError, match=message):
+            devices.lease(2, timeout=0.3)
+        assert len(devices) == 0
+        until(lambda: list(users(["GPU-0", "GPU-1"])) == ["GPU-1"])
+        assert [d.index for d in join(devices)] == [0]
+        with pytest.raises(errors.StallError, match="waited 0 s for 2 devices: 1 GPU of the 1 on host"):
+            devices.lease(2, timeout=0)
+        with pytest.raises(errors.PoolError, match="3 devices were requested, but the pool has 2"):
+            devices.lease(3)
+        threading.Timer(0.3, other.free).start()
+        with devices.lease(2, timeout=HANG_SECONDS) as lease:
+            assert [d.index for d in lease] == [0, 1] and all(map(works, lease))
+        with pytest.raises(errors.AgentError, match="is in use by"):
+            Reservation(["GPU-0", "GPU-1"], 1).poll()
+        for device in list(devices):
+            device.leave()
+        until(lambda: not users(["GPU-0", "GPU-1"]))
+    Reservation(["GPU-0", "GPU-1"], 2).poll()
+
+
+def test_jobs_take_turns_in_the_order_of_their_requests(folder: Path) -> None:
+    names = ("GPU-0", "GPU-1")
+    with (
+        spare_pool(gpus(*names)) as (first, _),
+        spare_pool(gpus(*names)) as (second, _),
+        spare_pool(gpus(*names)) as (third, _),
+    ):
+        joined = join(first, 2)
+        order: list[int] = []
+
+        def work(number: int, devices: Devices, count: int) -> None:
+            with devices.lease(count, timeout=HANG_SECONDS) as lease:
+                order.append(number)
+                assert all(map(works, lease))
+            for device in list(devices):
+                device.leave()
+
+        threads = []
+        for number, devices, count in ((2, second, 2), (3, third, 1)):
+            threads.append(threading.Thread(target=work, args=(number, devices, count)))
+            threads[-1].start()
+            until(lambda: len(list((folder / "queue").iterdir())) == len(threads))
+        joined[0].leave()
+        time.sleep(0.6)
+        assert not order  # one GPU is free, but the first request in the queue needs two
+        joined[1].leave()
+        for thread in threads:
+            thread.join(HANG_SECONDS)
+        assert order == [2, 3]
+    until(lambda: not users(names))
+    assert not list((folder / "queue").iterdir())
+
+
+def test_a_waiting_lease_takes_a_device_that_a_thread_releases() -> None:
+    other = Claim("GPU-1", exclusive=True)
+    with spare_pool(gpus("GPU-0", "GPU-1")) as (devices, agents):
+        held = devices.lease(timeout=HANG_SECONDS)
+        leases: list[object] = []
+        thread = threading.Thread(target=lambda: leases.append(devices.lease(timeout=HANG_SECONDS)))
+        thread.start()
+        until(lambda: agents[1].spare is not None and agents[1].spare._reservations)
+        held.release()
+        thread.join(HANG_SECONDS)
+        assert leases and len(devices) == 1
+        until(lambda: not agents[1].spare._reservations)  # type: ignore[union-attr]
+    other.free()
+
+
+class Opening:
+    """Opens devices slowly, or not at all."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.go = threading.Event()
+        self.failure: Exception | None = None
+
+    def __call__(self) -> Runtime:
+        self.begun.release()
+        assert self.go.wait(HANG_SECONDS)
+        if self.failure is not None:
+            raise self.failure
+        return Runtime()
+
+
+def test_a_device_that_cannot_be_opened_lets_no_other_join() -> None:
+    opening = Opening()
+    opening.go.set()
+    opening.failure = RuntimeError("the GPU fell off the bus")
+    spares = [*gpus("GPU-0"), SpareDevice("cpu", "GPU-1", opening)]
+    with spare_pool(spares) as (devices, _):
+        for _ in range(2):
+            with pytest.raises(errors.RemoteError, match=r"join failed on device 1: .*the GPU fell off the bus"):
+                devices.lease(2, timeout=HANG_SECONDS)
+            assert len(devices) == 0
+        until(lambda: not users(["GPU-0", "GPU-1"]))
+        opening.failure = None
+        assert all(map(works, join(devices, 2)))
+
+
+def test_an_agent_that_is_lost_while_it_joins() -> None:
+    opening = Opening()
+    spares = [SpareDevice("cpu", "GPU-0", opening), *gpus("GPU-1", "GPU-2")]
+    with spare_pool(spares) as (devices, agents):
+        leases: list[list[Device]] = []
+        thread = threading.Thread(target=lambda: leases.append(join(devices, 2)))
+        thread.start()
+        assert opening.begun.acquire(timeout=HANG_SECONDS)
+        caller = devices._caller
+        assert caller is not None
+        caller.transport.lose(1, "killed")  # type: ignore[attr-defined]
+        assert agents[0].spare is not None
+        agents[0].spare.release()  # as the end of its process would
+        thread.join(HANG_SECONDS)
+        assert [d.index for d in leases[0]] == [1, 2] and all(map(works, leases[0]))
+        with pytest.raises(errors.PoolError, match=r"3 devices were requested, but the pool has 2 \(1 are lost\)"):
+            devices.lease(3)
+        opening.go.set()
+
+
+def test_a_lease_beside_devices_that_are_joining() -> None:
+    """Devices that are about to join belong to the pool."""
+    opening = Opening()
+    with spare_pool([SpareDevice("cpu", None, opening) for _ in range(2)]) as (devices, _):
+        found: list[int] = []
+        threads = [threading.Thread(target=lambda c=count: found.append(len(join(devices, c)))) for count in (2, 1, 2)]
+        threads[0].start()
+        assert opening.begun.acquire(timeout=HANG_SECONDS)
+        for thread in threads[1:]:
+            thread.start()
+        with pytest.raises(errors.StallError):
+            devices.lease(2, timeout=0.1)
+        opening.go.set()
+        for thread in threads:
+            thread.join(HANG_SECONDS)
+        assert sorted(found) == [1, 2, 2]
+
+
+def test_memory_is_known_when_a_device_has_joined() -> None:
+    with spare_pool(gpus("GPU-0", "GPU-1")) as (devices, _):
+        with pytest.raises(errors.PoolError, match=r"1 devices were requested, memory .* but the pool has 0"):
+            devices.lease(memory=1 << 60)
+        assert len(devices) == 0
+        until(lambda: not users(["GPU-0", "GPU-1"]))
+        assert join(devices)[0].memory > 0
+
+
+def test_idle_devices_leave() -> None:
+    with spare_pool(gpus("GPU-0", "GPU-1", "GPU-2"), idle=0.2) as (devices, _):
+        lease = devices.lease(timeout=HANG_SECONDS)
+        used, dropped = join(devices, 2)
+        kept = used.to_device(np.arange(5))
+        until(lambda: dropped.lost is not None)
+        time.sleep(0.6)
+        assert list(devices) == [lease[0], used]
+        assert users(["GPU-2"]) == {}
+        assert kept.copy_to_host().tolist() == list(range(5))
+        lease.release()
+        del kept
+        until(lambda: len(devices) == 0)
+
+
+def test_a_pending_failure_keeps_an_idle_device() -> None:
+    with spare_pool(cpus(1), idle=0.1) as (devices, _):
+        (device,) = join(devices)
+        stream = device.stream()
+        device.call(fail, stream=stream)
+        until(lambda: stream.channel.failures)
+        time.sleep(0.5)
+        with pytest.raises(errors.RemoteError, match="on purpose"):
+            stream.synchronize()
+        until(lambda: len(devices) == 0)
+
+
+@pytest.mark.parametrize("kind", [cpus, lambda count: gpus(*(f"GPU-{k}" for k in range(count)))], ids=["cpus", "gpus"])
+def test_devices_come_and_go_beside_running_calls(kind: Callable[[int], list[SpareDevice]]) -> None:
+    with spare_pool(kind(4)) as (devices, agents):
+        keeper = devices.lease(timeout=HANG_SECONDS)
+        kept = keeper[0].to_device(np.arange(1000))
+        stop, failures = threading.Event(), []
+        turns = [0] * 4
+
+        def steady() -> None:
+            total = keeper[0].zeros(1000, np.int64)
+            while not stop.is_set():
+                double[1000](total)
+                assert np.array_equal(kept.copy_to_host(), np.arange(1000))
+                turns[3] += 1
+
+        def lease(number: int) -> None:
+            rng = random.Random(number)
+            while not stop.is_set():
+                with devices.lease(rng.randint(1, 3), timeout=HANG_SECONDS) as leased:
+                    for device in leased:
+                        x = device.to_device(kept)
+                        double[1000](x)
+                        assert x[:10].copy_to_host().tolist() == [2 * k for k in range(10)]
+                        x.free()
+                for device in leased:
+                    with contextlib.suppress(errors.PoolError):  # leased by another thread, or left
+                        device.leave(timeout=0)
+                turns[number] += 1
+
+        def run(work: Callable[..., None], *args: int) -> None:
+            try:
+                work(*args)
+            except BaseException as error:
+                failures.append(error)
+                stop.set()
+
+        threads = [threading.Thread(target=run, args=args) for args in ((steady,), *((lease, k) for k in range(3)))]
+        for thread in threads:
+            thread.start()
+        stop.wait(3)
+        stop.set()
+        for thread in threads:
+            thread.join(HANG_SECONDS)
+        assert not failures and min(turns) > 2
+        for device in list(devices):
+            with contextlib.suppress(errors.PoolError):
+                device.leave()
+        assert list(devices) == list(keeper)
+        until(lambda: len(agents[0].handles) == 1)
+
+
+def test_ctrl_c_at_every_place_of_a_lease() -> None:
+    names = ["GPU-0", "GPU-1"]
+    with spare_pool(gpus(*names)) as (devices, agents):
+
+        def call() -> None:
+            with devices.lease(2, timeout=30) as lease:
+                joined = list(lease)
+            for device in joined:
+                device.leave()
+
+        call()
+        with Interrupts(0) as counted:
+            call()
+        for at in np.unique(np.linspace(1, counted.places, 150).astype(int)).tolist():
+            with Interrupts(at), contextlib.suppress(KeyboardInterrupt):
+                call()
+            for device in list(devices):
+                device.leave(30)
+            until(lambda: not users(names))
+            until(lambda: not any(agent.spare._reservations for agent in agents if agent.spare))
+        call()
+        assert devices._caller is not None
+        until(lambda: not devices._caller.replies)  # type: ignore[union-attr]
