@@ -107,8 +107,7 @@ class Devices(DeviceGroup):
         caller = self._caller = Caller(transport, agents)
         requests = [(c, c.request(None, Op.INFO, Reply)) for c in caller.connections.values()]
         infos = {}
-        for index, (connection, reply) in enumerate(requests):
-            connection.index, connection.label = index, f"device {index}"
+        for connection, reply in requests:
             try:
                 info = reply.get(f"the properties of {connection.label}", timeout)
             except (errors.StallError, errors.DeviceLostError) as error:
@@ -117,7 +116,7 @@ class Devices(DeviceGroup):
                 raise errors.AgentError(f"the device of {connection.label} cannot be used: {error}") from error
             infos[connection.rank] = info
         if all(info.get("joined", True) for info in infos.values()):
-            self._change([Device(caller, c, c.index, infos[c.rank]) for c, _ in requests])
+            self._change([Device(caller, c, index, infos[c.rank]) for index, (c, _) in enumerate(requests)])
         else:
             self._leases.spares = Spares(caller, infos, self._change)
         transport.on_lost(lambda *_: self.changed.set())

@@ -46,6 +46,9 @@ class Spares:
         self.infos = infos
         self.add = add
         self.taken: set[int] = set()
+        for index, rank in enumerate(infos):
+            connection = caller.connections[rank]
+            connection.index, connection.label = index, f"device {index}"
 
     def fits(self, rank: int, fits: Fits) -> bool:
         """Return True if an agent is not lost and its device suits a lease."""
