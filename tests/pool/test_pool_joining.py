@@ -255,11 +255,11 @@ def test_a_waiting_lease_takes_a_device_that_a_thread_releases() -> None:
         leases: list[object] = []
         thread = threading.Thread(target=lambda: leases.append(devices.lease(timeout=HANG_SECONDS)))
         thread.start()
-        until(lambda: agents[1].spare is not None and agents[1].spare._reservations)
+        until(lambda: agents[1].reservations)
         held.release()
         thread.join(HANG_SECONDS)
         assert leases and len(devices) == 1
-        until(lambda: not agents[1].spare._reservations)  # type: ignore[union-attr]
+        until(lambda: not agents[1].reservations)
     other.free()
 
 
@@ -305,8 +305,8 @@ def test_an_agent_that_is_lost_while_it_joins() -> None:
         caller = devices._caller
         assert caller is not None
         caller.transport.lose(1, "killed")  # type: ignore[attr-defined]
-        assert agents[0].spare is not None
-        agents[0].spare.release()  # as the end of its process would
+        for released in agents[0].reservations.values():
+            released.set()  # as the end of its process would
         thread.join(HANG_SECONDS)
         assert [d.index for d in leases[0]] == [1, 2] and all(map(works, leases[0]))
         with pytest.raises(errors.PoolError, match=r"3 devices were requested, but the pool has 2 \(1 are lost\)"):
@@ -438,7 +438,7 @@ def test_ctrl_c_at_every_place_of_a_lease() -> None:
             for device in list(devices):
                 device.leave(30)
             until(lambda: not users(names))
-            until(lambda: not any(agent.spare._reservations for agent in agents if agent.spare))
+            until(lambda: not any(agent.reservations for agent in agents))
         call()
         assert devices._caller is not None
         until(lambda: not devices._caller.replies)  # type: ignore[union-attr]

@@ -155,20 +155,16 @@ class Devices(DeviceGroup):
 
     def _leave_idle(self, seconds: float) -> None:
         """Let devices leave that have had no calls for a time, until the pool is closed."""
-        last: dict[Device, tuple[float, float]] = {}
+        last: weakref.WeakKeyDictionary[Device, tuple[float, float]] = weakref.WeakKeyDictionary()
         while not self._closed.wait(min(seconds / 4, 1.0)):
-            now = time.monotonic()
             for device in self:
-                connection = device.connection
-                calls = sum(entry[0] for entry in list(connection.counts.values()))
-                if device not in last or last[device][0] != calls:
+                calls, now = sum(entry[0] for entry in list(device.connection.counts.values())), time.monotonic()
+                if last.setdefault(device, (calls, now))[0] != calls:
                     last[device] = calls, now
-                elif now - last[device][1] >= seconds and not any(
-                    channel.failures for channel in list(connection.channels.values())
-                ):
+                has_failed = any(channel.failures for channel in list(device.connection.channels.values()))
+                if now - last[device][1] >= seconds and not has_failed:
                     with contextlib.suppress(errors.WarpwellError):  # it is leased, holds objects, or is lost
                         self._leave(device, 0.0)
-            last = {device: last[device] for device in self if device in last}
 
     @overload
     def __getitem__(self, index: int) -> Device: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import overload
@@ -62,7 +62,8 @@ class Lease(DeviceGroup):
 
     def __init__(self, devices: Sequence[Device], leases: Leases) -> None:
         super().__init__(tuple(devices))
-        self._finalizer = weakref.finalize(self, leases.release, self._devices)
+        self._leases = leases
+        self._finalizer = weakref.finalize(self, leases.leased.difference_update, {d.index for d in devices})
 
     @property
     def released(self) -> bool:
@@ -71,7 +72,9 @@ class Lease(DeviceGroup):
 
     def release(self) -> None:
         """Release the devices (idempotent). Calls in flight continue."""
-        self._finalizer()
+        with uninterrupted():
+            self._finalizer()
+        self._leases.notify()
 
     def __enter__(self) -> Lease:
         return self
@@ -115,6 +118,8 @@ class Leases:
 
     Attributes
     ----------
+    leased : set of int
+        Indices of the leased devices. A finalizer removes them; waiting requests look again every 0.25 s.
     spares : Spares or None
         The agents whose devices can join.
     """
@@ -122,9 +127,9 @@ class Leases:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = devices
         self.spares: Spares | None = None
-        self._leased: set[int] = set()
+        self.leased: set[int] = set()
         self._waiting: list[_LeaseRequest] = []
-        self.lock = threading.RLock()  # the finalizer of a lease may interrupt any code
+        self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
 
     def lease(
@@ -175,7 +180,7 @@ class Leases:
             if len(granted) == request.count:
                 return self._grant(granted)
             left = request.end - time.monotonic()
-            reason, answers = f"{len(self._leased)} are leased", left
+            reason, answers = f"{len(self.leased)} are leased", left
             if joining is not None:
                 try:
                     if joining.poll(request.count - len(granted), spare, max(0.0, left)):
@@ -203,7 +208,7 @@ class Leases:
 
     def _select(self, request: _LeaseRequest) -> tuple[list[Device], list[int]]:
         """Return free devices and the ranks of spare agents for a request, without those that earlier ones reserve."""
-        free = [d for d in self._devices if d.index not in self._leased]
+        free = [d for d in self._devices if d.index not in self.leased]
         spares: list[int] = [] if self.spares is None else self.spares.unused()
         for earlier in self._waiting:
             usable = [d for d in free if earlier.suits(d)][: earlier.count]
@@ -216,7 +221,7 @@ class Leases:
 
     def _grant(self, devices: Sequence[Device]) -> Lease:
         with uninterrupted():
-            self._leased |= {d.index for d in devices}
+            self.leased |= {d.index for d in devices}
             return Lease(devices, self)
 
     def lease_device(self, device: Device) -> Lease:
@@ -228,17 +233,11 @@ class Leases:
             The device is leased.
         """
         with self.lock:
-            if device.index in self._leased:
+            if device.index in self.leased:
                 raise errors.PoolError(f"device {device.index} is leased: release the lease first")
             return self._grant([device])
 
     def notify(self) -> None:
         """Let waiting requests look at the devices again."""
         with self.lock:
-            self._changed.notify_all()
-
-    def release(self, devices: Iterable[Device]) -> None:
-        """Make leased devices available again."""
-        with self.lock:
-            self._leased -= {d.index for d in devices}
             self._changed.notify_all()

@@ -80,8 +80,8 @@ class Spares:
             except errors.StallError:
                 connection.lost = "it did not answer when it was to leave"
                 raise
-            if isinstance(reply.error, errors.RemoteError):
-                return str(reply.error.__cause__)
+            if isinstance(reply.failure, errors.RemoteError):
+                return str(reply.failure.__cause__)
             connection.check()
             connection.lost = "it has left the pool"
             self.caller.reconnect(connection.rank)
@@ -157,13 +157,13 @@ class Joining:
         failure: BaseException | None = None
         for request in [r for r in self._requested if r.reply.done]:
             self._requested.remove(request)
-            if request.reply.error is None:
+            if request.reply.failure is None:
                 self._held.append(request)
                 self._take([request.gpus[uuid] for uuid in request.reply.value])
                 self._withdraw(self._requested)
                 return None
-            if isinstance(request.reply.error, errors.RemoteError):  # otherwise the agent is lost
-                failure = request.reply.error.__cause__ or request.reply.error
+            if isinstance(request.reply.failure, errors.RemoteError):  # otherwise the agent is lost
+                failure = request.reply.failure.__cause__ or request.reply.failure
         return failure
 
     def _reserve(self, missing: int, candidates: Sequence[int], seconds: float) -> None:
@@ -185,7 +185,7 @@ class Joining:
                 connection = self._spares.caller.connections[rank]
                 reply = connection.request(None, Op.RESERVE, Reply, list(gpus), count, seconds)
                 self._requested.append(_Reservation(rank, reply, name, gpus))
-                reply.when_done(self._changed)
+                reply.when_set(lambda _: self._changed())
 
     def _take(self, ranks: list[int]) -> None:
         self._ranks += ranks

@@ -12,19 +12,18 @@ from typing import Any
 
 from ... import errors
 from ..transport.transport import Transport
-from . import arguments, copies, stream_calls
+from . import arguments, copies, spare, stream_calls
 from .code import LoadedCode
 from .lane import Lane
 from .memory import BufferView, GivenUpError
 from .protocol import Op, unpack, unpack_dtype
 from .runtime import Runtime
-from .spare import SpareDevice
 from .state import HANDLERS, AgentState, call_name, handles
 
 GRACE = 2.0
 """How long lanes may work on queued calls after the application has said goodbye, in seconds."""
 
-HANDLER_MODULES = (arguments, copies, stream_calls)
+HANDLER_MODULES = (arguments, copies, spare, stream_calls)
 """The other modules whose functions are in `HANDLERS`."""
 
 
@@ -39,12 +38,12 @@ class Agent(AgentState):
     transport : Transport
     runtime : Runtime
         What executes; for a `SpareDevice`, until it joins, the runtime of the CPU.
-    spare : SpareDevice, optional
+    spare_device : SpareDevice, optional
     """
 
-    def __init__(self, transport: Transport, runtime: Runtime, spare: SpareDevice | None = None) -> None:
+    def __init__(self, transport: Transport, runtime: Runtime, spare_device: spare.SpareDevice | None = None) -> None:
         super().__init__(transport, runtime)
-        self.spare = spare
+        self.spare = spare_device
         self.counts: dict[str, int] = {}
         self.programs: Callable[[], list[dict[str, Any]]] = list
         """Returns the CUDA programs that this agent's process also serves."""
@@ -120,32 +119,6 @@ class Agent(AgentState):
             "programs": self.programs(),
         }
 
-    def holdings(self) -> str:
-        """Return what keeps the device from leaving, as text; empty if nothing does."""
-        objects = [v for v in self.handles.values() if not isinstance(v, copies.MappedArray)]
-        buffers = sum(isinstance(v, BufferView) for v in objects)
-        shared = self.sharing.count()
-        counts = {
-            "buffers": buffers,
-            "objects": len(objects) - buffers,
-            "busy streams": sum(not lane.is_idle for lane in self.lanes.values()) + len(self.helpers) - len(self.idle),
-            "copies": len(self.incoming) + len(self.outgoing) + len(self.bulk) + len(self.answers),
-            "blocks that other devices have open": shared["held"] + shared["ending"],
-        }
-        return ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
-
-    def leave(self) -> None:
-        """Forget all streams, objects and code, and give up the device."""
-        assert self.spare is not None
-        lanes = [self.lanes.pop(number) for number in list(self.lanes)]
-        for lane in lanes:
-            lane.end()
-        for lane in lanes:  # the next stream with this number must not get its messages
-            lane.thread.join(GRACE)
-        for objects in (self.handles, self.codes, self.events, self.signals):
-            objects.clear()
-        self.spare.leave()
-
     def _peer_lost(self, peer: int, reason: str) -> None:
         copies.peer_lost(self, peer, reason)
 
@@ -159,8 +132,8 @@ class Agent(AgentState):
         self.stopped = True
         self.deferred.end()
         self.sharing.end()
-        if self.spare is not None:
-            self.spare.release()
+        for released in list(self.reservations.values()):
+            released.set()
         self.handles.clear()
 
 
@@ -227,54 +200,13 @@ def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
 @handles(Op.CANCEL)
 def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
     """Give up a copy, the bulk data of a request, or a reservation."""
-    if agent.spare is not None:
-        agent.spare.release(number)
+    if number in agent.reservations:
+        agent.reservations[number].set()
     copy = agent.bulk.get(number) or agent.outgoing.pop(number, None)
     if copy is not None:
         copy.fail(GivenUpError("the application cancelled the copy"))
     for answer in agent.answers.pop(number, ()):
         answer.cancel()
-
-
-@handles(Op.JOIN)
-def join(agent: Agent, _s: int, _q: int, reply: int) -> None:
-    """Open the device. Messages wait until it is open: the application sends no calls before."""
-    try:
-        assert agent.spare is not None
-        agent.runtime = agent.spare.join()
-        agent.runtime.enter()
-    except Exception as error:
-        agent.refuse(reply, "join", error)
-    else:
-        info(agent, 0, 0, reply)
-
-
-@handles(Op.LEAVE)
-def leave(agent: Agent, _s: int, _q: int, reply: int) -> None:
-    """Give up the device, unless it holds anything."""
-    try:
-        assert agent.spare is not None
-        if agent.spare.joined and (held := agent.holdings()):
-            raise errors.PoolError(held)
-        agent.leave()
-    except Exception as error:
-        agent.refuse(reply, "leave", error)
-    else:
-        agent.tell(Op.REPLY, reply, None)
-
-
-@handles(Op.RESERVE)
-def reserve(agent: Agent, _s: int, _q: int, reply: int, gpus: Any, count: int, seconds: float) -> None:
-    """Reserve GPUs of this host for agents that will join, until the request is cancelled."""
-
-    def answer(reserved: Any, error: BaseException | None) -> None:
-        if error is None:
-            agent.tell(Op.REPLY, reply, reserved)
-        else:
-            agent.refuse(reply, "reservation", error)
-
-    assert agent.spare is not None
-    agent.spare.reserve(reply, gpus, count, seconds, answer)
 
 
 @handles(Op.CUDA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +10,14 @@ from typing import Any
 
 from ... import errors
 from ..launch.reservation import POLL_SECONDS, Claim, Reservation
+from .copies import MappedArray
+from .memory import BufferView
+from .protocol import Op
 from .runtime import Runtime
+from .state import HANDLERS, AgentState, handles
+
+LANE_SECONDS = 2.0
+"""Time in which the threads of streams without calls must end."""
 
 
 class SpareDevice:
@@ -26,96 +34,126 @@ class SpareDevice:
         Returns the runtime.
     note : callable
         Takes a line about the position in the queue of jobs that wait for GPUs.
-
-    Attributes
-    ----------
-    joined : bool
     """
 
     def __init__(
         self, target: str, gpu: str | None, open_runtime: Callable[[], Runtime], note: Callable[[str], None] = print
     ) -> None:
-        self.joined = False
-        self._target, self._gpu, self._open, self._note = target, gpu, open_runtime, note
+        self.note = note
+        self._target, self._gpu, self._open = target, gpu, open_runtime
+        self._joined = False
         self._runtime: Runtime | None = None
         self._claim: Claim | None = None
-        self._reservations: dict[int, threading.Event] = {}
 
     def info(self) -> dict[str, Any]:
         """Return what the agent reports in addition to the properties of its runtime."""
         unknown = {"target": self._target, "memory": None} if self._runtime is None else {}
-        return {**unknown, "joined": self.joined, "gpu": self._gpu}
+        return {**unknown, "joined": self._joined, "gpu": self._gpu}
 
-    def join(self) -> Runtime:
-        """Claim the device, and return its runtime.
+    def join(self, agent: AgentState) -> None:
+        """Claim and open the device.
 
         Raises
         ------
         AgentError
             Another job has the GPU for itself.
         """
-        if not self.joined:
-            self._claim = None if self._gpu is None else Claim(self._gpu)
-            try:
-                self._runtime = self._runtime or self._open()
-            except BaseException:
-                self._free()
-                raise
-            self.joined = True
-        assert self._runtime is not None
-        return self._runtime
+        if self._gpu is not None and not self._joined:
+            self._claim = Claim(self._gpu)
+        try:
+            self._runtime = agent.runtime = self._runtime or self._open()
+            agent.runtime.enter()
+            self._joined = True
+        except BaseException:
+            self._release()
+            raise
 
-    def leave(self) -> None:
-        """Return unused memory to the device, and release the claim."""
-        if self.joined and self._runtime is not None:
-            self._runtime.trim()
-        self.joined = False
-        self._free()
+    def leave(self, agent: AgentState) -> None:
+        """Forget all streams and code, return unused memory, and release the claim.
 
-    def _free(self) -> None:
+        Raises
+        ------
+        PoolError
+            The device holds objects, which the message names.
+        """
+        if not self._joined:
+            return
+        if held := _holdings(agent):
+            raise errors.PoolError(held)
+        lanes = [agent.lanes.pop(number) for number in list(agent.lanes)]
+        for lane in lanes:
+            lane.end()
+        for lane in lanes:  # the next stream with this number must not get its messages
+            lane.thread.join(LANE_SECONDS)
+        for objects in (agent.handles, agent.codes, agent.events, agent.signals):
+            objects.clear()
+        agent.runtime.trim()
+        self._release()
+
+    def _release(self) -> None:
+        self._joined = False
         if self._claim is not None:
             self._claim.free()
             self._claim = None
 
-    def reserve(
-        self, number: int, gpus: Sequence[str], count: int, seconds: float, answer: Callable[[Any, Any], None]
-    ) -> None:
-        """Reserve `count` of the GPUs in a thread; hold them until `release`.
 
-        Parameters
-        ----------
-        number : int
-            The request, for `release`.
-        gpus : sequence of str
-        count : int
-        seconds : float
-            Time to wait for GPUs that other jobs use.
-        answer : callable
-            ``answer(reserved, None)`` when the GPUs are reserved, or ``answer(None, error)``.
-        """
-        released = self._reservations[number] = threading.Event()
+def _holdings(agent: AgentState) -> str:
+    """Return what keeps a device from leaving, as text; empty if nothing does."""
+    objects = [v for v in agent.handles.values() if not isinstance(v, MappedArray)]
+    buffers = sum(isinstance(v, BufferView) for v in objects)
+    shared = agent.sharing.count()
+    counts = {
+        "buffers": buffers,
+        "objects": len(objects) - buffers,
+        "busy streams": sum(not lane.is_idle for lane in agent.lanes.values()) + len(agent.helpers) - len(agent.idle),
+        "copies": len(agent.incoming) + len(agent.outgoing) + len(agent.bulk) + len(agent.answers),
+        "blocks that other devices have open": shared["held"] + shared["ending"],
+    }
+    return ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
 
-        def run() -> None:
-            until = time.monotonic() + seconds
-            reservation = Reservation(gpus, count, float("inf"), self._note if seconds else lambda _: None)
-            try:
-                while not (reserved := reservation.poll()):
-                    if time.monotonic() >= until:
-                        raise errors.StallError(reservation.shortage(), seconds=seconds)
-                    if released.wait(POLL_SECONDS):
-                        return
-                answer(reserved, None)
-                released.wait()
-            except Exception as error:
-                answer(None, error)
-            finally:
-                reservation.close()
-                self._reservations.pop(number, None)
 
-        threading.Thread(target=run, name="warpwell reservation", daemon=True).start()
+@handles(Op.JOIN)
+def join(agent: AgentState, _s: int, _q: int, reply: int) -> None:
+    """Open the device. Messages wait until it is open: the application sends no calls before."""
+    try:
+        agent.spare.join(agent)
+    except Exception as error:
+        agent.refuse(reply, "join", error)
+    else:
+        HANDLERS[Op.INFO](agent, 0, 0, reply)
 
-    def release(self, number: int | None = None) -> None:
-        """Release the GPUs of a reservation, or of all; stop waiting for them."""
-        for key, released in list(self._reservations.items()):
-            if number in (None, key):
-                released.set()
+
+@handles(Op.LEAVE)
+def leave(agent: AgentState, _s: int, _q: int, reply: int) -> None:
+    """Give up the device, unless it holds anything."""
+    try:
+        agent.spare.leave(agent)
+    except Exception as error:
+        agent.refuse(reply, "leave", error)
+    else:
+        agent.tell(Op.REPLY, reply, None)
+
+
+@handles(Op.RESERVE)
+def reserve(agent: AgentState, _s: int, _q: int, reply: int, gpus: Sequence[str], count: int, seconds: float) -> None:
+    """Reserve GPUs of this host for agents that will join, until the request is cancelled."""
+    released = agent.reservations[reply] = threading.Event()
+
+    def run() -> None:
+        until = time.monotonic() + seconds
+        reservation = Reservation(gpus, count, math.inf, agent.spare.note if seconds else lambda _: None)
+        try:
+            while not (reserved := reservation.poll()):
+                if time.monotonic() >= until:
+                    raise errors.StallError(reservation.shortage(), seconds=seconds)
+                if released.wait(POLL_SECONDS):
+                    return
+            agent.tell(Op.REPLY, reply, reserved)
+            released.wait()
+        except Exception as error:
+            agent.refuse(reply, "reservation", error)
+        finally:
+            reservation.close()
+            agent.reservations.pop(reply, None)
+
+    threading.Thread(target=run, name="warpwell reservation", daemon=True).start()

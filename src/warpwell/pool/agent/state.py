@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,6 @@ from .memory import Missing
 from .peer_memory import PeerMemory
 from .protocol import Op, pack, pack_failure
 from .runtime import Runtime
-from .spare import SpareDevice
 
 HANDLERS: dict[int, Callable[..., None]] = {}
 """The function that handles each operation: ``(agent, stream, sequence, *operands)`` for calls of the application, and
@@ -150,6 +150,8 @@ class AgentState:
         Large arrays of results that are under way, by their request.
     spare : SpareDevice or None
         The device, if it joins and leaves. Before it has joined, `runtime` has no device memory.
+    reservations : dict
+        Events that end reservations of GPUs, by request.
     cuda : callable or None
         Takes what the communicator says of CUDA programs, by its rank; does not wait.
     """
@@ -174,7 +176,8 @@ class AgentState:
         self.helpers: list[Lane] = []
         self.idle: list[Lane] = []
         self.deferred = DeferredCalls(self)
-        self.spare: SpareDevice | None = None
+        self.spare: Any = None
+        self.reservations: dict[int, threading.Event] = {}
         self.cuda: Callable[..., None] | None = None
 
     def lane(self, number: int) -> Lane:
