@@ -1,0 +1,52 @@
+"""A GPU that leaves a running program and joins it again; its agent is in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.harness.pool_agents import spare_pool
+from tests.harness.until import HANG_SECONDS, until
+
+import warpwell as ww
+from warpwell.pool.agent.spare import SpareDevice
+from warpwell.pool.devices import runtime_for
+from warpwell.pool.launch.reservation import FOLDER, users
+from warpwell.targets import GpuDevice
+
+NBYTES = 1 << 30
+
+
+@ww.kernel
+def double(x):
+    i = ww.gpu.grid(1)
+    x[i] = 2 * x[i]
+
+
+def test_a_gpu_leaves_without_its_buffers_and_joins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    spares = [
+        SpareDevice("cuda", "GPU-0", lambda: runtime_for("cuda")),
+        SpareDevice("cpu", None, lambda: runtime_for("cpu")),
+    ]
+    with spare_pool(spares) as (devices, _):
+        with devices.lease(target="cpu", timeout=HANG_SECONDS) as cpu:
+            kept = cpu[0].to_device(np.arange(1000))
+        after: list[int] = []
+        for _ in range(3):
+            with devices.lease(target="cuda", timeout=HANG_SECONDS) as lease:
+                x = lease[0].zeros(NBYTES, np.uint8)
+                y = lease[0].to_device(kept)
+                double[1000](y)
+                lease[0].synchronize()
+                during = GpuDevice(0).memory_info()[0]
+                assert np.array_equal(y.copy_to_host(), 2 * np.arange(1000))
+                assert list(users(["GPU-0"])) == ["GPU-0"]
+            del x, y
+            lease[0].leave(HANG_SECONDS)
+            assert not users(["GPU-0"])
+            until(lambda free=during: GpuDevice(0).memory_info()[0] >= free + NBYTES - (64 << 20))
+            after.append(GpuDevice(0).memory_info()[0])
+        assert after[2] >= after[0] - (64 << 20)
+        assert np.array_equal(kept.copy_to_host(), np.arange(1000))
