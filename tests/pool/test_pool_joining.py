@@ -215,6 +215,40 @@ def test_gpus_are_claimed_all_or_none() -> None:
     Reservation(["GPU-0", "GPU-1"], 2).poll()
 
 
+class OfHost(SpareDevice):
+    """A device of another host, whose name its UUID begins with."""
+
+    def info(self) -> dict[str, object]:
+        gpu = super().info()["gpu"]
+        return {**super().info(), "host": gpu.partition("-")[0]}
+
+
+def test_hosts_with_enough_devices_are_asked_at_the_same_time_and_others_in_order() -> None:
+    names = ["a-0", "a-1", "b-0", "b-1"]
+    others = {name: Claim(name, exclusive=True) for name in ("a-0", "a-1", "b-0")}
+    with spare_pool(OfHost("cpu", name, Runtime) for name in names) as (devices, agents):
+        assert [d.index for d in join(devices)] == [3]
+        with pytest.raises(errors.StallError, match=r"waited 0.3 s for 1 devices, host 'a': 1 GPU of the 2"):
+            devices.lease(host="a", timeout=0.3)
+        devices[0].leave()
+        others.pop("a-0").free()
+        others.pop("a-1").free()
+        with pytest.raises(errors.StallError, match=r"waited 0.6 s for 4 devices: 2 GPUs of the 2 .* b-0 is in use"):
+            devices.lease(4, timeout=0.6)
+        until(lambda: list(users(names)) == ["b-0"])
+        with devices.lease(3, timeout=HANG_SECONDS) as lease:
+            assert [d.index for d in lease] == [0, 1, 3] and all(map(works, lease))
+        for device in list(devices):
+            device.leave()
+        until(lambda: not any(agent.reservations for agent in agents))
+        with devices.lease(2, timeout=HANG_SECONDS) as lease:
+            assert [d.host for d in lease] == ["a", "a"]
+        others.pop("b-0").free()
+        with devices.lease(4, timeout=HANG_SECONDS) as lease:
+            assert [d.host for d in lease] == ["a", "a", "b", "b"]
+        until(lambda: not any(agent.reservations for agent in agents))
+
+
 def test_jobs_take_turns_in_the_order_of_their_requests(folder: Path) -> None:
     names = ("GPU-0", "GPU-1")
     with (

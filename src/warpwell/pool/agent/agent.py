@@ -101,7 +101,6 @@ class Agent(AgentState):
             **self.runtime.info(),
             "target": self.runtime.target,
             "joined": True,
-            **({} if self.spare is None else self.spare.info()),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "python": sys.version.split()[0],
@@ -117,6 +116,7 @@ class Agent(AgentState):
             "copies": len(self.incoming) + len(self.outgoing),
             "transport": self.transport.statistics(),
             "programs": self.programs(),
+            **({} if self.spare is None else self.spare.info()),
         }
 
     def _peer_lost(self, peer: int, reason: str) -> None:
