@@ -16,7 +16,9 @@ Pool = tuple[Devices, list[Agent]]
 
 
 @contextlib.contextmanager
-def pool_of(runtimes: Iterable[Any], wrap: Callable[[Any, int], Any] = lambda given, _: given) -> Iterator[Pool]:
+def pool_of(
+    runtimes: Iterable[Any], wrap: Callable[[Any, int], Any] = lambda transport, _: transport
+) -> Iterator[Pool]:
     """Yield devices, one for each runtime, and their agents; see that these end.
 
     Parameters
@@ -39,7 +41,7 @@ def spare_pool(spares: Iterable[SpareDevice], **options: Any) -> Iterator[Pool]:
     **options
         Of `Devices`.
     """
-    with _pool([(Runtime(), spare) for spare in spares], lambda given, _: given, **options) as made:
+    with _pool([(Runtime(), spare) for spare in spares], lambda transport, _: transport, **options) as made:
         yield made
 
 
@@ -47,12 +49,12 @@ def spare_pool(spares: Iterable[SpareDevice], **options: Any) -> Iterator[Pool]:
 def _pool(
     kinds: list[tuple[Any, SpareDevice | None]], wrap: Callable[[Any, int], Any], **options: Any
 ) -> Iterator[Pool]:
-    own, *others = local_transports(len(kinds) + 1)
-    agents = [Agent(wrap(transport, k), *kind) for k, (transport, kind) in enumerate(zip(others, kinds, strict=True))]
+    own, *ends = local_transports(len(kinds) + 1)
+    agents = [Agent(wrap(transport, k), *kind) for k, (transport, kind) in enumerate(zip(ends, kinds, strict=True))]
     threads = [start(agent, "agent") for agent in agents]
     with Devices(own, **options) as made:
         yield made, agents
-    for thread, transport in zip(threads, others, strict=True):
+    for thread, transport in zip(threads, ends, strict=True):
         thread.join(10)
         transport.close()
         if thread.is_alive():

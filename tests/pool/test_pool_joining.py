@@ -74,11 +74,11 @@ def test_devices_join_with_a_lease_and_leave_while_arrays_of_others_survive(pool
     with devices.lease(timeout=HANG_SECONDS) as lease:
         first = lease[0]
         assert list(devices) == [first] and devices.changed.is_set() and first.peers == ()
-        kept = first.to_device(np.arange(100))
-        with devices.lease(2, timeout=HANG_SECONDS) as others:
-            assert [d.index for d in devices] == [0, 1, 2] and others[0].peers == (first, others[1])
+        survivor = first.to_device(np.arange(100))
+        with devices.lease(2, timeout=HANG_SECONDS) as leased:
+            assert [d.index for d in devices] == [0, 1, 2] and leased[0].peers == (first, leased[1])
             assert all(map(works, devices))
-        copied = others[1].to_device(kept)
+        copied = leased[1].to_device(survivor)
         assert np.array_equal(copied.copy_to_host(), np.arange(100))
     devices.changed.clear()
     event, stream = devices[1].event(), devices[1].stream()
@@ -87,7 +87,7 @@ def test_devices_join_with_a_lease_and_leave_while_arrays_of_others_survive(pool
     old.leave()
     assert [d.index for d in devices] == [0, 2] and devices.changed.is_set() and first.peers == (devices[1],)
     assert not (agents[1].handles or agents[1].codes or agents[1].events or agents[1].lanes)
-    for call in (old.synchronize, old.leave, event.synchronize, lambda: old.zeros(3), lambda: old.to_device(kept)):
+    for call in (old.synchronize, old.leave, event.synchronize, lambda: old.zeros(3), lambda: old.to_device(survivor)):
         with pytest.raises(errors.DeviceLostError, match=r"device 1 .* is gone: it has left the pool"):
             call()
     with pytest.raises(errors.DeviceLostError):
@@ -97,12 +97,12 @@ def test_devices_join_with_a_lease_and_leave_while_arrays_of_others_survive(pool
         again = lease[1]
         assert again is not old and again.index == 1 and old.lost is not None
         assert all(map(works, lease))
-    assert np.array_equal(kept.copy_to_host(), np.arange(100))
+    assert np.array_equal(survivor.copy_to_host(), np.arange(100))
     assert np.array_equal(copied.copy_to_host(), np.arange(100))
 
 
 def test_many_calls_before_and_after_a_device_left(pool: Pool) -> None:
-    """More calls than fit in the window of a stream, which counts anew."""
+    """More calls than fit in the window of a stream, which starts at zero again."""
     devices, _ = pool
     for _ in range(3):
         (device,) = join(devices)
@@ -118,13 +118,13 @@ def test_a_device_that_holds_something_does_not_leave(pool: Pool) -> None:
     devices, agents = pool
     first, second = join(devices, 2)
     buffers = [first.zeros(3), first.zeros(4)]
-    thing = first.create(f"{__name__}:Counter")
+    counter = first.create(f"{__name__}:Counter")
     with pytest.raises(
         errors.PoolError, match=r"device 0 cannot leave: it has buffers \(2\), objects \(1\); free them"
     ):
         first.leave(timeout=0.05)
     view = buffers[0][1:]
-    del buffers, thing
+    del buffers, counter
     with pytest.raises(errors.PoolError, match=r"it has buffers \(1\);"):
         first.leave()
     assert works(first) and view.copy_to_host().tolist() == [0, 0]
@@ -150,15 +150,15 @@ def test_a_device_that_holds_something_does_not_leave(pool: Pool) -> None:
 def test_a_failure_before_a_leave_is_raised_and_a_call_is_waited_for(pool: Pool) -> None:
     devices, _ = pool
     (device,) = join(devices)
-    begun, go = threading.Event(), threading.Event()
-    THREADS[0] = begun, go
+    started, proceed = threading.Event(), threading.Event()
+    THREADS[0] = started, proceed
     result = device.call(wait_for_go)
-    assert begun.wait(HANG_SECONDS)
+    assert started.wait(HANG_SECONDS)
     thread = threading.Thread(target=device.leave)
     thread.start()
     thread.join(0.1)
     assert thread.is_alive() and list(devices) == [device]
-    go.set()
+    proceed.set()
     thread.join(HANG_SECONDS)
     assert result.get() == 5 and not list(devices)
     (device,) = join(devices)
@@ -192,7 +192,7 @@ def test_devices_of_other_pools_are_fixed() -> None:
 
 
 def test_gpus_are_claimed_all_or_none() -> None:
-    other = Claim("GPU-1", exclusive=True)  # as another job
+    job_claim = Claim("GPU-1", exclusive=True)  # as another job
     with spare_pool(gpus("GPU-0", "GPU-1")) as (devices, _):
         message = "waited 0.3 s for 2 devices: 2 GPUs of the 2 on host .*, GPU-1 is in use by process"
         with pytest.raises(errors.StallError, match=message):
@@ -204,7 +204,7 @@ def test_gpus_are_claimed_all_or_none() -> None:
             devices.lease(2, timeout=0)
         with pytest.raises(errors.PoolError, match="3 devices were requested, but the pool has 2"):
             devices.lease(3)
-        threading.Timer(0.3, other.free).start()
+        threading.Timer(0.3, job_claim.free).start()
         with devices.lease(2, timeout=HANG_SECONDS) as lease:
             assert [d.index for d in lease] == [0, 1] and all(map(works, lease))
         with pytest.raises(errors.AgentError, match="is in use by"):
@@ -216,7 +216,7 @@ def test_gpus_are_claimed_all_or_none() -> None:
 
 
 class OfHost(SpareDevice):
-    """A device of another host, whose name its UUID begins with."""
+    """A device whose UUID begins with the name of its host."""
 
     def info(self) -> dict[str, object]:
         gpu = super().info()["gpu"]
@@ -225,14 +225,14 @@ class OfHost(SpareDevice):
 
 def test_hosts_with_enough_devices_are_asked_at_the_same_time_and_others_in_order() -> None:
     names = ["a-0", "a-1", "b-0", "b-1"]
-    others = {name: Claim(name, exclusive=True) for name in ("a-0", "a-1", "b-0")}
+    claims = {name: Claim(name, exclusive=True) for name in ("a-0", "a-1", "b-0")}
     with spare_pool(OfHost("cpu", name, Runtime) for name in names) as (devices, agents):
         assert [d.index for d in join(devices)] == [3]
         with pytest.raises(errors.StallError, match=r"waited 0.3 s for 1 devices, host 'a': 1 GPU of the 2"):
             devices.lease(host="a", timeout=0.3)
         devices[0].leave()
-        others.pop("a-0").free()
-        others.pop("a-1").free()
+        claims.pop("a-0").free()
+        claims.pop("a-1").free()
         with pytest.raises(errors.StallError, match=r"waited 0.6 s for 4 devices: 2 GPUs of the 2 .* b-0 is in use"):
             devices.lease(4, timeout=0.6)
         until(lambda: list(users(names)) == ["b-0"])
@@ -243,7 +243,7 @@ def test_hosts_with_enough_devices_are_asked_at_the_same_time_and_others_in_orde
         until(lambda: not any(agent.reservations for agent in agents))
         with devices.lease(2, timeout=HANG_SECONDS) as lease:
             assert [d.host for d in lease] == ["a", "a"]
-        others.pop("b-0").free()
+        claims.pop("b-0").free()
         with devices.lease(4, timeout=HANG_SECONDS) as lease:
             assert [d.host for d in lease] == ["a", "a", "b", "b"]
         until(lambda: not any(agent.reservations for agent in agents))
@@ -283,7 +283,7 @@ def test_jobs_take_turns_in_the_order_of_their_requests(folder: Path) -> None:
 
 
 def test_a_waiting_lease_takes_a_device_that_a_thread_releases() -> None:
-    other = Claim("GPU-1", exclusive=True)
+    job_claim = Claim("GPU-1", exclusive=True)
     with spare_pool(gpus("GPU-0", "GPU-1")) as (devices, agents):
         held = devices.lease(timeout=HANG_SECONDS)
         leases: list[object] = []
@@ -294,20 +294,20 @@ def test_a_waiting_lease_takes_a_device_that_a_thread_releases() -> None:
         thread.join(HANG_SECONDS)
         assert leases and len(devices) == 1
         until(lambda: not agents[1].reservations)
-    other.free()
+    job_claim.free()
 
 
 class Opening:
     """Opens devices slowly, or not at all."""
 
     def __init__(self) -> None:
-        self.begun = threading.Semaphore(0)
-        self.go = threading.Event()
+        self.started = threading.Semaphore(0)
+        self.proceed = threading.Event()
         self.failure: Exception | None = None
 
     def __call__(self) -> Runtime:
-        self.begun.release()
-        assert self.go.wait(HANG_SECONDS)
+        self.started.release()
+        assert self.proceed.wait(HANG_SECONDS)
         if self.failure is not None:
             raise self.failure
         return Runtime()
@@ -315,7 +315,7 @@ class Opening:
 
 def test_a_device_that_cannot_be_opened_lets_no_other_join() -> None:
     opening = Opening()
-    opening.go.set()
+    opening.proceed.set()
     opening.failure = RuntimeError("the GPU fell off the bus")
     spares = [*gpus("GPU-0"), SpareDevice("cpu", "GPU-1", opening)]
     with spare_pool(spares) as (devices, _):
@@ -335,7 +335,7 @@ def test_an_agent_that_is_lost_while_it_joins() -> None:
         leases: list[list[Device]] = []
         thread = threading.Thread(target=lambda: leases.append(join(devices, 2)))
         thread.start()
-        assert opening.begun.acquire(timeout=HANG_SECONDS)
+        assert opening.started.acquire(timeout=HANG_SECONDS)
         caller = devices._caller
         assert caller is not None
         caller.transport.lose(1, "killed")  # type: ignore[attr-defined]
@@ -345,7 +345,7 @@ def test_an_agent_that_is_lost_while_it_joins() -> None:
         assert [d.index for d in leases[0]] == [1, 2] and all(map(works, leases[0]))
         with pytest.raises(errors.PoolError, match=r"3 devices were requested, but the pool has 2 \(1 are lost\)"):
             devices.lease(3)
-        opening.go.set()
+        opening.proceed.set()
 
 
 def test_a_lease_beside_devices_that_are_joining() -> None:
@@ -355,12 +355,12 @@ def test_a_lease_beside_devices_that_are_joining() -> None:
         found: list[int] = []
         threads = [threading.Thread(target=lambda c=count: found.append(len(join(devices, c)))) for count in (2, 1, 2)]
         threads[0].start()
-        assert opening.begun.acquire(timeout=HANG_SECONDS)
+        assert opening.started.acquire(timeout=HANG_SECONDS)
         for thread in threads[1:]:
             thread.start()
         with pytest.raises(errors.StallError):
             devices.lease(2, timeout=0.1)
-        opening.go.set()
+        opening.proceed.set()
         for thread in threads:
             thread.join(HANG_SECONDS)
         assert sorted(found) == [1, 2, 2]
@@ -379,14 +379,14 @@ def test_idle_devices_leave() -> None:
     with spare_pool(gpus("GPU-0", "GPU-1", "GPU-2"), idle=0.2) as (devices, _):
         lease = devices.lease(timeout=HANG_SECONDS)
         used, dropped = join(devices, 2)
-        kept = used.to_device(np.arange(5))
+        survivor = used.to_device(np.arange(5))
         until(lambda: dropped.lost is not None)
         time.sleep(0.6)
         assert list(devices) == [lease[0], used]
         assert users(["GPU-2"]) == {}
-        assert kept.copy_to_host().tolist() == list(range(5))
+        assert survivor.copy_to_host().tolist() == list(range(5))
         lease.release()
-        del kept
+        del survivor
         until(lambda: len(devices) == 0)
 
 
@@ -406,7 +406,7 @@ def test_a_pending_failure_keeps_an_idle_device() -> None:
 def test_devices_come_and_go_beside_running_calls(kind: Callable[[int], list[SpareDevice]]) -> None:
     with spare_pool(kind(4)) as (devices, agents):
         keeper = devices.lease(timeout=HANG_SECONDS)
-        kept = keeper[0].to_device(np.arange(1000))
+        survivor = keeper[0].to_device(np.arange(1000))
         stop, failures = threading.Event(), []
         turns = [0] * 4
 
@@ -414,7 +414,7 @@ def test_devices_come_and_go_beside_running_calls(kind: Callable[[int], list[Spa
             total = keeper[0].zeros(1000, np.int64)
             while not stop.is_set():
                 double[1000](total)
-                assert np.array_equal(kept.copy_to_host(), np.arange(1000))
+                assert np.array_equal(survivor.copy_to_host(), np.arange(1000))
                 turns[3] += 1
 
         def lease(number: int) -> None:
@@ -422,7 +422,7 @@ def test_devices_come_and_go_beside_running_calls(kind: Callable[[int], list[Spa
             while not stop.is_set():
                 with devices.lease(rng.randint(1, 3), timeout=HANG_SECONDS) as leased:
                     for device in leased:
-                        x = device.to_device(kept)
+                        x = device.to_device(survivor)
                         double[1000](x)
                         assert x[:10].copy_to_host().tolist() == [2 * k for k in range(10)]
                         x.free()

@@ -32,12 +32,12 @@ def test_a_gpu_leaves_without_its_buffers_and_joins_again(tmp_path: Path, monkey
     ]
     with spare_pool(spares) as (devices, _):
         with devices.lease(target="cpu", timeout=HANG_SECONDS) as cpu:
-            kept = cpu[0].to_device(np.arange(1000))
+            survivor = cpu[0].to_device(np.arange(1000))
         after: list[int] = []
         for _ in range(3):
             with devices.lease(target="cuda", timeout=HANG_SECONDS) as lease:
                 x = lease[0].zeros(NBYTES, np.uint8)
-                y = lease[0].to_device(kept)
+                y = lease[0].to_device(survivor)
                 double[1000](y)
                 lease[0].synchronize()
                 during = GpuDevice(0).memory_info()[0]
@@ -49,4 +49,4 @@ def test_a_gpu_leaves_without_its_buffers_and_joins_again(tmp_path: Path, monkey
             until(lambda free=during: GpuDevice(0).memory_info()[0] >= free + NBYTES - (64 << 20))
             after.append(GpuDevice(0).memory_info()[0])
         assert after[2] >= after[0] - (64 << 20)
-        assert np.array_equal(kept.copy_to_host(), np.arange(1000))
+        assert np.array_equal(survivor.copy_to_host(), np.arange(1000))

@@ -23,16 +23,16 @@ import numpy as np, warpwell as ww
 devices = ww.devices()
 print("start", len(devices), ww.current_device if len(devices) else "none", flush=True)
 with devices.lease() as first:
-    kept = first[0].to_device(np.arange(1000))
+    survivor = first[0].to_device(np.arange(1000))
     for turn in range(3):
         with devices.lease(2, timeout=60) as lease:
-            copies = [device.to_device(kept) for device in lease]
+            copies = [device.to_device(survivor) for device in lease]
             print("turn", turn, [d.index for d in devices], [int(c.copy_to_host().sum()) for c in copies], flush=True)
             pids = [device.call(__import__("os").getpid).get() for device in lease]
         del copies
         for device in lease:
             device.leave()
-    print("end", [d.index for d in devices], int(kept.copy_to_host().sum()), len(set(pids)), flush=True)
+    print("end", [d.index for d in devices], int(survivor.copy_to_host().sum()), len(set(pids)), flush=True)
 """
 LEASES = """
 import sys, warpwell as ww
@@ -69,9 +69,9 @@ LOSES = """
 import numpy as np, warpwell as ww
 devices = ww.devices()
 first = devices.lease()
-kept = first[0].to_device(np.arange(1000))
+survivor = first[0].to_device(np.arange(1000))
 with devices.lease(timeout=100) as lease:
-    print("got", [d.index for d in devices], int(lease[0].to_device(kept).copy_to_host().sum()), flush=True)
+    print("got", [d.index for d in devices], int(lease[0].to_device(survivor).copy_to_host().sum()), flush=True)
 try:
     devices.lease(3)
 except ww.errors.PoolError as error:

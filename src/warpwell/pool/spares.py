@@ -37,7 +37,7 @@ class Spares:
 
     Attributes
     ----------
-    taken : set of int
+    used_ranks : set of int
         Ranks of the agents whose devices have joined, or are about to.
     """
 
@@ -45,7 +45,7 @@ class Spares:
         self.caller = caller
         self.infos = infos
         self.add = add
-        self.taken: set[int] = set()
+        self.used_ranks: set[int] = set()
         for index, rank in enumerate(infos):
             connection = caller.connections[rank]
             connection.index, connection.label = index, f"device {index}"
@@ -57,7 +57,7 @@ class Spares:
 
     def unused(self) -> list[int]:
         """Return the ranks of the agents whose devices have not joined."""
-        return [rank for rank in self.infos if rank not in self.taken]
+        return [rank for rank in self.infos if rank not in self.used_ranks]
 
     @property
     def lost(self) -> int:
@@ -85,7 +85,7 @@ class Spares:
             connection.check()
             connection.lost = "it has left the pool"
             self.caller.reconnect(connection.rank)
-            self.taken.discard(connection.rank)
+            self.used_ranks.discard(connection.rank)
             return None
 
 
@@ -159,7 +159,7 @@ class Joining:
             self._requested.remove(request)
             if request.reply.failure is None:
                 self._held.append(request)
-                self._take([request.gpus[uuid] for uuid in request.reply.value])
+                self._use([request.gpus[uuid] for uuid in request.reply.value])
                 self._withdraw(self._requested)
                 return None
             if isinstance(request.reply.failure, errors.RemoteError):  # otherwise the agent is lost
@@ -178,7 +178,7 @@ class Joining:
         for name in [n for n in names if len(hosts[n]) >= missing] or names[:1]:
             gpus = {gpu: rank for rank in hosts[name] if (gpu := self._spares.infos[rank]["gpu"]) is not None}
             if not gpus:  # CPUs need no reservation
-                self._take(hosts[name][:missing])
+                self._use(hosts[name][:missing])
                 break
             rank, count = hosts[name][0], min(missing, len(gpus))
             with contextlib.suppress(errors.DeviceLostError):  # the next poll takes another agent
@@ -187,9 +187,9 @@ class Joining:
                 self._requested.append(_Reservation(rank, reply, name, gpus))
                 reply.when_set(lambda _: self._changed())
 
-    def _take(self, ranks: list[int]) -> None:
+    def _use(self, ranks: list[int]) -> None:
         self._ranks += ranks
-        self._spares.taken.update(ranks)
+        self._spares.used_ranks.update(ranks)
 
     def join(self) -> None:
         """Let the devices of the reserved agents join.
@@ -223,7 +223,7 @@ class Joining:
     def cancel(self) -> None:
         """Release all that was reserved; agents that have joined have claims of their own."""
         with uninterrupted():
-            self._spares.taken.difference_update(self._ranks)  # first: another lease may get the GPUs at once
+            self._spares.used_ranks.difference_update(self._ranks)  # first: another lease may get the GPUs at once
             self._ranks.clear()
             self._withdraw(self._requested)
             self._withdraw(self._held)
