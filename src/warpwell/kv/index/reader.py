@@ -842,7 +842,7 @@ class Reader:
     def values(self, keys: Keys) -> tuple[list[bytes | None], NDArray[np.bool_]]:
         """Read values of any size; return them, None for absent keys, and a mask."""
         native = self._list_values
-        if native is None or keys.full is not None:
+        if native is None:
             contents, found = (read := self.buffer(keys)).buffer.data, read.found
             ranges = zip(read.starts.tolist(), (read.starts + read.sizes).tolist(), found.tolist(), strict=True)
             return [bytes(contents[start:end]) if is_found else None for start, end, is_found in ranges], found
@@ -855,6 +855,10 @@ class Reader:
             return listed, self._stale(keys, found, locations) if wrong else _NO_ROWS
 
         listed, _ = self.located(keys, read_list)
+        if keys.full is not None:
+            for k in np.flatnonzero(found).tolist():
+                listed[k] = _without_suffix(listed[k], keys.full[k])
+                found[k] = listed[k] is not None
         return listed, found
 
     def buffer(self, keys: Keys) -> ValueBuffer:
@@ -970,6 +974,14 @@ class Reader:
         return errors.MediumError(
             f"{where}: reading the value of key {key!r} failed ({os.strerror(code)}): check the drive", status=0x281
         )
+
+
+def _without_suffix(value: bytes | None, key: bytes | None) -> bytes | None:
+    """Return a value without the suffix of its long key, or None if it belongs to another key with this hash."""
+    if value is None or key is None:
+        return value
+    suffix = suffix_of(key)
+    return value[: -len(suffix)] if value.endswith(suffix) else None
 
 
 def _method(
