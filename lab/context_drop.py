@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
+from warpwell.pool.devices import Devices
 
 MIB = 1 << 20
 
@@ -29,7 +30,7 @@ def double(x):
 
 def run(kernel: Any) -> None:
     """Run a kernel on a device of this process; raise if the result is wrong."""
-    with ww.pool.devices.Devices(targets=["cuda"]) as devices:
+    with Devices(targets=["cuda"]) as devices:
         x = devices[0].to_device(np.arange(64 * MIB // 8))
         kernel[x.size](x)
         if not np.array_equal(x.copy_to_host(), 2 * np.arange(64 * MIB // 8)):
