@@ -13,6 +13,11 @@ from typing import Any
 
 _SIGINT = int(signal.SIGINT)
 _SIGNALS = sorted({*map(int, signal.valid_signals())} - {int(signal.SIGKILL), int(signal.SIGSTOP)})
+_SYSTEM_HANDLERS = (int(signal.SIG_DFL), int(signal.SIG_IGN), None)
+"""Values of `getsignal` for signals that Python does not handle."""
+
+_handlers_then: tuple[list[Any], list[int]] = [], []
+"""The handlers of `_SIGNALS` when they were last read, and the signals that Python handled."""
 
 _replaced: dict[int, Any] = {}
 """The program's handlers of the signals that blocks of the main thread handle."""
@@ -22,26 +27,35 @@ _is_deferring = False
 """Whether it is in a block of `uninterrupted`."""
 
 
-@contextlib.contextmanager
-def _handling(handlers: dict[int, Any]) -> Iterator[None]:
-    """Install signal handlers of the main thread for a block; keep those that the block installs in their place."""
-    global _owner
-    previous = {number: _signal.getsignal(number) for number in handlers}
-    added = {number: handler for number, handler in previous.items() if number not in _replaced}
-    try:
-        _owner = threading.get_ident()
-        _replaced.update(added)
-        for number, handler in handlers.items():
-            _signal.signal(number, handler)
-        yield
-    finally:
+class _Handling:
+    """Installs signal handlers of the main thread for a block; keeps those that the block installs in their place."""
+
+    __slots__ = ("_added", "_handlers", "_previous")
+
+    def __init__(self, handlers: dict[int, Any]) -> None:
+        self._handlers = handlers
+
+    def __enter__(self) -> None:
+        global _owner
+        self._previous = {number: _signal.getsignal(number) for number in self._handlers}
+        self._added = {number: handler for number, handler in self._previous.items() if number not in _replaced}
         try:
-            for number, handler in reversed(handlers.items()):  # SIGINT after those that are rare
+            _owner = threading.get_ident()
+            _replaced.update(self._added)
+            for number, handler in self._handlers.items():
+                _signal.signal(number, handler)
+        except BaseException:  # of a handler of another signal
+            self.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for number, handler in reversed(self._handlers.items()):  # SIGINT after those that are rare
                 if _signal.getsignal(number) is handler:
-                    _signal.signal(number, previous[number])
+                    _signal.signal(number, self._previous[number])
         finally:
-            for number in added:
-                del _replaced[number]
+            for number in self._added:
+                _replaced.pop(number, None)
 
 
 def _after_fork() -> None:
@@ -57,48 +71,78 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def _handled_signals() -> list[int]:
+    """Return the signals that Python handles."""
+    global _handlers_then
+    handlers = list(map(_signal.getsignal, _SIGNALS))
+    if handlers != _handlers_then[0]:
+        pairs = zip(_SIGNALS, handlers, strict=True)
+        _handlers_then = handlers, [number for number, handler in pairs if handler not in _SYSTEM_HANDLERS]
+    return _handlers_then[1]
+
+
+class _Deferral(_Handling):
+    """A block of `uninterrupted`."""
+
+    __slots__ = ("_deferred", "_is_within", "_is_over")
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self._deferred: dict[int, FrameType | None] = {}
+        self._is_over = False
+        self._is_within = _is_deferring or threading.get_ident() != threading.main_thread().ident
+
+    def __enter__(self) -> None:
+        global _is_deferring
+        if self._is_within:
+            return
+        self._handlers = dict.fromkeys(_handled_signals(), self._defer)
+        try:
+            super().__enter__()
+        except BaseException:
+            self._end()
+            raise
+        _is_deferring = True
+
+    def __exit__(self, *error: object) -> None:
+        global _is_deferring
+        if self._is_within:
+            return
+        _is_deferring = False  # blocks of handlers that are installed again before the others defer signals
+        try:
+            super().__exit__()
+        finally:
+            self._end()
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        if self._is_over:  # a handler that raised while others were installed again
+            self._previous[number](number, frame)
+        else:
+            self._deferred.setdefault(number, frame)  # once, as the system keeps a signal that a program blocks
+
+    def _end(self) -> None:
+        self._is_over, self._handlers = True, {}  # no cycle of references is left to the garbage collector
+        if self._deferred:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Call the handlers, the later ones too if one raises."""
+        try:
+            number = next(iter(self._deferred))
+            self._previous[number](number, self._deferred.pop(number))
+        finally:
+            if self._deferred:
+                self._deliver()
+
+
+def uninterrupted() -> contextlib.AbstractContextManager[None]:
     """Defer the Python handlers of all signals of the main thread to the end of the block, seconds later at most.
 
     LLVM calls Python back while it compiles, and prints and drops exceptions of handlers. A store changes its files and
     its index together. Other threads are never interrupted, and signals that Python does not handle are left as they
     are.
     """
-    global _is_deferring
-    if _is_deferring or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: handler for number in _SIGNALS if callable(handler := _signal.getsignal(number))}
-    deferred: dict[int, FrameType | None] = {}
-    is_over = False
-
-    def defer(number: int, frame: FrameType | None) -> None:
-        if is_over:  # a handler that raised while others were installed again
-            previous[number](number, frame)
-        else:
-            deferred.setdefault(number, frame)  # once, as the system keeps a signal that a program blocks
-
-    def deliver() -> None:
-        """Call the handlers, the later ones too if one raises."""
-        try:
-            number = next(iter(deferred))
-            previous[number](number, deferred.pop(number))
-        finally:
-            if deferred:
-                deliver()
-
-    try:
-        with _handling(dict.fromkeys(previous, defer)):
-            _is_deferring = True
-            try:
-                yield
-            finally:
-                _is_deferring = False  # blocks of handlers that are installed again before the others defer signals
-    finally:
-        is_over = True
-        if deferred:
-            deliver()
+    return _Deferral()
 
 
 class Interrupts:
@@ -154,7 +198,7 @@ def interruptible(stop: Callable[[], object]) -> Iterator[Interrupts]:
 
     handle.within = True  # type: ignore[attr-defined]
     try:
-        with _handling({_SIGINT: handle} if handled else {}):
+        with _Handling({_SIGINT: handle} if handled else {}):
             yield found
     finally:
         if found.raised and (found.caught or found.outermost):
