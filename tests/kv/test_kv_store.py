@@ -596,6 +596,7 @@ def test_keys_that_are_changed_after_the_call(tmp_path: Path) -> None:
         lambda store: store.put_many([1], [b"new"]),
         lambda store: store.delete_many([1]),
         lambda store: (store.put(1, b"new"), len(store)),
+        lambda store: (store.put(1, b"new"), store.commit()),
         lambda store: store.put(1, b"new" * 1_000_000),
     ],
 )
@@ -609,7 +610,7 @@ def test_an_interrupt_between_log_and_index_leaves_both_equal(tmp_path: Path, mo
             signal.raise_signal(signal.SIGINT)
             return inner(self, *args, **options)
 
-        for name in ("put", "delete"):
+        for name in ("put", "put_records", "delete"):
             monkeypatch.setattr(Index, name, partialmethod(interrupted, inner=getattr(Index, name)))
         with pytest.raises(KeyboardInterrupt):
             change(store)
@@ -670,6 +671,48 @@ def test_staged_records_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert store[99] == b"99" * 50 and len(store) == 101
 
 
+def test_a_small_commit_of_staged_records_makes_four_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    with ww.kv.create(tmp_path / "s") as store:
+        store.put(0, b"first")
+        store.commit()  # it also writes zeros for the next groups
+        for name in ("pwrite", "sync_all", "truncate"):
+            real = getattr(Files, name)
+            monkeypatch.setattr(Files, name, lambda *args, n=name, real=real: (calls.append(n), real(*args))[1])
+        store.put(1, b"one")
+        store.put(b"two", b"")
+        assert store.commit() == 3
+        assert calls == ["pwrite", "pwrite", "sync_all", "pwrite"]  # values, records with values, and the mark
+    with ww.kv.open(tmp_path / "s") as store:
+        assert dict(store.items()) == {0: b"first", 1: b"one", b"two": b""} and store.verify().sound
+
+
+@pytest.mark.parametrize("order", [(".val", ".jnl"), (".jnl", ".val")])
+def test_a_commit_after_a_full_disk_has_earlier_and_later_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, str]
+) -> None:
+    real, failing = Files.pwrite, list[str]()
+
+    def pwrite(files: Files, fd: int, data: object, offset: int) -> None:
+        if failing and os.readlink(f"/proc/self/fd/{fd}").endswith(failing[0]):
+            del failing[0]
+            raise OSError(errno.ENOSPC, "full")
+        real(files, fd, data, offset)
+
+    monkeypatch.setattr(Files, "pwrite", pwrite)
+    with ww.kv.create(tmp_path / "s") as store:
+        store.put(7, b"earlier")
+        failing[:] = order
+        for k in range(2):
+            with pytest.raises(errors.StorageFullError):
+                store.commit()
+            store.put(b"later%d" % k, b"value")
+            assert store[7] == b"earlier" and store.uncommitted() == k + 2
+        assert store.commit() == 3 and store.uncommitted() == 0 and not failing
+        with ww.kv.open(tmp_path / "s") as reader:
+            assert dict(reader.items()) == {7: b"earlier", b"later0": b"value", b"later1": b"value"}
+
+
 def test_a_full_disk_loses_no_staged_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: list[OSError]
 ) -> None:
@@ -700,7 +743,7 @@ def test_a_close_that_cannot_write_staged_records_commits_no_part_of_their_group
     def refuse(*_: object) -> None:
         raise errors.StorageFullError("planted", path=store.path)
 
-    monkeypatch.setattr(store._records, "_append", refuse)
+    monkeypatch.setattr(store._records.log, "append_staged", refuse)
     with pytest.raises(errors.StorageFullError):
         store.close()
     with ww.kv.open(tmp_path / "s.kv") as reader:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._os import clock, uninterrupted
 from ..storage import NativeMedium
-from ..targets.primitives import copy_bytes, load_weak_as, store_weak_as
-from .index.index import INT64, UINT8, Index, StoreState
+from .index.index import Index, StoreState
 from .index.reader import STALE, Reader, ValueBuffer, other_size
 from .index.serve import kv_start
 from .keys import MAX_KEY, Key, Keys, as_key, as_keys, from_bytes, is_integer, one_key, suffix_of
@@ -25,17 +24,15 @@ from .log.format import INTEGER, LONG, MAX_VALUE, size_of
 from .log.journal import Pending
 from .log.log import CompactionReport, Log, compact
 from .log.recovery import VerifyReport, split, verify
-from .log.segments import ValueBuffers, too_large
+from .log.segments import too_large
 from .log.shards import shards_of
-from .native import CONTENTS, SIZE, TUPLE_ITEMS, TYPE, address_of, compiled, items_of
+from .log.staged import Staged
 
 Progress = Callable[[int, int], object]
 STAGED_BYTES = 1 << 20
 """Maximum size of all staged records, in bytes; a larger value is not staged."""
 STAGED_RECORD_BYTES = 128
-"""Memory that a staged record takes in addition to its value, in bytes."""
-Staged = dict[bytes, bytes | tuple[bytes]]
-"""Records that are not in the log yet: the value of each key, in a tuple if the key was given as an integer."""
+"""Memory that a staged record takes in addition to its value, in bytes: more than its journal record and padding."""
 
 _RETRY = 4096
 """Records between attempts at a snapshot that does not fit on the disk: each writes all keys."""
@@ -225,18 +222,11 @@ class Records:
         """Append values and index them; the last of equal keys wins."""
         with self._change():
             self._flush()
-            self._put(keys, values)
-
-    def _put(self, keys: Keys, values: Any) -> None:
-        if keys.full is not None:
-            self._check_hashes(keys)
-            values = _with_suffixes(keys, values)
-        self._append(keys, *keys.marked(), values)
-
-    def _append(self, keys: Keys, padded: NDArray[np.uint8], marked: NDArray[np.uint8], values: Any) -> None:
-        """Append values and index them; `padded` and `marked` are the result of ``keys.marked()``."""
-        shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
-        self.index.put(keys, self.log.append(padded, marked, values, shards=shards))
+            if keys.full is not None:
+                self._check_hashes(keys)
+                values = _with_suffixes(keys, values)
+            shards = None if self.shard_count == 1 else shards_of(keys, self.shard_count)
+            self.index.put(keys, self.log.append(*keys.marked(), values, shards=shards))
 
     def put_one(self, key: bytes, value: Any, integer: bool) -> None:
         """Put one record: stage a copy of it, or append and index it at once if it is large or staging is off."""
@@ -279,26 +269,41 @@ class Records:
         """
         if self._flushing:  # left by a failed call
             self._write_flushing()
+        if self._take_staged():
+            self._write_flushing()
+
+    def _take_staged(self) -> bool:
+        """Make the staged records those that are flushed; return whether there are any."""
         self._flushing = staged = self.staged
         self.staged = {}
         self._flushing = staged.copy()
-        if self._flushing:
-            self._write_flushing()
+        return bool(self._flushing)
 
     def _write_flushing(self) -> None:
-        raw, values = list(self._flushing), list(self._flushing.values())
-        count = len(raw)
-        words, (addresses, sizes) = np.empty((count, 2), np.int64), np.empty((2, count), np.int64)
-        lengths, marked = np.empty((2, count), np.uint8)
-        arrays = (address_of(array) for array in (words, lengths, marked, addresses, sizes))
-        compiled(read_staged)(items_of(raw), items_of(values), count, id(bytes), *arrays)
         try:
-            self._append(Keys(words, lengths), words.view(np.uint8), marked, ValueBuffers(values, addresses, sizes))
+            for records in self.log.append_staged(self._flushing, self.staged_bytes):
+                self.index.put_records(records, len(records))
         except errors.StoreFailedError:
-            self._lost += len(self._flushing)
-            self._flushing = {}
+            self._lose_flushing()
             raise
         self._flushing, self.staged_bytes = {}, 0
+
+    def _lose_flushing(self) -> None:
+        self._lost += len(self._flushing)
+        self._flushing = {}
+
+    def _commit_flushing(self) -> int | None:
+        """Append, commit and index the records in `_flushing`; return None if `_flush` and `Log.commit` must do it."""
+
+        def index(records: NDArray[np.uint8], count: int) -> None:
+            self.index.put_records(records, count)
+            self._flushing, self.staged_bytes = {}, 0
+
+        try:
+            return self.log.commit_staged(self._flushing, self.staged_bytes, index)
+        except errors.StoreFailedError:
+            self._lose_flushing()
+            raise
 
     def _check_hashes(self, keys: Keys) -> None:
         """Raise ArgumentError if a long key has the same hash as another key in the store or in the batch."""
@@ -330,8 +335,11 @@ class Records:
     def commit(self) -> int:
         """Make all changes durable; return their sequence number."""
         with self._change():
-            self._flush()
-            sequence = self.log.commit()
+            # With records that a failed call left, a group has two parts.
+            sequence = self._commit_flushing() if not self._flushing and self._take_staged() else None
+            if sequence is None:
+                self._flush()
+                sequence = self.log.commit()
             self._snapshot_if_due()
             return sequence
 
@@ -521,37 +529,6 @@ class Records:
                 "read_errors": counters["errors"],
                 "shards": self.shard_count,
             }
-
-
-def read_staged(
-    raw: int,
-    values: int,
-    count: int,
-    bytes_type: int,
-    key_words: int,
-    lengths: int,
-    marked: int,
-    addresses: int,
-    sizes: int,
-) -> int:
-    """Write the words and lengths of keys, and the addresses and sizes of values, from lists of Python objects.
-
-    A value in a tuple has an integer's key: `marked` receives the lengths with the flag `INTEGER` for these.
-    """
-    for k in range(count):
-        key, value = load_weak_as(raw + 8 * k, INT64), load_weak_as(values + 8 * k, INT64)
-        length = load_weak_as(key + SIZE, INT64)
-        store_weak_as(key_words + 16 * k, 0, INT64)
-        store_weak_as(key_words + 16 * k + 8, 0, INT64)
-        copy_bytes(key_words + 16 * k, key + CONTENTS, length)
-        store_weak_as(lengths + k, length, UINT8)
-        if load_weak_as(value + TYPE, INT64) != bytes_type:
-            value = load_weak_as(value + TUPLE_ITEMS, INT64)
-            length |= INTEGER
-        store_weak_as(marked + k, length, UINT8)
-        store_weak_as(addresses + 8 * k, value + CONTENTS, INT64)
-        store_weak_as(sizes + 8 * k, load_weak_as(value + SIZE, INT64), INT64)
-    return 0
 
 
 def _are_same(keys: NDArray[np.object_], stored: NDArray[np.object_]) -> NDArray[np.bool_]:

@@ -39,7 +39,7 @@ from ...targets.primitives import (
     store_weak_as,
 )
 from ..keys import Keys
-from ..log.format import DAMAGED, INTEGER, KEY_LEN_SHIFT, TOMBSTONE, key_len_of, size_of
+from ..log.format import DAMAGED, INTEGER, KEY_LEN_SHIFT, RECORD_BYTES, TOMBSTONE, key_len_of, size_of
 from ..native import address_of, compiled
 from .sealed import (
     DESCRIPTOR_WORDS,
@@ -302,6 +302,27 @@ def put_many(table: int, keys: int, lengths: int, count: int, locations: int) ->
     return 0
 
 
+def put_records(table: int, records: int, count: int) -> int:
+    """Put the keys of journal records at their locations in order (the writer)."""
+    mask = load_relaxed(table + 8 * T_MASK, SYSTEM)
+    for k in range(count):
+        if k + SLOTS_AHEAD < count:
+            key0, key1, length = _key_in(records + RECORD_BYTES * (k + SLOTS_AHEAD))
+            prefetch(table + TABLE_HEADER + SLOT * (hash_of(key0, key1, length) & mask))
+        record = records + RECORD_BYTES * k
+        key0, key1, length = _key_in(record)
+        loc0 = load_weak_as(record + 32, INT64)
+        put(table, key0, key1, length, loc0, load_weak_as(record + 40, INT64))
+    return 0
+
+
+@device
+def _key_in(record: int) -> tuple[int, int, int]:
+    """Return key0, key1 and length of a journal record's key."""
+    length = (load_weak_as(record, INT64) >> 40) & 31
+    return load_weak_as(record + 16, INT64), load_weak_as(record + 24, INT64), length
+
+
 def delete_many(table: int, keys: int, lengths: int, count: int, existed: int) -> int:
     """Delete keys in order; store a byte for each, 1 if it existed (the writer)."""
     for k in range(count):
@@ -510,6 +531,11 @@ class Index:
         """Put keys at locations (int64 [N, 2]; `TOMBSTONE` deletes a key), in order."""
         self._reserve(keys.size)
         self._table.put(keys, locations)
+
+    def put_records(self, records: NDArray[Any], count: int) -> None:
+        """Put the keys of `count` journal records, which start at the start of an array, at their locations."""
+        self._reserve(count)
+        compiled(put_records)(self._table.address, address_of(records), count)
 
     def delete(self, keys: Keys) -> NDArray[np.bool_]:
         """Delete keys; return which existed, bool [N]."""

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from ... import errors
 from ..._os import Threads, uninterrupted
@@ -52,11 +52,9 @@ class Files:
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
         """Write all of a buffer."""
-        view = memoryview(data).cast("B")
-        while len(view):
-            done = os.pwrite(fd, view, offset)
-            view = view[done:]
-            offset += done
+        view, done = memoryview(data).cast("B"), 0
+        while done < len(view):
+            done += os.pwrite(fd, view[done:] if done else view, offset + done)
 
     def sync(self, fd: int) -> None:
         """Make a file's bytes and size durable."""
@@ -216,19 +214,21 @@ class Guard:
         if self._failure is not None:
             raise self._error()
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Turn an OSError into StorageFullError (nothing has changed) or StoreFailedError."""
-        try:
-            yield
-        except errors.WarpwellError:
-            raise
-        except OSError as error:
-            if full(error) and self._failure is None:
-                raise storage_full(self._path) from error
-            if self._failure is None:
-                self.fail(str(error), error.errno)
-            raise self._error() from error
+    def writing(self) -> Self:
+        """Return a block that turns an OSError into StorageFullError (nothing has changed) or StoreFailedError."""
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, OSError) or isinstance(error, errors.WarpwellError):
+            return
+        if full(error) and self._failure is None:
+            raise storage_full(self._path) from error
+        if self._failure is None:
+            self.fail(str(error), error.errno)
+        raise self._error() from error
 
     def fail(self, why: str, code: int | None = None) -> None:
         """Accept no more writes, for a reason and with the error number of a system call, if one failed."""

@@ -90,7 +90,7 @@ _FOLLOWED_BYTES = 1 << 16
 """Bytes that a follower reads first: most of the file after its position may be zeros."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Position:
     """A place between two groups, at which to continue reading or writing."""
 
@@ -176,7 +176,7 @@ class Journal:
         self.position = position
         self._group = 0  # records of the unfinished group that are in the file
         self._end = 0  # of the zeros after the last group
-        self._tail = Position(position.offset, position.seq, position.chain)
+        self._tail = position
 
     def write(
         self, records: NDArray[Any], *, synced: bool, last: bool, values: Sequence[NDArray[np.uint8]] | None = None
@@ -201,8 +201,16 @@ class Journal:
         self._tail = Position(tail.offset + len(data), tail.seq + count, chain)
         self._group += count
         if last:
-            self._group = 0
-            self.position = Position(self._tail.offset, self._tail.seq, self._tail.chain)
+            self._group, self.position = 0, self._tail
+
+    def write_group(self, group: NDArray[np.uint8], count: int, chain: int) -> None:
+        """Write a whole group, `count` sealed records and their values; `chain` is the last checksum."""
+        tail = self._tail
+        end = tail.offset + len(group)
+        self._files.pwrite(self.fd, group, tail.offset)
+        if end > self._end:
+            self._extend(end, len(group))
+        self._tail = self.position = Position(end, tail.seq + count, chain)
 
     def _extend(self, end: int, nbytes: int) -> None:
         """Write zeros after a group of `nbytes` bytes that ends at byte `end`, unless the disk is full."""
@@ -272,6 +280,9 @@ class Pending:
 
     def clear(self, keep: int = 0) -> None:
         """Remove all but the last `keep` of the records that `take` returned, but none that a signal handler added."""
+        if not keep and len(self.pieces) == 1:
+            self.pieces, self.count, self.moved, self._nbytes = [], 0, 0, 0
+            return
         written, later = self.pieces[:1], self.pieces[1:]
         left = [(records[len(records) - keep :].copy(), None) for records, _ in written] if keep else []
         self.moved = self.moved if keep else 0
@@ -454,6 +465,7 @@ def fill_records(records: int, keys: int, lens: int, locs: int, count: int, pref
     return 0
 
 
+@device
 def seal(records: int, count: int, chain: int, seq: int, ordinal: int, salt: int, synced: int, last: int) -> int:
     """Number, chain and checksum records; return the last checksum.
 
@@ -609,9 +621,11 @@ class Floor:
         A full disk is not an error here: the old floor stays valid.
         """
         mark = _MARK.pack(_MARK_MAGIC, self._uuid, position.seq, position.chain, salt, position.seq - in_segments)
-        with contextlib.suppress(OSError):
+        try:
             self._files.pwrite(self._fd, mark + crc32c(mark).to_bytes(4, "little"), MARK_OFFSETS[self._next])
-            self._next = 1 - self._next
+        except OSError:
+            return
+        self._next = 1 - self._next
 
     def sync(self) -> None:
         """Make the floor itself durable."""

@@ -23,6 +23,7 @@ import threading
 import uuid as uuids
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -79,6 +80,7 @@ from .recovery import (
 )
 from .segments import SegmentFolder, Segments, ValueBuffers
 from .shards import take_shards, written
+from .staged import Staged, StagedEncoder, sealed_group
 
 _SPILL = 1 << 18
 """Maximum number of records of one group that are kept in memory."""
@@ -299,7 +301,8 @@ class Log:
         keys : uint8 [N, 16]
         key_lens : uint8 [N]
             With the flag `INTEGER` if a key was passed as an integer.
-        values : ValueBuffers, or the values of one (see `ValueBuffers.of`)
+        values : sequence, numpy.ndarray or Ragged
+            See `ValueBuffers.of`.
         shards : uint8 [N], optional
             The shard of each value; default 0.
         moved : bool, default False
@@ -318,7 +321,9 @@ class Log:
         """
         with self.lock:
             self._check_writable()
-            key_lens = np.ascontiguousarray(key_lens)
+            locs, key_lens = np.empty((len(key_lens), 2), np.int64), np.ascontiguousarray(key_lens)
+            if not len(key_lens):
+                return locs
             groups = _by_shard(ValueBuffers.of(values), shards)
             with self.guard.writing():
                 if self._pending.count >= _SPILL:
@@ -326,11 +331,12 @@ class Log:
                 if self._manifest.version < FORMAT_VERSION:
                     largest = max(buffers.largest for _, _, buffers in groups)
                     self._upgrade_for(largest, int((key_lens & (INTEGER - 1)).max(initial=0)))
-                locs = np.empty((len(key_lens), 2), np.int64)
                 is_small = sum(buffers.nbytes for _, _, buffers in groups) <= INLINE_BYTES
                 copies: Values | None = [] if is_small and not moved and self.durability != "none" else None
                 for shard, rows, buffers in groups:
-                    locs[rows] = self.segments.append(shard, buffers, key_lens[rows], self._roll, copies)
+                    shard_locs = np.empty((len(buffers.sizes), 2), np.int64)
+                    self.segments.append(shard, partial(buffers.encode, key_lens[rows], shard_locs), self._roll, copies)
+                    locs[rows] = shard_locs
                 records = new_records(PUT, keys, key_lens, locs, MOVED if moved else 0)
                 # in the order of the copies; equal keys are in one shard and keep their order
                 records = records[np.concatenate([rows for _, rows, _ in groups])] if len(groups) > 1 else records
@@ -338,6 +344,58 @@ class Log:
                 self._pending.moved += len(records) if moved else 0
             self._always()
             return locs
+
+    def append_staged(self, staged: Staged, nbytes: int) -> list[NDArray[Any]]:
+        """Append the puts of staged records and return them, RECORD [N] for each write; see `append`.
+
+        `nbytes` is the approximate size of the values with their padding, in bytes.
+        """
+        with self.lock:
+            self._check_writable()
+            with self.guard.writing():
+                if self._pending.count >= _SPILL:
+                    self._spill()
+                copies: Values | None = None if self.durability == "none" else []
+                encoder = StagedEncoder(staged, nbytes, len(self.segments.paths))
+                for shard in range(len(self.segments.paths)):
+                    self.segments.append(shard, partial(encoder.encode, shard), self._roll, copies)
+                records = encoder.records
+                self._pending.add(records[0] if len(records) == 1 else np.concatenate(records), copies)
+            return records
+
+    def commit_staged(
+        self, staged: Staged, nbytes: int, index: Callable[[NDArray[np.uint8], int], object]
+    ) -> int | None:
+        """Append and commit the puts of staged records, like `append_staged` and `commit`, with fewer calls.
+
+        Only a small group that needs no other change of files is committed. For another one, nothing is changed and
+        None is returned.
+
+        Parameters
+        ----------
+        staged : Staged
+        nbytes : int
+            Approximate size of the records, and of the values with their padding, in bytes.
+        index : callable
+            ``index(records, count)`` indexes the records at the start of an array, when they are in the journal.
+        """
+        with self.lock:
+            self._check_writable()
+            segments, journal = self.segments, self._journal
+            is_simple = self.durability == "commit" and len(segments.paths) == 1 and nbytes <= INLINE_BYTES
+            if not is_simple or self._pending.count or self._spilled or self._unsynced or not self._can_inline(nbytes):
+                return None
+            found = sealed_group(staged, nbytes, segments.heads[0], segments.ends[0], segments.limit, journal)
+            if found is None:
+                return None
+            (group, nbytes, chain), count = found, len(staged)
+            with self.guard.writing():
+                segments.write_placed(group[RECORD_BYTES * count : nbytes])
+                self._unsynced = True
+                journal.write_group(group, count, chain)
+                index(group, count)
+                self._sync(segments=False)
+            return journal.position.seq
 
     def append_deletes(self, keys: NDArray[np.uint8], key_lens: NDArray[np.uint8]) -> None:
         """Append deletes; see `append`."""
@@ -383,12 +441,12 @@ class Log:
 
     def _can_inline(self, nbytes: int) -> bool:
         """Return whether the journal has room for `nbytes` bytes of values of a group."""
-        unsynced = self._value_bytes - self._synced_value_bytes
+        end = self._value_bytes + nbytes
         return (
             self.durability != "none"
             and self._manifest.version >= INLINE_VERSION
-            and unsynced + nbytes <= UNSYNCED_BYTES
-            and self._value_bytes + nbytes <= self._max_value_bytes
+            and end - self._synced_value_bytes <= UNSYNCED_BYTES
+            and end <= self._max_value_bytes
         )
 
     @property
@@ -569,6 +627,8 @@ class Log:
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
     def _check_writable(self) -> None:
+        if not self._closed and self.writable and os.getpid() == self._pid and not self.guard.failed:
+            return
         self.check_open()
         if not self.writable:
             raise errors.ReadOnlyError(f'{self.path} is open for reading only: open it with mode="r+"')

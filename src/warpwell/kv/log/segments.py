@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._os import allow_more_files
-from ...targets import view_of
+from ...targets import device, view_of
 from ...targets.primitives import copy_crc32c, load_weak_as, store_weak_as
 from ...targets.primitives import crc32c as crc32c_at
 from ..native import CONTENTS, SIZE, TYPE, address_of, compiled, items_of
@@ -45,7 +45,7 @@ from .format import (
     size_of,
 )
 
-_WRITE_BYTES = 1 << 20
+WRITE_BYTES = 1 << 20
 """Maximum size of values that one buffer gathers for a write, in bytes: the buffer stays in the processor's cache."""
 _LARGE = 1 << 18
 """Minimum size of a value that is written without a copy, in bytes."""
@@ -54,6 +54,8 @@ INT64 = np.dtype(np.int64)
 UINT8 = np.dtype(np.uint8)
 
 Callback = Callable[[int, int], None]
+Encode = Callable[[int, int, int], "Chunk | None"]
+"""See `Segments.append`."""
 
 
 class SegmentFolder(NamedTuple):
@@ -79,6 +81,8 @@ class Segments:
     ----------
     paths : list of str
         The folders.
+    limit : int
+        Values end before this byte of a segment, except the first value.
     heads, ends : list of int
         For each shard the segment that values are appended to, and its used size in bytes.
     missing : set of int
@@ -87,7 +91,7 @@ class Segments:
 
     def __init__(self, files: Files, folders: Sequence[SegmentFolder], segment_bytes: int, *, writable: bool) -> None:
         # minus one unit, because a value of 0 bytes may be placed at the end
-        self._segment_bytes = min(segment_bytes, MAX_SEGMENT_BYTES - UNIT)
+        self.limit = min(segment_bytes, MAX_SEGMENT_BYTES - UNIT)
         self._files, self._writable = files, writable
         self.paths, self._uuids = [path for path, _ in folders], [uuid for _, uuid in folders]
         self._fds: dict[int, int] = {}
@@ -217,24 +221,34 @@ class Segments:
     def append(
         self,
         shard: int,
-        values: ValueBuffers,
-        key_lens: NDArray[np.uint8],
+        encode: Encode,
         roll: Callable[[int], object],
         copies: list[NDArray[np.uint8]] | None = None,
-    ) -> NDArray[np.int64]:
-        """Append values to a shard and return their locations.
+    ) -> None:
+        """Append values to a shard.
 
-        `roll` starts a new segment of a shard. `copies` receives the values in order, each padded to `UNIT`.
+        Parameters
+        ----------
+        shard : int
+        encode : callable
+            ``encode(segment, end, limit)`` places the next values after byte `end` of a segment, up to byte `limit`,
+            and returns them, or None if the segment is full.
+        roll : callable
+            Starts a new segment of a shard.
+        copies : list, optional
+            Receives the values in order, each padded to `UNIT`.
         """
-        locs = np.empty((len(values.sizes), 2), np.int64)
-        at, first_head, first_end = 0, 0, 0
-        while at < len(locs):
+        first_head, first_end, is_last = 0, 0, False
+        while not is_last:
             head, end = self.heads[shard], self.ends[shard]
             if head != first_head:
                 first_head, first_end = head, end
-            chunk = values.encode(at, key_lens, head, end, self._segment_bytes, locs)
+            chunk = encode(head, end, self.limit)
             if chunk is None:
                 roll(shard)
+                continue
+            is_last = chunk.is_last
+            if not chunk.count:
                 continue
             # Set the end first: a finalizer that interrupts the write and appends must use other bytes.
             new_end = self.ends[shard] = chunk.offset + chunk.nbytes
@@ -248,8 +262,12 @@ class Segments:
             self._unsynced[head] = new_end
             if copies is not None and chunk.nbytes:
                 copies.append(chunk.padded())
-            at += chunk.count
-        return locs
+
+    def write_placed(self, contents: NDArray[np.uint8]) -> None:
+        """Write values that were placed after the end of the first shard's segment."""
+        head, offset = self.heads[0], footprint(self.ends[0])
+        self._files.pwrite(self._fds[head], contents, offset)
+        self._unsynced[head] = self.ends[0] = offset + len(contents)
 
     def unsynced(self) -> dict[int, int]:
         """Return the segments with values that may not be durable, each with the end of its last value."""
@@ -286,7 +304,7 @@ class StoredValue:
         """
         done = crc = 0
         while done < self.nbytes:
-            part = read_at(self.fd, min(_WRITE_BYTES, self.nbytes - done), self.offset + done)
+            part = read_at(self.fd, min(WRITE_BYTES, self.nbytes - done), self.offset + done)
             if not part:
                 break
             crc = crc32c(part, crc)
@@ -314,6 +332,14 @@ def read_objects(objects: int, count: int, bytes_type: int, addresses: int, size
         store_weak_as(addresses + 8 * k, found + CONTENTS, INT64)
         store_weak_as(sizes + 8 * k, load_weak_as(found + SIZE, INT64), INT64)
     return count
+
+
+@device
+def clear_padding(target: int, size: int) -> None:
+    """Write zeros to the last `UNIT` of a value that will be copied to `target`, if it has less than `UNIT` bytes."""
+    if size % UNIT != 0:
+        for word in range(UNIT // 8):
+            store_weak_as(target + footprint(size) - UNIT + 8 * word, 0, INT64)
 
 
 def encode_values(
@@ -347,9 +373,7 @@ def encode_values(
             target, padded = out + offset - first, footprint(size)
             if address < 0 or size >= _LARGE or target + padded > out + room:
                 return k
-            if size < padded:
-                for word in range(UNIT // 8):
-                    store_weak_as(target + padded - UNIT + 8 * word, 0, INT64)
+            clear_padding(target, size)
             crc = copy_crc32c(target, address, size, 0)
         store_weak_as(locs + 16 * k, first_word(segment, offset, size), INT64)
         length = int(load_weak_as(lens + k, UINT8))
@@ -358,7 +382,7 @@ def encode_values(
     return count
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Chunk:
     """Values that are written at once: the number of values, their place in a segment, and their contents.
 
@@ -369,6 +393,8 @@ class Chunk:
     offset: int
     nbytes: int
     contents: NDArray[np.uint8] | StoredValue
+    is_last: bool
+    """Whether these are the last values to be appended to the shard."""
 
     def write(self, files: Files, fd: int) -> None:
         """Write the values to their segment."""
@@ -414,6 +440,7 @@ class ValueBuffers:
         self, owner: Any, addresses: NDArray[np.int64], sizes: NDArray[np.int64], *, is_packed: bool = False
     ) -> None:
         self._owner, self.addresses, self.sizes, self._is_packed = owner, addresses, sizes, is_packed
+        self._next = 0  # the first value that is not placed
         self.nbytes = int(sizes.sum())
         if self.nbytes > MAX_VALUE and self.largest > MAX_VALUE:
             raise too_large(self.largest)
@@ -426,8 +453,6 @@ class ValueBuffers:
     @classmethod
     def of(cls, values: Any) -> ValueBuffers:
         """Return values that are a sequence of bytes-like or StoredValue, uint8 [N, nbytes], or Ragged of uint8."""
-        if isinstance(values, ValueBuffers):
-            return values
         owner: Any
         if isinstance(values, Ragged):
             owner, starts = values._items
@@ -453,18 +478,19 @@ class ValueBuffers:
         return ValueBuffers(owner, self.addresses[rows], self.sizes[rows])
 
     def encode(
-        self, first: int, key_lens: NDArray[np.uint8], segment: int, end: int, limit: int, locs: NDArray[np.int64]
+        self, key_lens: NDArray[np.uint8], locs: NDArray[np.int64], segment: int, end: int, limit: int
     ) -> Chunk | None:
-        """Place values from `first` on, write their locations, and return them; None if the segment is full.
+        """Place the next values, write their locations to `locs`, and return them; None if the segment is full.
 
         See `encode_values`.
         """
-        address, size, count = int(self.addresses[first]), int(self.sizes[first]), len(self.sizes) - first
+        first, total = self._next, len(self.sizes)
+        address, size, count = int(self.addresses[first]), int(self.sizes[first]), total - first
         out = np.empty(0, np.uint8)
         if address < 0 or (size >= _LARGE and not self._is_packed):
             count = 1
         elif not self._is_packed:
-            out = np.empty(min(self.nbytes + UNIT * count, _WRITE_BYTES), np.uint8)
+            out = np.empty(min(self.nbytes + UNIT * count, WRITE_BYTES), np.uint8)
         arrays = (
             address_of(self.addresses) + 8 * first,
             address_of(self.sizes) + 8 * first,
@@ -474,11 +500,12 @@ class ValueBuffers:
         count = compiled(encode_values)(*arrays, count, *target, address_of(out) if len(out) else 0, len(out))
         if count == 0:
             return None
+        last = self._next = first + count
         offset = footprint(end)
-        nbytes = int(offset_of(locs[first + count - 1, 0])) + int(self.sizes[first + count - 1]) - offset
+        nbytes = int(offset_of(locs[last - 1, 0])) + int(self.sizes[last - 1]) - offset
         if address < 0:
-            return Chunk(1, offset, nbytes, self._owner[first])
-        return Chunk(count, offset, nbytes, out if len(out) else view_of(address, nbytes, np.uint8))
+            return Chunk(1, offset, nbytes, self._owner[first], last == total)
+        return Chunk(count, offset, nbytes, out if len(out) else view_of(address, nbytes, np.uint8), last == total)
 
 
 def _address(value: Any) -> int:
