@@ -123,7 +123,7 @@ interleavings: $(STAMP)
 
 # Layer and worker for machines without a C compiler. With the package ziglang in .venv, for glibc 2.17 and newer.
 driver-wheel: $(STAMP)
-	$(BIN)/python -m warpwell.driver.build --wheel dist
+	$(BIN)/python -m tools.driver_wheel dist
 
 # NVIDIA's compiler for the tests of CUDA runtime programs, in a folder of its own: its packages must be of one release.
 # The second --quiet: of several indexes, pip warns about each that does not have these packages.

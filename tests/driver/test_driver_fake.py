@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.until import HANG_SECONDS
+from tools.driver_wheel import wheel
 
 from lab.driver.build import build_fake
 from warpwell.driver import build
@@ -296,8 +297,8 @@ def test_parameters_and_globals_of_ptx(fake: Path) -> None:
 
 def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What pip installs from it is what `parts` finds, as long as the sources are the same."""
-    monkeypatch.setattr(build, "_ziglang", lambda: False)  # with it, the wheel is compiled anew for an older glibc
-    made = build.wheel(tmp_path / "wheels")
+    monkeypatch.setattr(build, "has_ziglang", lambda: False)  # with it, the wheel is compiled anew for an older glibc
+    made = wheel(tmp_path / "wheels")
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*pip, "--target", str(site), str(made)], check=True, timeout=HANG_SECONDS)
@@ -316,7 +317,7 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     assert {"libcudart.so.12", "libcudart.so.13"} <= {path.name for path in folder.iterdir()}
     assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
     (folder / "sources").write_text("others")
-    without = told(found + "build._ziglang = lambda: False\nbuild.parts()")
+    without = told(found + "build.has_ziglang = lambda: False\nbuild.parts()")
     assert "install gcc or clang" in without.stderr and "for other sources" in without.stderr
     assert not (tmp_path / "cache").exists()
 

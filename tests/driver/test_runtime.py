@@ -37,7 +37,7 @@ def native(parts: lab_build.Built, tmp_path_factory: pytest.TempPathFactory) -> 
     """Environment of a program on the stub driver itself."""
     folder = tmp_path_factory.mktemp("native")
     (folder / "libcuda.so.1").symlink_to(parts.fake)
-    for path in build.library_folder().glob("libcudart.so.*"):
+    for path in lab_build.library_folder().glob("libcudart.so.*"):
         (folder / path.name).symlink_to(path)
     return {**os.environ, "LD_LIBRARY_PATH": str(folder), "FAKE_DEVICES": "2"}
 
@@ -90,7 +90,7 @@ def test_managed_variables(native: dict[str, str], pooled: dict[str, str]) -> No
 def test_a_client_of_release_12_that_registers_by_hand(
     native: dict[str, str], pooled: dict[str, str], tmp_path: Path
 ) -> None:
-    program, library = tmp_path / "client", build.library_folder() / "libcudart.so.12"
+    program, library = tmp_path / "client", lab_build.library_folder() / "libcudart.so.12"
     source = nvcc.PROGRAMS / "client12.c"
     files = [str(program), str(source), str(library)]
     subprocess.run([*build.compiler(), "-o", *files, "-Wl,--allow-shlib-undefined"], check=True, timeout=HANG_SECONDS)
@@ -120,7 +120,7 @@ def exports(library: Path) -> set[str]:
 @pytest.mark.parametrize("release", runtime.RELEASES)
 def test_the_library_exports_what_the_list_has(release: int) -> None:
     names = {name for function in runtime.functions(release) for name in function.exports}
-    found = exports(build.library_folder() / f"libcudart.so.{release}")
+    found = exports(lab_build.library_folder() / f"libcudart.so.{release}")
     assert found == {f"{name}@@libcudart.so.{release}" for name in names}
 
 
@@ -130,7 +130,7 @@ def test_the_list_has_all_exports_of_nvidia() -> None:
     libraries = [folder / "libcudart.so.13" for folder in folders if (folder / "libcudart.so.13").exists()]
     if not libraries:
         pytest.skip(nvcc.MISSING)
-    assert exports(libraries[0]) == exports(build.library_folder() / "libcudart.so.13")
+    assert exports(libraries[0]) == exports(lab_build.library_folder() / "libcudart.so.13")
 
 
 @pytest.mark.parametrize("release", runtime.RELEASES)

@@ -1,43 +1,32 @@
 """Build layer, worker, relay and CUDA runtime: once, into the cache folder, named by a hash of sources and compiler.
 
-``python -m warpwell.driver.build`` prints their paths; with ``--wheel FOLDER`` it makes the companion wheel
-warpwell-driver, which brings them to machines without a compiler.
+The companion wheel warpwell-driver (``make driver-wheel``) brings them to machines without a compiler.
 """
 
 from __future__ import annotations
 
-import argparse
-import base64
 import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import os
-import platform
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from .._settings import settings
 from ..errors import DriverBuildError
 from ..replacing import replacing
 from . import generate, runtime
-from .environment import link_libraries
 
 FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-fvisibility=hidden", "-D_GNU_SOURCE", "-pthread")
 SHARED = ("-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 COMPANION = "warpwell_driver"
 """Package of the companion wheel."""
-OLDEST = 17
-"""Minor version of the oldest glibc that the companion wheel runs with if ziglang compiles it."""
 SECONDS = 300.0
 """Longest time of a compiler, which is ended afterwards."""
 
@@ -91,7 +80,7 @@ def compiler() -> list[str]:
         program, *options = name.split()
         if found := shutil.which(program):
             return [found, *options]
-    if _ziglang():
+    if has_ziglang():
         return [sys.executable, "-m", "ziglang", "cc"]
     note = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
     raise DriverBuildError(
@@ -100,7 +89,8 @@ def compiler() -> list[str]:
     )
 
 
-def _ziglang() -> bool:
+def has_ziglang() -> bool:
+    """Return True if the package ziglang is installed, which has a C compiler."""
     return importlib.util.find_spec("ziglang") is not None
 
 
@@ -121,53 +111,10 @@ def build() -> Built:
         There is no compiler, or it failed (the message has its output), or the cache cannot be written.
     """
     command = compiler()
-    return _found(_cached_folder(_hash(command), lambda folder: _make(folder, command, PARTS)))
+    return find_parts(cached_folder(build_hash(command), lambda folder: make_parts(folder, command, PARTS)))
 
 
-def build_library(output: str, sources: Path, generated: dict[str, str]) -> Path:
-    """Compile C files into a shared library in the cache folder, with the flags and headers of the driver's parts.
-
-    Parameters
-    ----------
-    output : str
-        Name of the library.
-    sources : Path
-        Folder whose ``*.c`` files are compiled.
-    generated : dict
-        Name and text of C files that are compiled as well.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    DriverBuildError
-        See `build`.
-    """
-    command = compiler()
-    digest = hashlib.sha256(_hash(command).encode())
-    for path in sorted(sources.glob("*.[ch]")):
-        digest.update(path.name.encode() + path.read_bytes())
-    for name, text in generated.items():
-        digest.update(name.encode() + text.encode())
-
-    def make(folder: Path) -> None:
-        for name, text in (generate.sources() | generated).items():
-            (folder / name).write_text(text)
-        flags = (*SHARED, f"-Wl,-soname,{output}", f"-I{sources}")
-        files = [*sorted(sources.glob("*.c")), *(folder / name for name in generated)]
-        process = _start(folder, command, Part(output, (), flags), files)
-        try:
-            _finish(process)
-        finally:
-            process.kill()
-            process.communicate()
-
-    return _cached_folder(digest.hexdigest()[:20], make) / output
-
-
-def _cached_folder(name: str, make: Callable[[Path], None]) -> Path:
+def cached_folder(name: str, make: Callable[[Path], object]) -> Path:
     """Return a folder of the cache; call `make` with an empty folder to fill it if it does not exist."""
     folder = _cache() / name
     try:
@@ -209,7 +156,7 @@ def parts() -> Built:
     """Return layer and worker, from the companion wheel if it is installed for these sources, else from `build`."""
     folder = _companion()
     if folder and (folder / "sources").read_text() == sources_hash():
-        return _found(folder)
+        return find_parts(folder)
     return build()
 
 
@@ -231,26 +178,12 @@ def sources_hash() -> str:
     return digest.hexdigest()[:20]
 
 
-def library_folder() -> Path:
-    """Return a folder with ``libcuda.so.1`` (the layer) and the CUDA runtimes ``libcudart.so.12`` and ``.13``.
-
-    Raises
-    ------
-    DriverBuildError
-        See `build`.
-    """
-    layer = parts().layer
-    if layer is None:
-        raise DriverBuildError("the driver layer for unmodified CUDA programs is not in this installation")
-    name = hashlib.sha256(f"libraries {layer}".encode()).hexdigest()[:20]
-    return _cached_folder(name, lambda folder: link_libraries(folder, layer))
-
-
 def _cache() -> Path:
     return settings.cache_root / "warpwell" / "driver"
 
 
-def _hash(command: Sequence[str]) -> str:
+def build_hash(command: Sequence[str]) -> str:
+    """Return a hash of all native sources and of the compiler's command."""
     return hashlib.sha256(f"{sources_hash()} {' '.join([*command, *_more_flags()])}".encode()).hexdigest()[:20]
 
 
@@ -258,47 +191,48 @@ def _more_flags() -> list[str]:
     return os.environ.get("CFLAGS", "").split()  # tests make warnings errors by it; a newer compiler warns of more
 
 
-def _found(folder: Path) -> Built:
+def find_parts(folder: Path) -> Built:
+    """Return the parts in a folder."""
     files = [folder / part.output for part in PARTS]
     return Built(*(path if path.exists() else None for path in files))
 
 
-def _make(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
+def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
+    """Compile parts into a folder; with the layer, also the runtimes, which are linked to it."""
     for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
-    _compile(folder, command, parts)
-    if LAYER in parts:
-        _compile(folder, command, RUNTIMES)
+    jobs = []
+    for part in parts:
+        if files := part.sources(generate.NATIVE):
+            jobs.append((part, [*files, *([folder / GENERATED[part]] if part in GENERATED else [])]))
+    compile_files(folder, command, jobs)
+    if LAYER not in parts:
+        return
+    jobs = []
+    for release, part in zip(runtime.RELEASES, RUNTIMES, strict=True):
+        generated = folder / f"gen_runtime_{release}.c"
+        script = f"-Wl,--version-script={generated.with_suffix('.map')}"
+        if files := part.sources(generate.NATIVE):
+            jobs.append((replace(part, flags=(*part.flags, script)), [*files, generated, folder / LAYER.output]))
+    compile_files(folder, command, jobs)
 
 
-def _compile(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
-    """Compile parts at the same time."""
-    running = []
+def compile_files(folder: Path, command: Sequence[str], jobs: Sequence[tuple[Part, Sequence[Path]]]) -> None:
+    """Compile parts at the same time, each from its files, into the folder with the generated sources."""
+    running: list[subprocess.Popen[str]] = []
     try:
-        for part in parts:
-            own = part.sources(generate.NATIVE)
-            if own:
-                if part in GENERATED:
-                    own.append(folder / GENERATED[part])
-                if part in RUNTIMES:
-                    generated = folder / f"gen_runtime_{runtime.RELEASES[RUNTIMES.index(part)]}.c"
-                    script = f"-Wl,--version-script={generated.with_suffix('.map')}"
-                    own += [generated, folder / LAYER.output]
-                    part = replace(part, flags=(*part.flags, script))
-                running.append(_start(folder, command, part, own))
+        for part, files in jobs:
+            arguments = [*FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *map(str, files)]
+            arguments += ["-ldl", "-o", str(folder / part.output)]
+            running.append(
+                subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
         for process in running:
             _finish(process)
     finally:
         for process in running:
             process.kill()
             process.communicate()
-
-
-def _start(folder: Path, command: Sequence[str], part: Part, own: Sequence[Path]) -> subprocess.Popen[str]:
-    files = [str(path) for path in own]
-    arguments = [*FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *files, "-ldl"]
-    arguments += ["-o", str(folder / part.output)]
-    return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _finish(process: subprocess.Popen[str]) -> None:
@@ -308,75 +242,3 @@ def _finish(process: subprocess.Popen[str]) -> None:
         raise DriverBuildError(f"the C compiler did not end within {SECONDS:g} s: {process.args!r}") from None
     if process.returncode:
         raise DriverBuildError(f"the C compiler failed on the driver layer: {process.args!r}\n{output}")
-
-
-# -- the companion wheel -----------------------------------------------------------------------------------------------
-
-
-def wheel(folder: Path) -> Path:
-    """Write the companion wheel warpwell-driver into a folder, and return its path.
-
-    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. If the
-    package ziglang is installed, the wheel runs with glibc 2.17 and newer; else with the glibc of this machine, which
-    its name contains.
-    """
-    with tempfile.TemporaryDirectory() as made:
-        if _ziglang():
-            target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
-            command = [sys.executable, "-m", "ziglang", "cc", "-target", target]
-            command += ["-Wl,--strip-all", "-fno-sanitize=undefined"]
-            _make(Path(made), command, (LAYER, WORKER, RELAY))
-            built = _found(Path(made))
-        else:
-            built = build()
-        if not built.layer or not built.worker or not built.relay:
-            raise DriverBuildError("the sources of layer, worker or relay are missing: nothing to put into a wheel")
-        files = [built.layer, built.worker, built.relay, *(built.layer.parent / part.output for part in RUNTIMES)]
-        content = {path.name: path.read_bytes() for path in files}
-    glibc = max([OLDEST, *(int(found) for text in content.values() for found in re.findall(rb"GLIBC_2\.(\d+)", text))])
-    tag = f"py3-none-manylinux_2_{glibc}_{platform.machine()}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{COMPANION}-{metadata.version('warpwell')}-{tag}.whl"
-    with replacing(path) as part:
-        _pack(part, content, tag)
-    return path
-
-
-def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
-    version = metadata.version("warpwell")
-    info = f"{COMPANION}-{version}.dist-info"
-    files = {f"{COMPANION}/{name}": data for name, data in content.items()}
-    files[f"{COMPANION}/sources"] = sources_hash().encode()
-    files[f"{COMPANION}/__init__.py"] = b'"""Native parts of Warpwell\'s layer for unmodified CUDA programs."""\n'
-    files[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.4\nName: warpwell-driver\nVersion: {version}\nLicense-Expression: Apache-2.0\n"
-        "Summary: Native parts of Warpwell's layer for unmodified CUDA programs, for machines without a compiler\n"
-    ).encode()
-    files[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: warpwell\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
-    record = []
-    for name, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        record.append(f"{name},sha256={digest},{len(data)}\n")
-    files[f"{info}/RECORD"] = "".join([*record, f"{info}/RECORD,,\n"]).encode()
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name)  # of 1980: the same sources give the same wheel
-            entry.external_attr = (0o100755 if name.endswith(WORKER.output) else 0o100644) << 16
-            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
-
-
-def main() -> None:
-    """Build layer, worker and relay, and print their paths."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.driver.build", description=main.__doc__)
-    parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="make the companion wheel there instead")
-    folder = parser.parse_args().wheel
-    if folder:
-        print(wheel(folder))
-        return
-    built = build()
-    for name in ("layer", "worker", "relay"):
-        print(f"{name}: {getattr(built, name) or 'no sources'}")
-
-
-if __name__ == "__main__":
-    main()

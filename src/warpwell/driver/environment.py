@@ -23,17 +23,12 @@ def make_library_folder(folder: Path, layer: Path) -> Path:
     library, python = folder / "lib", folder / "python"
     python.mkdir(mode=0o700, exist_ok=True)
     (python / "sitecustomize.py").symlink_to(Path(hook.__file__).resolve())
-    link_libraries(library, layer)
-    return library
-
-
-def link_libraries(folder: Path, layer: Path) -> None:
-    """Make a folder with the driver's names for the layer, and with the CUDA runtimes that were built with it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+    library.mkdir(mode=0o700, exist_ok=True)
     for name in NAMES:
-        (folder / name).symlink_to(layer)
+        (library / name).symlink_to(layer)
     for runtime in layer.parent.glob("libcudart.so.*"):
-        (folder / runtime.name).symlink_to(runtime)
+        (library / runtime.name).symlink_to(runtime)
+    return library
 
 
 def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.driver import build as lab_build
 from warpwell._settings import settings
-from warpwell.driver import build
 
 PROGRAMS = Path(__file__).parents[2] / "data" / "runtime"
 RELEASE = "13.0"
@@ -69,7 +69,7 @@ def compiled(name: str, *sources: str, flags: tuple[str, ...] = ()) -> Path:
     libraries.mkdir()
     part = libraries / name
     try:
-        (libraries / "libcudart.so").symlink_to(build.library_folder() / "libcudart.so.13")
+        (libraries / "libcudart.so").symlink_to(lab_build.library_folder() / "libcudart.so.13")
         files = [str(PROGRAMS / source) for source in sources]
         # nvcc from packages looks for its libraries in a folder that they do not have.
         paths = [f"-L{libraries}", f"-L{nvcc.parents[1] / 'lib'}"]
