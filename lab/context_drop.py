@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 @ww.kernel
-def double(x):
+def double(x):  # type: ignore[no-untyped-def]
     """Double each item."""
     i = ww.gpu.grid(1)
     x[i] = 2 * x[i]
