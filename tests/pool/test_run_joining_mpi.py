@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS, until
 
+import warpwell.pool
+from warpwell.cli.main import build_parser
+from warpwell.cli.pool import run_options
 from warpwell.pool.launch.reservation import users
 
 from .runs import SOURCES, Run, Start, start
@@ -165,3 +168,21 @@ def test_idle_devices_leave(start: Start) -> None:
 def test_options_that_exclude_each_other(start: Start, options: list[str], message: str) -> None:
     run = start(*options, "-c", "")
     assert run.end() == 2 and message in run.errors
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "cuda"),
+    [
+        ([], ["GPU-0"], "pool"),
+        ([], [], "auto"),
+        (["--hosts", "a:2"], [], "pool"),
+        (["--hosts", "a:2", "--target", "cpu"], [], "auto"),
+        (["--cuda", "local"], ["GPU-0"], "local"),
+    ],
+)
+def test_cuda_calls_reach_the_pool_if_agents_may_have_gpus(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], gpus: list[str], cuda: str
+) -> None:
+    monkeypatch.setattr(warpwell.pool, "list_gpus", lambda: gpus)
+    arguments = build_parser().parse_args(["run", "--allocate", "use", *options, "-c", ""])
+    assert run_options(arguments).cuda == cuda

@@ -212,7 +212,8 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     gpus = [] if arguments.target == "cpu" else list_gpus()
     cuda = getattr(arguments, "cuda", "local")
     hosts = _hosts(arguments, gpus)
-    if allocate == "use" and cuda == "auto" and (gpus or not all(is_here(host.name) for host in hosts)):
+    has_gpus = bool(gpus) or (arguments.target != "cpu" and not all(is_here(host.name) for host in hosts))
+    if allocate == "use" and cuda == "auto" and has_gpus:
         cuda = "pool"
     return RunOptions(
         hosts=hosts,

@@ -167,7 +167,8 @@ class AgentConnection:
         except BaseException:
             self.caller.replies.pop(number, None)
             raise
-        if self.lost is not None:  # concurrently, so that `Caller.fail` may have missed this request
+        # concurrently, so that `Caller.fail` may have missed this request; a device that has left has answered it
+        if self.lost is not None and self.caller.connections[self.rank] is self:
             self.caller.fail(self.rank)
         reply.counters = self.counts[op.name]
         return reply

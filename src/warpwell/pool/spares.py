@@ -162,6 +162,7 @@ class Joining:
                 self._use([request.gpus[uuid] for uuid in request.reply.value])
                 self._withdraw(self._requested)
                 return None
+            self._withdraw([request])
             if isinstance(request.reply.failure, errors.RemoteError):  # otherwise the agent is lost
                 failure = request.reply.failure.__cause__ or request.reply.failure
         return failure

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import errors
-from ..launch.reservation import POLL_SECONDS, Claim, Reservation
+from ..launch.reservation import NOTE_SECONDS, POLL_SECONDS, Claim, Reservation
 from .copies import MappedArray
 from .memory import BufferView
 from .protocol import Op
@@ -137,14 +137,18 @@ def leave(agent: AgentState, _s: int, _q: int, reply: int) -> None:
 @handles(Op.RESERVE)
 def reserve(agent: AgentState, _s: int, _q: int, reply: int, gpus: Sequence[str], count: int, seconds: float) -> None:
     """Reserve GPUs of this host for agents that will join, until the request is cancelled."""
-    released = agent.reservations[reply] = threading.Event()
+    released, start = threading.Event(), time.monotonic()
+    agent.reservations[reply] = released
+
+    def note(text: str) -> None:
+        if time.monotonic() >= start + NOTE_SECONDS:  # a short wait is not reported
+            agent.spare.note(text)
 
     def run() -> None:
-        until = time.monotonic() + seconds
-        reservation = Reservation(gpus, count, math.inf, agent.spare.note if seconds else lambda _: None)
+        reservation = Reservation(gpus, count, math.inf, note)
         try:
             while not (reserved := reservation.poll()):
-                if time.monotonic() >= until:
+                if time.monotonic() >= start + seconds:
                     raise errors.StallError(reservation.shortage(), seconds=seconds)
                 if released.wait(POLL_SECONDS):
                     return
