@@ -5,7 +5,7 @@ values are in their segments, too, but a later commit syncs these. A group with 
 segments, and its commit syncs these and the journal. Why no crash loses a value of a synced group:
 
 - A process that is killed loses nothing that it wrote: readers find the values in the segments.
-- After a power failure a segment may lack values of the groups since its last sync. The mark in COMMITTED says which
+- After a power failure a segment may lack values of the groups since its last sync. The mark in COMMITTED records which
   group is the last one whose values are durable in the segments. Recovery checks the values of all later groups, and
   reads those that are damaged out of the journal (`recovery.restore`). A writer copies them to the segments, and syncs
   these, before it accepts changes; a reader changes no file and serves them from the journal.

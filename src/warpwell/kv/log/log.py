@@ -642,7 +642,7 @@ class Log:
         self._journal.write(records, synced=self.durability != "none", last=last, values=values)
 
     def _sync(self, *, segments: bool = True) -> None:
-        """Make records durable, and values unless the journal has those of the last group; raise the floor."""
+        """Make records durable, and values unless the journal has the values of the last group; raise the floor."""
         journal, unsynced = self._journal, self.segments.unsynced() if segments else {}
         fds = [self.segments.fd(segment) for segment in unsynced]
         if self._unsynced:

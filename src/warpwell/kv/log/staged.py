@@ -121,7 +121,7 @@ def encode_staged(
     `state` has the first row and the end of the last value in the segment, and receives both for the next call.
     """
     row, end = load_weak_as(state, I8), load_weak_as(state + 8, I8)
-    row, end, placed = _place(
+    row, end, placed = _encode(
         keys, values, row, count, bytes_type, shard, shards, segment, end, limit, records, out, room
     )
     store_weak_as(state, row, I8)
@@ -150,7 +150,7 @@ def encode_group(
     the segment.
     """
     out = group + RECORD_BYTES * count
-    row, last, _ = _place(
+    row, last, _ = _encode(
         keys, values, 0, count, bytes_type, 0, 1, segment, end, limit, group, out, room - RECORD_BYTES * count
     )
     if row < count:
@@ -160,7 +160,7 @@ def encode_group(
 
 
 @device
-def _place(
+def _encode(
     keys: int,
     values: int,
     row: int,
