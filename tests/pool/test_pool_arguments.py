@@ -20,7 +20,7 @@ from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.arguments import answer
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.devices import Devices
-from warpwell.pool.transport.local_transport import local_pair
+from warpwell.pool.transport.local_transport import local_transports
 from warpwell.pool.transport.transport import Tags
 
 ITEMS = 200_000
@@ -206,7 +206,7 @@ def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
 
 def test_lanes_that_answer_at_the_same_time_keep_each_others_arrays() -> None:
     """While one looks which answers are over, another one's is noted: neither fails, and both can be given up."""
-    program_end, agent_end = local_pair()
+    program_end, agent_end = local_transports(2)
     running = SimpleNamespace(done=False)
     agent: Any = SimpleNamespace(application=0, transport=agent_end, tags=Tags(1), answers={}, tell=lambda *said: None)
 

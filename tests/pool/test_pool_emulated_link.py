@@ -12,7 +12,7 @@ from lab.link import LINK, EmulatedLink, main
 from warpwell.errors import ArgumentError, DeviceLostError
 from warpwell.pool.launch.member import named_transport
 from warpwell.pool.transport.bulk import Region
-from warpwell.pool.transport.local_transport import local_pair, local_transports
+from warpwell.pool.transport.local_transport import local_transports
 
 
 class TestEmulatedLink(TransportConformance):
@@ -22,7 +22,7 @@ class TestEmulatedLink(TransportConformance):
 
 @pytest.fixture
 def ends() -> tuple[EmulatedLink, EmulatedLink]:
-    first, second = local_pair()
+    first, second = local_transports(2)
     return EmulatedLink(first, 100e6, 5e-3), EmulatedLink(second, 100e6, 5e-3)
 
 
@@ -100,7 +100,7 @@ def test_a_loss_is_told_with_its_reason(ends: tuple[EmulatedLink, EmulatedLink])
 @pytest.mark.parametrize(("bandwidth", "latency"), [(0, 0), (-1.0, 0), (1e9, -1e-6), (float("nan"), 0)])
 def test_links_that_cannot_be(bandwidth: float, latency: float) -> None:
     with pytest.raises(ArgumentError):
-        EmulatedLink(local_pair()[0], bandwidth, latency)
+        EmulatedLink(local_transports(2)[0], bandwidth, latency)
 
 
 @pytest.mark.parametrize("name", ["lab.link", "lab.link:no_such_function", "no_such_module:f", ":f"])
@@ -111,7 +111,7 @@ def test_names_of_transports_that_do_not_exist(name: str) -> None:
 
 def test_the_named_function_makes_the_link_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LINK, "3600,20")
-    link = named_transport("lab.link:emulated")(local_pair()[0])
+    link = named_transport("lab.link:emulated")(local_transports(2)[0])
     assert "emulated link: 3600 MB/s, 20 us" in link.name
     link.close()
 

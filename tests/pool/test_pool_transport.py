@@ -16,7 +16,7 @@ from tests.harness.until import HANG_SECONDS
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError
 from warpwell.pool.transport import mpi_loop
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
-from warpwell.pool.transport.local_transport import LocalTransport, local_pair, local_transports
+from warpwell.pool.transport.local_transport import LocalTransport, local_transports
 from warpwell.pool.transport.mpi_transport import MpiTransport, compiled_loop
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.transport import Tags
@@ -29,7 +29,7 @@ class TestLocalTransport(TransportConformance):
 
 
 def test_a_lost_peer_fails_what_waits_for_it() -> None:
-    first, second = local_pair()
+    first, second = local_transports(2)
     get = first.get(1, 4, Region.over(np.zeros(8, np.uint8)))
     told: list[tuple[int, str]] = []
     first.on_lost(lambda peer, reason: told.append((peer, reason)))
@@ -44,7 +44,7 @@ def test_a_lost_peer_fails_what_waits_for_it() -> None:
 
 
 def test_a_sender_that_waits_hears_of_the_loss() -> None:
-    first, second = local_pair()
+    first, second = local_transports(2)
     threading.Timer(0.1, first.lose, (1, "it fell over")).start()
     with pytest.raises(DeviceLostError):
         for _ in range(100):
@@ -56,7 +56,7 @@ def test_a_sender_that_waits_hears_of_the_loss() -> None:
 
 
 def test_sides_that_disagree_fail() -> None:
-    first, second = local_pair()
+    first, second = local_transports(2)
     put = first.put(1, 4, Region.over(np.zeros(8, np.uint8)))
     get = second.get(0, 4, Region.over(np.zeros(9, np.uint8)))
     for half in (put, get):
@@ -67,7 +67,7 @@ def test_sides_that_disagree_fail() -> None:
 
 
 def test_there_is_nobody_else() -> None:
-    first, second = local_pair()
+    first, second = local_transports(2)
     with pytest.raises(ArgumentError, match="no peer 2"):
         first.send(2, b"")
     with pytest.raises(ArgumentError):

@@ -12,7 +12,7 @@ from .transport import CLOSED, WINDOW, PeerTransport
 
 
 class LocalTransport(PeerTransport):
-    """One end of the connections within this process; `local_transports` and `local_pair` create them.
+    """One end of the connections within this process; `local_transports` creates them.
 
     Messages are passed by reference. A thread moves bulk data; it starts with the first transfer.
     """
@@ -179,9 +179,3 @@ def local_transports(count: int) -> list[LocalTransport]:
     hub.ends = [LocalTransport(rank, count, hub) for rank in range(count)]
     hub._open = count
     return hub.ends
-
-
-def local_pair() -> tuple[LocalTransport, LocalTransport]:
-    """Return the connected transports of ranks 0 and 1. Close each."""
-    first, second = local_transports(2)
-    return first, second

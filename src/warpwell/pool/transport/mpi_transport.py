@@ -28,7 +28,6 @@ from .signal import FUTEX, Signal, short_naps
 from .table import TransferTable
 from .transport import CLOSED, OVERHEAD, WINDOW, PeerTransport
 
-_PEER_CLOSED = "it closed its transport"
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # slots of a ring; more than the messages in a window
 _run_loop = native(loop.run)
 _libc = ctypes.PyDLL(None)  # its functions are quick, so they keep the GIL
@@ -140,11 +139,6 @@ class MpiTransport(PeerTransport):
                 request = self._comm.Irecv([self._buffers[k, 1, slot], mpi.BYTE], rank, loop.CONTROL)
                 p[loop.P_RECEIVE_REQUESTS // 8 + slot] = _mpi_handle(mpi, request)
 
-    @property
-    def intact(self) -> bool:
-        """Whether every peer is alive or closed its transport. If not, ``MPI_Finalize`` may hang: use ``os._exit``."""
-        return all(reason == _PEER_CLOSED for reason in self.lost().values())
-
     def lose(self, peer: int, reason: str) -> None:
         if not self._closed and peer not in self._reasons:
             self._exit_reasons.setdefault(peer, reason)
@@ -253,7 +247,7 @@ class MpiTransport(PeerTransport):
 
     def _describe_loss(self, peer: int, cause: int, code: int) -> str:
         if cause == loop.PEER_CLOSED:
-            return _PEER_CLOSED
+            return "it closed its transport"
         if cause == loop.EXITED:
             return self._exit_reasons[peer]
         if cause == loop.SILENT:
