@@ -133,8 +133,8 @@ def open_store(
         only writer. A reader sees what was committed before it opened the store, and later commits after
         `Store.refresh`.
     device : str, optional
-        "cuda" (or "cuda:1"), "cpu" or "interp": where kernels fetch records, and where batches of
-        `DeviceStore.get_async` arrive. Default: only the host reads. All options below need a device.
+        "cuda" (or "cuda:1"), "cpu" or "interp": the device of kernels that fetch records, and of the results of
+        `DeviceStore.get_async`. Default: only the host reads. All options below need a device.
     cache : int or str, optional
         Bytes of device memory that caches values, for example "1GiB".
     queues, depth : int
