@@ -83,7 +83,8 @@ int ww_launch_post(struct ww_device *d, uint32_t stream, const struct ww_fn *f, 
     struct ww_args_launch *args = (struct ww_args_launch *)(p.entry + 1);
     *args = (struct ww_args_launch){
         .function = f->object->id, .shape = k->shape, .attributes = k->nattributes, .param_bytes = f->param_bytes};
-    memcpy(args + 1, k->attributes, extra);
+    if (extra) /* most launches have no attributes */
+        memcpy(args + 1, k->attributes, extra);
     pack(f, k, buffer, (char *)(args + 1) + extra);
     return ww_finish(&p);
 }
