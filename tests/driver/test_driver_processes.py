@@ -19,6 +19,7 @@ from tests.harness.until import HANG_SECONDS
 from lab.driver import build
 from lab.driver.serve import serve
 from warpwell.driver.server import DriverServer
+from warpwell.errors import ArgumentError
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
@@ -228,3 +229,9 @@ def test_contexts_are_switched_without_a_limit(server: DriverServer, start: Star
 
 def test_handles_that_are_none_are_refused(server: DriverServer, start: Start) -> None:
     assert said(start(server, "handles")) == ["codes True [400] True"]
+
+
+def test_a_server_without_a_folder_has_no_environment() -> None:
+    parts = build.build()
+    with DriverServer(1, driver=parts.fake, parts=parts) as server, pytest.raises(ArgumentError, match="folder="):
+        server.environ()

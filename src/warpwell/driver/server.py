@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import DriverBuildError, WarpwellError
+from ..errors import ArgumentError, DriverBuildError, WarpwellError
 from . import build
 from .clients import (
     CLIENTS,
@@ -137,15 +137,23 @@ class DriverServer(ClientListener):
         self._claim = claim
         self._claims: dict[int, Any] = {}
         self._life: tuple[int, int] | None = None
-        self.folder = Path(folder or "")
+        self.folder, self._listens = Path(folder or ""), folder is not None
         try:
-            self._begin(listens=folder is not None)
+            self._begin()
         except BaseException:
             self.close()
             raise
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a client, made from `environ` or from this process's."""
+        """Return the environment of a client, made from `environ` or from this process's.
+
+        Raises
+        ------
+        ArgumentError
+            The server has no folder, so that a program cannot find it.
+        """
+        if not self._listens:
+            raise ArgumentError("environ() needs a server with a folder: give DriverServer(folder=...)", name="folder")
         return client_environ(self.folder, environ)
 
     @property
@@ -207,12 +215,12 @@ class DriverServer(ClientListener):
 
     # -- start and end -----------------------------------------------------------------------------------------
 
-    def _begin(self, listens: bool) -> None:
+    def _begin(self) -> None:
         self._life = os.pipe()
-        if listens and not (self.folder / "lib").exists():
+        if self._listens and not (self.folder / "lib").exists():
             with contextlib.suppress(FileExistsError):  # another server of this folder was faster
                 make_library_folder(self.folder, self._layer)
-        for served in self._served if listens else ():
+        for served in self._served if self._listens else ():
             self.listen(self.folder, served)
         self.start()
 
