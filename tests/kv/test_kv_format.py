@@ -44,9 +44,9 @@ def test_values_are_aligned_and_do_not_overlap(seed):
     values = [rng.bytes(n) for n in sizes]
     lens = rng.integers(1, 17, len(sizes)).astype(np.uint8)
     locs = np.empty((len(sizes), 2), np.int64)
-    contents, at = b"", 0
+    contents, at, buffers = b"", 0, ValueBuffers.of(values)
     while at < len(sizes):
-        chunk = ValueBuffers.of(values).encode(at, lens, 3, end + len(contents), 1 << 30, locs)
+        chunk = buffers.encode(lens, locs, 3, end + len(contents), 1 << 30)
         gap = chunk.offset - end - len(contents)
         contents += bytes(gap) + chunk.contents[: chunk.nbytes].tobytes()
         at += chunk.count

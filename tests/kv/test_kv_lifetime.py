@@ -20,6 +20,7 @@ from tests.harness.until import until
 import warpwell as ww
 from warpwell import closing, errors
 from warpwell.kv import lifetime
+from warpwell.kv.index.index import S_STRIPES, StoreState
 from warpwell.storage import io_threads
 from warpwell.train.loader import Prefetch
 
@@ -327,3 +328,23 @@ def test_kernels_under_way_do_not_keep_the_end_from_committing(path: Path, monke
         lifetime._close_at_exit(store, False)
         assert store.uncommitted() == 0
         monkeypatch.undo()
+
+
+def test_a_reader_that_hangs_delays_the_end_of_a_store_once(tmp_path, monkeypatch):
+    waits: list[float] = []
+    drain = StoreState.drain
+
+    def short_drain(state: StoreState, seconds: float = 0.05) -> bool:
+        waits.append(seconds)
+        return drain(state, seconds)
+
+    monkeypatch.setattr(StoreState, "drain", short_drain)
+    store = ww.kv.create(tmp_path / "store.kv", segment_bytes=1 << 16)
+    store.put_many(np.arange(8), [bytes(60_000)] * 8)
+    store.commit()
+    assert store.stats.segments == 8
+    readers = store._records.state.words[S_STRIPES : S_STRIPES + 2]
+    readers += 1  # as if a thread of each epoch hung in a read
+    waits.clear()
+    store.close()
+    assert len(waits) < 4

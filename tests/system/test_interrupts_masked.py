@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -150,3 +151,15 @@ def test_ctrl_c_raises_in_the_child_that_another_thread_forks_during_a_block(blo
     assert os.waitstatus_to_exitcode(status[0]) == 7
     with pytest.raises(KeyboardInterrupt):
         interrupt()
+
+
+def test_a_handler_that_was_replaced_is_not_kept():
+    def handler(_number, _frame): ...
+
+    kept = weakref.ref(handler)
+    before = signal.signal(signal.SIGTERM, handler)
+    with uninterrupted():
+        pass
+    signal.signal(signal.SIGTERM, before)
+    del handler
+    assert kept() is None

@@ -16,8 +16,12 @@ _SIGNALS = sorted({*map(int, signal.valid_signals())} - {int(signal.SIGKILL), in
 _SYSTEM_HANDLERS = (int(signal.SIG_DFL), int(signal.SIG_IGN), None)
 """Values of `getsignal` for signals that Python does not handle."""
 
-_handlers_then: tuple[list[Any], list[int]] = [], []
-"""The handlers of `_SIGNALS` when they were last read, and the signals that Python handled."""
+_handlers_then: tuple[list[int], list[int]] = [], []
+"""The ids of the handlers of `_SIGNALS` when they were last read, and the signals that Python handled.
+
+References would keep a handler alive that the program has replaced. No handler has the id of one of
+`_SYSTEM_HANDLERS`, which always exist.
+"""
 
 _replaced: dict[int, Any] = {}
 """The program's handlers of the signals that blocks of the main thread handle."""
@@ -75,9 +79,10 @@ def _handled_signals() -> list[int]:
     """Return the signals that Python handles."""
     global _handlers_then
     handlers = list(map(_signal.getsignal, _SIGNALS))
-    if handlers != _handlers_then[0]:
+    ids = list(map(id, handlers))
+    if ids != _handlers_then[0]:
         pairs = zip(_SIGNALS, handlers, strict=True)
-        _handlers_then = handlers, [number for number, handler in pairs if handler not in _SYSTEM_HANDLERS]
+        _handlers_then = ids, [number for number, handler in pairs if handler not in _SYSTEM_HANDLERS]
     return _handlers_then[1]
 
 

@@ -692,6 +692,7 @@ class Reader:
         self._mapped = mapped
         self._mappings: dict[int, tuple[int, int]] = {}
         self._unmapped: set[int] = set()  # open segments
+        self._is_closed = False
         self._attempts = 0
         self._batches = 0
         self._state = state
@@ -710,6 +711,8 @@ class Reader:
         At that time no location refers to the segment, but `values` may have looked up a location before.
         """
         with self._lock:
+            if self._is_closed and fd < 0:  # `close` has waited for all readers
+                return
             if segment >= self._table.count:
                 self._grow(segment + 1)
             entry = self._table.entries[segment]
@@ -747,7 +750,7 @@ class Reader:
     def close(self) -> None:
         """Stop reading, and wait until all readers have left."""
         with self._lock:
-            self._mapped = False
+            self._is_closed, self._mapped = True, False
             self._unmapped.clear()
             self._table.entries[:, [G_MAPPED, G_FD]] = 0
             mappings = list(self._mappings.values())
