@@ -46,7 +46,7 @@ from .format import (
 )
 
 WRITE_BYTES = 1 << 20
-"""Maximum size of values that one buffer gathers for a write, in bytes: the buffer stays in the processor's cache."""
+"""Maximum size of values that one write takes, except a larger one, in bytes: they stay in the processor's cache."""
 _LARGE = 1 << 18
 """Minimum size of a value that is written without a copy, in bytes."""
 
@@ -358,7 +358,7 @@ def encode_values(
 
     Offsets are multiples of `UNIT`. The first value of a segment may exceed the limit. The values are copied to the
     `room` bytes at `out`, each padded to `UNIT`, up to the first one that does not fit, is large or is a `StoredValue`.
-    With 0 for `out` they are not copied.
+    With 0 for `out` they are not copied, and those after the first end within `room` bytes.
     """
     first = footprint(end)
     for k in range(count):
@@ -368,6 +368,8 @@ def encode_values(
         if offset + size > limit and offset > SUPERBLOCK:
             return k
         if out == 0:
+            if k > 0 and offset + size - first > room:
+                return k
             crc = -1 - address if address < 0 else crc32c_at(address, size, 0)
         else:
             target, padded = out + offset - first, footprint(size)
@@ -497,7 +499,8 @@ class ValueBuffers:
             address_of(key_lens) + first,
         )
         target = segment, end, limit, address_of(locs) + 16 * first
-        count = compiled(encode_values)(*arrays, count, *target, address_of(out) if len(out) else 0, len(out))
+        copies = (address_of(out), len(out)) if len(out) else (0, WRITE_BYTES)
+        count = compiled(encode_values)(*arrays, count, *target, *copies)
         if count == 0:
             return None
         last = self._next = first + count
