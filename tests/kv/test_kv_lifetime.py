@@ -176,7 +176,7 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
         if mode == "r+":
             store.put(77, b"x")
         del store
-    with ww.kv.open(path, "r+") as again:  # waits for the one that is being closed
+    with ww.kv.open(path, "r+") as again:  # drain_seconds for the one that is being closed
         assert again[77] == b"x"
     assert eventually(lambda: threads() == 0 and descriptors() == files)
 
@@ -331,11 +331,11 @@ def test_kernels_under_way_do_not_keep_the_end_from_committing(path: Path, monke
 
 
 def test_a_reader_that_hangs_delays_the_end_of_a_store_once(tmp_path, monkeypatch):
-    waits: list[float] = []
+    drain_seconds: list[float] = []
     drain = StoreState.drain
 
     def short_drain(state: StoreState, seconds: float = 0.05) -> bool:
-        waits.append(seconds)
+        drain_seconds.append(seconds)
         return drain(state, seconds)
 
     monkeypatch.setattr(StoreState, "drain", short_drain)
@@ -345,6 +345,6 @@ def test_a_reader_that_hangs_delays_the_end_of_a_store_once(tmp_path, monkeypatc
     assert store.stats.segments == 8
     readers = store._records.state.words[S_STRIPES : S_STRIPES + 2]
     readers += 1  # as if a thread of each epoch hung in a read
-    waits.clear()
+    drain_seconds.clear()
     store.close()
-    assert len(waits) < 4
+    assert len(drain_seconds) < 4
