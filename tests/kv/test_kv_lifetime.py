@@ -176,7 +176,7 @@ def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
         if mode == "r+":
             store.put(77, b"x")
         del store
-    with ww.kv.open(path, "r+") as again:  # drain_seconds for the one that is being closed
+    with ww.kv.open(path, "r+") as again:  # waits for the one that is being closed
         assert again[77] == b"x"
     assert eventually(lambda: threads() == 0 and descriptors() == files)
 
