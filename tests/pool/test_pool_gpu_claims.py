@@ -83,6 +83,17 @@ def test_a_closed_file_in_one_thread_drops_no_claim_of_another() -> None:
     assert user_of("GPU-1") is None
 
 
+def test_a_claim_that_cannot_be_described_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(*_: object) -> int:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr("os.pwrite", is_full)
+        with pytest.raises(OSError, match="no space"):
+            Claim("GPU-1", exclusive=True)
+    assert user_of("GPU-1") is None
+
+
 def test_who_shares_keeps_others_from_having_it_for_themselves(other: Callable[..., tuple]) -> None:
     mine = Claim("GPU-1")
     assert other("GPU-1", "share")[1] == "has"

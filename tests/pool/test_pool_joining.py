@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import queue
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +20,12 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.pool.agent import lane
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.agent.spare import SpareDevice
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
-from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, users
+from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, _queue, users
 
 from .test_pool_ctrl_c import Interrupts
 
@@ -400,6 +405,105 @@ def test_a_pending_failure_keeps_an_idle_device() -> None:
         with pytest.raises(errors.RemoteError, match="on purpose"):
             stream.synchronize()
         until(lambda: len(devices) == 0)
+
+
+@contextlib.contextmanager
+def forked_child() -> Iterator[int]:
+    """Yield the process of a forked child that does nothing."""
+    process = os.fork()
+    if not process:
+        with contextlib.suppress(BaseException):
+            signal.alarm(60)
+            signal.pause()
+        os._exit(1)
+    try:
+        yield process
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_keeps_no_locks() -> None:
+    claim, reservation = Claim("GPU-0"), Reservation(["GPU-1"], 1)
+    assert reservation.poll() == ["GPU-1"]
+    with contextlib.ExitStack() as children:
+        with _queue():
+            children.enter_context(forked_child())
+        claim.free()
+        reservation.close()
+        assert users(["GPU-0", "GPU-1"]) == {}
+        again = Reservation(["GPU-0", "GPU-1"], 2)
+        assert again.poll() == ["GPU-0", "GPU-1"]
+        again.close()
+
+
+def test_a_lease_that_must_not_wait_waits_for_the_lock_of_the_queue() -> None:
+    with spare_pool(gpus("GPU-0")) as (devices, agents):
+        leases: list[list[Device]] = []
+
+        def lease() -> None:
+            with devices.lease(timeout=0) as lease:
+                leases.append(list(lease))
+
+        with _queue():  # as another job
+            thread = threading.Thread(target=lease)
+            thread.start()
+            until(lambda: agents[0].reservations)
+            time.sleep(0.1)
+        thread.join(HANG_SECONDS)
+        assert leases
+
+
+def test_a_call_that_its_lane_has_only_just_taken_keeps_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, proceed = threading.Event(), threading.Event()
+
+    class Queue:
+        """A queue whose thread is interrupted when it has taken a call of a function."""
+
+        def __init__(self) -> None:
+            self._queue: queue.SimpleQueue[tuple[object, ...] | None] = queue.SimpleQueue()
+            self.put, self.qsize = self._queue.put, self._queue.qsize
+
+        def get(self) -> tuple[object, ...] | None:
+            item = self._queue.get()
+            if item is not None and str(item[1]).startswith("call of"):
+                taken.set()
+                proceed.wait(HANG_SECONDS)
+            return item
+
+    monkeypatch.setattr(lane, "queue", SimpleNamespace(SimpleQueue=Queue, Empty=queue.Empty))
+    with spare_pool(cpus(1)) as (devices, _):
+        (device,) = join(devices)
+        result = device.call(int)
+        assert taken.wait(HANG_SECONDS)
+        held = devices._leases.spares.leave(device)  # type: ignore[union-attr]  # `Device.leave` synchronizes first
+        proceed.set()
+        assert held == "busy streams (1)" and result.get() == 0
+
+
+class Untrimmed(Runtime):
+    """A runtime whose unused memory cannot be returned."""
+
+    def trim(self) -> None:
+        raise RuntimeError("another library fails")
+
+
+def test_a_device_leaves_although_its_memory_cannot_be_returned() -> None:
+    with spare_pool([SpareDevice("cpu", "GPU-0", Untrimmed)]) as (devices, _):
+        (device,) = join(devices)
+        device.leave()
+        assert len(devices) == 0
+        until(lambda: not users(["GPU-0"]))
+        (device,) = join(devices)
+        assert works(device)
+
+
+def test_an_agent_that_has_ended_has_no_claim() -> None:
+    with spare_pool(gpus("GPU-0")) as (devices, _):
+        join(devices)
+        assert list(users(["GPU-0"])) == ["GPU-0"]
+    assert users(["GPU-0"]) == {}
 
 
 @pytest.mark.parametrize("kind", [cpus, lambda count: gpus(*(f"GPU-{k}" for k in range(count)))], ids=["cpus", "gpus"])

@@ -135,6 +135,8 @@ class Agent(AgentState):
         for released in list(self.reservations.values()):
             released.set()
         self.handles.clear()
+        if self.spare is not None:  # this process may live on, for CUDA programs that claim the GPU themselves
+            self.spare.release()
 
 
 # -- calls that are done at once -----------------------------------------------------------------------------------

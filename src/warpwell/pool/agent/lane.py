@@ -58,6 +58,7 @@ class Lane:
         self._stream: Any = None
         self._made = False
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._pending: list[None] = []  # one entry for each call that has not completed; changed without a lock
         self._told = 0
         self._bytes = 0
         self.thread = threading.Thread(target=self._work, name=f"warpwell lane {number}", daemon=True)
@@ -80,8 +81,7 @@ class Lane:
     def is_idle(self) -> bool:
         """Whether no call waits or runs, and the device has done the work of the stream."""
         runtime = self._agent.runtime
-        is_free = not (self.waiting or self.doing)
-        return is_free and (not self._made or runtime.reached(runtime.mark(self._stream, False)))
+        return not self._pending and (not self._made or runtime.reached(runtime.mark(self._stream, False)))
 
     def put(self, sequence: int, call: Any, reply: int, cost: int, run: Callable[[Lane], None]) -> None:
         """Queue a call.
@@ -98,6 +98,7 @@ class Lane:
         run : callable
             ``run(lane)``.
         """
+        self._pending.append(None)
         self._queue.put((sequence, call, reply, cost, run))
 
     def end(self) -> None:
@@ -127,6 +128,7 @@ class Lane:
             # an idle lane must not hold the memory that its last call used
             item = run = call = None
             self.calls += 1
+            self._pending.pop()
             if self.number >= 0:
                 self._count(sequence, cost)
             elif self.number == HELPER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import errors
-from ..launch.reservation import NOTE_SECONDS, POLL_SECONDS, Claim, Reservation
+from ..launch.reservation import LOCK_SECONDS, NOTE_SECONDS, POLL_SECONDS, Claim, Reservation
 from .copies import MappedArray
 from .memory import BufferView
 from .protocol import Op
@@ -65,7 +66,7 @@ class SpareDevice:
             agent.runtime.enter()
             self._joined = True
         except BaseException:
-            self._release()
+            self.release()
             raise
 
     def leave(self, agent: AgentState) -> None:
@@ -87,10 +88,12 @@ class SpareDevice:
             lane.thread.join(LANE_SECONDS)
         for objects in (agent.handles, agent.codes, agent.events, agent.signals):
             objects.clear()
-        agent.runtime.trim()
-        self._release()
+        with contextlib.suppress(Exception):  # the streams and the code are gone: the device cannot stay
+            agent.runtime.trim()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Release the claim without closing anything (idempotent)."""
         self._joined = False
         if self._claim is not None:
             self._claim.free()
@@ -148,7 +151,7 @@ def reserve(agent: AgentState, _s: int, _q: int, reply: int, gpus: Sequence[str]
         reservation = Reservation(gpus, count, math.inf, note)
         try:
             while not (reserved := reservation.poll()):
-                if time.monotonic() >= start + seconds:
+                if time.monotonic() >= start + seconds + (0.0 if reservation.has_looked else LOCK_SECONDS):
                     raise errors.StallError(reservation.shortage(), seconds=seconds)
                 if released.wait(POLL_SECONDS):
                     return

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.25
 """Interval at which a waiting job looks for free GPUs."""
 NOTE_SECONDS = 30.0
 """Interval at which a waiting job reports its position."""
-_LOCK_SECONDS = 10.0
+LOCK_SECONDS = 10.0
 """Time in which the lock of the queue, which processes hold for milliseconds, must become free."""
 
 _OWN, _USED = 0, 1
@@ -61,11 +61,17 @@ class Claim:
         if not has_lock or (exclusive and _is_locked(self._file, _USED)):
             self.free()
             raise AgentError(f"{uuid} is in use by {user_of(uuid)}: start again")
-        os.pwrite(self._file, _description().ljust(_MAX_TEXT_BYTES), 0)
+        try:
+            os.pwrite(self._file, _description().ljust(_MAX_TEXT_BYTES), 0)
+        except OSError:
+            self.free()
+            raise
 
     def free(self) -> None:
         """Release the GPU."""
         if self._file is not None:
+            for byte in (_OWN, _USED):  # closing would not: a forked child has the file open, too
+                _lock(self._file, byte, fcntl.F_UNLCK)
             os.close(self._file)
             self._file = None
 
@@ -103,6 +109,11 @@ class Reservation:
     note : callable
         Takes a line about the position in the queue, at once and every `NOTE_SECONDS`.
 
+    Attributes
+    ----------
+    has_looked : bool
+        Whether `poll` has had the lock of the queue, so that it knows which GPUs are free.
+
     Raises
     ------
     AgentError
@@ -118,6 +129,7 @@ class Reservation:
         self._claims: list[Claim] = []
         self._reserved: list[str] = []
         self._ahead = 0
+        self.has_looked = False
         if count > len(gpus):
             raise AgentError(f"{self.shortage()}: start fewer, add hosts, or use --share-gpu")
 
@@ -135,13 +147,14 @@ class Reservation:
         try:
             with _queue() as folder:
                 free = self._free(folder)
+                self.has_looked = True
                 for uuid in free[: self._count] if len(free) >= self._count else ():
                     self._claims.append(Claim(uuid, exclusive=True))
                     self._reserved.append(uuid)
         except AgentError:  # a process that shares GPUs has one of them since `_free` looked
             self._release()
         except BlockingIOError:  # another process is in the queue
-            limit += _LOCK_SECONDS
+            limit += LOCK_SECONDS
         except OSError as error:
             _report_unusable(", ".join(self._gpus), error)
             self._reserved = list(self._gpus[: self._count])
@@ -211,7 +224,10 @@ def _queue() -> Iterator[Path]:
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
+        try:
+            yield folder
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing would not: another thread may have forked a child
     finally:
         os.close(file)
 
