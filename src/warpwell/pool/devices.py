@@ -161,9 +161,11 @@ class Devices(DeviceGroup):
                 calls, now = sum(entry[0] for entry in list(device.connection.counts.values())), time.monotonic()
                 if last.setdefault(device, (calls, now))[0] != calls:
                     last[device] = calls, now
-                has_failed = any(channel.failures for channel in list(device.connection.channels.values()))
-                if now - last[device][1] >= seconds and not has_failed:
-                    with contextlib.suppress(errors.WarpwellError):  # it is leased, holds objects, or is lost
+                if now - last[device][1] < seconds or device.index in self._leases.leased:
+                    continue
+                with contextlib.suppress(errors.WarpwellError):  # it holds objects, or is lost
+                    is_busy = Spares.is_busy(device)  # first: failures arrive before this answer
+                    if not is_busy and not any(c.failures for c in list(device.connection.channels.values())):
                         self._leave(device, 0.0)
 
     @overload
@@ -236,6 +238,7 @@ class Devices(DeviceGroup):
 
     def forked(self) -> None:
         """Make every call raise `ForkError`, because the threads that receive replies exist only in the parent."""
+        self._leases.forked()
         caller, self._caller, self._closing = self._caller, None, []
         if caller is None:
             return

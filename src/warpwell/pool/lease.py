@@ -93,6 +93,7 @@ class _LeaseRequest:
     fits: Fits
     conditions: str
     seconds: float
+    joining: Joining | None
 
     def __post_init__(self) -> None:
         self.end = time.monotonic() + self.seconds
@@ -151,14 +152,14 @@ class Leases:
 
         properties = (("target", target), ("host", host), ("memory", memory))
         conditions = "".join(f", {name} {value!r}" for name, value in properties if value)
-        request = _LeaseRequest(count, fits, conditions, limit(checked_timeout(timeout)))
         joining = None if self.spares is None else Joining(self.spares, fits, self.notify)
+        request = _LeaseRequest(count, fits, conditions, limit(checked_timeout(timeout)), joining)
         try:
             with uninterrupted(), self.lock:
                 self._waiting.append(request)
             while True:
                 with self.lock:
-                    lease = self._wait(request, joining)
+                    lease = self._wait(request)
                 if lease is not None or joining is None:
                     assert lease is not None
                     return lease
@@ -172,8 +173,9 @@ class Leases:
                     self._waiting = [waiting for waiting in self._waiting if waiting is not request]
                     self._changed.notify_all()
 
-    def _wait(self, request: _LeaseRequest, joining: Joining | None) -> Lease | None:
+    def _wait(self, request: _LeaseRequest) -> Lease | None:
         """Wait until devices are free, and return a lease; or return None when devices can join."""
+        joining = request.joining
         while True:
             self._check_count(request)
             granted, spare = self._select(request)
@@ -211,12 +213,14 @@ class Leases:
         free = [d for d in self._devices if d.index not in self.leased]
         spares: list[int] = [] if self.spares is None else self.spares.unused()
         for earlier in self._waiting:
-            usable = [d for d in free if earlier.suits(d)][: earlier.count]
+            reserved = 0 if earlier is request or earlier.joining is None else earlier.joining.reserved
+            missing = earlier.count - reserved
+            usable = [d for d in free if earlier.suits(d)][:missing]
             fitting = [rank for rank in spares if self.spares is not None and self.spares.fits(rank, earlier.fits)]
             if earlier is request:
                 return usable, fitting
             free = [d for d in free if d not in usable]
-            spares = [rank for rank in spares if rank not in fitting[: earlier.count - len(usable)]]
+            spares = [rank for rank in spares if rank not in fitting[: missing - len(usable)]]
         return [], []
 
     def _grant(self, devices: Sequence[Device]) -> Lease:
@@ -236,6 +240,11 @@ class Leases:
             if device.index in self.leased:
                 raise errors.PoolError(f"device {device.index} is leased: release the lease first")
             return self._grant([device])
+
+    def forked(self) -> None:
+        """Replace the lock in a forked child process: a thread that exists only in the parent may hold it."""
+        self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
 
     def notify(self) -> None:
         """Let waiting requests look at the devices again."""

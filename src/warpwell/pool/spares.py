@@ -64,6 +64,22 @@ class Spares:
         """The number of lost agents."""
         return sum(self.caller.connections[rank].lost is not None for rank in self.infos)
 
+    @staticmethod
+    def is_busy(device: Device) -> bool:
+        """Return True if calls of a device wait or run. Unlike `leave`, a timeout does not make the device lost.
+
+        Raises
+        ------
+        StallError
+            The agent did not answer: a function that it runs may hold the GIL.
+        DeviceLostError
+            The device was lost.
+        """
+        connection = device.connection
+        reply = connection.request(None, Op.INFO, Reply)
+        info = reply.get(f"the properties of {connection.label}", LEAVE_SECONDS)
+        return any(lane["doing"] or lane["waiting"] for lane in info["lanes"].values())
+
     def leave(self, device: Device) -> str | None:
         """Let a device leave, for which this thread has a lease; return what it holds if that prevents it.
 
@@ -124,6 +140,11 @@ class Joining:
     def is_waiting(self) -> bool:
         """Whether a host has not answered."""
         return bool(self._requested)
+
+    @property
+    def reserved(self) -> int:
+        """The number of devices that are reserved or are joining."""
+        return len(self._ranks)
 
     def poll(self, count: int, candidates: Sequence[int], seconds: float) -> bool:
         """Return True if `count` devices can join; if not, let hosts reserve GPUs. Does not wait.
@@ -211,8 +232,9 @@ class Joining:
                 infos[connection.rank] = reply.get(f"{connection.label} to join", JOIN_SECONDS)
             if all(self._spares.fits(rank, self._fits) for rank in self._ranks):  # their memory is known now
                 with uninterrupted():
-                    self._spares.add([Device(caller, c, c.index, infos[c.rank]) for c in connections])
-                    self._ranks.clear()
+                    devices = [Device(caller, c, c.index, infos[c.rank]) for c in connections]
+                    self._ranks.clear()  # first: a later lease must not take these devices as if more were to join
+                    self._spares.add(devices)
                     is_joined = True
         finally:
             with uninterrupted():
