@@ -399,10 +399,10 @@ def test_idle_devices_leave() -> None:
 
 def test_a_pending_failure_keeps_an_idle_device() -> None:
     with spare_pool(cpus(1), idle=0.1) as (devices, _):
-        (device,) = join(devices)
-        stream = device.stream()
-        device.call(fail, stream=stream)
-        until(lambda: stream.channel.failures)
+        with devices.lease(timeout=HANG_SECONDS) as lease:  # or it could leave before the call
+            stream = lease[0].stream()
+            lease[0].call(fail, stream=stream)
+            until(lambda: stream.channel.failures)
         time.sleep(0.5)
         with pytest.raises(errors.RemoteError, match="on purpose"):
             stream.synchronize()
