@@ -3,8 +3,8 @@
 ``python -m lab bench driver-calls`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
 it also runs three whole programs that work for about S seconds beside their start, and compares what they print: native
 first, and then the worker; in the next program and turn the other way round. With ``--devices 2`` both sides run at
-the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` adds another ``libcuda.so.1``, that of a
-folder. ``--driver`` takes a driver to serve, such as the one of the tests.
+the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` also measures the
+``libcuda.so.1`` of a folder. ``--driver`` names the driver to serve, for example the stub driver of the tests.
 """
 
 from __future__ import annotations

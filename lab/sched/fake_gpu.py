@@ -191,7 +191,7 @@ class FakeGpu:
         self._events: list[Any] = []
         self._memory: list[Any] = []
         self.default: list[Callable[[], object]] = []
-        """What the default stream has not done yet: nobody waits for it but `wait_default`."""
+        """Operations that the default stream has not run yet; only `wait_default` waits for them."""
 
     @functools.cached_property
     def lines(self) -> Lines:
