@@ -59,8 +59,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "paper": Command("lab.paper.command:main", "rerun the experiments of the source documents and compare shapes"),
     "run": Command("lab.link:main", "run warpwell run with emulated links between the agents"),
-    "sched ablations": Command(
-        "lab.sched.ablations:main", "measure variants of the policy lanes on recorded traces, in virtual time"
+    "sched check": Command(
+        "lab.sched.baseline:main", "compare the default policy in the simulator with stored results"
     ),
     "sched fit": Command("lab.sched.fit:main", "fit the cost formula and the predictor to measurements"),
     "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),

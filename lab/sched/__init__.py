@@ -13,7 +13,7 @@ rates.py          rates of kernels that run together in simulations: by two reso
 bound.py          the upper bound of any schedule, from measured pairs
 experiment.py     policies on a trace in the simulator, each a run of its own
 recorded.py       traces that a GPU ran, and their replay in the simulator
-ablations.py      the effect of each part and constant of the policy lanes, compared with a baseline
+baseline.py       the default policy, compared with stored results of an earlier revision
 counts.py         launches that were measured under a profiler, as samples for the predictor
 fitting.py        constants of the cost formula, from measured preemptions
 ================  =======================================================================================
