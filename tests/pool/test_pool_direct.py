@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import threading
 import time
@@ -22,9 +21,8 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.emulated_device import EmulatedDevice
 from warpwell import errors
-from warpwell.pool.agent import peer_access
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.agent.peer_access import LocalHostAccess
+from warpwell.pool.agent.peer_access import HostAccess
 from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.copies import _may_write
@@ -106,7 +104,7 @@ def test_data_are_sent_where_memory_cannot_be_reached(
     elif refused == "access":
         monkeypatch.setattr(Runtime, "peer_access", no)
     else:
-        monkeypatch.setattr(LocalHostAccess, "open", no)
+        monkeypatch.setattr(HostAccess, "open", no)
     offer, offered = PeerMemory.offer, []
     monkeypatch.setattr(PeerMemory, "offer", lambda *given: offered.append(offer(*given)) or offered[-1])
     stream = devices[leader].stream()
@@ -227,14 +225,14 @@ def test_a_copy_that_fails_writes_over_nothing_later(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices, both = agents
-    real, begun = LocalHostAccess.put, threading.Event()
+    real, begun = HostAccess.put, threading.Event()
 
     def slow(*given: Any) -> None:
         begun.set()
         time.sleep(0.3)
         real(*given)
 
-    monkeypatch.setattr(LocalHostAccess, "put", slow)
+    monkeypatch.setattr(HostAccess, "put", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
     stream = None if leader is None else devices[leader].stream()
     for device in devices:
@@ -287,14 +285,14 @@ def test_nothing_is_written_after_the_receiver_failed(
     agents: Pool, leader: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices, both = agents
-    real, begun, go = LocalHostAccess.open, threading.Event(), threading.Event()
+    real, begun, go = HostAccess.open, threading.Event(), threading.Event()
 
     def slow(*given: Any) -> Any:
         begun.set()
         go.wait(HANG_SECONDS)
         return real(*given)
 
-    monkeypatch.setattr(LocalHostAccess, "open", slow)
+    monkeypatch.setattr(HostAccess, "open", slow)
     a, b = devices[0].to_device(np.arange(9000)), devices[1].zeros(9000, np.int64)
     stream = None if leader is None else devices[leader].stream()
     for device in devices:
@@ -374,13 +372,6 @@ def test_agents_hear_who_is_lost(agents: Pool) -> None:
     assert np.array_equal(b.copy_to_host(), np.arange(1000))
 
 
-def test_a_process_that_was_forked_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = peer_access.process_token()
-    assert before == peer_access.process_token()
-    monkeypatch.setattr(os, "getpid", lambda: 17)
-    assert peer_access.process_token() != before
-
-
 def test_a_destination_that_is_freed_at_once_stays_until_the_copy_is_over() -> None:
     with pool_of(map(late, range(2))) as (devices, both):
         a = devices[0].to_device(np.arange(50_000))
@@ -444,7 +435,7 @@ def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest
     for device in (one, two):
         device.synchronize(60)
     before, go = threading.active_count(), threading.Event()
-    monkeypatch.setattr(LocalHostAccess, "close", lambda self, opened: go.wait(HANG_SECONDS))
+    monkeypatch.setattr(HostAccess, "close", lambda self, opened: go.wait(HANG_SECONDS))
     del buffers
     assert until(lambda: both[0].counts.get("RELEASE", 0) == 500)
     assert threading.active_count() <= before + 3

@@ -42,7 +42,7 @@ def test_nothing_is_sent(agents: tuple[Devices, list[Agent]]) -> None:
     assert np.array_equal(part.copy_to_host(), source[1000:200_000])
     assert mappings(first) == 2 and mappings(second) == 1
     assert first.counts.get("WRITE_BULK", 0) == first.counts.get("READ_BULK", 0) == 0
-    assert second.counts["WRITE_LENT"] == 1 and second.counts.get("WRITE_BULK", 0) == 0
+    assert second.counts["WRITE"] == 1 and second.counts.get("WRITE_BULK", 0) == 0
 
 
 def test_arrays_that_are_dropped(agents: tuple[Devices, list[Agent]]) -> None:

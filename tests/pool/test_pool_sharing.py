@@ -19,7 +19,7 @@ from tests.harness.until import HANG_SECONDS, until
 from warpwell import errors
 from warpwell.pool.agent import peer_access
 from warpwell.pool.agent.memory import BufferView, DeviceMemory
-from warpwell.pool.agent.peer_access import LocalHostAccess, RemoteHostAccess
+from warpwell.pool.agent.peer_access import HostAccess
 from warpwell.pool.agent.peer_memory import PeerMemory
 from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import Runtime
@@ -34,7 +34,7 @@ class _Agent:
         self.runtime = Runtime()
         self.told: list[tuple[Any, ...]] = []
 
-    def tell(self, op: Op, *operands: Any, to: int) -> None:
+    def send(self, op: Op, *operands: Any, to: int) -> None:
         self.told.append((op, *operands, to))
 
     def later(self, call: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
         leave.wait(HANG_SECONDS)
         return block
 
-    monkeypatch.setattr(LocalHostAccess, "open", slow)
+    monkeypatch.setattr(HostAccess, "open", slow)
     opening = threading.Thread(target=_open, args=(sharing, offer))
     opening.start()
     assert entered.wait(HANG_SECONDS)
@@ -188,7 +188,7 @@ from warpwell.pool.agent.runtime import Runtime
 runtime = Runtime()
 block = runtime.allocate(1 << 20)
 block.bytes[:] = 1
-print(*runtime.peer_address()[1:3], runtime.peer_address()[3].hex(), runtime.export(block), flush=True)
+print(*runtime.peer_address()[:2], runtime.peer_address()[2].hex(), runtime.export(block), flush=True)
 sys.stdin.readline()
 print(block.bytes[:3].tolist(), block.bytes[3:-5].tolist() == list(range(256)) * 4095 + list(range(248)),
       block.bytes[-5:].tolist(), flush=True)
@@ -206,15 +206,15 @@ def test_memory_of_another_process(piece: int, monkeypatch: pytest.MonkeyPatch) 
             process, address, proof, block = child.stdout.readline().split()
             way = int(process), int(address), bytes.fromhex(proof)
             try:
-                other = RemoteHostAccess(*way)
+                other = HostAccess(*way)
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.ENOSYS):
                     raise
                 pytest.skip("the kernel allows no process to reach another's memory (ptrace_scope, seccomp)")
             with pytest.raises(errors.PoolError, match="not the agent that exported"):
-                RemoteHostAccess(way[0], way[1], bytes(16))
+                HostAccess(way[0], way[1], bytes(16))
             with pytest.raises(OSError, match="memory of process"):
-                RemoteHostAccess(way[0], 8, way[2])
+                HostAccess(way[0], 8, way[2])
             source = np.tile(np.arange(256, dtype=np.uint8), 4096)
             other.put(None, other.open(int(block)).address + 3, int(source.ctypes.data), (1 << 20) - 8)
             child.stdin.write("\n")

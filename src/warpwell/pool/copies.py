@@ -41,7 +41,7 @@ def upload(connection: AgentConnection, channel: Channel, handle: int, source: N
     """
     nbytes = source.nbytes
     if (shared := _shared_with(connection, source)) is not None:
-        connection.post(channel, Op.WRITE_LENT, handle, *shared, nbytes=nbytes)
+        connection.post(channel, Op.WRITE, handle, shared, nbytes=nbytes)
         return
     if nbytes <= INLINE:
         connection.post(channel, Op.WRITE, handle, source.tobytes(), cost=nbytes)
@@ -67,17 +67,16 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
         channel.raise_failures()
         return reply.get(description)
 
-    if (shared := _shared_with(connection, out)) is not None:
-        reply = connection.request(channel, Op.READ_LENT, handle, Reply, *shared, nbytes=nbytes)
+    if (shared := _shared_with(connection, out)) is not None or nbytes <= INLINE:
+        reply = connection.request(channel, Op.READ, handle, Reply, shared, nbytes=nbytes)
         try:
-            reply.wait(description)
+            data = wait(reply)
         except BaseException:
-            _cancel_shared(connection, reply)
+            if shared is not None:
+                _cancel_shared(connection, reply)
             raise
-        wait(reply)
-    elif nbytes <= INLINE:
-        data = wait(connection.request(channel, Op.READ, handle, Reply, nbytes=nbytes))
-        out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
+        if shared is None:
+            out[...] = np.frombuffer(data, out.dtype).reshape(out.shape)
     else:
         array = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         with BulkCopy(connection, channel) as bulk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -15,7 +16,7 @@ from ..transport.transport import Transport
 from . import arguments, copies, spare, stream_calls
 from .code import LoadedCode
 from .lane import Lane
-from .memory import BufferView, GivenUpError
+from .memory import BufferView, SkippedError
 from .protocol import Op, unpack, unpack_dtype
 from .runtime import Runtime
 from .state import HANDLERS, AgentState, call_name, handles
@@ -52,7 +53,7 @@ class Agent(AgentState):
     def run(self) -> None:
         """Serve until the application says goodbye or is gone."""
         self.runtime.enter()
-        self.transport.on_lost(self._peer_lost)
+        self.transport.on_lost(functools.partial(copies.peer_lost, self))
         try:
             while not self.stopped:
                 got = self.transport.receive(0.5)
@@ -118,9 +119,6 @@ class Agent(AgentState):
             "programs": self.programs(),
             **({} if self.spare is None else self.spare.info()),
         }
-
-    def _peer_lost(self, peer: int, reason: str) -> None:
-        copies.peer_lost(self, peer, reason)
 
     def _end(self) -> None:
         until = time.monotonic() + GRACE
@@ -192,7 +190,7 @@ def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
 
     def answer() -> None:
         try:
-            agent.tell(Op.REPLY, reply, agent.info())
+            agent.send(Op.REPLY, reply, agent.info())
         except Exception as error:  # a device that cannot be asked
             agent.refuse(reply, "info", error)
 
@@ -206,7 +204,7 @@ def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
         agent.reservations[number].set()
     copy = agent.bulk.get(number) or agent.outgoing.pop(number, None)
     if copy is not None:
-        copy.fail(GivenUpError("the application cancelled the copy"))
+        copy.fail(SkippedError(errors.PoolError("the program cancelled the copy")))
     for answer in agent.answers.pop(number, ()):
         answer.cancel()
 

@@ -18,52 +18,56 @@ from .staged import run
 from .state import AgentState, PendingCopy, handles
 
 
-class ArrivingArray:
-    """An array that has arrived, or will have, when the call that it belongs to runs."""
+def copy_with_program(
+    agent: AgentState,
+    stream: int,
+    sequence: int,
+    name: str,
+    reply: int,
+    cost: int,
+    move: Callable[[Lane, PendingCopy], bytes | None],
+) -> PendingCopy:
+    """Queue a copy that the program may cancel, and answer with the result of `move`; see `Lane.put`."""
+    copy = agent.bulk[reply] = PendingCopy()
 
-    def __init__(self) -> None:
-        self.array: Any = None
-        self.failure: BaseException | None = None
+    def run(lane: Lane) -> None:
+        try:
+            copy.check()
+            result = move(lane, copy)
+        except BaseException as error:
+            copy.failure = copy.failure or error
+            raise copy.failure from None
+        finally:
+            agent.bulk.pop(reply, None)
+        agent.send(Op.REPLY, reply, result)
 
-    def value(self, agent: AgentState) -> Any:
-        """Return the array; raise the error if it could not be received."""
-        if self.failure is not None:
-            raise self.failure
-        return self.array
+    agent.lane(stream).put(sequence, name, reply, cost, run)
+    return copy
 
 
 @handles(Op.ARGUMENT)
 def argument(
-    agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any, about: Any
+    agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any, description: Any
 ) -> None:
     """Receive an array that a later call of the stream takes."""
-    arriving = agent.handles[handle] = ArrivingArray()
-    copy = agent.bulk[reply] = PendingCopy()
-    nbytes, *shape = about
+    nbytes, *shape = description
 
-    def receive(lane: Lane) -> None:
-        try:
-            copy.check()
-            memory = np.empty(nbytes, np.uint8)
-            run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), copy.started)
-            arriving.array = shaped(memory, *shape)
-        except BaseException as error:
-            arriving.failure = copy.failure or error
-            raise arriving.failure from None
-        finally:
-            agent.bulk.pop(reply, None)
-        agent.tell(Op.REPLY, reply, None)
+    def move(lane: Lane, copy: PendingCopy) -> None:
+        memory = np.empty(nbytes, np.uint8)
+        run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), copy.started)
+        copy.array = shaped(memory, *shape)
 
-    agent.lane(stream).put(sequence, "copy of an argument", reply, nbytes, receive)
+    copy = copy_with_program(agent, stream, sequence, "copy of an argument", reply, nbytes, move)
+    agent.handles[handle] = copy
 
 
-def taken(agent: AgentState, handles: Any) -> list[Any]:
+def take_objects(agent: AgentState, handles: Any) -> list[Any]:
     """Return the objects of the handles of a call, and forget the arrays among them that were sent for this call."""
-    found = [agent.view(handle) for handle in handles]
-    for handle, value in zip(handles, found, strict=True):
-        if isinstance(value, ArrivingArray):
+    objects = [agent.view(handle) for handle in handles]
+    for handle, value in zip(handles, objects, strict=True):
+        if isinstance(value, PendingCopy):
             agent.handles.pop(handle, None)
-    return found
+    return objects
 
 
 def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
@@ -75,8 +79,8 @@ def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
 
     data, numbers = dumps(result, number_of)
     if not parts:
-        return lambda: agent.tell(Op.REPLY, reply, data)
-    about, transfers = [], []
+        return lambda: agent.send(Op.REPLY, reply, data)
+    descriptions, transfers = [], []
     for _, array in parts.values():
         contiguous, shape = flat(array)
         if np.may_share_memory(contiguous, array):
@@ -85,9 +89,9 @@ def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
         chunk = min(CHUNK, contiguous.nbytes)
         transfers.append(agent.transport.put(agent.application, tag, Region.over(contiguous, chunk=chunk)))
         agent.tags.reserve(agent.transport.rank, agent.application, transfers[-1])
-        about.append((tag, chunk, *shape))
-    for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer meanwhile
+        descriptions.append((tag, chunk, *shape))
+    for number, earlier in list(agent.answers.items()):  # a copy: other lanes answer concurrently
         if all(transfer.done for transfer in earlier):
             agent.answers.pop(number, None)
     agent.answers[reply] = transfers
-    return lambda: agent.tell(Op.ANSWER, reply, data, numbers, about)
+    return lambda: agent.send(Op.ANSWER, reply, data, numbers, descriptions)

@@ -29,7 +29,8 @@ from . import staged
 from .lane import Lane
 from .memory import BufferView, SkippedError
 from .protocol import Op, pack_failure
-from .state import AgentState, IncomingCopy, OutgoingCopy, PendingCopy, handles, lost_error
+from .runtime import Runtime
+from .state import AgentState, IncomingCopy, OutgoingCopy, handles, lost_error
 
 COPY = "copy between devices"
 
@@ -60,7 +61,7 @@ def pull(
         copy.check()
         offer = agent.sharing.offer(number, view, peer) if may_write else None
         copy.offered, copy.is_wanted = offer is not None, True
-        agent.tell(Op.WANT, number, offer, tag, plan, to=peer)
+        agent.send(Op.WANT, number, offer, tag, plan, to=peer)
 
     def run(lane: Lane) -> None:
         failure: BaseException | None = None
@@ -99,7 +100,7 @@ def pull(
 def _report(agent: AgentState, number: int, copy: IncomingCopy, failure: BaseException | None) -> None:
     """Report the end of a copy to its source; return when the source cannot write any more."""
     cause = failure.cause if isinstance(failure, SkippedError) else failure
-    agent.tell(Op.HAVE, number, None if cause is None else pack_failure(cause), copy.is_wanted, to=copy.peer)
+    agent.send(Op.HAVE, number, None if cause is None else pack_failure(cause), copy.is_wanted, to=copy.peer)
     if cause is not None and copy.offered:
         with contextlib.suppress(Exception):  # a lost source never answers
             copy.silent.wait(f"rank {copy.peer} to end a copy", alive=agent.alive(copy.peer))
@@ -135,10 +136,10 @@ def source(
             agent.runtime.synchronize(lane.stream)
             offer, tag, plan = copy.wanted.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
             if offer is not None and _write(agent, lane, view, copy, offer):
-                agent.tell(Op.SENT, number, True, False, None, to=peer)
+                agent.send(Op.SENT, number, True, False, None, to=peer)
                 copy.received.set()
             else:
-                agent.tell(Op.SENT, number, False, peer in agent.sharing.unreachable(), None, to=peer)
+                agent.send(Op.SENT, number, False, peer in agent.sharing.unreachable(), None, to=peer)
                 staged.send(agent, lane, view, peer, tag, plan, copy.started)
                 if stream >= 0:
                     copy.received.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
@@ -159,7 +160,7 @@ def source(
 
 def _refuse(agent: AgentState, number: int, peer: int, failure: BaseException) -> None:
     cause = failure.cause if isinstance(failure, SkippedError) else failure
-    agent.tell(Op.SENT, number, False, False, pack_failure(cause), to=peer)
+    agent.send(Op.SENT, number, False, False, pack_failure(cause), to=peer)
 
 
 @handles(Op.WANT)
@@ -250,6 +251,8 @@ def peer_lost(agent: AgentState, peer: int, reason: str) -> None:
 
 
 # -- pinned arrays of the application ------------------------------------------------------------------------------
+
+
 class MappedArray:
     """Memory of the application that this process has mapped: nothing is sent for a copy from or to it.
 
@@ -258,11 +261,13 @@ class MappedArray:
 
     Parameters
     ----------
+    runtime : Runtime
+        Page-locks the memory if the device can.
     path : str
     nbytes : int
     """
 
-    def __init__(self, path: str, nbytes: int) -> None:
+    def __init__(self, runtime: Runtime, path: str, nbytes: int) -> None:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_size < nbytes:
@@ -271,11 +276,7 @@ class MappedArray:
         finally:
             os.close(file)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._memory, np.uint8)
-        self._unlock: Any = None
-
-    def lock(self, runtime: Any) -> None:
-        """Page-lock the memory if the device can."""
-        self._unlock = runtime.page_lock(int(self.bytes.ctypes.data), self.bytes.nbytes)
+        self._unlock: Any = runtime.page_lock(int(self.bytes.ctypes.data), nbytes)
 
     def __del__(self) -> None:
         if getattr(self, "_unlock", None) is not None:
@@ -288,51 +289,10 @@ def share(agent: AgentState, _s: int, _q: int, reply: int, number: int, path: st
 
     def run(lane: Lane) -> None:
         try:
-            mapping = MappedArray(path, nbytes)
-            mapping.lock(agent.runtime)
+            agent.handles[number] = MappedArray(agent.runtime, path, nbytes)
         except Exception as error:
-            agent.tell(Op.REFUSED, reply, "mapping of an array", pack_failure(error), False)
-            return
-        agent.handles[number] = mapping
-        agent.tell(Op.REPLY, reply, None)
+            agent.refuse(reply, "mapping of an array", error)
+        else:
+            agent.send(Op.REPLY, reply, None)
 
     agent.helper().put(0, "mapping of an array", 0, 0, run)
-
-
-@handles(Op.WRITE_LENT)
-def write_lent(agent: AgentState, stream: int, sequence: int, handle: int, number: int, offset: int) -> None:
-    """Copy from an array of the application, which must not change until the stream has come to the copy."""
-    view, mapping = agent.view(handle), agent.handles.get(number)
-
-    def run(lane: Lane) -> None:
-        data = _part(mapping, offset, view.nbytes)
-        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), data, lent=True)
-        if not agent.runtime.synchronous:
-            # The application may drop its array, and with it the mapping, while the device still reads it.
-            agent.later(lambda: mapping and None, agent.runtime.mark(lane.stream, False))
-
-    agent.lane(stream).put(sequence, "copy from the host", 0, 0, run)
-
-
-@handles(Op.READ_LENT)
-def read_lent(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, number: int, offset: int) -> None:
-    """Copy to an array of the application."""
-    view, mapping = agent.view(handle), agent.handles.get(number)
-    copy = agent.bulk[reply] = PendingCopy()
-
-    def run(lane: Lane) -> None:
-        try:
-            copy.check()  # the application uses its array again after it has given the copy up
-            data = _part(mapping, offset, view.nbytes)
-            agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
-        finally:
-            agent.bulk.pop(reply, None)
-        agent.tell(Op.REPLY, reply, None)
-
-    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
-
-
-def _part(mapping: MappedArray | None, offset: int, nbytes: int) -> NDArray[np.uint8]:
-    if mapping is None:
-        raise errors.PoolError("the application's array is no longer mapped: keep it until the copy is done")
-    return mapping.bytes[offset : offset + nbytes]

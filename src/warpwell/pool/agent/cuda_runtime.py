@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -19,8 +20,8 @@ from ...targets import GpuDevice, Launch, LaunchFlag, SourceLaunch, is_argument,
 from ...targets.compiler import keep, reads_launch_flag, start
 from ...targets.gpu import as_array, pin, pinned
 from .memory_pool import ImportedPool, MemoryPool, PoolMemory
-from .peer_access import PeerAccess, exported, exported_block, process_token
-from .runtime import Runtime
+from .peer_access import PeerAccess
+from .runtime import Runtime, proof
 
 LARGEST_STAGING = 256 << 20
 """Bytes of staging memory that a lane keeps between copies."""
@@ -127,15 +128,14 @@ class CudaRuntime(Runtime):
             self.gpu.copy(stream, to, source, nbytes)
 
     def peer_address(self) -> Any:
-        return process_token(), self.gpu.ordinal, self._memory.pool.name()
+        return os.getpid(), proof.tobytes(), self.gpu.ordinal, self._memory.pool.name()
 
     def export(self, block: Any) -> Any:
-        exported[block.address] = block
         return block.address, self._memory.pool.export(block.address) if self._memory.pool.exportable else None
 
     def peer_access(self, address: Any) -> PeerAccess:
-        token, ordinal, name = address
-        if token == process_token():
+        process, peer_proof, ordinal, name = address
+        if process == os.getpid() and peer_proof == proof.tobytes():
             return _LocalGpuAccess(self.gpu, ordinal)
         if name is None:
             raise errors.PoolError("the memory pool of the other GPU cannot be exported")
@@ -216,7 +216,7 @@ class _LocalGpuAccess(PeerAccess):
         MemoryPool.of(gpu.driver, ordinal).allow(gpu.ordinal)
 
     def open(self, block: Any) -> Any:
-        return exported_block(block[0])
+        return SimpleNamespace(address=block[0])
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         self._gpu.copy(stream, to, source, nbytes)

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .memory import GivenUpError, SkippedError
+from ..transport.transport import Transport
+from .memory import SkippedError
 from .protocol import ACKNOWLEDGE_BYTES, ACKNOWLEDGE_CALLS, Op
 from .runtime import Runtime
 from .timed_queue import TimedQueue
@@ -22,17 +23,24 @@ _SHORTEST, _LONGEST = 20e-6, 1e-3
 
 
 class LaneOwner(Protocol):
-    """The part of an agent that its lanes and deferred calls use."""
+    """The part of `AgentState` that its own parts use."""
 
     runtime: Runtime
+    transport: Transport
     stopped: bool
     idle: list[Lane]
 
-    def tell(self, op: Op, *operands: Any, to: int | None = None) -> None:
+    def helper(self) -> Lane:
+        """Return a lane for one call that belongs to no stream."""
+
+    def later(self, call: Callable[[], None], mark: Any = None) -> None:
+        """Make a deferred call."""
+
+    def send(self, op: Op, *operands: Any, to: int | None = None) -> None:
         """Send a message."""
 
     def failed(self, stream: int, sequence: int, call: Any, reply: int, error: BaseException) -> None:
-        """Report a failed call to the application."""
+        """Report a failed call to the program."""
 
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
         """Answer a request with a failure."""
@@ -59,7 +67,7 @@ class Lane:
         self._made = False
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pending: list[None] = []  # one entry for each call that has not completed; changed without a lock
-        self._told = 0
+        self._acknowledged = 0
         self._bytes = 0
         self.thread = threading.Thread(target=self._work, name=f"warpwell lane {number}", daemon=True)
         self.thread.start()
@@ -119,9 +127,6 @@ class Lane:
             except SkippedError as skipped:
                 if reply:
                     agent.refuse(reply, call, skipped.cause, earlier=True)
-            except GivenUpError as given_up:
-                if reply:
-                    agent.refuse(reply, call, given_up, earlier=True)
             except BaseException as error:  # of any kind: the caller handles it
                 agent.failed(self.number, sequence, call, reply, error)
             self.doing = ""
@@ -138,9 +143,9 @@ class Lane:
 
     def _count(self, sequence: int, cost: int) -> None:
         self._bytes += cost
-        if sequence - self._told >= ACKNOWLEDGE_CALLS or self._bytes >= ACKNOWLEDGE_BYTES:
-            self._told, self._bytes = sequence, 0
-            self._agent.tell(Op.DONE, self.number, sequence)
+        if sequence - self._acknowledged >= ACKNOWLEDGE_CALLS or self._bytes >= ACKNOWLEDGE_BYTES:
+            self._acknowledged, self._bytes = sequence, 0
+            self._agent.send(Op.DONE, self.number, sequence)
 
 
 class DeferredCalls:
@@ -204,5 +209,5 @@ class DeferredCalls:
     def _reached(self, mark: Any) -> bool:
         try:
             return self._agent.runtime.reached(mark)
-        except Exception:  # a device that failed comes to nothing: its lanes tell
+        except Exception:  # the lanes of a device that failed report it
             return True

@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import ArgumentError, PoolError
+from ...errors import ArgumentError
 from .runtime import Runtime
 
 
 class SkippedError(Exception):
-    """A call cannot run because an earlier allocation failed, which was reported. It never leaves the agent.
+    """A call cannot run because an earlier one failed, which was reported, or the program has cancelled it.
+
+    It never leaves the agent, and the next synchronization does not report it.
 
     Parameters
     ----------
@@ -24,10 +26,6 @@ class SkippedError(Exception):
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
-
-
-class GivenUpError(PoolError):
-    """The application has cancelled a copy, so the next synchronization does not report it."""
 
 
 class Shared(NamedTuple):

@@ -5,29 +5,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from abc import ABC, abstractmethod
 from types import SimpleNamespace
-from typing import Any
-from weakref import WeakValueDictionary
+from typing import Any, Protocol
 
 from ... import errors
 
 PIECE = 64 << 20
 """Bytes of one system call, which takes at most 2 GiB."""
 
-_started = os.urandom(16)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def process_token() -> bytes:
-    """Return an identifier of this process that no other process on any host has, forked children included."""
-    return _started + os.getpid().to_bytes(8, "little")
-
-
-class PeerAccess(ABC):
+class PeerAccess(Protocol):
     """The access of this device to the memory of another one."""
 
-    @abstractmethod
     def open(self, block: Any) -> Any:
         """Return a block that the other runtime has exported; its ``address`` is valid for `put`."""
 
@@ -35,47 +26,16 @@ class PeerAccess(ABC):
         """Stop using a block; its owner may free it when this returns."""
         return
 
-    @abstractmethod
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
         """Copy this device's memory to the other's, in the order of a stream of this device."""
-
-
-exported: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""The blocks of this process's devices that were exported, by address, for other devices of the process."""
-
-
-def exported_block(address: int) -> Any:
-    """Return an exported block of this process; the reference keeps its memory."""
-    try:
-        return exported[address]
-    except KeyError:
-        raise errors.PoolError(f"the block at {address:#x} was freed") from None
-
-
-class LocalHostAccess(PeerAccess):
-    """Host memory of this process.
-
-    Parameters
-    ----------
-    runtime : Runtime
-    """
-
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
-
-    def open(self, block: Any) -> Any:
-        return exported_block(block)
-
-    def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        self._runtime.copy(stream, to, source, nbytes)
 
 
 class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-class RemoteHostAccess(PeerAccess):
-    """Host memory of another process of this user, by ``process_vm_writev``: one copy, by the kernel.
+class HostAccess(PeerAccess):
+    """Host memory of a process of this user, by ``process_vm_writev``: one copy, by the kernel.
 
     Parameters
     ----------

@@ -14,8 +14,8 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from ... import errors
 from ..._os import clock
@@ -25,16 +25,6 @@ from .peer_access import PeerAccess
 from .protocol import Op
 
 _numbers = itertools.count(1)
-
-
-class MemoryOwner(LaneOwner, Protocol):
-    """The part of an agent that `PeerMemory` uses."""
-
-    def helper(self) -> Lane:
-        """Return a lane for one call that belongs to no stream."""
-
-    def later(self, call: Callable[[], None], mark: Any = None) -> None:
-        """Make a deferred call."""
 
 
 class _OpenedPeer:
@@ -50,10 +40,10 @@ class PeerMemory:
 
     Parameters
     ----------
-    agent : MemoryOwner
+    agent : LaneOwner
     """
 
-    def __init__(self, agent: MemoryOwner) -> None:
+    def __init__(self, agent: LaneOwner) -> None:
         self._agent = agent
         self._lock = threading.RLock()  # the main loop takes it, and must not wait while memory is opened
         self._opening = threading.Lock()
@@ -115,7 +105,7 @@ class PeerMemory:
             if remaining:
                 self._ending[number] = (block, remaining)
         for peer in sorted(remaining):
-            self._agent.tell(Op.RELEASE, number, to=peer)
+            self._agent.send(Op.RELEASE, number, to=peer)
 
     def released(self, peer: int, number: int) -> None:
         """Record that a sender has closed a block, which is freed when all senders have."""
@@ -186,7 +176,7 @@ class PeerMemory:
     def _close_and_answer(self, peer: int, number: int) -> None:
         with contextlib.suppress(Exception):  # of a device that failed: the owner keeps the block
             self._close(peer, number)
-            self._agent.tell(Op.RELEASED, number, to=peer)
+            self._agent.send(Op.RELEASED, number, to=peer)
 
     def _close(self, peer: int, number: int) -> None:
         with self._opening:

@@ -38,9 +38,9 @@ class Op(enum.IntEnum):
     # from the application, for a lane
     ALLOCATE = 1  # buffer, bytes, dtype, shape
     FILL = 2  # buffer, item as bytes
-    WRITE = 3  # buffer, data
+    WRITE = 3  # buffer, data as bytes, or memory and offset of an array of the program
     WRITE_BULK = 4  # buffer, reply, tag, plan
-    READ = 5  # buffer, reply
+    READ = 5  # buffer, reply, None, or memory and offset of an array of the program
     READ_BULK = 6  # buffer, reply, tag, plan
     COPY = 7  # destination, source, on the same device
     # a copy between agents, which the destination pulls; a stream of -1 does not order it:
@@ -57,8 +57,6 @@ class Op(enum.IntEnum):
     SYNCHRONIZE = 18  # reply
 
     ARGUMENT = 21  # handle, reply, tag, plan, shape of the array, which a later call takes
-    WRITE_LENT = 19  # buffer, memory, offset
-    READ_LENT = 20  # buffer, reply, memory, offset
 
     # from the application, at once; stream and sequence are 0 where they say nothing
     VIEW = 33  # buffer, base, offset, dtype, shape, strides or None

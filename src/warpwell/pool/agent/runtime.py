@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...targets import view_of
-from .peer_access import LocalHostAccess, PeerAccess, RemoteHostAccess, exported, process_token
+from .peer_access import HostAccess, PeerAccess
 
 _ALIGNMENT = 4096
 
-_proof = np.frombuffer(os.urandom(16), np.uint8)
+proof = np.frombuffer(os.urandom(16), np.uint8)
 """A process that reads these bytes at their address has access to the memory of this process, not of another one."""
 
 SPIN = 200e-6
@@ -151,17 +151,15 @@ class Runtime:
 
     def peer_address(self) -> Any:
         """Return the argument of `peer_access` for other devices of this host; None if none can reach this memory."""
-        return process_token(), os.getpid(), int(_proof.ctypes.data), _proof.tobytes()
+        return os.getpid(), int(proof.ctypes.data), proof.tobytes()
 
     def export(self, block: Any) -> Any:
         """Return the data with which `PeerAccess.open` opens a block."""
-        exported[block.address] = block
         return block.address
 
     def peer_access(self, address: Any) -> PeerAccess:
         """Return the access to the memory of another device; raise `PoolError` if it is out of reach."""
-        token, process, proof_address, proof = address
-        return LocalHostAccess(self) if token == process_token() else RemoteHostAccess(process, proof_address, proof)
+        return HostAccess(*address)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
         """Write an item `count` times."""

@@ -134,7 +134,7 @@ def leave(agent: AgentState, _s: int, _q: int, reply: int) -> None:
     except Exception as error:
         agent.refuse(reply, "leave", error)
     else:
-        agent.tell(Op.REPLY, reply, None)
+        agent.send(Op.REPLY, reply, None)
 
 
 @handles(Op.RESERVE)
@@ -155,7 +155,7 @@ def reserve(agent: AgentState, _s: int, _q: int, reply: int, gpus: Sequence[str]
                     raise errors.StallError(reservation.shortage(), seconds=seconds)
                 if released.wait(POLL_SECONDS):
                     return
-            agent.tell(Op.REPLY, reply, reserved)
+            agent.send(Op.REPLY, reply, reserved)
             released.wait()
         except Exception as error:
             agent.refuse(reply, "reservation", error)

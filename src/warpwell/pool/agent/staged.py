@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from ... import errors
 from ..._os import clock
 from ..transport.bulk import LOST, Region, Transfer
 from ..transport.milestone import limit
-from ..transport.transport import Transport
-from .lane import Lane
+from .lane import Lane, LaneOwner
 from .memory import BufferView
 from .runtime import Runtime
 
@@ -31,21 +30,14 @@ Started = Callable[[Transfer], None]
 """Called with each transfer that begins, so that another thread can cancel it."""
 
 
-class Mover(Protocol):
-    """The part of an agent that moves data."""
-
-    transport: Transport
-    runtime: Runtime
-
-
 def receive(
-    agent: Mover, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
+    agent: LaneOwner, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
 ) -> None:
     """Receive bulk data into a view; return when later work of the lane's stream can read them.
 
     Parameters
     ----------
-    agent : Mover
+    agent : LaneOwner
     lane : Lane
     view : BufferView
         Its block is held until the transfer is over.
@@ -82,7 +74,7 @@ def receive(
 
 
 def send(
-    agent: Mover, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
+    agent: LaneOwner, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
 ) -> None:
     """Send a view after earlier work of the lane's stream; return when it may change. Parameters as of `receive`."""
     runtime, stream, nbytes, (chunk, buffers) = agent.runtime, lane.stream, view.nbytes, plan

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from numpy.typing import NDArray
+
 from ... import errors
 from ..transport.bulk import Transfer
 from ..transport.milestone import Milestone
@@ -36,16 +38,19 @@ def handles(op: Op) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 class PendingCopy:
-    """A copy that can be given up: by the application, or because the other side has failed or is lost.
+    """A copy that can be cancelled: by the program, or because the other side has failed or is lost.
 
     Attributes
     ----------
     failure : BaseException or None
-        Why it was given up.
+        Why it was cancelled or has failed.
+    array : ndarray or None
+        The received array, if it is an argument of a later call.
     """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
+        self.array: NDArray[Any] | None = None
         self._transfer: Transfer | None = None
 
     def started(self, transfer: Transfer) -> None:
@@ -59,8 +64,13 @@ class PendingCopy:
         if self.failure is not None:
             raise self.failure
 
+    def value(self, agent: AgentState) -> NDArray[Any] | None:
+        """Return the received array; raise the failure of the copy."""
+        self.check()
+        return self.array
+
     def fail(self, failure: BaseException) -> None:
-        """Give the copy up; the first failure stays."""
+        """Cancel the copy; the first failure stays."""
         self.failure = self.failure or failure
         if self._transfer is not None:
             self._transfer.cancel()
@@ -200,7 +210,7 @@ class AgentState:
         found = self.codes.get(handle) if isinstance(handle, str) else self.handles.get(handle)
         return Missing(handle) if found is None else found
 
-    def tell(self, op: Op, *operands: Any, to: int | None = None) -> None:
+    def send(self, op: Op, *operands: Any, to: int | None = None) -> None:
         """Send a message, from a lane or a deferred call. A peer that is gone gets none, and that is no error."""
         try:
             self.transport.send(self.application if to is None else to, pack(int(op), *operands))
@@ -212,11 +222,11 @@ class AgentState:
         if reply:
             self.refuse(reply, call, error)
         else:
-            self.tell(Op.FAILED, stream, sequence, call_name(call), pack_failure(error))
+            self.send(Op.FAILED, stream, sequence, call_name(call), pack_failure(error))
 
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
         """Answer a request with a failure; `earlier` if the failure was reported to the application before."""
-        self.tell(Op.REFUSED, reply, call_name(call), pack_failure(error), earlier)
+        self.send(Op.REFUSED, reply, call_name(call), pack_failure(error), earlier)
 
     def alive(self, peer: int | None = None) -> Callable[[], None]:
         """Return a function that raises once a wait (for something of `peer`) has become pointless."""
@@ -232,10 +242,6 @@ class AgentState:
     def later(self, call: Callable[[], None], mark: Any = None) -> None:
         """Make a call from the thread of deferred calls, once the device has reached `mark`."""
         self.deferred.put(call, mark)
-
-    def when_reached(self, milestone: Milestone, call: Callable[[BaseException | None], None]) -> None:
-        """Make the deferred call ``call(failure)`` when the device has reached a recorded event."""
-        milestone.when_set(lambda m: self.later(lambda: call(m.failure), None if m.failure else m.value))
 
     def signal(self, number: int) -> Milestone:
         """Return the milestone that stands for an event of another agent."""

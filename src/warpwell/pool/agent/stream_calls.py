@@ -16,7 +16,7 @@ from ... import errors, registry
 from ..transport.milestone import Milestone
 from . import code as codes
 from . import staged
-from .arguments import ArrivingArray, answer, taken
+from .arguments import answer, copy_with_program, take_objects
 from .lane import Lane
 from .memory import BufferView, DeviceMemory, Missing, SkippedError
 from .protocol import Op, pack_failure, unpack_arguments, unpack_dtype
@@ -44,62 +44,60 @@ def fill(agent: AgentState, stream: int, sequence: int, handle: int, item: bytes
 
 
 @handles(Op.WRITE)
-def write(agent: AgentState, stream: int, sequence: int, handle: int, data: bytes) -> None:
-    """Copy bytes that came with the call to a buffer."""
+def write(agent: AgentState, stream: int, sequence: int, handle: int, data: bytes | tuple[int, int]) -> None:
+    """Copy bytes to a buffer, or an array that the program has shared: its memory and offset.
+
+    The shared array must not change until the stream has reached the copy.
+    """
     view = agent.view(handle)
+    shared = None if isinstance(data, bytes) else (agent.view(data[0]), data[1])
 
     def run(lane: Lane) -> None:
-        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), data)
+        source = data if shared is None else shared[0].bytes[shared[1] : shared[1] + view.nbytes]
+        agent.runtime.write(lane.stream, view.address(agent.runtime, lane.stream), source, lent=shared is not None)
+        if shared is not None and not agent.runtime.synchronous:
+            # The program may drop its array, and with it the mapping, while the device still reads it.
+            agent.later(lambda: shared and None, agent.runtime.mark(lane.stream, False))
 
-    agent.lane(stream).put(sequence, "copy from the host", 0, len(data), run)
+    agent.lane(stream).put(sequence, "copy from the host", 0, len(data) if shared is None else 0, run)
 
 
 @handles(Op.WRITE_BULK)
 def write_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
     """Copy bulk data of the application to a buffer."""
     view = agent.view(handle)
-    run = _bulk(agent, view, staged.receive, reply, tag, plan)
-    agent.lane(stream).put(sequence, "copy from the host", reply, view.nbytes, run)
+
+    def move(lane: Lane, copy: PendingCopy) -> None:
+        staged.receive(agent, lane, view, agent.application, tag, plan, copy.started)
+
+    copy_with_program(agent, stream, sequence, "copy from the host", reply, view.nbytes, move)
 
 
 @handles(Op.READ)
-def read(agent: AgentState, stream: int, sequence: int, handle: int, reply: int) -> None:
-    """Copy a small buffer to the application."""
+def read(
+    agent: AgentState, stream: int, sequence: int, handle: int, reply: int, shared: tuple[int, int] | None
+) -> None:
+    """Copy a buffer to the program: in the reply, or into an array that the program has shared."""
     view = agent.view(handle)
+    mapping, offset = (None, 0) if shared is None else (agent.view(shared[0]), shared[1])
 
-    def run(lane: Lane) -> None:
-        data = np.empty(view.nbytes, np.uint8)
+    def move(lane: Lane, copy: PendingCopy) -> bytes | None:
+        data = np.empty(view.nbytes, np.uint8) if mapping is None else mapping.bytes[offset : offset + view.nbytes]
         agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
-        agent.tell(Op.REPLY, reply, data.tobytes())
+        return data.tobytes() if mapping is None else None
 
-    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+    copy_with_program(agent, stream, sequence, "copy to the host", reply, 0, move)
 
 
 @handles(Op.READ_BULK)
 def read_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any) -> None:
-    """Copy a buffer to the application as bulk data."""
-    run = _bulk(agent, agent.view(handle), staged.send, reply, tag, plan)
-    agent.lane(stream).put(sequence, "copy to the host", reply, 0, run)
+    """Copy a buffer to the program as bulk data."""
+    view = agent.view(handle)
 
+    def move(lane: Lane, copy: PendingCopy) -> None:
+        staged.send(agent, lane, view, agent.application, tag, plan, copy.started)
 
-def _bulk(
-    agent: AgentState, view: Any, move: Callable[..., None], reply: int, tag: int, plan: Any
-) -> Callable[..., None]:
-    """Return what a lane runs: until then, and meanwhile, the application may give the copy up."""
-    copy = agent.bulk[reply] = PendingCopy()
-
-    def run(lane: Lane) -> None:
-        try:
-            copy.check()
-            move(agent, lane, view, agent.application, tag, plan, copy.started)
-        except errors.PoolError:
-            copy.check()  # it was cancelled, and this is the reason
-            raise
-        finally:
-            agent.bulk.pop(reply, None)
-        agent.tell(Op.REPLY, reply, None)
-
-    return run
+    copy_with_program(agent, stream, sequence, "copy to the host", reply, 0, move)
 
 
 @handles(Op.COPY)
@@ -131,7 +129,7 @@ def launch(agent: AgentState, stream: int, sequence: int, key: str, configuratio
 def call(agent: AgentState, stream: int, sequence: int, key: str, reply: int, handles: Any, data: bytes) -> None:
     """Call a Python function."""
     loaded = agent.codes[key]
-    objects = taken(agent, handles)
+    objects = take_objects(agent, handles)
 
     def run(lane: Lane) -> None:
         arguments, options = codes.loads(data, _values(agent, lane, objects))
@@ -143,11 +141,11 @@ def call(agent: AgentState, stream: int, sequence: int, key: str, reply: int, ha
 
 def _answer_behind(agent: AgentState, lane: Lane, reply: int, result: Any) -> None:
     """Send a result after the work that its function has left in the stream, because its receiver relies on that."""
-    tell = answer(agent, reply, result)
+    send = answer(agent, reply, result)
     if agent.runtime.synchronous:
-        tell()
+        send()
     else:
-        agent.later(tell, agent.runtime.mark(lane.stream, False))
+        agent.later(send, agent.runtime.mark(lane.stream, False))
 
 
 class ServiceObject:
@@ -169,7 +167,7 @@ class ServiceObject:
 def create(agent: AgentState, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
     """Make an object that stays on the agent."""
     held = agent.handles[handle] = ServiceObject(path)
-    objects = taken(agent, handles)
+    objects = take_objects(agent, handles)
 
     def run(lane: Lane) -> None:
         try:
@@ -191,7 +189,7 @@ def method(
     A `Future` that the method returns is the answer once it is done.
     """
     held = agent.view(handle)
-    objects = taken(agent, handles)
+    objects = take_objects(agent, handles)
 
     def run(lane: Lane) -> None:
         value = held.value(agent)
@@ -218,13 +216,13 @@ def _answer(agent: AgentState, reply: int, called: str, result: Future[Any]) -> 
 
 
 def _values(agent: AgentState, lane: Lane, objects: list[Any]) -> list[Any]:
-    return [_value(agent, lane, thing) for thing in objects]
+    return [_value(agent, lane, item) for item in objects]
 
 
-def _value(agent: AgentState, lane: Lane, thing: Any, *, kernel: bool = False) -> Any:
-    if isinstance(thing, BufferView):
-        return (thing.argument if kernel else thing.operand)(agent.runtime, lane.stream)
-    return thing.value(agent) if isinstance(thing, ServiceObject | Missing | ArrivingArray) else thing
+def _value(agent: AgentState, lane: Lane, item: Any, *, kernel: bool = False) -> Any:
+    if isinstance(item, BufferView):
+        return (item.argument if kernel else item.operand)(agent.runtime, lane.stream)
+    return item.value(agent) if isinstance(item, ServiceObject | Missing | PendingCopy) else item
 
 
 @handles(Op.GLOBAL)
@@ -291,7 +289,7 @@ def synchronize(agent: AgentState, stream: int, sequence: int, reply: int) -> No
 
     def run(lane: Lane) -> None:
         agent.runtime.synchronize(lane.stream)
-        agent.tell(Op.REPLY, reply, None)
+        agent.send(Op.REPLY, reply, None)
 
     agent.lane(stream).put(sequence, "synchronization", reply, 0, run)
 
@@ -300,10 +298,10 @@ def synchronize(agent: AgentState, stream: int, sequence: int, reply: int) -> No
 def notify(agent: AgentState, stream: int, sequence: int, event: int, number: int, peer: int) -> None:
     """Send another agent a signal when an event is reached."""
 
-    def tell(failure: BaseException | None) -> None:
-        agent.tell(Op.SIGNAL, number, None if failure is None else pack_failure(failure), to=peer)
+    def report(failure: BaseException | None) -> None:
+        agent.send(Op.SIGNAL, number, None if failure is None else pack_failure(failure), to=peer)
 
-    _when(agent, event, tell)
+    _when(agent, agent.events.get(event), report)
 
 
 @handles(Op.SIGNAL)
@@ -325,7 +323,7 @@ def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: in
         done = milestone is None or (
             milestone.done and (milestone.failure is not None or agent.runtime.reached(milestone.value))
         )
-        agent.tell(Op.REPLY, reply, done)
+        agent.send(Op.REPLY, reply, done)
 
     agent.later(answer)
 
@@ -333,7 +331,7 @@ def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: in
 @handles(Op.UNTIL)
 def until(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
     """Answer when an event is reached."""
-    _when(agent, event, lambda failure: agent.tell(Op.REPLY, reply, None))
+    _when(agent, agent.events.get(event), lambda failure: agent.send(Op.REPLY, reply, None))
 
 
 @handles(Op.ELAPSED)
@@ -346,19 +344,16 @@ def elapsed(agent: AgentState, stream: int, sequence: int, event: int, earlier: 
             if failure is not None:
                 raise failure
             assert last is not None and first is not None
-            agent.tell(Op.REPLY, reply, agent.runtime.elapsed(last.value, first.value))
+            agent.send(Op.REPLY, reply, agent.runtime.elapsed(last.value, first.value))
         except BaseException as error:
             agent.refuse(reply, "elapsed time", error)
 
-    _when(agent, earlier, lambda failure: _when_milestone(agent, last, answer) if failure is None else answer(failure))
+    _when(agent, first, lambda failure: _when(agent, last, answer) if failure is None else answer(failure))
 
 
-def _when(agent: AgentState, event: int, call: Any) -> None:
-    _when_milestone(agent, agent.events.get(event), call)
-
-
-def _when_milestone(agent: AgentState, milestone: Milestone | None, call: Any) -> None:
+def _when(agent: AgentState, milestone: Milestone | None, call: Callable[[BaseException | None], None]) -> None:
+    """Make the deferred call ``call(failure)`` when the device has reached an event; at once if it is not recorded."""
     if milestone is None:
         agent.later(lambda: call(None))
     else:
-        agent.when_reached(milestone, call)
+        milestone.when_set(lambda m: agent.later(lambda: call(m.failure), None if m.failure else m.value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the protocol; incremented with every change of a message."""
 
 
