@@ -1,6 +1,6 @@
 """Make the companion wheel warpwell-driver: ``python -m tools.driver_wheel FOLDER``.
 
-It brings layer, worker, relay and CUDA runtimes to machines without a C compiler.
+It brings layer, worker, relay, pass-through driver and CUDA runtimes to machines without a C compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OLDEST = 17
 def wheel(folder: Path) -> Path:
     """Write the companion wheel warpwell-driver into a folder, and return its path.
 
-    It has layer, worker, relay and CUDA runtimes and no Python code, so one wheel serves all versions of Python. If the
+    It has the native parts and the CUDA runtimes and no Python code, so one wheel serves all versions of Python. If the
     package ziglang is installed, the wheel runs with glibc 2.17 and newer; else with the glibc of this machine, which
     its name contains.
     """
@@ -40,9 +40,10 @@ def wheel(folder: Path) -> Path:
             built = build.find_parts(Path(made))
         else:
             built = build.build()
-        if not built.layer or not built.worker or not built.relay:
-            raise DriverBuildError("the sources of layer, worker or relay are missing: nothing to put into a wheel")
-        files = [built.layer, built.worker, built.relay, *(built.layer.parent / part.output for part in build.RUNTIMES)]
+        if not built.layer or not built.worker or not built.relay or not built.passthrough:
+            raise DriverBuildError("sources of native parts are missing: nothing to put into a wheel")
+        files = [built.layer, built.worker, built.relay, built.passthrough]
+        files += [built.layer.parent / part.output for part in build.RUNTIMES]
         content = {path.name: path.read_bytes() for path in files}
     glibc = max([OLDEST, *(int(found) for text in content.values() for found in re.findall(rb"GLIBC_2\.(\d+)", text))])
     tag = f"py3-none-manylinux_2_{glibc}_{platform.machine()}"

@@ -32,7 +32,7 @@ def build() -> Built:
         If there is no compiler, if it fails, or if the cache folder cannot be written.
     """
     product = parts.build()
-    return Built(product.layer, product.worker, product.relay, build_fake())
+    return Built(product.layer, product.worker, product.relay, product.passthrough, build_fake())
 
 
 def build_fake() -> Path:

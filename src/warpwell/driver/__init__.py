@@ -4,6 +4,7 @@
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
 - environment: variables and folders by which a program finds the layer instead of the driver
+- passthrough: the environment of programs on this machine's own driver, with the pass-through driver in front of it
 - elf: reads the file of a compiled program before it starts
 - hook: code that Python programs run at their start, for a few functions of NVIDIA's runtime
 - clients: accepts clients of devices and hands them to a server
@@ -11,7 +12,7 @@
 
 The native sources (``native/``): ``cu.h`` has the interface's types, ``wire.h`` and ``calls.h`` the protocol between
 layer and worker, ``layer.h`` and ``worker.h`` the maps of the two, and ``relay.c`` connects them if they are on two
-hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime.
+hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime, ``passthrough.h`` that of the pass-through driver.
 """
 
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
     from .elf import examine_program, is_compiled
     from .environment import make_library_folder
+    from .passthrough import passthrough_environ
     from .server import DriverServer
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "examine_program",
     "is_compiled",
     "make_library_folder",
+    "passthrough_environ",
     "receive",
     "refuse",
 ]
@@ -44,6 +47,7 @@ _FROM = {
     "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
     "elf": "examine_program is_compiled",
     "environment": "make_library_folder",
+    "passthrough": "passthrough_environ",
 }
 """Names of modules that are imported when a name is first used."""
 

@@ -1,4 +1,4 @@
-"""Build layer, worker, relay and CUDA runtime: once, into the cache folder, named by a hash of sources and compiler.
+"""Build the native parts: once, into the cache folder, named by a hash of sources and compiler.
 
 The companion wheel warpwell-driver (``make driver-wheel``) brings them to machines without a compiler.
 """
@@ -38,6 +38,7 @@ class Built:
     layer: Path | None
     worker: Path | None
     relay: Path | None
+    passthrough: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,15 @@ class Part:
 LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"))
 WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
 RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
-PARTS = (LAYER, WORKER, RELAY)
-GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c"}
+MACHINE = "libcuda-machine.so.1"
+"""Name under which the pass-through driver loads the machine's own driver, from the folder in which it lies itself."""
+PASSTHROUGH = Part(
+    "_passthrough.so",
+    ("passthrough*.c",),
+    (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"),
+)
+PARTS = (LAYER, WORKER, RELAY, PASSTHROUGH)
+GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c", PASSTHROUGH: "gen_passthrough.c"}
 RUNTIMES = tuple(
     Part(
         f"libcudart.so.{release}",
@@ -201,11 +209,17 @@ def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> N
     """Compile parts into a folder; with the layer, also the runtimes, which are linked to it."""
     for name, text in (generate.sources() | runtime.sources()).items():
         (folder / name).write_text(text)
+    machine = folder / MACHINE  # only its name is needed to link
+    (folder / "gen_machine.c").touch()
+    soname = Part(MACHINE, (), (*SHARED, f"-Wl,-soname,{MACHINE}"))
+    compile_files(folder, command, [(soname, [folder / "gen_machine.c"])])
     jobs = []
     for part in parts:
         if files := part.sources(generate.NATIVE):
-            jobs.append((part, [*files, *([folder / GENERATED[part]] if part in GENERATED else [])]))
+            more = [folder / GENERATED[part]] if part in GENERATED else []
+            jobs.append((part, [*files, *more, *([machine] if part is PASSTHROUGH else [])]))
     compile_files(folder, command, jobs)
+    machine.unlink()
     if LAYER not in parts:
         return
     jobs = []

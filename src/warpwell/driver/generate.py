@@ -23,6 +23,8 @@ def sources() -> dict[str, str]:
         "gen_layer.h": _layer_h(),
         "gen_worker.h": _worker_h(),
         "gen_worker.c": _worker_c(),
+        "gen_passthrough.h": _passthrough_h(),
+        "gen_passthrough.c": _passthrough_c(),
     }
 
 
@@ -411,3 +413,42 @@ def _replay(call: table.Call) -> Iterator[str]:
         yield "        *nout = sizeof sent;"
         yield "        return error;"
     yield "    }"
+
+
+# -- the pass-through --------------------------------------------------------------------------------------------------
+
+PASSED = re.compile(r"cu(Launch(Kernel|KernelEx|CooperativeKernel)|GraphLaunch|Mem(cpy|set)\w*|GetProcAddress(_v2)?)")
+"""Symbols that the pass-through driver defines, without the suffixes of per-thread streams."""
+
+
+def passed() -> list[table.Entry]:
+    """Return the entries of the symbols that the pass-through driver defines."""
+    known = table.calls()
+    plain = {entry.symbol: table.plain_symbol(entry.symbol) for entry in table.entries()}
+    return [e for e in table.entries() if plain[e.symbol] in known and PASSED.fullmatch(plain[e.symbol])]
+
+
+def _passthrough_h() -> str:
+    c_lines = ["/* Generated: functions of the machine's driver. */", "struct ww_machine {"]
+    for entry in passed():
+        c_lines.append(
+            f"    CUresult (*{entry.symbol})({_parameters(table.calls()[table.plain_symbol(entry.symbol)])});"
+        )
+    c_lines += ["};", "extern struct ww_machine ww_machine;", f"#define WW_PASSED {len(passed())}u"]
+    return "\n".join([*c_lines, "extern const struct ww_passed ww_passed[WW_PASSED];", ""])
+
+
+def _passthrough_c() -> str:
+    c_lines, rows = ["/* Generated: the pass-through driver. */", '#include "passthrough.h"'], []
+    for entry in passed():
+        call, symbol = table.calls()[table.plain_symbol(entry.symbol)], entry.symbol
+        rows.append(
+            f'    {{"{symbol}", "{entry.name}", {entry.version}, {int(entry.per_thread)}, (void *){symbol}, '
+            f"(void **)&ww_machine.{symbol}}},"
+        )
+        if "GetProcAddress" in symbol:
+            continue
+        c_lines += [f"WW_API {_prototype(call, symbol)};", f"{_prototype(call, symbol)}", "{"]
+        c_lines += [f"    if (!ww_machine.{symbol})", "        return CUDA_ERROR_NOT_SUPPORTED;"]
+        c_lines += [f"    return ww_machine.{symbol}({_passed(call)});", "}"]
+    return "\n".join([*c_lines, "const struct ww_passed ww_passed[WW_PASSED] = {", *rows, "};", ""])

@@ -32,6 +32,7 @@ typedef struct CUevent_st *CUevent;
 #define CU_CTX_BLOCKING_SYNC 4u
 #define CU_EVENT_DISABLE_TIMING 2u
 #define CU_EVENT_INTERPROCESS 4u
+#define CU_GET_PROC_ADDRESS_LEGACY 1u
 #define CU_GET_PROC_ADDRESS_PER_THREAD 2u /* flag: NULL streams of what is found are the thread's own */
 
 /* Flags of pinned memory. */
