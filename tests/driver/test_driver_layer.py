@@ -57,6 +57,7 @@ class Span(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("serial", ctypes.c_uint64),
         ("owner", ctypes.c_void_p),
+        ("users", ctypes.c_uint64),
     ]
 
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 PIECE = 2 * MIB
 OTHER_ARENA = 0x310000000000
-INVALID_VALUE, NOT_READY, DEVICE_UNAVAILABLE = 1, 600, 46
+INVALID_VALUE, NOT_READY, DEVICE_UNAVAILABLE, ALREADY_MAPPED = 1, 600, 46, 208
 LINK = 7  # enum ww_said
 RANGE, MAP, UNMAP, DONE, SIGNAL = range(1, 6)  # enum ww_link_said
 MESSAGE = struct.Struct("=IiQQQ")  # said, result, at, nbytes, number
@@ -44,6 +44,16 @@ RIGHT = {
     "graph_memory": ["waits True others False", "done 0 True"],
     "graph_memory_behind": ["ran True True True freed False", "done 0 True"],
     "comes_back": ["codes 0 0 seen True again True"],
+    "pinned": [
+        "block {20} {20} True",
+        "block {21} {21} True",
+        "block {21} {21} True",
+        "block {22} {22} True",
+        "registered 0 {30}",
+        "freed 0 True",
+        "freed 0 True",
+        "reset {50} 1",
+    ],
     "waits": ["posted True True {1}", "done {2}"],
     "synchronous": ["codes 0 0 wrong 0"],
     "rows": ["codes 0 0 rows [{2}, {3}] [{3}, {2}]"],
@@ -183,6 +193,36 @@ def test_what_is_no_link_is_refused(server: DriverServer) -> None:
         assert raw.deferred[1] == 2
         with raw.link():
             assert raw.give(raw.line.fileno()) == NOT_READY
+
+
+def test_memory_that_is_not_lent_by_a_worker_is_refused(server: DriverServer) -> None:
+    pin, borrowed = 0x200000000000, 0x200000100000
+    with Linked(server.folder) as raw, Raw(server.folder, 1) as other:
+        assert raw.ask("LEND", struct.pack("=Q", pin))[0] == INVALID_VALUE
+        for address, lends in ((pin, 1), (pin + 4096, 0)):
+            assert raw.ask("PIN", struct.pack("=QQII", address, 4096, lends, 0))[0] == 0
+            os.close(socket.recv_fds(raw.line, 100, 1)[1][0])
+        assert raw.ask("LEND", struct.pack("=Q", pin + 4096))[0] == INVALID_VALUE
+        assert raw.ask("LEND", struct.pack("=Q", pin))[0] == 0
+        _, (lent,), _, _ = socket.recv_fds(raw.line, 100, 1)
+        unsealed, file = os.memfd_create("unsealed"), os.open(os.devnull, os.O_RDWR)
+        os.ftruncate(unsealed, 4096)
+        codes = []
+        wrong = [(unsealed, borrowed, 4096), (file, borrowed, 4096), (lent, borrowed, 8192)]
+        right = [(lent, borrowed, 4096), (lent, borrowed, 4096), (lent, pin, 4096)]
+        for serial, (descriptor, address, nbytes) in enumerate([*wrong, *right]):
+            fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            other.line.sendmsg([struct.pack("=II", LINK, serial)], fds)
+            codes.append(other.ask("BORROW", struct.pack("=QQII", address, nbytes, 0, serial))[0])
+        assert codes == [INVALID_VALUE, INVALID_VALUE, INVALID_VALUE, 0, ALREADY_MAPPED, 0]
+        assert other.ask("BORROW", struct.pack("=QQII", borrowed + 4096, 4096, 0, 77))[0] == INVALID_VALUE
+        raw.post("COPY", struct.pack("=QQQ", pin, pin + 4096, 8), stream=1)
+        other.post("IN", struct.pack("=QQ", pin, 4) + b"seen", stream=1)
+        assert [client.ask("CTX_SYNC")[0] for client in (raw, other)] == [0, 0]
+        assert os.pread(lent, 8, 0) == b"seen" + bytes(4)
+        assert [other.ask("UNPIN", struct.pack("=Q", address))[0] for address in (borrowed, pin, pin)] == [0, 0, 1]
+        for descriptor in (lent, unsealed, file):
+            os.close(descriptor)
 
 
 def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:

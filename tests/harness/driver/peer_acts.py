@@ -265,6 +265,62 @@ def rows() -> None:
     say("codes", *codes, "rows", *seen)
 
 
+def pinned_address(cuda: Cuda, address: int) -> int:
+    """Return the address of pinned memory on the current device."""
+    return cuda.out("cuMemHostGetDevicePointer_v2", address, NO_FLAGS)
+
+
+def pinned() -> None:
+    """Kernels and copies of both devices use pinned memory, whichever device was current when it was allocated."""
+    cuda = started()
+    blocks = []
+    for device in (0, 1):
+        cuda.use(device)
+        blocks.append(cuda.pinned(8192))
+        address = cuda.alloc(4096)
+        filled(cuda, device, address, 10 + device)
+        for user in (0, 1):  # a kernel writes memory of each device's, the other one's stream reads it behind that
+            first, view = blocks[min(user, device)]
+            stream, event = cuda.stream(NON_BLOCKING), cuda.event()
+            cuda.launch(device, stream, "nap", 2000)
+            cuda.launch(device, stream, "fill", first, 1024, 20 + device + user)
+            cuda.cuEventRecord(event, stream)
+            cuda.use(1 - device)
+            there, late = cuda.alloc(4096), cuda.stream(NON_BLOCKING)
+            cuda.cuStreamWaitEvent(late, event, NO_FLAGS)
+            cuda.cuMemcpyHtoDAsync_v2(there, first, 4096, late)
+            cuda.launch(1 - device, late, "copy", first + 4096, there, 4096)
+            cuda.cuStreamSynchronize(late)
+            say(
+                "block",
+                set(view[:8192].cast("I")),
+                words(cuda, 1 - device, there),
+                pinned_address(cuda, first) == first,
+            )
+            cuda.use(device)
+    registered = ctypes.create_string_buffer(3 * 4096)
+    start = ctypes.addressof(registered) + 4095 & ~4095
+    mapped = cuda.code("cuMemHostRegister_v2", start, 4096, ctypes.c_uint(2))
+    cuda.use(0)
+    cuda.launch(0, 0, "fill", pinned_address(cuda, start), 1024, 30)
+    cuda.cuCtxSynchronize()
+    say("registered", mapped, set((ctypes.c_uint32 * 1024).from_address(start)))
+    for device in (0, 1):
+        cuda.use(device)
+        later, view = cuda.pinned(4096)
+        cuda.use(1 - device)
+        cuda.launch(1 - device, 0, "fill", later, 1024, 40)
+        say("freed", cuda.code("cuMemFreeHost", later), works(cuda, 1 - device))
+        cuda.use(device)
+    cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(1))
+    cuda.contexts[1] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(1))
+    cuda.use(1)
+    cuda.load(1)
+    cuda.launch(1, 0, "fill", blocks[0][0], 1024, 50)
+    cuda.cuCtxSynchronize()
+    say("reset", set(blocks[0][1][:4096].cast("I")), cuda.code("cuMemFreeHost", blocks[1][0]))
+
+
 def rows_of(cuda: Cuda, device: int, address: int) -> list[set[int]]:
     """Return the different words of what was copied, and of what lies between."""
     found = [words(cuda, device, address + at, 128) for at in range(0, 8192, 512)]

@@ -110,7 +110,8 @@ struct ww_span {
     uint64_t start, size;
     uint32_t what, flags; /* enum ww_what */
     uint64_t serial;
-    void *owner; /* struct ww_pool; with WW_OF_GRAPH struct ww_graph_memory; or NULL */
+    void *owner;    /* struct ww_pool; with WW_OF_GRAPH struct ww_graph_memory; or NULL */
+    uint64_t users; /* bits of other devices whose workers map it: layer_peer.c */
 };
 
 struct ww_ranges { /* sorted by start, without overlaps */
@@ -136,6 +137,7 @@ struct ww_device {
     _Atomic uint64_t peers, touched; /* bits of devices whose memory its kernels may use; that its copies used */
     _Atomic uint64_t granted;        /* bits of devices whose pools its kernels may use */
     _Atomic int shared;              /* others use its memory: see layer_peer.c */
+    _Atomic uint64_t pins;           /* the value of ww_pins up to which it maps pinned memory of other devices */
     _Atomic uint64_t copied;         /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules, graphs;
@@ -150,7 +152,7 @@ struct ww_layer {
     const char *folder; /* of the sockets */
     bool strict, many_cores;
     pthread_mutex_t starting, loading, linking, ending;
-    struct ww_ranges registered; /* flags: the device */
+    struct ww_ranges registered; /* flags: the device's index */
     struct ww_device devices[WW_DEVICES];
 };
 
@@ -258,7 +260,10 @@ bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 struct ww_device *ww_range_owner(uint64_t at,
                                  struct ww_span *r); /* the current device's first; NULL: plain host memory */
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
-uint64_t ww_ranges_pinned(struct ww_ranges *t); /* bytes of pinned memory */
+uint64_t ww_ranges_pinned(struct ww_ranges *t);                            /* bytes of pinned memory */
+bool ww_range_next(struct ww_ranges *t, uint64_t from, struct ww_span *r); /* the first that ends behind an address */
+bool ww_range_share(struct ww_ranges *t, const struct ww_span *r, uint64_t user); /* false: it is gone */
+void ww_ranges_unshare(struct ww_ranges *t, uint64_t user);
 /* Unmaps pinned memory, too; `give` takes a block of a pool. */
 void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t));
 
@@ -270,6 +275,18 @@ void ww_touch(struct ww_device *user,
               struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
 /* Let kernels of a device use the owner's pools; false if they cannot. */
 bool ww_grant(struct ww_device *user, struct ww_device *owner);
+extern _Atomic uint64_t ww_pins; /* adds 1 with each pinned block that other devices may use */
+void ww_map_pinned(struct ww_device *d);
+/* Let kernels and copies of a device use pinned memory of the others on this host. */
+static inline void ww_use_pinned(struct ww_device *d) {
+    uint64_t pins = atomic_load_explicit(&ww_pins, memory_order_relaxed);
+    if (__builtin_expect(pins != atomic_load_explicit(&d->pins, memory_order_relaxed), 0))
+        ww_map_pinned(d);
+}
+bool ww_maps_pinned(const struct ww_device *d, const struct ww_device *owner, const struct ww_span *r);
+int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes); /* a descriptor, or -1 */
+void ww_unshare(const struct ww_span *r); /* other devices unmap pinned memory when they are done with it */
+void ww_unshare_all(struct ww_device *owner);
 void ww_peers_done(struct ww_device *owner); /* waits for all who may use its memory: before a free */
 struct ww_peers {                            /* the same for who must not wait: asks until it says true */
     struct ww_device *owner;

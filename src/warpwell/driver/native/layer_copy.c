@@ -1,7 +1,7 @@
 /* Copies and memsets.
  *
- * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Memory that was
- * pinned on the copy's device is read and written when the stream gets there. Small copies travel in the entry
+ * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Pinned
+ * memory that the copy's device maps is read and written when the stream gets there. Small copies travel in the entry
  * itself.
  */
 #include "layer.h"
@@ -299,7 +299,13 @@ static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_spa
     if (ww_range_find(&k->device->ranges, at, r))
         return r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
     struct ww_device *d = ww_range_owner(at, r);
-    return d && r->what == WW_PINNED_MEMORY ? NULL : d; /* pinned on another device: plain memory for this one */
+    if (!d || r->what != WW_PINNED_MEMORY)
+        return d;
+    if (k->stream != WW_RECORDED) {
+        ww_use_pinned(k->device);
+        d = ww_range_owner(at, r);
+    }
+    return d && ww_maps_pinned(k->device, d, r) ? k->device : NULL; /* else plain memory for this device */
 }
 
 static int dispatch(struct copy *k) {
@@ -359,7 +365,7 @@ static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t 
 }
 
 static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c) {
-    struct copy k = {.device = d};
+    struct copy k = {.device = d, .stream = WW_RECORDED}; /* with ww_graphs held no other device is asked */
     struct ww_span r;
     uint64_t at = start_of(e);
     size_t rows = e->height ? e->height : c->height, before, nbytes;

@@ -63,6 +63,7 @@ void ww_reset(struct ww_device *d) {
     if (c) {
         ww_await_end(c);
         ww_unkeep(d);
+        ww_unshare_all(d);
         ww_ranges_clear(d, ww_pool_give);
         ww_release(c);
     }

@@ -623,6 +623,7 @@ CUresult cuGraphLaunch(void *h, CUstream s) {
         return error;
     if (captured)
         return ww_refused("launches of graphs in a stream that records");
+    ww_use_pinned(d);
     struct run *r = calloc(1, sizeof *r);
     if (!r)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -8,7 +8,6 @@
 
 #define PIN_TRIES 256
 #define PIN_STEP (1ull << 16) /* of addresses */
-#define PINNED_MS 10000       /* the packet with the memory is on its way when its answer is there */
 #define KEEP_BLOCKS 32
 #define KEEP_BYTES (64u << 20)
 #define LOOKS 50 /* with 2 ms between two: for memory that is given back */
@@ -148,13 +147,8 @@ static void *reserve(size_t nbytes) {
 
 /* Receive the memory that the worker made and put it where its addresses were reserved. */
 static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
-    struct ww_pinned packet;
-    struct stat s;
-    int fd, n = ww_receive(c->socket, &packet, sizeof packet, &fd, 1, PINNED_MS);
-    bool good = n == (int)sizeof packet && packet.said == WW_PINNED && packet.address == (uintptr_t)at && fd >= 0 &&
-                !fstat(fd, &s) && (size_t)s.st_size >= nbytes;
-    if (good)
-        good = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at;
+    int fd = ww_receive_pinned(c, (uintptr_t)at, nbytes);
+    bool good = fd >= 0 && mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at;
     if (fd >= 0)
         close(fd);
     if (good)
@@ -169,10 +163,13 @@ static int unpin(struct ww_device *d, uint64_t at, size_t nbytes) {
     return error;
 }
 
-int ww_unpin_taken(struct ww_device *d, const struct ww_span *r) { return unpin(d, r->start, r->size); }
+int ww_unpin_taken(struct ww_device *d, const struct ww_span *r) {
+    ww_unshare(r);
+    return unpin(d, r->start, r->size);
+}
 
-static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags) {
-    struct ww_args_pin args = {(uintptr_t)at, whole, flags, 0};
+static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, bool lends) {
+    struct ww_args_pin args = {(uintptr_t)at, whole, lends, 0};
     pthread_mutex_lock(&c->pinning);
     int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0);
     int unmapped = error ? 0 : map_pinned(c, at, whole);
@@ -215,10 +212,11 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     struct timespec step = {.tv_nsec = 2000000};
     int error = c ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_CONTEXT_IS_DESTROYED, looks = 0;
     void *at = NULL;
+    bool lends = !owner && layer.ndevices > 1;
     if (c && owner && (at = pin_kept(d, whole, flags)))
         error = 0;
     for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++) {
-        error = (at = reserve(whole)) ? pin_at(d, c, at, whole, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+        error = (at = reserve(whole)) ? pin_at(d, c, at, whole, lends) : CUDA_ERROR_OUT_OF_MEMORY;
         if (error == CUDA_ERROR_OUT_OF_MEMORY && (looks ? looks++ < LOOKS : ww_unkeep(d) && ++looks)) {
             nanosleep(&step, NULL); /* for what was kept to be there again */
             error = CUDA_ERROR_ALREADY_MAPPED;
@@ -230,6 +228,8 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
         unpin(d, (uintptr_t)at, whole);
     if (error)
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
+    if (lends)
+        atomic_fetch_add(&ww_pins, 1);
     *address = at;
     return 0;
 }

@@ -153,22 +153,20 @@ int ww_body_cuMemHostGetFlags(unsigned *flags, void *address) {
 
 int ww_body_cuMemHostGetDevicePointer_v2(struct ww_device *d, CUdeviceptr *device, void *address) {
     struct ww_span r;
-    if (d->facts.remote && ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
-        return ww_refused("cuMemHostGetDevicePointer for a device of another host");
-    if (ww_range_find(&d->ranges, (uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY) {
-        *device = (uintptr_t)address;
-        return 0;
+    uint64_t at = (uintptr_t)address;
+    if (ww_range_find(&layer.registered, at, &r)) {
+        if (!r.owner)
+            return ww_refused("cuMemHostGetDevicePointer of memory that was registered without a mapping");
+        at = (uintptr_t)r.owner + (at - r.start);
     }
-    if (ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
-        return ww_refused("cuMemHostGetDevicePointer of memory that was pinned on another device");
-    if (ww_range_find(&layer.registered, (uintptr_t)address, &r)) {
-        if (!r.owner || (int)r.flags != d->ordinal)
-            return ww_refused(
-                "cuMemHostGetDevicePointer of memory that was registered without a mapping, or on another device,");
-        *device = (uintptr_t)r.owner + ((uintptr_t)address - r.start);
-        return 0;
-    }
-    return CUDA_ERROR_INVALID_VALUE;
+    ww_use_pinned(d);
+    struct ww_device *owner = ww_range_owner(at, &r);
+    if (!owner || r.what != WW_PINNED_MEMORY)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!ww_maps_pinned(d, owner, &r))
+        return ww_refused("cuMemHostGetDevicePointer for a device of another host than the memory's");
+    *device = at;
+    return 0;
 }
 
 /* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
@@ -183,7 +181,8 @@ int ww_body_cuMemHostRegister_v2(struct ww_device *d, void *address, size_t nbyt
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (flags & REGISTER_DEVICEMAP && (error = ww_pin_pages(d, address, nbytes, &alias)))
         return error;
-    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal, alias);
+    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)ww_device_number(d),
+                         alias);
     if (error && alias && ww_range_take(&d->ranges, (uintptr_t)alias, WW_PINNED_MEMORY, &r)) {
         ww_unpin_taken(d, &r);
         ww_unpin_pages(address, nbytes);

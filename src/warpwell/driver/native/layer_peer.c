@@ -16,6 +16,7 @@ static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES];  /* tag of both lives | 
 static _Atomic uint64_t reached[WW_DEVICES][WW_DEVICES]; /* the same: user, owner */
 static _Atomic uint64_t numbers;                         /* of signals */
 static uint32_t serial;                                  /* under layer.linking */
+_Atomic uint64_t ww_pins;
 
 static int index_of(const struct ww_device *d) { return (int)(d - layer.devices); }
 
@@ -34,15 +35,19 @@ static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_
 
 /* -- links --------------------------------------------------------------------------------------------------------- */
 
-/* Hand one end of the pair to a worker. */
-static int give(struct ww_device *d, const struct ww_device *other, int end) {
+/* Hand a descriptor to a worker, and post the call whose arguments name the serial; layer.linking is held. */
+static int give(struct ww_device *d, int fd, uint16_t op, const void *args, size_t nargs) {
     struct ww_link_packet packet = {WW_LINK, serial};
-    struct ww_args_link args = {(uint32_t)index_of(other), serial};
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
-    int lost = !c || ww_send_packet(c->socket, &packet, sizeof packet, &end, 1, MSG_DONTWAIT);
+    int lost = !c || ww_send_packet(c->socket, &packet, sizeof packet, &fd, 1, MSG_DONTWAIT);
     pthread_mutex_unlock(&d->post);
-    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0);
+    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, op, 0, args, nargs, NULL, 0);
+}
+
+static int give_end(struct ww_device *d, const struct ww_device *other, int end) {
+    struct ww_args_link args = {(uint32_t)index_of(other), ++serial};
+    return give(d, end, WW_OP_LINK, &args, sizeof args);
 }
 
 static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can) {
@@ -63,9 +68,8 @@ static bool link_up(struct ww_device *a, struct ww_device *b) {
         return can;
     if (a->facts.remote || b->facts.remote || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
         return false;
-    serial++;
-    error = give(a, b, ends[0]);
-    error = error ? error : give(b, a, ends[1]);
+    error = give_end(a, b, ends[0]);
+    error = error ? error : give_end(b, a, ends[1]);
     close(ends[0]);
     close(ends[1]);
     if (error != CUDA_ERROR_NOT_READY) /* what the worker before has shared is still in use: not now */
@@ -146,10 +150,107 @@ void ww_peers_clear(struct ww_device *d) {
     atomic_store(&d->granted, 0);
     atomic_store(&d->touched, 0);
     atomic_store(&d->shared, 0);
+    atomic_store(&d->pins, 0);
     for (int i = 0; i < layer.ndevices; i++) {
+        ww_ranges_unshare(&layer.devices[i].ranges, bit);
         atomic_fetch_and(&layer.devices[i].peers, ~bit);
         atomic_fetch_and(&layer.devices[i].granted, ~bit);
     }
+}
+
+/* -- pinned memory ---------------------------------------------------------------------------------------------------
+ *
+ * Memory that one worker has pinned is mapped by the others of this host, at the same address, before the first kernel
+ * or copy of theirs that may use it.
+ */
+
+#define PINNED_MS 10000 /* the packet with the memory is on its way when its answer is there */
+
+int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes) {
+    struct ww_pinned packet;
+    struct stat s;
+    int fd, n = ww_receive(c->socket, &packet, sizeof packet, &fd, 1, PINNED_MS);
+    if (n == (int)sizeof packet && packet.said == WW_PINNED && packet.address == address && fd >= 0 && !fstat(fd, &s) &&
+        (size_t)s.st_size >= nbytes)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    return -1;
+}
+
+bool ww_maps_pinned(const struct ww_device *d, const struct ww_device *owner, const struct ww_span *r) {
+    return r->what == WW_PINNED_MEMORY && !d->facts.remote && (owner == d || r->users >> index_of(d) & 1);
+}
+
+static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
+    struct ww_args_free args = {r->start};
+    pthread_mutex_lock(&owner->post);
+    struct ww_channel *c = atomic_load(&owner->channel);
+    if (c)
+        atomic_fetch_add(&c->references, 1);
+    pthread_mutex_unlock(&owner->post);
+    if (!c)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    pthread_mutex_lock(&c->pinning);
+    int error = ww_call(owner, WW_OP_LEND, 0, &args, sizeof args, NULL, 0);
+    *fd = error ? -1 : ww_receive_pinned(c, r->start, r->size);
+    pthread_mutex_unlock(&c->pinning);
+    ww_release(c);
+    return error ? error : *fd < 0 ? CUDA_ERROR_OUT_OF_MEMORY : 0;
+}
+
+/* layer.linking is held. */
+static int map_block(struct ww_device *d, struct ww_device *owner, const struct ww_span *r) {
+    struct ww_args_pin args = {r->start, r->size, 0, ++serial};
+    struct ww_args_free back = {r->start};
+    uint64_t bit = 1ull << index_of(d), life = atomic_load(&d->life);
+    int fd, error = lend(owner, r, &fd);
+    if (error)
+        return error;
+    error = give(d, fd, WW_OP_BORROW, &args, sizeof args);
+    close(fd);
+    if (!error && !ww_range_share(&owner->ranges, r, bit)) /* it was given back meanwhile */
+        ww_send(d, WW_OP_UNPIN, 0, &back, sizeof back);
+    if (life != atomic_load(&d->life))
+        ww_ranges_unshare(&owner->ranges, bit);
+    return error;
+}
+
+void ww_map_pinned(struct ww_device *d) {
+    static _Atomic int said;
+    struct ww_span r;
+    if (ww_in_host_thread) /* it must not wait: the call that posted its work has done this */
+        return;
+    pthread_mutex_lock(&layer.linking);
+    uint64_t pins = atomic_load(&ww_pins), life = atomic_load(&d->life);
+    for (int i = 0; i < layer.ndevices && !d->facts.remote; i++) {
+        struct ww_device *owner = &layer.devices[i];
+        for (uint64_t at = 0; owner != d && !owner->facts.remote && ww_range_next(&owner->ranges, at, &r);
+             at = r.start + r.size) {
+            if (r.what != WW_PINNED_MEMORY || r.owner || ww_maps_pinned(d, owner, &r))
+                continue;
+            int error = map_block(d, owner, &r);
+            if (error && !atomic_exchange(&said, 1))
+                ww_say("device %d cannot use pinned memory of device %d: error %d", d->ordinal, owner->ordinal, error);
+        }
+    }
+    atomic_store(&d->pins, pins);
+    if (life != atomic_load(&d->life))
+        atomic_store(&d->pins, 0);
+    pthread_mutex_unlock(&layer.linking);
+}
+
+void ww_unshare(const struct ww_span *r) {
+    struct ww_args_free args = {r->start};
+    for (int i = 0; i < layer.ndevices; i++)
+        if (r->users >> i & 1)
+            ww_send(&layer.devices[i], WW_OP_UNPIN, 0, &args, sizeof args);
+}
+
+void ww_unshare_all(struct ww_device *owner) {
+    struct ww_span r;
+    for (uint64_t at = 0; ww_range_next(&owner->ranges, at, &r); at = r.start + r.size)
+        ww_unshare(&r);
 }
 
 /* -- waits for another device's events ------------------------------------------------------------------------------

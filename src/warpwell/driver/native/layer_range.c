@@ -23,7 +23,7 @@ static int insert(struct ww_ranges *t, const struct ww_span *r) {
 }
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner) {
-    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner};
+    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner, 0};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&t->lock);
@@ -60,6 +60,16 @@ bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r) {
     return found;
 }
 
+bool ww_range_next(struct ww_ranges *t, uint64_t from, struct ww_span *r) {
+    pthread_mutex_lock(&t->lock);
+    size_t i = ww_first_behind(t->all, t->n, sizeof *t->all, from);
+    bool found = i < t->n;
+    if (found)
+        *r = t->all[i];
+    pthread_mutex_unlock(&t->lock);
+    return found;
+}
+
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r) {
     struct ww_device *first = ww_current();
     if (first && ww_range_find(&first->ranges, at, r))
@@ -83,6 +93,23 @@ uint64_t ww_ranges_pinned(struct ww_ranges *t) {
     return nbytes;
 }
 
+bool ww_range_share(struct ww_ranges *t, const struct ww_span *r, uint64_t user) {
+    size_t i;
+    pthread_mutex_lock(&t->lock);
+    bool found = find(t, r->start, &i) && t->all[i].serial == r->serial;
+    if (found)
+        t->all[i].users |= user;
+    pthread_mutex_unlock(&t->lock);
+    return found;
+}
+
+void ww_ranges_unshare(struct ww_ranges *t, uint64_t user) {
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->n; i++)
+        t->all[i].users &= ~user;
+    pthread_mutex_unlock(&t->lock);
+}
+
 void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)) {
     struct ww_ranges *t = &d->ranges;
     pthread_mutex_lock(&t->lock);
@@ -98,7 +125,7 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
     pthread_mutex_lock(&t->lock);
     size_t kept = 0;
     for (size_t i = 0; i < t->n; i++)
-        if (t->all[i].flags != (uint32_t)d->ordinal)
+        if (t->all[i].flags != (uint32_t)(d - layer.devices))
             t->all[kept++] = t->all[i];
     t->n = kept;
     pthread_mutex_unlock(&t->lock);

@@ -106,6 +106,7 @@ static int launch(const struct ww_launch *k, void *h) {
         struct ww_work work = {.kind = CU_NODE_KERNEL, .device = d};
         return (error = ww_kernel_make(d, k, &work.of.kernel)) ? error : ww_capture_add(d, stream, &work);
     }
+    ww_use_pinned(d);
     return ww_launch_post(d, stream, f, k, buffer);
 }
 

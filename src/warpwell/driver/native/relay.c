@@ -164,8 +164,8 @@ static int wrong(const struct near *n, const struct ww_entry *e, uint64_t ahead,
         return 1;
     if (e->op == WW_OP_PAD)
         return e->size > WW_ENTRY_MOST;
-    if (e->size > WW_ENTRY_MOST || (e->slot != WW_NO_SLOT && e->slot >= WW_SLOTS) || e->op == WW_OP_PIN ||
-        e->op == WW_OP_UNPIN || e->op == WW_OP_LINK)
+    if (e->size > WW_ENTRY_MOST || (e->slot != WW_NO_SLOT && e->slot >= WW_SLOTS) || e->op == WW_OP_LINK ||
+        (e->op >= WW_OP_PIN && e->op <= WW_OP_UNPIN))
         return 1; /* no descriptor gets there */
     s->way = ww_place_way(e->op);
     if (!s->way || !e->place)

@@ -101,7 +101,8 @@ enum ww_said {
     WW_OPENED, /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
     WW_REFUSED,
     WW_PINNED,    /* worker to client, with a descriptor: memory that WW_OP_PIN made */
-    WW_LINK,      /* client to worker, with one end of a socket pair whose other end another worker of it gets */
+    WW_LINK,      /* client to worker, with a descriptor for the call that names the same serial: one end of a socket
+                     pair, or memory that another worker pinned */
     WW_HAND_OVER, /* server to worker, over a socket of their own: serve this client. The worker has said WW_FACTS or
                      WW_REFUSED there */
 };
@@ -133,7 +134,7 @@ struct ww_facts {
 };
 
 struct ww_link_packet {
-    uint32_t said, serial; /* WW_OP_LINK names the same serial */
+    uint32_t said, serial;
 };
 
 /* -- what two workers of a client say to each other over such a pair: one message a packet, each request is answered by

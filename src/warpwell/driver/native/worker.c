@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #define LEAST_DRIVER 12040        /* functions tell their parameters since then */
 #define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
@@ -263,10 +264,15 @@ int main(int argc, char **argv) {
     static const int ignored[] = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGPIPE}; /* the client decides what they mean */
     int fds[3];
     struct ww_facts facts;
+    struct rlimit most;
     parse(argc, argv);
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
         signal(ignored[i], SIG_IGN);
     prctl(PR_SET_TIMERSLACK, 1000ul);
+    if (!getrlimit(RLIMIT_NOFILE, &most)) { /* pinned memory that other workers map is one each */
+        most.rlim_cur = most.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &most);
+    }
     setvbuf(stdout, NULL, _IOLBF, 0);
     start_driver();
     find_facts(&facts);

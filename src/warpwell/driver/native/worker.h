@@ -217,6 +217,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in
 void ww_links_drop(uint64_t at, uint64_t n);
 int ww_links_step(void); /* what the links' thread has heard; whether something happened */
 int ww_links_busy(void);
+int ww_take_descriptor(uint32_t serial); /* in the heavy thread: that of a packet WW_LINK, or -1 */
 
 /* -- graphs
  * --------------------------------------------------------------------------------------------------------------- */

@@ -370,15 +370,15 @@ static int is_ours(int fd) {
            !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) && domain == AF_UNIX && type == SOCK_SEQPACKET;
 }
 
-/* The descriptor that was sent with the serial; those of links that were not made in the end are closed. */
-static int take_descriptor(uint32_t serial) {
+/* The descriptor that was sent with the serial; those of calls that were not made in the end are closed. */
+int ww_take_descriptor(uint32_t serial) {
     for (int i = 0; i < 64; i++) {
         struct ww_link_packet packet;
         int fd;
         ssize_t got = hear(ww.socket, &packet, sizeof packet, &fd);
         if (got <= 0)
             return -1;
-        if (got == (ssize_t)sizeof packet && packet.said == WW_LINK && packet.serial == serial && is_ours(fd))
+        if (got == (ssize_t)sizeof packet && packet.said == WW_LINK && packet.serial == serial)
             return fd;
         if (fd >= 0)
             close(fd);
@@ -400,8 +400,8 @@ static CUresult start_thread(void) {
 static void make_link(struct ww_job *job) {
     struct link *l = links + job->a;
     uint64_t ring = 1;
-    int fd = take_descriptor((uint32_t)job->b);
-    job->result = fd < 0 ? CUDA_ERROR_INVALID_VALUE : start_thread();
+    int fd = ww_take_descriptor((uint32_t)job->b);
+    job->result = is_ours(fd) ? start_thread() : CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     if (!job->result && l->state != NONE)
         job->result = CUDA_ERROR_NOT_READY;

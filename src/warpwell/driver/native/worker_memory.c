@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation, .. */
 #define KEEP_PART 32u            /* .. or, up to this part of the device's, as much as brings the use of the last .. */
@@ -26,6 +27,7 @@ struct wish { /* an allocation that waits for memory */
 struct pin {
     uint64_t at, nbytes;
     enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before still use it */
+    int lends, fd; /* lends: for other workers of the client, too. fd: the memory, kept for them, or -1 */
 };
 
 static struct wish *wishes, **wishes_end = &wishes;
@@ -313,12 +315,8 @@ enum ww_where ww_where(uint64_t at, uint64_t n) {
     return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) || ww_link_holds(at, n) ? WW_DEVICE : WW_NOWHERE;
 }
 
-static void pin(struct ww_job *job) {
+static void register_pin(struct ww_job *job) {
     void *at = (void *)(uintptr_t)job->a;
-    if (!ww_share_memory("warpwell-pinned", at, job->b, false, &job->fd)) {
-        job->result = errno == EEXIST ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_OUT_OF_MEMORY;
-        return; /* `was_pinned` closes the file */
-    }
     job->result = native.cuMemHostRegister_v2(at, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
     uint64_t seen = 0;
     if (!job->result) {
@@ -331,6 +329,34 @@ static void pin(struct ww_job *job) {
     munmap(at, job->b);
 }
 
+static void pin(struct ww_job *job) {
+    void *at = (void *)(uintptr_t)job->a;
+    if (!ww_share_memory("warpwell-pinned", at, job->b, false, &job->fd)) {
+        job->result = errno == EEXIST ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_OUT_OF_MEMORY;
+        return; /* `was_pinned` closes the file */
+    }
+    register_pin(job);
+}
+
+/* Map memory of another worker, which is sealed: a file that becomes shorter would end this worker. */
+static void borrow(struct ww_job *job) {
+    void *at = (void *)(uintptr_t)job->a, *got = MAP_FAILED;
+    int fd = ww_take_descriptor((uint32_t)job->c), seals = fd < 0 ? -1 : fcntl(fd, F_GET_SEALS);
+    struct stat s;
+    bool is_whole = seals >= 0 && seals & F_SEAL_SHRINK && !fstat(fd, &s) && (uint64_t)s.st_size >= job->b;
+    if (is_whole)
+        got = mmap(at, job->b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+    if (fd >= 0)
+        close(fd);
+    if (got == at) {
+        register_pin(job);
+        return;
+    }
+    if (got != MAP_FAILED) /* an old kernel takes the address for a hint */
+        munmap(got, job->b);
+    job->result = is_whole ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_INVALID_VALUE;
+}
+
 static void unpin(struct ww_job *job) {
     job->result = native.cuMemHostUnregister((void *)(uintptr_t)job->a);
     munmap((void *)(uintptr_t)job->a, job->b);
@@ -338,14 +364,31 @@ static void unpin(struct ww_job *job) {
 
 static void forget_pin(uint64_t at) {
     size_t i = find_pin(at);
+    if (pins[i].fd >= 0)
+        close(pins[i].fd);
     pinned -= pins[i].nbytes;
     memmove(pins + i, pins + i + 1, (npins - i - 1) * sizeof *pins);
     npins--;
 }
 
+/* Answer a PIN or a BORROW. */
+static void settle(struct ww_job *job) {
+    if (job->result)
+        forget_pin(job->a);
+    else
+        pins[find_pin(job->a)].state = HERE;
+    ww_answer(job->slot, job->seq, job->result, NULL, 0);
+}
+
 static int send_pin(uint64_t at, uint64_t n, int fd) {
     struct ww_pinned said = {.said = WW_PINNED, .address = at, .nbytes = n};
     return ww_send_packet(ww.socket, &said, sizeof said, &fd, 1, MSG_DONTWAIT);
+}
+
+/* Half of the descriptors that a process may have stay for others. */
+static int may_keep(int fd) {
+    struct rlimit most;
+    return !getrlimit(RLIMIT_NOFILE, &most) && (rlim_t)fd < most.rlim_cur / 2;
 }
 
 static void was_pinned(struct ww_job *job) {
@@ -362,19 +405,18 @@ static void was_pinned(struct ww_job *job) {
                                  .seq = job->seq});
         return;
     }
-    if (job->fd >= 0)
+    struct pin *p = pins + find_pin(job->a);
+    if (p->lends && !job->result && may_keep(job->fd))
+        p->fd = job->fd;
+    else if (job->fd >= 0)
         close(job->fd);
     if (job->c)
         job->result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (job->result)
-        forget_pin(job->a);
-    else
-        pins[find_pin(job->a)].state = HERE;
-    ww_answer(job->slot, job->seq, job->result, NULL, 0);
+    settle(job);
 }
 
-CUresult ww_pin(const struct ww_call *call) {
-    const struct ww_args_pin *args = (const void *)call->args;
+/* Begin a pin with addresses of the client's: 0 or a code. */
+static CUresult add_pin(const struct ww_args_pin *args) {
     if (args->address % 4096 || args->nbytes % 4096 || !args->nbytes || args->address < WW_PIN_LOWEST ||
         args->address >= WW_PIN_HIGHEST || args->nbytes > WW_PIN_HIGHEST - args->address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -385,11 +427,33 @@ CUresult ww_pin(const struct ww_call *call) {
         return CUDA_ERROR_ALREADY_MAPPED;
     pins = ww_grown(pins, npins, &pins_room, sizeof *pins);
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
-    pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
+    pins[i] =
+        (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING, .lends = args->lends != 0, .fd = -1};
     npins++;
     pinned += args->nbytes;
-    return ww_heavy_for(
-        call, (struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1});
+    return CUDA_SUCCESS;
+}
+
+CUresult ww_pin(const struct ww_call *call) {
+    const struct ww_args_pin *args = (const void *)call->args;
+    struct ww_job job = {.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1};
+    CUresult code = add_pin(args);
+    return code ? code : ww_heavy_for(call, job);
+}
+
+CUresult ww_borrow(const struct ww_call *call) {
+    const struct ww_args_pin *args = (const void *)call->args;
+    struct ww_job job = {.work = borrow, .done = settle, .a = args->address, .b = args->nbytes, .c = args->serial};
+    CUresult code = add_pin(args);
+    return code ? code : ww_heavy_for(call, job);
+}
+
+CUresult ww_lend(const struct ww_call *call) {
+    const struct ww_args_free *args = (const void *)call->args;
+    size_t i = find_pin(args->address);
+    if (i >= npins || pins[i].at != args->address || pins[i].state != HERE || pins[i].fd < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    return send_pin(pins[i].at, pins[i].nbytes, pins[i].fd) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 static void was_unpinned(struct ww_job *job) {
