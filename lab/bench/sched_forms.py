@@ -81,8 +81,9 @@ class Made:
         self.blocks.begin()
         self.forms = Forms(self.blocks)
         self.chunk = 1
-        self.record = self.blocks.new_control()
-        self.control = self.record.address
+        self.records = [self.blocks.new_control()]
+        self.control = self.records[0].address
+        self.alone = 0.0  # seconds that the kernel takes alone, once measured
         self.resident = {f: self.forms.resources(f) for f in ("plain", "workers")}
 
     def reset(self, stream: Any) -> None:

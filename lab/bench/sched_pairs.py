@@ -31,7 +31,6 @@ KERNELS = {
 }
 """Kernel: its workload, and a size whose arrays are larger than the second-level cache where it is memory-bound."""
 
-ROUNDS = 4000
 SHARES = ((0.25, 0.75), (0.5, 0.5), (0.75, 0.25))
 
 
@@ -45,6 +44,7 @@ class Kernel:
         for _ in range(2):
             bench.seconds(self.made.forms.start_plain)
         self.alone = min(bench.seconds(self.made.forms.start_plain) for _ in range(3))
+        self.made.alone = self.other.alone = self.alone
         self.rate = self.made.blocks.blocks / self.alone
         self.resident = min(self.made.resident["workers"]["resident"], self.made.blocks.blocks)
         block = self.alone * self.resident / self.made.blocks.blocks
@@ -52,27 +52,56 @@ class Kernel:
         self.workers = min(bench.seconds(lambda s: self.made.workers(s, self.made.chunk)) for _ in range(3))
 
 
+class Repeats:
+    """Launches of one kernel as persistent blocks behind one another, each with a control record of its own."""
+
+    def __init__(self, bench: Bench, made: Made, count: int) -> None:
+        self.gpu, self.made, self.at = bench.gpu, made, 0
+        while len(made.records) < count:
+            made.records.append(made.blocks.new_control())
+        self.controls = [record.address for record in made.records[:count]]
+
+    def start(self, workers: int, stream: Any) -> Any:
+        """Launch them all and return the event of their end."""
+        for control in self.controls:
+            self.gpu.write_words(stream, control, fresh())
+        for control in self.controls:
+            self.made.forms.start(control, 0, workers, stream, self.made.chunk)
+        return self.gpu.mark(stream)
+
+    def done(self) -> int:
+        """Return the number of blocks that have ended."""
+        blocks = int(self.made.blocks.blocks)
+        while True:
+            done = int(self.gpu.read_words(self.controls[self.at], CONTROL_WORDS)[DONE])
+            if done < blocks or self.at + 1 == len(self.controls):
+                return self.at * blocks + done
+            self.at += 1
+
+    def stop(self) -> None:
+        """Tell the blocks of all launches to exit."""
+        for control in self.controls:
+            self.gpu.set_word(control + 8 * STOP, NEVER)
+
+
 def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], streams: Any, window: float) -> Any:
-    """Return blocks a second of two launches in a window that both fill."""
-    gpu = bench.gpu
+    """Return blocks a second of two kernels in a window that both fill."""
+    settle = 0.4e-3  # seconds between the launches, and before the window
+    sides = []
+    for made in (first, second):  # a launch takes at least its time alone
+        sides.append(Repeats(bench, made, int((4 * settle + 2 * window) / made.alone) + 2))
     events = []
-    for made, count, stream in zip((first, second), workers, streams, strict=True):
-        gpu.write_words(stream, made.control, fresh())
-        made.forms.start(made.control, 0, count, stream, made.chunk, ROUNDS)
-        events.append(gpu.mark(stream))
-        bench.wait_seconds(0.4e-3)
-    bench.wait_seconds(0.4e-3)
-    at, was = [], []
-    for made in (first, second):
-        was.append(int(gpu.read_words(made.control, CONTROL_WORDS)[DONE]))
-        at.append(time.perf_counter())
+    for side, count, stream in zip(sides, workers, streams, strict=True):
+        events.append(side.start(count, stream))
+        bench.wait_seconds(settle)
+    bench.wait_seconds(settle)
+    before = [(side.done(), time.perf_counter()) for side in sides]
     bench.wait_seconds(window)
     rates = []
-    for k, made in enumerate((first, second)):
-        now = int(gpu.read_words(made.control, CONTROL_WORDS)[DONE])
-        rates.append((now - was[k]) / (time.perf_counter() - at[k]))
-    for made in (first, second):
-        gpu.set_word(made.control + 8 * STOP, NEVER)
+    for side, (done, at) in zip(sides, before, strict=True):
+        rates.append((side.done() - done) / (time.perf_counter() - at))
+    for side in sides:
+        side.stop()
     for event in events:
         bench.wait(event)
     return rates

@@ -148,6 +148,7 @@ def pairs(bench: Bench, made: dict[str, Made], profiles: dict[str, Profile], fou
                 other.chunk = one.chunk
             else:
                 other = two
+            one.alone, other.alone = profiles[first].seconds, profiles[second].seconds
             names, sides = (first, second), (one, other)
             rates = [m.blocks.blocks / profiles[n].seconds for m, n in zip(sides, names, strict=True)]
             for share in SHARES:
