@@ -11,15 +11,16 @@ from collections.abc import Iterable
 
 from lab.sched.experiment import Experiment as Simulation
 from lab.sched.fitting import fit, read_log
+from lab.sched.policies import BASELINES, NAMES
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from lab.sched.traces import Recipe
-from warpwell.scheduler import POLICIES, Core, Event, Kind, Profile, Request, SourceModel, Task
+from warpwell.scheduler import Core, Event, Kind, Profile, Request, SourceModel, Task
 from warpwell.scheduler.decision import worth
 from warpwell.scheduler.predict.rates import ClassTable
 
 from . import shapes
-from .experiment import Document, Experiment, Outcome, Setting, Unavailable
+from .experiment import Document, Experiment, Outcome, Setting
 
 MEMORY, COMPUTE = Kind.MEMORY, Kind.COMPUTE
 MODEL = SourceModel()
@@ -178,21 +179,10 @@ def _launched_again(events: Iterable[Event]) -> str:
 
 
 def policies(setting: Setting, document: Document) -> Outcome:
-    """Compare the policies of today on built-in traces: system throughput and normalized turnaround time."""
-    seeds, kernels = (2, 2_000) if setting.quick else (5, 20_000)
-    stp: dict[str, list[float]] = {name: [] for name in POLICIES}
-    antt: dict[str, list[float]] = {name: [] for name in POLICIES}
-    for seed in range(seeds):
-        simulation = Simulation(Recipe(mix="pure", kernels=kernels, load=1.5, seed=seed))
-        trace = simulation.recipe.make()
-        for name in POLICIES:
-            metrics = simulation.run(name, trace).metrics()
-            stp[name].append(metrics.stp)
-            antt[name].append(metrics.antt)
-    throughput = {name: statistics.mean(values) for name, values in stp.items()}
-    turnaround = {name: math.exp(statistics.mean(map(math.log, values))) for name, values in antt.items()}
+    """Compare the policies on built-in traces: system throughput and normalized turnaround time."""
+    throughput, turnaround = _compare(setting, NAMES)
     speed = {name: 1 / value for name, value in turnaround.items()}
-    simple = max(("first-come", "left-over", "stream-priority"), key=throughput.__getitem__)
+    simple = max(("first-come", "left-over"), key=throughput.__getitem__)
     checks = [
         shapes.ordered(
             "throughput: combinations of classes before any order of arrival", throughput, ["source", simple]
@@ -200,15 +190,40 @@ def policies(setting: Setting, document: Document) -> Outcome:
         shapes.ordered("turnaround: the same", speed, ["source", simple]),
         shapes.between("throughput of the source's rule over one kernel at a time", throughput["source"], 1.1, 2.0),
     ]
+    return _table(throughput, turnaround, checks)
+
+
+def predecessors(setting: Setting, document: Document) -> Outcome:
+    """Compare the source's rule with the predecessors that it names."""
+    throughput, turnaround = _compare(setting, ["source", *BASELINES])
+    checks = [
+        shapes.ordered(f"throughput of tasks that arrive at any time: source before {name}", throughput, order)
+        for name, order in ((name, ["source", name]) for name in BASELINES)
+    ]
+    return _table(throughput, turnaround, checks)
+
+
+def _compare(setting: Setting, names: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return mean STP and geometric mean ANTT of policies over seeds."""
+    seeds, kernels = (2, 2_000) if setting.quick else (5, 20_000)
+    stp: dict[str, list[float]] = {name: [] for name in names}
+    antt: dict[str, list[float]] = {name: [] for name in stp}
+    for seed in range(seeds):
+        simulation = Simulation(Recipe(mix="pure", kernels=kernels, load=1.5, seed=seed))
+        trace = simulation.recipe.make()
+        for name in stp:
+            metrics = simulation.run(name, trace).metrics()
+            stp[name].append(metrics.stp)
+            antt[name].append(metrics.antt)
+    throughput = {name: statistics.mean(values) for name, values in stp.items()}
+    return throughput, {name: math.exp(statistics.mean(map(math.log, values))) for name, values in antt.items()}
+
+
+def _table(throughput: dict[str, float], turnaround: dict[str, float], checks: list[shapes.Check]) -> Outcome:
     text = "; ".join(
         f"{n} {throughput[n]:.2f} / {turnaround[n]:.1f}" for n in sorted(throughput, key=lambda n: -throughput[n])
     )
     return Outcome(f"STP / ANTT: {text} (simulator)", checks, {"stp": throughput, "antt": turnaround})
-
-
-def predecessors(setting: Setting, document: Document) -> Outcome:
-    """Stand for the policies that the document compares itself with."""
-    raise Unavailable("Chimera and SMK-DRF are not implemented, so the comparison has the policies of today")
 
 
 EXPERIMENTS = [

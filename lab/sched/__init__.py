@@ -12,6 +12,7 @@ clock_gpu.py      a GPU whose kernels only take time, to measure the scheduler's
 rates.py          rates of kernels that run together in simulations: by two resources, by measured pairs
 bound.py          the upper bound of any schedule, from measured pairs
 experiment.py     policies on a trace in the simulator, each a run of its own
+policies/         baselines of the patent, only for comparison
 recorded.py       traces that a GPU ran, and their replay in the simulator
 baseline.py       the default policy, compared with stored results of an earlier revision
 counts.py         launches that were measured under a profiler, as samples for the predictor

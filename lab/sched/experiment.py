@@ -11,11 +11,11 @@ from typing import Any
 
 from warpwell import errors
 from warpwell._check import checked_integer, checked_seconds
-from warpwell.scheduler import POLICIES, Capacity, Core, Log, SourceModel
+from warpwell.scheduler import Capacity, Core, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
-from warpwell.scheduler.policies import policy
 
 from .metrics import NEEDED
+from .policies import NAMES, make_policy
 from .rates import rates
 from .replay import ReplayResult, replay
 from .simulator import HostDelays, Simulator
@@ -94,8 +94,9 @@ class Experiment:
         table = rates(self.rates, capacity, matrix=self.matrix)
         host = HostDelays.of(self.host)
         simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth, host=host)
-        options = {"model": self.model} if name == "source" else {}
-        core = Core(simulator, policy(name, **options), limit=self.limit, rates=table, log=log)
+        known: dict[str, Any] = {"source": {"model": self.model}, "chimera": {"idempotent": workload.idempotent}}
+        options = known.get(name, {})
+        core = Core(simulator, make_policy(name, **options), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
         return replay(requests, core, progress=progress)
 
@@ -171,11 +172,11 @@ def chosen(names: str) -> list[str]:
     ArgumentError
         One of them is unknown, or there is none.
     """
-    found = list(POLICIES) if names == "all" else list(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
+    found = list(NAMES) if names == "all" else list(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
     if not found:
-        raise errors.ArgumentError(f"no policy named: choose of {', '.join(POLICIES)}, or all", name="policy")
+        raise errors.ArgumentError(f"no policy named: choose of {', '.join(NAMES)}, or all", name="policy")
     for name in found:
-        policy(name)
+        make_policy(name)
     return found
 
 

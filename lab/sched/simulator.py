@@ -217,7 +217,8 @@ class Simulator(Executor):
     mode : {"switch", "drain"}
         "switch": the source's hardware. Registers and shared memory of resident blocks are saved in `model`'s cycles
         (all multiprocessors at the same time, so its `tb` are the blocks of one of them) and restored before the job
-        goes on; progress is known by instruction. "drain": stock hardware. The flag is seen after `flag` seconds
+        goes on; progress is known by instruction. A flush drops the
+        work of resident blocks at once. "drain": stock hardware. The flag is seen after `flag` seconds
         (seeded, lognormal), then the wave ends; progress is known in whole waves; a relief slows (`RELIEVED`).
     truth : mapping, optional
         What tasks are really like; what is not there is as its `Task.profile` says. `Profile.seconds` must be known.
@@ -256,7 +257,7 @@ class Simulator(Executor):
         for what, seconds in host._asdict().items():
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise errors.ArgumentError(f"{what} of the host takes {seconds} s: give 0 or more", name="host")
-        modes = ("switch", "drain") if mode == "switch" else ("drain",)
+        modes = ("switch", "drain", "flush") if mode == "switch" else ("drain",)
         self.rates = rates
         self.model = model or SourceModel()
         self.mode = mode
@@ -361,7 +362,10 @@ class Simulator(Executor):
             return
         run.easy = False
         run.mode = mode if mode in self._capacity.modes else "drain"
-        if run.mode == "switch":
+        if run.mode == "flush":
+            self._settle()
+            self._leave(run, Stopped(job, self._now, run.wave_begin()))
+        elif run.mode == "switch":
             self._settle()
             run.saving = True
             run.resize_at = run.resize_goal = NEVER

@@ -120,7 +120,7 @@ def _long(random_: random.Random) -> list[TracedApplication]:
 
 
 def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, full: bool = False) -> TracedKernel:
-    """Return a kernel of a class; three of four fill the device, the others need a part of it."""
+    """Return a kernel of a class; three of four fill the device, and half are idempotent."""
     waves = max(1, round(seconds / 20e-6))
     need = 1.0 if full or random_.random() < 0.75 else random_.choice((0.125, 0.25, 0.5))
     resident = max(1, round(8 * CAPACITY.processors * need))
@@ -133,8 +133,7 @@ def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, ful
         need=need,
         source="given",
     )
-    random_.random()  # so that a seed gives the trace that it gave
-    return TracedKernel(name, profile, waves * resident)
+    return TracedKernel(name, profile, waves * resident, idempotent=random_.random() < 0.5)
 
 
 def _seconds(random_: random.Random) -> float:

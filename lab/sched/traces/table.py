@@ -19,7 +19,7 @@ from .trace import Arrival, Trace, TracedApplication, TracedKernel
 REQUIRED = ("request", "arrival", "kernel", "seconds")
 OPTIONAL = (
     "application", "tenant", "priority", "deadline", "blocks", "memory", "kind", "instructions",
-    "registers", "shared", "threads", "resident", "miss_rate", "bandwidth", "compute", "need",
+    "registers", "shared", "threads", "resident", "miss_rate", "bandwidth", "compute", "need", "idempotent",
 )  # fmt: skip
 COLUMNS = REQUIRED + OPTIONAL
 """``request`` is any text; lines with the same one are a chain, in the order of the file. Its first line tells the
@@ -97,6 +97,7 @@ def write(workload: Trace, path: str | os.PathLike[str]) -> None:
                         profile.threads,
                         profile.resident,
                         *(repr(getattr(profile, name)) for name in _RATIOS),
+                        int(kernel.idempotent),
                     ]
                 )
 
@@ -125,11 +126,12 @@ def _kernel(row: rows.Row) -> TracedKernel:
         raise row.wrong("deadline", "a positive time, or nothing")
     blocks = row.whole("blocks", least=1) if row.has("blocks") else profile.resident or 1
     memory = row.whole("memory") if row.has("memory") else 0
-    return TracedKernel(row["kernel"], profile, blocks, memory, deadline)
+    idempotent = bool(row.has("idempotent") and row.whole("idempotent"))
+    return TracedKernel(row["kernel"], profile, blocks, memory, deadline, idempotent=idempotent)
 
 
 def _identity(kernel: TracedKernel) -> tuple[Any, ...]:
-    return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.deadline)
+    return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.deadline, kernel.idempotent)
 
 
 def _default(name: str) -> str:

@@ -29,6 +29,8 @@ class TracedKernel:
     ----------
     profile : Profile
         What it is really like.
+    idempotent : bool
+        Whether its blocks may run twice, so that a flush can drop their work.
     """
 
     name: str
@@ -37,6 +39,7 @@ class TracedKernel:
     memory: int = 0
     deadline: float | None = None
     size: dict[str, float] = field(default_factory=dict)
+    idempotent: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,12 @@ class Trace:
     def seconds(self) -> float:
         """Time that all kernels take alone, one after the other."""
         return math.fsum(arrival.application.seconds for arrival in self.arrivals)
+
+    @cached_property
+    def idempotent(self) -> frozenset[str]:
+        """Names of kernels that are idempotent in every application."""
+        kernels = [kernel for arrival in self.arrivals for kernel in arrival.application.kernels]
+        return frozenset(k.name for k in kernels) - {k.name for k in kernels if not k.idempotent}
 
     @property
     def load(self) -> float:
