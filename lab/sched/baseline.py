@@ -37,7 +37,7 @@ LOWEST, LOWEST_RANDOM_MIX = 0.99, 0.96
 BUILT_IN = "built-in mix"
 BUILT_IN_SEEDS = (0, 1)
 HOST_SECONDS = 145e-6
-"""Time of a decision with its launch beside an H200, on the built-in mix."""
+"""Host time per decision and launch in seconds, measured with an H200; for the built-in mix."""
 
 Summary = dict[str, float]
 """Results on a trace, over all seeds: `stp` is the median and `stp_lowest` the lowest STP, `antt` the mean ANTT.

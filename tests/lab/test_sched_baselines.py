@@ -105,7 +105,7 @@ def test_chimera_preempts_only_for_a_higher_priority() -> None:
 
 def jobs(*profiles: Profile, blocks: int = 100_000) -> list[Job]:
     """Return jobs of kernels that hold these resources."""
-    return [Job(task := Task(f"{k}", blocks, its), Request("r", [task]), 0.0) for k, its in enumerate(profiles)]
+    return [Job(task := Task(f"{k}", blocks, profile), Request("r", [task]), 0.0) for k, profile in enumerate(profiles)]
 
 
 def test_smk_drf_gives_the_smallest_dominant_share_the_next_block() -> None:

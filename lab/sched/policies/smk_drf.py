@@ -22,15 +22,15 @@ def dominant_share_counts(jobs: Sequence[Job], capacity: Capacity) -> list[int]:
     for job in jobs:
         profile = job.task.profile
         needs.append([*(getattr(profile, name) / getattr(capacity, name) for name in RESOURCES), 1 / capacity.blocks])
-    most = [-(-min(job.task.profile.resident, job.task.blocks) // capacity.processors) for job in jobs]
+    limits = [-(-min(job.task.profile.resident, job.task.blocks) // capacity.processors) for job in jobs]
     counts, used = [0] * len(jobs), [0.0] * (len(RESOURCES) + 1)
-    growing = [k for k in range(len(jobs)) if most[k]]
+    growing = [k for k in range(len(jobs)) if limits[k]]
     while growing:
         k = min(growing, key=lambda k: counts[k] * max(needs[k]))
         total = [part + need for part, need in zip(used, needs[k], strict=True)]
         if max(total) <= 1.0 + 1e-9:
             counts[k], used = counts[k] + 1, total
-        if max(total) > 1.0 + 1e-9 or counts[k] == most[k]:
+        if max(total) > 1.0 + 1e-9 or counts[k] == limits[k]:
             growing.remove(k)
     return counts
 
