@@ -243,21 +243,21 @@ def test_a_job_that_starts_is_not_removed_by_another_one_that_starts(
     monkeypatch.setattr(job_files, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(job_files, "base", lambda: tmp_path)
     lock = fcntl.flock
-    made: list[job_files.JobFiles] = []
+    first, second = job_files.JobFiles.of_new_job(), job_files.JobFiles.of_new_job()
 
     def flock(descriptor: int, operation: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        made.append(job_files.JobFiles.create())  # while the first job is about to lock its file
+        second.make()  # while the first job is about to lock its file
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    first = job_files.JobFiles.create()
+    first.make()
     try:
-        assert first.folder.exists() and made[0].folder.exists()
-        assert {files.job: alive for files, alive in job_files.jobs()} == {first.job: True, made[0].job: True}
+        assert first.folder.exists() and second.folder.exists()
+        assert {files.job: alive for files, alive in job_files.jobs()} == {first.job: True, second.job: True}
     finally:
         first.remove()
-        made[0].remove()
+        second.remove()
 
 
 def test_processes_that_are_late_are_named_stopped_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,16 @@ def test_somebody_is_killed(start: Start, whom: str) -> None:
         assert "mpiexec ended" in run.errors
 
 
+@pytest.mark.parametrize("moment", ["job_files.JobFiles.use", "launcher.Listener", "launcher.cuda_programs.prepare"])
+def test_a_launcher_that_is_killed_before_mpiexec_runs_leaves_nothing(start: Start, moment: str) -> None:
+    run = start("--agents", "2", ENDING, "wait", environ=planted(f"launcher:{moment}"))
+    run.line("held")
+    assert run.files()
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end()
+    run.nothing_is_left()
+
+
 @pytest.mark.slow
 def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait")

@@ -39,18 +39,20 @@ class JobFiles:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls) -> JobFiles:
-        """Make the folders of a new job, and remove those of jobs whose launcher was killed."""
+    def of_new_job(cls) -> JobFiles:
+        """Return the folders of a new job of this process, which `make` makes."""
+        return cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
+
+    def make(self) -> None:
+        """Make the folders, and remove those of jobs whose launcher was killed together with its supervisors."""
         _sweep()
-        files = cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
-        files.folder.mkdir(mode=0o700)
+        self.folder.mkdir(mode=0o700)
         # not yet under its name: with a file that is not locked, another launcher would remove the folder
-        new = files.folder / "lock.new"
-        files._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(files._lock, fcntl.LOCK_EX)  # the lock ends with this process, however that ends
-        new.rename(files.folder / "lock")
-        files.use()
-        return files
+        new = self.folder / "lock.new"
+        self._lock = os.open(new, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # the lock ends with this process, however that ends
+        new.rename(self.folder / "lock")
+        self.use()
 
     @property
     def socket(self) -> Path:

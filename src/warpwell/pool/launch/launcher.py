@@ -13,7 +13,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty
 from typing import Any
 
@@ -131,7 +130,6 @@ class Launcher:
         self._doom: tuple[float, AgentError | int] | None = None
         self._allowance = options.start
         self._checked, self._connected = 0.0, math.inf
-        self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
         self._communicator: int | None = None  # its rank: it brings CUDA calls to agents of other hosts
         # Jupyter sets the variable for kernels that must end with it; a wrapper may be between Jupyter and this process
@@ -162,37 +160,56 @@ class Launcher:
             for _ in range(host.agents or 1):
                 self._places[rank] = host.name
                 rank += 1
-        self._files = JobFiles.create()
-        try:
+        self._files = JobFiles.of_new_job()
+        with self._starter() as connected:
+            self._files.make()
             if options.notebook:
                 AgentOutput(self._files.folder).make()
             self._listener = Listener(self._files, away)
+            starter = self._listener.serve(connected)
             with self._signals(), standard_input() as self._stdin:
                 try:
-                    return self._run(away)
+                    return self._run(starter, away)
                 finally:
                     self._stop()
                     if options.explain_refused:
                         print(f"warpwell: {cuda_programs.refused(self._files.folder)}", file=sys.stderr)
-        finally:
-            self._files.remove()
 
-    def _run(self, away: bool) -> int:
+    @contextlib.contextmanager
+    def _starter(self) -> Iterator[socket.socket]:
+        """Start the supervisor of mpiexec, and yield the connection to it; at the end remove the files of the job.
+
+        The supervisor runs before there are files, so that it removes them whenever this process is killed.
+        """
+        connected, inherited = socket.socketpair()
+        paths = os.pathsep.join(map(str, [self._files.folder, self._files.memory]))
+        with connected, inherited:
+            self._process = subprocess.Popen(
+                _supervised("mpiexec", [], paths),
+                env={**os.environ, supervise.ADDRESS: f"fd:{inherited.fileno()}", supervise.TOKEN: ""},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+                pass_fds=[inherited.fileno()],
+            )
+            inherited.close()
+            assert self._process.stdout is not None and self._process.stderr is not None
+            self._output = MpiexecOutput([(self._process.stdout, 1), (self._process.stderr, 2)])
+            try:
+                yield connected
+            finally:
+                self._process.kill()
+                self._process.wait()
+                self._files.remove()
+
+    def _run(self, starter: Connection, away: bool) -> int:
         environ = self._environ(away)
         line = self._mpiexec.line(
             self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp, folder=str(self._files.folder)
         )
         began = clock.monotonic()
-        self._process = subprocess.Popen(
-            _supervised("mpiexec", line, [self._files.folder, self._files.memory]),
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            process_group=0,
-        )
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._output = MpiexecOutput([(self._process.stdout, 1), (self._process.stderr, 2)])
+        starter.send(run=line, environ=dict(environ.items() - os.environ.items()))
         while self._status is None:
             with contextlib.suppress(Empty):
                 connection, message = self._listener.events.get(timeout=_TICK)
@@ -435,8 +452,6 @@ class Launcher:
         for connection in self._connections:
             connection.send(end=True)
         process = self._process
-        if process is None:
-            return
         until = clock.monotonic() + _END_SECONDS
         while (process.poll() is None or any(c.is_open for c in self._connections)) and clock.monotonic() < until:
             with contextlib.suppress(Empty):
@@ -501,7 +516,6 @@ def several(texts: Sequence[str]) -> str:
     return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more"])
 
 
-def _supervised(role: str, command: Sequence[str], paths: Sequence[Path] = ()) -> list[str]:
+def _supervised(role: str, command: Sequence[str], paths: str = "") -> list[str]:
     """Return the command of a supervisor that runs `command`, and removes `paths` at the end of the job."""
-    supervisor = [sys.executable, "-I", "-S", supervise.__file__, role, os.pathsep.join(map(str, paths))]
-    return [*supervisor, *command]
+    return [sys.executable, "-I", "-S", supervise.__file__, role, paths, *command]

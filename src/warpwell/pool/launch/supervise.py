@@ -2,11 +2,12 @@
 
 The launcher starts one for mpiexec, and mpiexec one for each rank: as a file, without the package and without site
 packages, so that it starts in milliseconds and is there before its member can fail. The arguments are the role of the
-member, the paths to remove at the end of the job, and the member's command.
+member, the paths to remove at the end of the job, and the member's command. The supervisor of mpiexec gets the command
+from the launcher. It runs before the job has files, so that it can remove them whenever the launcher is killed.
 
 Launcher, supervisor and member exchange JSON objects, one a line. A supervisor passes on what it does not handle::
 
-    from the launcher    end, signal: handled here                      reserve, go, start, lost, ask: for the member
+    from the launcher    run, end, signal: handled here                 reserve, go, start, lost, ask: for the member
     to the launcher      here (first), pid, stopped, status: from here  joined, note, reserved, compiling, ready,
                                                                         failed, fatal, reply: from the member
     from the member      remove: paths to remove at the end of the job; group: another process group to kill
@@ -34,7 +35,8 @@ MEMBER = "WARPWELL_POOL_MEMBER"
 
 _CONNECT_SECONDS = 10.0
 _SEND_SECONDS = 5
-_MAX_LINE_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 24
+"""Maximum length of a message in bytes, more than a command of Linux's maximum length needs in JSON."""
 _GRACE_SECONDS = (1.0, 2.0)
 """How long mpiexec may take to exit after its ranks, and after SIGTERM, before it is killed."""
 _KILL_SECONDS = 5.0
@@ -113,14 +115,26 @@ class Supervisor:
             signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
 
     def run(self, command: list[str]) -> int:
-        """Run the member; return the exit status of this process."""
+        """Run the member; return the exit status of this process.
+
+        Parameters
+        ----------
+        command : list of str
+            The member's command; empty if the launcher sends it.
+        """
+        self._command = command
+        while not self._command and not self._is_over:
+            self._on_launcher()
+        return self._run_member() if not self._is_over else self._end()
+
+    def _run_member(self) -> int:
         own_end, inherited = socket.socketpair()
         self._member = JsonLines(own_end)
         environ = _program_environ() if self._role == "application" else dict(os.environ)
         if self._role != "mpiexec":
             environ[MEMBER] = str(inherited.fileno())
             os.set_inheritable(inherited.fileno(), True)
-        self._child = self._fork(command, environ)
+        self._child = self._fork(self._command, environ)
         self._groups = [self._child]
         inherited.close()
         self._launcher.send(pid=self._child)
@@ -136,6 +150,9 @@ class Supervisor:
             calls[self._poll.poll()[0][0]]()
         if self._status is None:
             self._end_member()
+        return self._end()
+
+    def _end(self) -> int:
         if self._is_orphan or (self._is_over and self._role != "mpiexec"):  # the launcher still reads the job's folder
             remove(self._paths)
         if self._status is not None and self._status < 0 and not self._is_over:
@@ -163,6 +180,9 @@ class Supervisor:
             for message in self._launcher.receive():
                 if "end" in message:
                     self._is_over = True
+                elif "run" in message:
+                    os.environ.update(message["environ"])
+                    self._command = message["run"]
                 elif "signal" not in message:
                     self._member.send(**message)
                 elif self._status is None:
@@ -250,7 +270,7 @@ def main(role: str, paths: list[str], command: list[str]) -> int:
 
 
 def connect(address: str) -> socket.socket:
-    """Connect to ``unix:PATH``, or to the first of ``tcp:PORT:HOST,HOST,..`` that answers.
+    """Connect to ``unix:PATH``, to ``fd:NUMBER``, or to the first of ``tcp:PORT:HOST,HOST,..`` that answers.
 
     Raises
     ------
@@ -258,6 +278,10 @@ def connect(address: str) -> socket.socket:
         None answers.
     """
     kind, _, rest = address.partition(":")
+    if kind == "fd":
+        connection = socket.socket(fileno=int(rest))
+        connection.set_inheritable(False)
+        return connection
     port, _, names = rest.partition(":")
     reason = OSError("it has no address")
     for name in [rest] if kind == "unix" else names.split(","):

@@ -1,4 +1,7 @@
-"""Python imports this at its start. It does to one agent of a pool what WARPWELL_TEST_PLANTED says: RANK:WHAT,..."""
+"""Python imports this at its start. It does to one agent of a pool what WARPWELL_TEST_PLANTED says: RANK:WHAT,...
+
+``launcher:NAME`` lets the launcher write ``held`` and wait when it calls this function of ``warpwell.pool.launch``.
+"""
 
 import importlib.abc
 import os
@@ -52,6 +55,17 @@ def _later(act):
     time.sleep(0)
 
 
+def _hold(moment):
+    """Replace a function of the launcher by one that does not return."""
+    from importlib import import_module
+
+    module, *names, name = moment.split(".")
+    holder = import_module(f"warpwell.pool.launch.{module}")
+    for each in names:
+        holder = getattr(holder, each)
+    setattr(holder, name, lambda *_arguments, **_options: (print("held", flush=True), time.sleep(600)))
+
+
 if any(name.endswith("agent_main") for name in sys.orig_argv):
     for plant in os.environ.get("WARPWELL_TEST_PLANTED", "").split(","):
         rank, _, what = plant.partition(":")
@@ -61,3 +75,7 @@ if any(name.endswith("agent_main") for name in sys.orig_argv):
                 act()
             else:
                 sys.meta_path.insert(0, _At(module, act))
+if sys.orig_argv[1:4] == ["-m", "warpwell", "run"]:
+    rank, _, what = os.environ.get("WARPWELL_TEST_PLANTED", "").partition(":")
+    if rank == "launcher":
+        _hold(what)
