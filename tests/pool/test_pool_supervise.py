@@ -210,7 +210,7 @@ def test_messages_arrive_in_parts_and_together() -> None:
         assert list(connection.incoming()) == [{"k": 1}]
 
 
-@pytest.mark.parametrize("text", [b"[1]\n", b"{\n", b"x" * ((1 << 20) + 1), b"[" * 200_000 + b"\n"])
+@pytest.mark.parametrize("text", [b"[1]\n", b"{\n", b"x" * (supervise._MAX_LINE_BYTES + 1), b"[" * 200_000 + b"\n"])
 def test_a_peer_that_does_not_follow_the_protocol_is_disconnected(text: bytes) -> None:
     own_end, peer = socket.socketpair()
     with own_end, peer:
