@@ -144,6 +144,35 @@ def test_a_driver_that_reads_pinned_memory_early_does_so_in_no_worker(monkeypatc
     assert done.stdout.split() == 4 * ["True"]
 
 
+COPIES_IN_PARTS = """
+import ctypes
+from tests.harness.driver.calls import *
+from tests.harness.driver.capture_checks import *
+cuda = Cuda()
+cuda.start(1)
+cuda.use(0)
+ran = []
+run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: ran.append(True))
+stream, nbytes = cuda.stream(NON_BLOCKING), 1 << 20
+address, data = cuda.alloc(nbytes), bytes(range(256)) * (nbytes >> 8)
+begin(cuda, stream)
+cuda.cuLaunchHostFunc(stream, run, None)
+cuda.cuMemcpyHtoDAsync_v2(address, data, nbytes, stream)
+graph = end(cuda, stream)
+launch(cuda, graph, stream, 3)
+print(len(ran), cuda.read(address, nbytes) == data)
+"""
+
+
+def test_a_graph_copies_in_parts_behind_a_host_function(tight: build.Built) -> None:
+    with serve(1, driver=tight.fake) as server:
+        command = [sys.executable, "-c", COPIES_IN_PARTS]
+        done = subprocess.run(
+            command, env=server.environ(), cwd=ROOT, timeout=SECONDS / 2, stdout=subprocess.PIPE, text=True
+        )
+    assert done.stdout == "3 True\n"
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_planted_faults_apply_and_compile(tmp_path: Path, compiled: bool) -> None:
     for name, text in generate.sources().items():

@@ -66,11 +66,13 @@ struct part {
     int (*work)(const struct copy *k);
     int error;
     bool apart;
+    bool in_host_thread; /* the stream that it holds must not hold the parts */
     pthread_t thread;
 };
 
 static void *carry(void *p) {
     struct part *part = p;
+    ww_in_host_thread = part->in_host_thread;
     part->error = part->work(&part->copy);
     return NULL;
 }
@@ -99,7 +101,7 @@ static int in_parts(const struct copy *k, int (*work)(const struct copy *k)) {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* the parts are on this stack */
     for (size_t i = n; i-- > 0;) {
         size_t at = i * each;
-        parts[i] = (struct part){.copy = *k, .work = work};
+        parts[i] = (struct part){.copy = *k, .work = work, .in_host_thread = ww_in_host_thread};
         parts[i].copy.to += at;
         parts[i].copy.from += at;
         parts[i].copy.nbytes = i + 1 < n ? each : k->nbytes - at;
