@@ -187,7 +187,8 @@ class _Delayed(Transfer):
 
     def __init__(self, inner: Transfer, memory: Region, wake: Callable[[], None]) -> None:
         self._inner = inner
-        super().__init__(inner.peer, inner.tag, memory, self._pass_on)
+        super().__init__(inner.peer, inner.tag, memory)
+        self.wake = self._pass_on
         self._ring = wake
 
     def _pass_on(self) -> None:

@@ -32,7 +32,7 @@ def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[E
     source, sink = np.arange(8, dtype=np.uint8), np.zeros(4, np.uint8)
     put = first.put(1, 1, Region.over(source, chunk=4))
     get = second.get(0, 1, Region(int(sink.ctypes.data), 8, 4, 1, sink))
-    wake = get._wake
+    wake = get.wake
     assert wake is not None
 
     def late() -> None:
@@ -40,7 +40,7 @@ def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[E
         time.sleep(0.05)
         wake()
 
-    get._wake = late
+    get.wake = late
     for k in range(2):
         get.allow(k + 1)
         get.wait(k + 1, HANG_SECONDS)

@@ -95,18 +95,21 @@ class Transfer:
         Rank of the other side, and the tag that both sides use.
     region : Region
         The memory on this side. It is referenced until the transport no longer accesses it.
-    wake : callable, optional
-        Called when more chunks are allowed or the transfer is cancelled.
+
+    Attributes
+    ----------
+    wake : callable
+        Called when more chunks are allowed or the transfer is cancelled; the transport sets it.
     """
 
-    def __init__(self, peer: int, tag: int, region: Region, wake: Callable[[], None] | None = None) -> None:
+    def __init__(self, peer: int, tag: int, region: Region) -> None:
         self.peer = peer
         self.tag = tag
         self.region: Region | None = region
         self.chunks = region.chunks
         self.reason = ""
         self._slots = region.slots
-        self._wake = wake
+        self.wake: Callable[[], object] = int
         self._lock = threading.Lock()
         self._control = np.zeros(8, np.int64)
         self._control[HELD] = 1
@@ -158,8 +161,7 @@ class Transfer:
             if chunks <= self.allowed:
                 return
             self._control[ALLOWED] = chunks
-        if self._wake is not None:
-            self._wake()
+        self.wake()
 
     def wait(self, chunks: int, timeout: float) -> None:
         """Wait until `chunks` chunks have completed.
@@ -202,8 +204,7 @@ class Transfer:
                 return
             self._control[STATUS] = CANCELLED
         self._changes.raise_()
-        if self._wake is not None:
-            self._wake()
+        self.wake()
 
     # -- for transports ------------------------------------------------------------------------------------
 

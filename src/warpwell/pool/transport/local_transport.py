@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections import deque
 
@@ -14,7 +15,7 @@ from .transport import CLOSED, WINDOW, PeerTransport
 class LocalTransport(PeerTransport):
     """One end of the connections within this process; `local_transports` creates them.
 
-    Messages are passed by reference. A thread moves bulk data; it starts with the first transfer.
+    Messages are passed by reference.
     """
 
     name = "local"
@@ -44,9 +45,6 @@ class LocalTransport(PeerTransport):
         if end._posted[self.rank] - self._received[peer] + nbytes >= WINDOW:  # it may wait for this credit
             end._acknowledged.raise_()
 
-    def _wake(self) -> None:
-        self._hub.wake()
-
     def _start(self, transfer: Transfer, outgoing: bool) -> None:
         peer = transfer.peer
         source, destination = (self.rank, peer) if outgoing else (peer, self.rank)
@@ -72,11 +70,10 @@ class LocalTransport(PeerTransport):
         for peer in self.peers:
             self._hub.fail(self.rank, peer, CLOSED)
             self._hub.ends[peer].lose(self.rank, self.close_reason)
-        self._hub.leave()
 
 
 class _Hub:
-    """The shared state of the ends: the sides of all transfers, and the thread that copies between matching ones."""
+    """The shared state of the ends: the sides of all transfers. The thread that lets a chunk move copies it."""
 
     def __init__(self) -> None:
         self.ends: list[LocalTransport] = []
@@ -84,34 +81,22 @@ class _Hub:
         self._sides: dict[tuple[int, int, int], tuple[deque[Transfer], deque[Transfer]]] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._has_changed = False
-        self._open = 0
-        self._thread: threading.Thread | None = None
 
     def add(self, rank: int, key: tuple[int, int, int], transfer: Transfer) -> None:
-        if transfer.status != RUNNING:
-            return
+        transfer.wake = functools.partial(self.move_all, key)
         with self._lock:
             sides = self._sides.setdefault(key, (deque(), deque()))
             sides[rank != key[0]].append(transfer)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._move_all, name="warpwell local transport", daemon=True)
-                self._thread.start()
-        self.wake()
-
-    def wake(self) -> None:
-        with self._lock:
-            self._has_changed = True
-            self._changed.notify_all()
+        self.move_all(key)
 
     def fail(self, rank: int, peer: int, reason: str) -> None:
         """Fail the transfers of `rank` with `peer`."""
-        with self._lock:  # held while the thread copies, so no memory is accessed afterwards
-            for key, sides in self._sides.items():
+        with self._lock:  # held while a chunk is copied, so no memory is accessed afterwards
+            for key, sides in list(self._sides.items()):
                 if key[:2] in ((rank, peer), (peer, rank)):
                     for transfer in sides[rank != key[0]]:
                         transfer.fail(reason)
-            self.wake()
+                    self.move_all(key)
 
     def drain(self, rank: int, timeout: float) -> None:
         """Wait for the transfers of `rank` that have both sides."""
@@ -122,25 +107,12 @@ class _Hub:
         with self._lock:
             self._changed.wait_for(idle, timeout)
 
-    def leave(self) -> None:
-        with self._lock:
-            self._open -= 1
-            self._changed.notify_all()
-
-    def _move_all(self) -> None:
-        while True:
+    def move_all(self, key: tuple[int, int, int]) -> None:
+        """Copy the chunks under `key` that may move."""
+        moved = True
+        while moved:
             with self._lock:
-                self._changed.wait_for(lambda: self._has_changed or not self._open)
-                if not self._has_changed:
-                    return
-                self._has_changed = False
-                keys = list(self._sides)
-            moved = True
-            while moved:
-                moved = False
-                for key in keys:
-                    with self._lock:
-                        moved = self._move(key) or moved
+                moved = self._move(key)
 
     def _move(self, key: tuple[int, int, int]) -> bool:
         """Copy one chunk between the oldest sides under `key`. Return False if no chunk may move."""
@@ -158,7 +130,7 @@ class _Hub:
         if not sources or not sinks:
             return False
         source, sink = sources[0], sinks[0]
-        chunk = source.completed
+        chunk = min(source.completed, sink.completed)  # they differ if Ctrl-C came between the last two lines
         if chunk >= min(source.allowed, sink.allowed):
             return False
         assert source.region is not None and sink.region is not None
@@ -177,5 +149,4 @@ def local_transports(count: int) -> list[LocalTransport]:
     """Return `count` connected transports, of ranks 0 to count - 1. Close each."""
     hub = _Hub()
     hub.ends = [LocalTransport(rank, count, hub) for rank in range(count)]
-    hub._open = count
     return hub.ends

@@ -206,6 +206,7 @@ class MpiTransport(PeerTransport):
             loop.R_SLOTS: region.slots or 0,
             loop.R_CHUNKS: region.chunks,
         }
+        transfer.wake = self._wake
         self._table.add(transfer, fields)
         if not self._thread.is_alive():  # it exited concurrently
             transfer.fail(CLOSED)

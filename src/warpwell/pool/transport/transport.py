@@ -253,7 +253,7 @@ class PeerTransport(Transport):
             raise ArgumentError(f"tag must be from 0 to {TAGS - 1}, got {tag}", name="tag")
         self._counts(peer)["transfers"] += 1
         self._check(peer)
-        transfer = Transfer(peer, tag, memory, self._wake)
+        transfer = Transfer(peer, tag, memory)
         if transfer.chunks:
             self._start(transfer, outgoing)
         return transfer
@@ -275,12 +275,8 @@ class PeerTransport(Transport):
         """Record that this process has received another `nbytes` bytes from `peer`, overhead included."""
 
     @abstractmethod
-    def _wake(self) -> None:
-        """Wake the thread that moves bulk data."""
-
-    @abstractmethod
     def _start(self, transfer: Transfer, outgoing: bool) -> None:
-        """Pass a transfer to the thread that moves bulk data."""
+        """Start to move the data of a transfer."""
 
     def lost(self) -> Mapping[int, str]:
         with self._loss_lock:
