@@ -81,11 +81,11 @@ def test_while_python_reports_another_exception(hook: None, reporting: str, monk
 
 def test_other_exceptions_are_reported_and_none_is_repeated(hook: None, capsys: pytest.CaptureFixture[str]) -> None:
     finalize(fail)
-    time.sleep(5 * application._SOON)
+    time.sleep(5 * application._REPEAT_SECONDS)
     assert "on purpose" in capsys.readouterr().err
 
 
 def test_none_comes_after_the_program(hook: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_ended", True)
     finalize(press)
-    time.sleep(5 * application._SOON)
+    time.sleep(5 * application._REPEAT_SECONDS)

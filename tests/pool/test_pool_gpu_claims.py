@@ -17,6 +17,7 @@ from warpwell.driver.build import Built
 from warpwell.errors import AgentError, DeviceNotFoundError
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.launch import cuda_programs, reservation
+from warpwell.pool.launch.options import RunOptions
 from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, user_of, users
 
 OTHER = """
@@ -236,11 +237,11 @@ def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
     monkeypatch.setattr(cuda_programs.build, "parts", lambda: pytest.fail("nobody needs the layer"))
     refused = ({"target": "cpu"}, "--target cpu"), ({"gpus": False}, "has no GPU")
     for options, why in refused:
-        assert cuda_programs.prepare("auto", tmp_path, {}, **options) is None  # type: ignore[arg-type]
+        assert cuda_programs.prepare(RunOptions(**options), tmp_path, {}, False) is None  # type: ignore[arg-type]
         with pytest.raises(DeviceNotFoundError, match=why):
-            cuda_programs.prepare("pool", tmp_path, {}, **options)  # type: ignore[arg-type]
-    with pytest.raises(DeviceNotFoundError, match="already in a program"):
-        cuda_programs.prepare("pool", tmp_path, {"WARPWELL_CUDA": "/job"})
+            cuda_programs.prepare(RunOptions(cuda="pool", **options), tmp_path, {}, False)  # type: ignore[arg-type]
+    with pytest.raises(DeviceNotFoundError, match="in a program of warpwell run"):
+        cuda_programs.prepare(RunOptions(cuda="pool"), tmp_path, {"WARPWELL_CUDA": "/job"}, False)
     assert not list(tmp_path.iterdir())
 
 
@@ -249,8 +250,8 @@ def test_a_program_of_a_login_node_has_the_gpus_of_other_hosts_if_it_asks_for_th
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: False)
     monkeypatch.setattr(cuda_programs.build, "parts", lambda: Built(*[tmp_path / "part"] * 3))
-    assert cuda_programs.prepare("auto", tmp_path, {}, away=True, gpus=False) is None
-    assert cuda_programs.prepare("pool", tmp_path, {}, away=True, gpus=False) is not None
+    assert cuda_programs.prepare(RunOptions(gpus=False), tmp_path, {}, True) is None
+    assert cuda_programs.prepare(RunOptions(cuda="pool", gpus=False), tmp_path, {}, True) is not None
 
 
 def test_a_slow_build_of_the_layer_is_told(
@@ -263,5 +264,5 @@ def test_a_slow_build_of_the_layer_is_told(
     monkeypatch.setattr(cuda_programs, "_SILENT", 0.02)
     for seconds, told in ((0.0, False), (0.2, True)):
         monkeypatch.setattr(cuda_programs.build, "parts", lambda s=seconds: made(s))
-        assert cuda_programs.prepare("auto", tmp_path, {cuda_programs.DRIVER: "fake"}) is None
-        assert ("is being compiled" in capsys.readouterr().err) == told
+        assert cuda_programs.prepare(RunOptions(), tmp_path, {cuda_programs.DRIVER: "fake"}, False) is None
+        assert ("compiling the layer" in capsys.readouterr().err) == told

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warpwell.errors import ArgumentError, MissingFileError
-from warpwell.pool.launch.hosts import Host, expand, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+from warpwell.pool.launch.hosts import Host, assign_agents, expand, is_here, parse_hosts, read_hostfile, slurm_hosts
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_host_files_of_either_mpi(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="line 1"):
         read_hostfile(str(path))
     path.write_text("# nothing\n")
-    with pytest.raises(ArgumentError, match="names no host"):
+    with pytest.raises(ArgumentError, match="has no host"):
         read_hostfile(str(path))
     with pytest.raises(MissingFileError):
         read_hostfile(str(tmp_path / "none"))
@@ -68,14 +68,14 @@ def test_slurm(environ: dict[str, str], hosts: list[Host] | None) -> None:
 
 def test_agents_fill_hosts_in_order() -> None:
     hosts = parse_hosts("a:2,b:3,c:1")
-    assert place(hosts, None) == [Host("a", 2), Host("b", 3), Host("c", 1)]
-    assert place(hosts, 4) == [Host("a", 2), Host("b", 2)]
-    assert place(parse_hosts("a,b,c"), 7) == [Host("a", 3), Host("b", 2), Host("c", 2)]
-    assert place(parse_hosts("a,b"), None) == [Host("a", 1), Host("b", 1)]
-    with pytest.raises(ArgumentError, match="may have 6"):
-        place(hosts, 7)
-    with pytest.raises(ArgumentError, match="1 or more"):
-        place(hosts, 0)
+    assert assign_agents(hosts, None) == [Host("a", 2), Host("b", 3), Host("c", 1)]
+    assert assign_agents(hosts, 4) == [Host("a", 2), Host("b", 2)]
+    assert assign_agents(parse_hosts("a,b,c"), 7) == [Host("a", 3), Host("b", 2), Host("c", 2)]
+    assert assign_agents(parse_hosts("a,b"), None) == [Host("a", 1), Host("b", 1)]
+    with pytest.raises(ArgumentError, match="at most 6"):
+        assign_agents(hosts, 7)
+    with pytest.raises(ArgumentError, match="at least 1"):
+        assign_agents(hosts, 0)
 
 
 @given(
@@ -90,7 +90,7 @@ def test_agents_fill_hosts_in_order() -> None:
 def test_no_agent_is_lost_between_hosts(pairs: list[tuple[str, int]], data: st.DataObject) -> None:
     hosts = parse_hosts(",".join(f"{name}:{count}" for name, count in pairs))
     agents = data.draw(st.integers(1, sum(count for _, count in pairs)))
-    placed = place(hosts, agents)
+    placed = assign_agents(hosts, agents)
     assert sum(h.agents or 0 for h in placed) == agents
     assert all(0 < (h.agents or 0) <= dict(pairs)[h.name] for h in placed)
 

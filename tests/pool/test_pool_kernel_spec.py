@@ -178,9 +178,9 @@ def test_what_is_not_installed(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--agents", "0"], "give 1 or more"),
+        (["--agents", "0"], "must be at least 1"),
         (["--hosts", "a:1", "--hostfile", "b"], "one of them"),
-        (["--hosts", "a:2", "--agents", "3"], "the hosts may have 2"),
+        (["--hosts", "a:2", "--agents", "3"], "must be at most 2 for these hosts"),
         (["--hostfile", "none.txt"], "none.txt does not exist"),
         (["--start-timeout", "-1"], "--start-timeout"),
     ],

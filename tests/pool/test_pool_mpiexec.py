@@ -88,7 +88,7 @@ def test_mpiexec_says_what_it_is(tmp_path: Path, text: str, kind: str) -> None:
 
 
 def test_another_program_of_that_name(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match="neither"):
+    with pytest.raises(AgentError, match="is not the mpiexec of"):
         Mpiexec.find(script(tmp_path, "I am something else"))
 
 

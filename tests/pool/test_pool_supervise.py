@@ -262,10 +262,10 @@ def test_a_job_that_starts_is_not_removed_by_another_one_that_starts(
 
 def test_processes_that_are_late_are_named_stopped_ones_first(monkeypatch: pytest.MonkeyPatch) -> None:
     made: Any = Launcher(["program.py"], RunOptions(start=5.0))
-    made._places = {1: "localhost", 2: "localhost", 3: "localhost"}
-    made._output = type("Output", (), {"said": lambda self: ""})()
+    made._hosts = {1: "localhost", 2: "localhost", 3: "localhost"}
+    made._output = type("Output", (), {"messages": lambda self: ""})()
     sent: dict[int, dict[str, Any]] = {rank: {"rank": rank, "pid": rank} for rank in range(4)}
-    made._ranks = {rank: type("Known", (), {"about": sent[rank]})() for rank in (0, 1, 3)}
+    made._ranks = {rank: type("Known", (), {"facts": sent[rank]})() for rank in (0, 1, 3)}
     sent[0]["compiling"] = True
     made._check_start(60.0)  # that time does not count
     sent[0]["compiling"] = False

@@ -69,7 +69,7 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     assert {each["command"] for each in programs} == {program}
     os.kill(run.find("cuda_program.py")[-1], 9)
     run.end()
-    assert run.errors.endswith("what the pool does not serve: managed memory of a program with several devices\n")
+    assert run.errors.endswith("to the CUDA driver: managed memory of a program with several devices\n")
     run.nothing_is_left()
     until(lambda: not workers(mark))
 

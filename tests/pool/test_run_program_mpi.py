@@ -163,12 +163,12 @@ def test_info_starts_agents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--agents", "0", "x.py"], "--agents 0: give 1 or more"),
-        (["--agents", "-1", "x.py"], "--agents -1: give 1 or more"),
+        (["--agents", "0", "x.py"], "--agents must be at least 1, got 0"),
+        (["--agents", "-1", "x.py"], "--agents must be at least 1, got -1"),
         (["--agents", "2"], "name a program"),
         (["--agents", "2", "no-such-file.py"], "does not exist"),
         (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
-        (["--mpiexec", "/bin/true", ENDING], "neither"),
+        (["--mpiexec", "/bin/true", ENDING], "is not the mpiexec of Open MPI or MPICH"),
         (["--agents", "999", ENDING], "999 agents on this host, which has"),
         (
             ["--hosts", "elsewhere:999", ENDING],

@@ -46,50 +46,32 @@ def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.set_defaults(handles_interrupt=True)
     _agent_options(parser)
     parser.add_argument("--trace", metavar="FILE", help="write statistics of calls as JSON: counts, bytes and waits")
-    parser.add_argument(
-        "--notebook",
-        action="store_true",
-        help="run a kernel of Jupyter: interrupts go to the program and never end it, and it exits with Jupyter "
-        "(see warpwell pool notebook)",
-    )
-    parser.add_argument(
-        "--cuda",
-        choices=("auto", "pool", "local"),
-        default="auto",
-        help="GPUs for CUDA calls of the program itself: in the pool, or in this machine (default: in the pool, "
-        "if a driver, and once a C compiler, are installed)",
-    )
+    text = "run a kernel of Jupyter, which interrupts do not end and which exits with Jupyter (see pool notebook)"
+    parser.add_argument("--notebook", action="store_true", help=text)
+    text = "GPUs for CUDA calls of the program itself (auto: of the pool, if a driver and a C compiler are installed)"
+    parser.add_argument("--cuda", choices=("auto", "pool", "local"), default="auto", help=text)
     text = "wait so long for GPUs that other jobs use; with Slurm, for an allocation (default: fail at once)"
     parser.add_argument("--wait", type=float, metavar="SECONDS", help=text)
     text = "options for the salloc that --wait starts outside a Slurm job"
     parser.add_argument("--slurm", default="", metavar="OPTIONS", help=text)
-    parser.add_argument(
-        "--allocate",
-        choices=("start", "use"),
-        default="start",
-        help="claim GPUs before the program runs, or each when the program opens its first CUDA context there or "
-        "leases the device (default: start)",
-    )
+    text = "claim GPUs at the start, or each at its first use: a CUDA context or a lease (default: start)"
+    parser.add_argument("--allocate", choices=("start", "use"), default="start", help=text)
     text = "with --allocate use: let a device leave after this time without calls, objects and leases (default: never)"
     parser.add_argument("--idle", type=float, metavar="SECONDS", help=text)
     text = "list the CUDA driver functions that the program called and the pool does not support"
     parser.add_argument("--explain-refused", action="store_true", help=text)
     parser.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     parser.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help="program to run, in Python or compiled"
-    )
+    text = "program to run, in Python or compiled"
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM [ARG ...]", help=text)
 
 
 def _add_notebook(verbs: Commands[argparse.ArgumentParser]) -> None:
-    parser = add_command(
-        verbs,
-        "notebook",
-        notebook,
-        "write a kernel for Jupyter with the devices of a pool",
+    text = (
         "Write a kernel specification for Jupyter: a notebook with this kernel starts a pool as run does, and its "
-        "ww.devices() are the agents. Run this on the host where Jupyter starts kernels.",
+        "ww.devices() are the agents. Run this on the host where Jupyter starts kernels."
     )
+    parser = add_command(verbs, "notebook", notebook, "write a kernel for Jupyter with the devices of a pool", text)
     parser.set_defaults(handles_interrupt=True)
     group = parser.add_argument_group("kernel")
     group.add_argument("--name", default=KERNEL_NAME, metavar="NAME", help=f"kernel name (default: {KERNEL_NAME})")
@@ -197,45 +179,30 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
         raise ArgumentError(f"--start-timeout must be positive, got {seconds:g}", name="start_timeout")
     if os.geteuid() == 0 and sys.stderr.isatty() and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
         print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
-    trace = getattr(arguments, "trace", None)
-    if trace is not None:  # before hours of work
+    names = "target share_gpu tcp trace notebook mpiexec wait allocate idle explain_refused".split()
+    options: dict[str, Any] = {n: value for n in names if (value := getattr(arguments, n, None)) is not None}
+    if (trace := options.get("trace")) is not None:  # before hours of work
         path = new_file(trace, "--trace")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             text = f"--trace {trace} cannot be written; give another path, or check its permissions"
             raise ArgumentError(text, name="trace")
-    allocate = getattr(arguments, "allocate", "start")
-    if allocate == "use" and arguments.share_gpu:
+    at_use = options.get("allocate") == "use"
+    if at_use and arguments.share_gpu:
         raise ArgumentError("--allocate use and --share-gpu exclude each other; leave out one", name="share_gpu")
-    idle = getattr(arguments, "idle", None)
-    if idle is not None and not (allocate == "use" and idle > 0 and math.isfinite(idle)):
+    idle = options.get("idle")
+    if idle is not None and not (at_use and idle > 0 and math.isfinite(idle)):
         raise ArgumentError(f"--idle needs --allocate use and a positive number of seconds, got {idle:g}", name="idle")
     gpus = [] if arguments.target == "cpu" else list_gpus()
     cuda = getattr(arguments, "cuda", "local")
     hosts = _hosts(arguments, gpus)
     has_gpus = bool(gpus) or (arguments.target != "cpu" and not all(is_here(host.name) for host in hosts))
-    if allocate == "use" and cuda == "auto" and has_gpus:
+    if at_use and cuda == "auto" and has_gpus:
         cuda = "pool"
-    return RunOptions(
-        hosts=hosts,
-        gpus=bool(gpus),
-        target=arguments.target,
-        share_gpu=arguments.share_gpu,
-        ft=not arguments.no_ft,
-        tcp=arguments.tcp,
-        trace=trace,
-        notebook=getattr(arguments, "notebook", False),
-        start=arguments.start_timeout,
-        mpiexec=arguments.mpiexec,
-        cuda=cuda,
-        wait=getattr(arguments, "wait", None) or 0.0,
-        allocate=allocate,
-        idle=idle,
-        explain_refused=getattr(arguments, "explain_refused", False),
-    )
+    return RunOptions(hosts=hosts, gpus=bool(gpus), ft=not arguments.no_ft, start=seconds, cuda=cuda, **options)
 
 
 def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
-    from ..pool import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts, users
+    from ..pool import Host, assign_agents, is_here, parse_hosts, read_hostfile, slurm_hosts, users
 
     if arguments.hosts is not None and arguments.hostfile is not None:
         raise ArgumentError("--hosts and --hostfile exclude each other; give one of them", name="hosts")
@@ -251,7 +218,7 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
         listed = [Host("localhost")]
         if arguments.agents is None:
             listed = [Host("localhost", max(1, len(gpus) - (0 if arguments.share_gpu else len(used_gpus))))]
-    placed = place(listed, arguments.agents)
+    placed = assign_agents(listed, arguments.agents)
     here = sum(h.agents or 0 for h in placed if is_here(h.name))
     if not arguments.force:
         _check_number(placed, here)
@@ -307,20 +274,11 @@ def info(arguments: argparse.Namespace) -> int:
     if output.print_json({"devices": devices, "seconds": seconds}):
         return 0
     heads = ("device", "host", "target", "name", "memory", "free", "link", "round trip us", "process")
-    rows = [
-        (
-            str(d["device"]),
-            d["host"],
-            d["target"],
-            d["name"],
-            format_size(d["memory_bytes"]),
-            format_size(d["free_bytes"]),
-            d["link"],
-            f"{d['round_trip_us']:.0f}",
-            str(d["pid"]),
-        )
-        for d in devices
-    ]
+    rows = []
+    for d in devices:
+        sizes = format_size(d["memory_bytes"]), format_size(d["free_bytes"])
+        name = str(d["device"]), d["host"], d["target"], d["name"]
+        rows.append((*name, *sizes, d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"])))
     output.table(f"Pool (started, described and ended in {seconds:.1f} s)", heads, rows, left=heads)
     return 0
 
@@ -364,21 +322,13 @@ def _agent_row(agent: dict[str, Any]) -> tuple[str, ...]:
     state = agent.get("info")
     if state is None:
         return *start, "-", agent["state"]
-    links = state["transport"].values()
     lanes = state["lanes"].values()
-    return (
-        *start,
-        state["target"] if state["joined"] else "-",
-        f"{sum(state['calls'].values()):,}",
-        f"{state['calls'].get('LAUNCH', 0):,}",
-        format_size(sum(p["bytes_sent"] for p in links)),
-        format_size(sum(p["bytes_received"] for p in links)),
-        str(state["buffers"]),
-        format_size(state["held"]),
-        format_size(state["free"]),
-        str(sum(lane["waiting"] for lane in lanes)),
-        ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
-    )
+    counts = (f"{n:,}" for n in (sum(state["calls"].values()), state["calls"].get("LAUNCH", 0)))
+    sent = (format_size(sum(p[n] for p in state["transport"].values())) for n in ("bytes_sent", "bytes_received"))
+    memory = str(state["buffers"]), format_size(state["held"]), format_size(state["free"])
+    doing = ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-"
+    target, waiting = state["target"] if state["joined"] else "-", sum(lane["waiting"] for lane in lanes)
+    return *start, target, *counts, *sent, *memory, str(waiting), doing
 
 
 def print_programs(

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .devices import broadcast, current_device, empty, empty_like, to_device, zeros
     from .host_memory import HostArrays, pinned_empty
     from .launch.gpus import list_gpus
-    from .launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+    from .launch.hosts import Host, assign_agents, is_here, parse_hosts, read_hostfile, slurm_hosts
     from .launch.kernel_spec import KernelSpec, kernels_folder
-    from .launch.launcher import Launcher, RunOptions
+    from .launch.launcher import Launcher
+    from .launch.options import RunOptions
     from .launch.reservation import users
     from .reply import CallResult
     from .tuning import Tuning
@@ -44,10 +45,11 @@ _FROM = {
     "tuning": "Tuning",
     "launch.kernel_spec": "KernelSpec kernels_folder",
     "device": "Buffer Device Remote Stream",
-    "launch.launcher": "Launcher RunOptions",
+    "launch.launcher": "Launcher",
+    "launch.options": "RunOptions",
     "agent.code": "Code",
     "devices": "broadcast current_device empty empty_like to_device zeros",
-    "launch.hosts": "Host is_here parse_hosts place read_hostfile slurm_hosts",
+    "launch.hosts": "Host assign_agents is_here parse_hosts read_hostfile slurm_hosts",
     "launch.gpus": "list_gpus",
     "launch.reservation": "users",
     "host_memory": "HostArrays pinned_empty",

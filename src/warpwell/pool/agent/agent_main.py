@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from ... import closing
 from ..._os import clock
@@ -32,26 +33,26 @@ def main(gpus: Sequence[str], member: Member) -> None:
         return found
 
     chosen = member.wait_for_go(reserve)
-    if chosen.get("target") == "cuda" and not chosen.get("joins"):
-        Claim(chosen["uuid"])  # until this process ends
-    if "uuid" in chosen:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
-    about = cuda_programs.wanted() if "cuda" in chosen else None
-    claim = functools.partial(_claim, chosen["uuid"]) if chosen.get("joins") and "uuid" in chosen else None
-    if about is not None and not chosen["away"]:  # before the application continues; it ends with this process
-        server = cuda_programs.serve(about, chosen["cuda"], claim)
+    values: list[Any] = [chosen.get(name) for name in ("target", "uuid", "joins", "away", "cuda")]
+    target, uuid, joins, away, ordinal = values
+    if target == "cuda" and not joins:
+        Claim(uuid)  # until this process ends
+    if uuid is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible(uuid, gpus)
+    settings: Any = None if ordinal is None else cuda_programs.take_settings()
+    claim = functools.partial(_claim, uuid) if joins and uuid is not None else None
+    make_server = functools.partial(cuda_programs.make_server, settings, ordinal, claim, away=away)
+    if settings is not None and not away:  # before the program continues; the server ends with this process
+        server, _ = make_server()
     transport = member.connect()
-    target = chosen.get("target", "cpu")
     spare = None
-    if chosen.get("joins"):
-        open_runtime = functools.partial(runtime_for, target)
-        spare = SpareDevice(target, chosen.get("uuid"), open_runtime, lambda text: member.send(note=text))
+    if joins:
+        spare = SpareDevice(target, uuid, lambda: runtime_for(target), lambda text: member.send(note=text))
     agent = Agent(transport, runtime_for("cpu" if spare else target), spare)
-    if about is not None and chosen["away"]:
-        ordinal = chosen["cuda"]
-        far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal, claim))
+    if settings is not None and away:
+        far = FarEnd(transport, ordinal, make_server)
         agent.cuda, agent.programs = far.handle, far.programs
-    elif about is not None:
+    elif settings is not None:
         agent.programs = server.programs
     # as a deferred call: the thread of the connection has entered no device
     member.on("ask", lambda _: agent.later(lambda: member.send(reply=agent.info())))
@@ -75,5 +76,5 @@ def _claim(uuid: str) -> Reservation:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the end leaves no time for more
-    found = list_gpus()  # before there are threads
-    serve(functools.partial(main, found), gpus=found, used=list(users(found)))
+    host_gpus = list_gpus()  # before there are threads
+    serve(functools.partial(main, host_gpus), gpus=host_gpus, used=list(users(host_gpus)))

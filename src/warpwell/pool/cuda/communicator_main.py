@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.5
 def main(member: Member) -> None:
     """Join the job and serve clients until the job ends."""
     decisions = member.wait_for_go()
-    options = cuda_programs.wanted()
+    options = cuda_programs.take_settings()
     assert options is not None
     devices = {int(ordinal): (int(rank), str(name)) for ordinal, (rank, name) in decisions["devices"].items()}
     near = NearServer(devices, Path(options["folder"]), Path(options["relay"]))  # before the program continues

@@ -1,7 +1,6 @@
 """``python -m warpwell.pool.launch.application FILE ...``: runs a program as ``python FILE ...`` would, with a pool.
 
 A compiled program is a child of this process.
-
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import time
 import types
 from collections.abc import Iterable, Sequence
 from importlib.machinery import SourceFileLoader
-from types import TracebackType
 from typing import Any
 
 from ...errors import WarpwellError
@@ -35,8 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
 _NOT_EXECUTED = 126  # as of a shell
-_SOON = 0.01
-"""Seconds until an interrupt is repeated: the finalizer that it interrupted has ended by then."""
+_REPEAT_SECONDS = 0.01
+"""Time until an interrupt is repeated: the interrupted finalizer has ended before that."""
 
 _status = _INTERRUPTED  # until the program has ended: only an interrupt ends the process before that
 _ended = False
@@ -50,8 +48,8 @@ def main(command: Sequence[str]) -> None:
         chosen = member.wait_for_go()
         trace = os.environ.get("WARPWELL_POOL_TRACE")
         agents = range(1, 1 + int(chosen["agents"]))
-        found = devices.Devices(member.connect(), agents=agents, idle=chosen["idle"])
-        devices.use(found)
+        pool = devices.Devices(member.connect(), agents=agents, idle=chosen["idle"])
+        devices.use(pool)
     except Exception as error:
         member.send(failed=str(error) or type(error).__name__)
         os._exit(1)
@@ -59,7 +57,7 @@ def main(command: Sequence[str]) -> None:
     if folder := os.environ.pop(job_output.FOLDER, None):
         job_output.AgentOutput(folder).show()
     forget_launcher()
-    atexit.register(_say_goodbye, found, trace)
+    atexit.register(_close_pool, pool, trace)
     sys.unraisablehook = _raise_again
     member.wait_for_start()
     sys.exit(_run(command, member))
@@ -96,23 +94,20 @@ def _run(command: Sequence[str], member: Member) -> int:
         _status = _status_of(end.code)
     except BaseException as error:
         _status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-        error.__traceback__ = _theirs(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
     _ended = True
     return _status
 
 
 def _run_compiled(command: Sequence[str], member: Member) -> int:
-    """Run a program in a process group of its own, which gets the signals; return its status as a shell does."""
+    """Run a program in its own process group, which gets the signals; return the status that a shell would return."""
     path, prctl = os.path.abspath(command[0]), ctypes.CDLL(None).prctl
     try:
-        child = subprocess.Popen(
-            command,
-            executable=path,
-            env=cuda_programs.program_environ(path),
-            process_group=0,
-            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
+        environ, die = cuda_programs.program_environ(path), lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        child = subprocess.Popen(command, executable=path, env=environ, process_group=0, preexec_fn=die)
     except OSError as error:
         print(f"warpwell: error: {command[0]} cannot be executed: {error.strerror}", file=sys.stderr)
         return _NOT_EXECUTED
@@ -169,63 +164,56 @@ def _status_of(code: Any) -> int:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Repeat an interrupt that came in a finalizer, where Python drops it; report all other exceptions as usual.
+    """Repeat an interrupt that arrived in a finalizer, where Python drops it; report all other exceptions as usual.
 
-    One that comes while Python reports would be dropped as well, often without a word.
+    Python would also drop an interrupt that arrives during the report, often silently.
     """
-    came = issubclass(unraisable.exc_type, KeyboardInterrupt)
+    is_interrupted = issubclass(unraisable.exc_type, KeyboardInterrupt)
     try:
-        if not came:
-            came = _report(unraisable)
+        if not is_interrupted:
+            is_interrupted = _report(unraisable)
     except KeyboardInterrupt:
-        came = True
-    if came:
-        with contextlib.suppress(RuntimeError):  # no thread can be started as the process ends
-            # another one, and later: raised in here Python drops it again. `threading` would take locks for it
+        is_interrupted = True
+    if is_interrupted:
+        with contextlib.suppress(RuntimeError):  # no thread can be started while the process ends
+            # in another thread and later, because Python drops it here again; `threading` would take locks for it
             _thread.start_new_thread(_interrupt_soon, ())
 
 
 def _report(unraisable: Any) -> bool:
-    """Report an exception; return whether an interrupt came meanwhile."""
+    """Report an exception; return True if an interrupt arrived during the report."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler) or threading.get_ident() != threading.main_thread().ident:
         sys.__unraisablehook__(unraisable)
         return False
-    came: list[int] = []
+    interrupts: list[int] = []
     try:
-        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         sys.__unraisablehook__(unraisable)
     finally:
         signal.signal(signal.SIGINT, handler)
-    return bool(came)
+    return bool(interrupts)
 
 
 def _interrupt_soon() -> None:
-    time.sleep(_SOON)
+    time.sleep(_REPEAT_SECONDS)
     main_thread = threading.main_thread().ident
     if not _ended and main_thread is not None:
         signal.pthread_kill(main_thread, signal.SIGINT)  # to whichever thread is in a system call
 
 
-def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of this module and of `runpy`."""
-    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
-        trace = trace.tb_next
-    return trace
-
-
-def _say_goodbye(found: devices.Devices, trace: str | None) -> None:
+def _close_pool(pool: devices.Devices, trace: str | None) -> None:
     if trace is not None:
-        _write_trace(trace, found)
+        _write_trace(trace, pool)
     with contextlib.suppress(WarpwellError):
-        found.close()
+        pool.close()
 
 
-def _write_trace(trace: str, found: devices.Devices) -> None:
-    """Write the calls on each device. If that fails the program has not succeeded, because the trace was asked for."""
+def _write_trace(trace: str, pool: devices.Devices) -> None:
+    """Write the calls on each device. If that fails, the program fails: its options request the trace."""
     global _status
     try:
-        write_trace(trace, found)
+        write_trace(trace, pool)
     except (OSError, WarpwellError) as error:
         _status = _status or 1
         with contextlib.suppress(OSError, ValueError):
@@ -233,26 +221,20 @@ def _write_trace(trace: str, found: devices.Devices) -> None:
 
 
 def write_trace(path: str, devices: Iterable[Device]) -> None:
-    """Write the calls on each device to a JSON file: counts, bytes, and seconds that the program waited.
+    """Write statistics of the calls on each device to a JSON file: counts, bytes, and seconds of waiting.
 
     Parameters
     ----------
     path : str
     devices : iterable of Device
     """
-    found = [
-        {
-            "device": d.index,
-            "name": d.name,
-            "host": d.host,
-            "target": d.target,
-            "lost": d.lost,
-            "calls": {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()},
-        }
-        for d in devices
-    ]
+    reports = []
+    for d in devices:
+        calls = {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()}
+        properties = {name: getattr(d, name) for name in ("name", "host", "target", "lost")}
+        reports.append({"device": d.index, **properties, "calls": calls})
     with open(path, "w", encoding="utf-8") as stream:
-        json.dump({"devices": found}, stream, indent=1)
+        json.dump({"devices": reports}, stream, indent=1)
         stream.write("\n")
 
 
@@ -266,12 +248,12 @@ def _finish() -> None:
                     stream.flush()
             except (OSError, ValueError):
                 status = status or _FLUSH_FAILED
-    finally:  # an interrupt may come here, too
+    finally:  # also after an interrupt
         os._exit(status)
 
 
 if __name__ == "__main__":
-    # the program gets its own `__main__`; its names must not overwrite those of this module
+    # the names of the program's own `__main__` must not overwrite the names of this module
     from warpwell.pool.launch import application
 
     application.main(sys.argv[1:])

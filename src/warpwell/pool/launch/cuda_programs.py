@@ -1,18 +1,17 @@
-"""The parts of launcher, supervisor and agents that send the application's own CUDA calls to the agents' GPUs.
+"""CUDA calls of the program reach the GPUs of the agents: the parts of launcher, supervisor and agents.
 
-The launcher makes a folder in that of the job. Each agent of this host that has a GPU serves it there, and for those of
-other hosts the communicator does (``pool/cuda``). The supervisor starts the application with an environment in which
-the driver is the layer. Agents keep the real driver.
+The launcher makes a folder inside the job's folder. An agent of this host that has a GPU serves its GPU there; the
+communicator serves the GPUs of other hosts (``pool/cuda``). The supervisor starts the program in an environment whose
+CUDA driver is the layer. Agents keep the real driver.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,102 +20,82 @@ from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
 from .gpus import has_driver
+from .options import RunOptions
 from .reservation import Reservation
 
 JOB = "WARPWELL_POOL_CUDA"
-"""Settings for supervisor and agents, as JSON: the changes of the application's environment, and the native parts."""
+"""Variable with settings for supervisor and agents as JSON: the program's environment, and the native parts."""
 DRIVER = "WARPWELL_CUDA_DRIVER"
-"""Variable with a driver's library that agents without a GPU serve, one device each: for tests."""
-CHOICES = ("auto", "pool", "local")
-MOST = 64
-"""Devices of an application: as many ranges of addresses there are."""
+"""Variable with a driver library. Agents without a GPU serve one of its devices each; for tests."""
+MAX_DEVICES = 64
+"""Maximum number of devices of a program, which is the number of address ranges."""
 _EXIT = "WARPWELL_CUDA_EXIT"
-"""Variable with which the layer ends a process whose CUDA runtime does not work on pooled GPUs."""
+"""Variable that makes the layer end a process whose CUDA runtime does not support pooled GPUs."""
 _NOTES = "WARPWELL_CUDA_REFUSED"
-"""Variable with a file to which the layer writes names of functions that it refuses."""
+"""Variable with a file to which the layer writes the names of functions that it refuses."""
 
 _SILENT = 1.0
-"""Seconds after which the build of the layer is announced."""
+"""Time in seconds after which the compilation of the layer is reported."""
 
 
-def prepare(
-    choice: str,
-    folder: Path,
-    environ: Mapping[str, str],
-    *,
-    target: str = "auto",
-    away: bool = False,
-    gpus: bool = True,
-    explain: bool = False,
-) -> str | None:
-    """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
+def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away: bool) -> str | None:
+    """Make the folder, and return the value of `JOB`, or None if the program uses the GPUs of this machine.
 
     Parameters
     ----------
-    choice : {"auto", "pool", "local"}
-        auto: the pool's GPUs if there is a driver, agents may have GPUs, and the layer can be built.
+    options : RunOptions
     folder : Path
         The folder of the job.
     environ : mapping
-        The application's environment.
-    target : {"auto", "cpu", "cuda"}
-        The target of the agents.
+        The program's environment.
     away : bool
-        Some agents are on other hosts: for "pool" there need be no driver here.
-    gpus : bool
-        This host may have GPUs, if it has a driver.
-    explain : bool
-        What the pool refuses is noted, for `refused`.
+        Whether some agents are on other hosts.
 
     Raises
     ------
     DeviceNotFoundError, DriverBuildError
-        The choice is "pool", and that cannot be.
+        ``options.cuda`` is "pool", but the program cannot use the GPUs of the pool.
     """
-    why_not = None if choice == "local" else _why_not(environ, target, away and choice == "pool", gpus)
-    if choice == "local" or (choice == "auto" and why_not):
+    obstacle = _obstacle(options, environ, away)
+    if options.cuda == "local" or (options.cuda == "auto" and obstacle):
         return None
-    if why_not:
-        raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
+    if obstacle:
+        raise DeviceNotFoundError(f"--cuda pool is not possible: {obstacle}", device="cuda")
+    line = "warpwell: compiling the layer for CUDA programs, once on this machine (about 10 s)"
+    timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
+    timer.start()
     try:
-        with _told():
-            parts = build.parts()
-        if parts.layer is None or parts.worker is None or parts.relay is None:
-            raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
+        layer, worker, relay = _parts()
     except DriverBuildError:
-        if choice == "pool":
+        if options.cuda == "pool":
             raise
         return None
+    finally:
+        timer.cancel()
     served = folder / "cuda"
     served.mkdir(mode=0o700)
-    make_library_folder(served, parts.layer)
-    changed = changes(served, {})  # the supervisor joins it to the library path that mpiexec has made
-    if choice == "auto":  # "pool" is for programs that need no GPU there
+    make_library_folder(served, layer)
+    changed = changes(served, {})  # the supervisor adds the library path of mpiexec
+    if options.cuda == "auto":  # "pool" also serves programs that can do without a GPU
         changed[_EXIT] = "1"
-    if explain:
+    if options.explain_refused:
         changed[_NOTES] = str(served / "refused")
-    about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker), "relay": str(parts.relay)}
-    return json.dumps(about | {"folder": str(served), "driver": environ.get(DRIVER)})
+    settings = {"environ": changed, "layer": str(layer), "worker": str(worker), "relay": str(relay)}
+    return json.dumps(settings | {"folder": str(served), "driver": environ.get(DRIVER)})
 
 
-def refusal(
-    command: Sequence[str], choice: str, environ: Mapping[str, str], *, target: str, away: bool, gpus: bool
-) -> str | None:
-    """Return why a compiled program cannot have the pool's GPUs, as one line; None if it can, or does not get them.
+def refusal(command: Sequence[str], options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
+    """Return one line that states why a compiled program cannot use the pool's GPUs, or None.
 
-    The parameters are those of `prepare`; `command` is the program.
+    `command` is the program; the other parameters are those of `prepare`.
     """
-    if (
-        choice == "local"
-        or _why_not(environ, target, away and choice == "pool", gpus)
-        or not is_compiled_program(command)
-    ):
+    if options.cuda == "local" or _obstacle(options, environ, away) or not is_compiled_program(command):
         return None
     return examine_program(command[0], environ.get("LD_LIBRARY_PATH", ""))[0]
 
 
 def is_compiled_program(command: Sequence[str]) -> bool:
-    """Return whether a command of `warpwell run` is a program of its own, and not one for this Python."""
+    """Return True if a command of `warpwell run` is a compiled program and not Python code."""
     return command[0] not in ("-c", "-m") and is_compiled(command[0])
 
 
@@ -130,96 +109,85 @@ def program_environ(program: str) -> dict[str, str]:
     return environ
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Print a line if the layer takes long, because this or another process compiles it."""
-    line = "warpwell: the layer for CUDA programs is being compiled, once (some 10 s)"
-    timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _parts() -> tuple[Path, Path, Path]:
+    """Return the paths of layer, worker and relay."""
+    parts = build.parts()
+    if parts.layer is None or parts.worker is None or parts.relay is None:
+        raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
+    return parts.layer, parts.worker, parts.relay
 
 
-def _why_not(environ: Mapping[str, str], target: str, away: bool, gpus: bool) -> str | None:
-    """Return why the application cannot have the pool's GPUs as those of its CUDA calls; None: it can."""
+def _obstacle(options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
+    """Return why CUDA calls of the program cannot reach the pool's GPUs, or None."""
     if DRIVER in environ:
         return None
-    if target == "cpu":
-        return "with --target cpu no agent has a GPU: leave out one of the two"
+    if options.target == "cpu":
+        return "no agent has a GPU with --target cpu; omit one of the two options"
     if environ.get(LAYER):
-        return "this is already in a program of warpwell run, whose GPUs CUDA calls reach: leave out --cuda pool"
-    if away:
+        return "this process runs in a program of warpwell run and uses the GPUs of its pool; omit --cuda pool"
+    if away and options.cuda == "pool":  # no driver is necessary here
         return None
     if not has_driver(environ):
-        return "no CUDA driver is here: leave out --cuda pool"
-    return None if gpus else "this host has no GPU: leave out --cuda pool"
+        return "this host has no CUDA driver; omit --cuda pool"
+    return None if options.gpus else "this host has no GPU; omit --cuda pool"
 
 
-def refused(folder: Path) -> str:
-    """Return a sentence about what the application asked the driver for and the pool does not serve."""
+def describe_refused(folder: Path) -> str:
+    """Return a sentence about the functions of the CUDA driver that the program requested without success."""
     if not (folder / "cuda").is_dir():
-        return "the program had the GPUs of this machine: --cuda pool says why"
+        return "the program used the GPUs of this machine; --cuda pool reports the reason"
     try:
         names = sorted(set((folder / "cuda" / "refused").read_text().splitlines()))  # some are sentences
     except OSError:
-        return "all functions of the driver that the program called are served"
-    return f"the program asked the driver for what the pool does not serve: {', '.join(names)}"
+        return "the pool supports all functions of the CUDA driver that the program called"
+    return f"the pool does not support these requests of the program to the CUDA driver: {', '.join(names)}"
 
 
 def ordinals(agents: Sequence[tuple[int, bool]]) -> dict[int, int]:
-    """Return the application's number for the GPU of each agent, by rank: the first `MOST` have one.
+    """Return the program's ordinal for the GPU of each agent, by rank, for at most `MAX_DEVICES` agents.
 
     Parameters
     ----------
     agents : sequence of (int, bool)
-        The rank of each, and whether it has a GPU.
+        Rank of each agent, and whether it has a GPU.
     """
-    anyway = DRIVER in os.environ
-    found = sorted(rank for rank, has_gpu in agents if has_gpu or anyway)
-    return {rank: i for i, rank in enumerate(found[:MOST])}
+    ranks = sorted(rank for rank, has_gpu in agents if has_gpu or DRIVER in os.environ)
+    return {rank: i for i, rank in enumerate(ranks[:MAX_DEVICES])}
 
 
-def wanted() -> dict[str, Any] | None:
+def take_settings() -> dict[str, Any] | None:
     """Return the settings of the launcher in `JOB`, or None, and remove the variable."""
     text = os.environ.pop(JOB, None)
     return None if text is None else json.loads(text)
 
 
-def serve(about: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None = None) -> DriverServer:
-    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent.
-
-    The first context waits for the reservation that `claim` returns.
-    """
-    parts = build.Built(Path(about["layer"]), Path(about["worker"]), None)
-    return DriverServer(
-        [_device(about, ordinal)],
-        driver=about["driver"],
-        folder=about["folder"],
-        first=ordinal,
-        parts=parts,
-        claim=claim,
-    )
-
-
-def serve_away(
-    about: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None = None
+def make_server(
+    settings: Mapping[str, Any], ordinal: int, claim: Callable[[], Reservation] | None, *, away: bool
 ) -> tuple[DriverServer, Path]:
-    """Serve this agent's GPU to the communicator of another host; return the server and the native part for it.
+    """Serve this agent's GPU as a device of the program. The first context waits for the reservation of `claim`.
+
+    Parameters
+    ----------
+    settings : mapping
+        See `take_settings`.
+    ordinal : int
+    claim : callable, optional
+    away : bool
+        Whether the program is on another host: its communicator connects to the server, which does not listen.
+
+    Returns
+    -------
+    DriverServer, Path
+        The server, and the path of the native library for the communicator.
 
     Raises
     ------
     DriverBuildError
         The native parts are not on this host, and cannot be built.
     """
-    parts = build.parts()
-    if parts.worker is None or parts.relay is None:
-        raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
-    device = _device(about, ordinal)
-    made = DriverServer([device], driver=about["driver"], first=ordinal, parts=parts, claim=claim)
-    return made, parts.relay
-
-
-def _device(about: Mapping[str, Any], ordinal: int) -> str:
-    return str(ordinal) if about["driver"] else "0"  # `visible` made the agent's GPU the first
+    layer, worker, relay = _parts() if away else (Path(settings[name]) for name in ("layer", "worker", "relay"))
+    device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first one
+    folder = None if away else settings["folder"]
+    parts = build.Built(layer, worker, relay)
+    server = DriverServer([device], driver=settings["driver"], folder=folder, first=ordinal, parts=parts, claim=claim)
+    return server, relay

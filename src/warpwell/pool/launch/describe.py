@@ -17,24 +17,13 @@ def main(path: str) -> None:
     for d in devices():
         times = []
         for _ in range(_ROUND_TRIPS):
-            began = time.perf_counter()
+            start = time.perf_counter()
             free, _total = d.memory_info()
-            times.append(time.perf_counter() - began)
-        found.append(
-            {
-                "device": d.index,
-                "name": d.name,
-                "host": d.host,
-                "target": d.target,
-                "uuid": d.uuid,
-                "memory_bytes": d.memory,
-                "free_bytes": free,
-                "link": d.link,
-                "pid": d.info.get("pid"),
-                "compute_capability": d.compute_capability,
-                "round_trip_us": round(sorted(times)[_ROUND_TRIPS // 2] * 1e6, 1),
-            }
-        )
+            times.append(time.perf_counter() - start)
+        properties = {name: getattr(d, name) for name in ("name", "host", "target", "uuid", "link")}
+        properties |= {"device": d.index, "pid": d.process, "compute_capability": d.compute_capability}
+        properties |= {"memory_bytes": d.memory, "free_bytes": free}
+        found.append({**properties, "round_trip_us": round(sorted(times)[_ROUND_TRIPS // 2] * 1e6, 1)})
     with open(path, "w", encoding="utf-8") as stream:
         json.dump(found, stream)
 

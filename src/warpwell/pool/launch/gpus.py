@@ -14,10 +14,10 @@ from ...libcuda import driver, uuid_of
 
 
 def list_gpus() -> list[str]:
-    """Return the UUIDs of the GPUs that may be used, in the driver's order; empty without any.
+    """Return the UUIDs of the GPUs that may be used, in the driver's order.
 
-    The driver is asked in a process of its own, because it reads ``CUDA_VISIBLE_DEVICES`` once, when it is first
-    called, and this process will set that later. Call it before there are threads.
+    A child process queries the driver, because the driver reads ``CUDA_VISIBLE_DEVICES`` once, when it is first
+    called, and this process sets the variable later. Call it before there are threads.
     """
     if not has_driver(os.environ):
         return []
@@ -25,14 +25,14 @@ def list_gpus() -> list[str]:
     child = os.fork()
     if child == 0:
         try:
-            os.write(writing, json.dumps(_ask()).encode())
+            os.write(writing, json.dumps(_query_driver()).encode())
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as stream:
-        said = stream.read()
+        reply = stream.read()
     os.waitpid(child, 0)
-    found: list[str] = json.loads(said) if said else []
+    found: list[str] = json.loads(reply) if reply else []
     return found
 
 
@@ -76,7 +76,7 @@ def assign(
     if target == "cpu" or (target == "auto" and not gpus):
         return {rank: {"target": "cpu"} for rank in agents}
     if not gpus:
-        raise AgentError(f"host {host} has no GPU: leave out --target cuda, or check its driver with nvidia-smi")
+        raise AgentError(f"host {host} has no GPU: omit --target cuda, or check the driver with nvidia-smi")
     if len(agents) > len(gpus) and not share:
         raise AgentError(
             f"host {host} has {len(gpus)} GPU{'s' * (len(gpus) > 1)} for {len(agents)} agents: start fewer, add hosts, "
@@ -85,7 +85,7 @@ def assign(
     return {rank: {"target": "cuda", "uuid": gpus[k % len(gpus)]} for k, rank in enumerate(agents)}
 
 
-def _ask() -> list[str]:
+def _query_driver() -> list[str]:
     library, count = driver(), ctypes.c_int(0)
     if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []

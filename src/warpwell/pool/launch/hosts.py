@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ...errors import ArgumentError, MissingFileError
 
-_MOST = 1 << 20
-"""Hosts that a list may name, so that a range with a digit too many does not fill memory."""
+_MAX_HOSTS = 1 << 20
+"""Maximum number of hosts in a list, so that a typing error in a range does not exhaust memory."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and the number of agents that it may have; None if it was not given."""
+    """A host, and its maximum number of agents, or None if the number is not given."""
 
     name: str
     agents: int | None = None
@@ -33,9 +33,9 @@ def parse_hosts(text: str) -> list[Host]:
     for entry in _split(text):
         name, colon, count = entry.partition(":")
         if colon and (not count.isdecimal() or int(count) < 1):
-            raise ArgumentError(f"--hosts {entry}: write NAME or NAME:AGENTS, with 1 agent or more", name="hosts")
+            raise ArgumentError(f"--hosts {entry}: expected NAME or NAME:AGENTS with at least 1 agent", name="hosts")
         found += [Host(each, int(count) if colon else None) for each in expand(name)]
-    return _checked(found, "--hosts names no host")
+    return _merge(found, "--hosts is empty")
 
 
 def read_hostfile(path: str) -> list[Host]:
@@ -48,25 +48,29 @@ def read_hostfile(path: str) -> list[Host]:
         A line has neither form; the message names it.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise MissingFileError(f"{path} does not exist: name a file with a host in each line", path=path) from error
+        raise MissingFileError(f"{path} does not exist; give a file with a host in each line", path=path) from error
     found: list[Host] = []
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
+    for number, line in enumerate(text.splitlines(), 1):
+        name, *fields = line.partition("#")[0].split() or [""]
+        if not name:
             continue
-        name, colon, count = words[0].partition(":")
-        for word in words[1:]:
+        name, colon, count = name.partition(":")
+        for word in fields:
             key, equals, value = word.partition("=")
             if not equals:
-                raise ArgumentError(f"{path}, line {number}: {word!r} is not of the form slots=8", name="hostfile")
+                raise ArgumentError(
+                    f"{path}, line {number}: expected a field such as slots=8, got {word!r}", name="hostfile"
+                )
             if key == "slots":
                 colon, count = ":", value
         if colon and (not count.isdecimal() or int(count) < 1):
-            raise ArgumentError(f"{path}, line {number}: {count!r} is not a number of agents", name="hostfile")
+            raise ArgumentError(
+                f"{path}, line {number}: the number of agents must be at least 1, got {count!r}", name="hostfile"
+            )
         found.append(Host(name, int(count) if colon else None))
-    return _checked(found, f"{path} names no host")
+    return _merge(found, f"{path} has no host")
 
 
 def slurm_hosts(environ: Mapping[str, str]) -> list[Host] | None:
@@ -83,7 +87,7 @@ def slurm_hosts(environ: Mapping[str, str]) -> list[Host] | None:
     if len(tasks) != len(names):
         gpus = environ.get("SLURM_GPUS_ON_NODE", "")
         tasks = [int(gpus) if gpus.isdecimal() and int(gpus) else None] * len(names)
-    return _checked([Host(n, t) for n, t in zip(names, tasks, strict=True)], f"SLURM_JOB_NODELIST={nodes}")
+    return _merge([Host(n, t) for n, t in zip(names, tasks, strict=True)], f"SLURM_JOB_NODELIST={nodes} has no host")
 
 
 def expand(names: str) -> list[str]:
@@ -96,48 +100,48 @@ def expand(names: str) -> list[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([^\[\]]+)\](.*)", names)
     if match is None:
         if not names or re.search(r"[\[\]\s]", names) or names.startswith("-"):
-            raise ArgumentError(f"{names!r} names no host: write a, n[01-16] or 10.0.0.1", name="hosts")
+            raise ArgumentError(f"{names!r} is not a host; expected a, n[01-16] or 10.0.0.1", name="hosts")
         return [names]
     before, inner, after = match.groups()
     middles: list[str] = []
     for part in inner.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ArgumentError(f"{names!r}: {part!r} is neither a number nor a range such as 01-16", name="hosts")
+            raise ArgumentError(f"{names!r}: expected a number or a range such as 01-16, got {part!r}", name="hosts")
         low, high = int(first), int(last) if dash else int(first)
-        if high < low or high - low >= _MOST:
-            raise ArgumentError(f"{names!r}: {part!r} runs from {low} to {high}", name="hosts")
+        if high < low or high - low >= _MAX_HOSTS:
+            raise ArgumentError(f"{names!r}: the range {part!r} has no end or is too long", name="hosts")
         middles += [f"{k:0{len(first)}d}" for k in range(low, high + 1)]
     tails = expand(after) if after else [""]
-    if len(middles) * len(tails) > _MOST:
-        raise ArgumentError(f"{names!r} names more than {_MOST} hosts", name="hosts")
+    if len(middles) * len(tails) > _MAX_HOSTS:
+        raise ArgumentError(f"{names!r} names more than {_MAX_HOSTS} hosts", name="hosts")
     return [f"{before}{middle}{tail}" for middle in middles for tail in tails]
 
 
-def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
+def assign_agents(hosts: Iterable[Host], agents: int | None) -> list[Host]:
     """Distribute agents: fill the hosts in their order, or spread evenly if no host has a number.
 
     Parameters
     ----------
     hosts : iterable of Host
     agents : int, optional
-        By default as many as the hosts may have; one for a host without a number.
+        Default: the maximum of each host; one for a host without a number.
 
     Returns
     -------
     list of Host
-        The hosts that got agents, each with its number.
+        The hosts with agents, and the number of agents of each.
 
     Raises
     ------
     ArgumentError
-        The hosts may have fewer.
+        The hosts may have fewer agents.
     """
     listed = list(hosts)
     if agents is None:
         return [Host(h.name, h.agents or 1) for h in listed]
     if agents < 1:
-        raise ArgumentError(f"--agents {agents}: give 1 or more", name="agents")
+        raise ArgumentError(f"--agents must be at least 1, got {agents}", name="agents")
     if all(h.agents is None for h in listed):
         each, more = divmod(agents, len(listed))
         shares = [each + (k < more) for k in range(len(listed))]
@@ -145,7 +149,7 @@ def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
         room = sum(h.agents or 1 for h in listed)
         if agents > room:
             raise ArgumentError(
-                f"--agents {agents}: the hosts may have {room}; name more hosts, or more agents a host, as in a:8",
+                f"--agents must be at most {room} for these hosts, got {agents}; add hosts, or agents as in a:8",
                 name="agents",
             )
         shares, left = [], agents
@@ -156,11 +160,10 @@ def place(hosts: Iterable[Host], agents: int | None) -> list[Host]:
 
 
 def is_here(name: str) -> bool:
-    """Return whether a name means this host."""
-    mine = socket.gethostname()
-    return name in ("localhost", "127.0.0.1", "::1", mine, mine.partition(".")[0]) or (
-        mine.partition(".")[0] == name.partition(".")[0] and not name.replace(".", "").isdecimal()
-    )
+    """Return True if a name means this host."""
+    own, short = socket.gethostname(), socket.gethostname().partition(".")[0]
+    is_address = name.replace(".", "").isdecimal()
+    return name in ("localhost", "127.0.0.1", "::1", own, short) or (name.partition(".")[0] == short and not is_address)
 
 
 def _split(text: str) -> list[str]:
@@ -173,17 +176,18 @@ def _tasks(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(",") if text else []:
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None or int(match[2] or 1) > _MOST:
+        if match is None or int(match[2] or 1) > _MAX_HOSTS:
             return []
         found += [int(match[1])] * int(match[2] or 1)
     return found
 
 
-def _checked(hosts: list[Host], complaint: str) -> list[Host]:
+def _merge(hosts: list[Host], problem: str) -> list[Host]:
+    """Add the agents of hosts that are listed twice; raise if the list is empty."""
     if not hosts:
-        raise ArgumentError(f"{complaint}: name one at least", name="hosts")
+        raise ArgumentError(f"{problem}; name at least one host", name="hosts")
     merged: dict[str, int | None] = {}
-    for host in hosts:  # a host in two lines has the agents of both
+    for host in hosts:
         before = merged.get(host.name)
         merged[host.name] = host.agents if before is None else before + (host.agents or 1)
     return [Host(name, count) for name, count in merged.items()]

@@ -44,7 +44,7 @@ class JobFiles:
         return cls(f"{os.getpid()}{secrets.token_hex(_RANDOM)}")
 
     def make(self) -> None:
-        """Make the folders, and remove those of jobs whose launcher was killed together with its supervisors."""
+        """Make the folders; remove the folders of jobs whose launcher and supervisors were killed."""
         _sweep()
         self.folder.mkdir(mode=0o700)
         # not yet under its name: with a file that is not locked, another launcher would remove the folder
@@ -82,7 +82,7 @@ def base() -> Path:
     path = Path(folder) / f"{_PREFIX}{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     if path.stat().st_uid != os.getuid() or path.is_symlink():
-        raise PermissionError(f"{path} belongs to somebody else: remove it, or set TMPDIR")
+        raise PermissionError(f"{path} is owned by another user; remove it, or set TMPDIR")
     return path
 
 

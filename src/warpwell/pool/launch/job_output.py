@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import IO
 
 _RULES = {b"-" * 60, b"-" * 74}
-_ITS_OWN = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
+_MPIEXEC_WORDS = (b"prterun", b"mpiexec", b"mpirun", b"PRTE", b"PMIx", b"PMIX", b"MPI_", b"Open MPI")
 _NOISE = re.compile(rb"\[warn\] Epoll|Abort is in progress|\[[^\]]+:\d+\] (pmix|PMIX|prte|PRTE)")
 _SETTLE_SECONDS = 0.5
-_LINES = 40
+_MAX_LINES = 40
 
 FOLDER = "WARPWELL_POOL_OUTPUT"
 """Variable that names the folder of the pipes of `AgentOutput`."""
@@ -43,18 +43,18 @@ class MpiexecOutput:
 
     def __init__(self, streams: Sequence[tuple[IO[bytes], int]]) -> None:
         self.targets: dict[int, int] = {}
-        self._kept: list[bytes] = []
+        self._messages: list[bytes] = []
         self._threads = [
             threading.Thread(target=self._read, args=pair, name="warpwell output", daemon=True) for pair in streams
         ]
         for thread in self._threads:
             thread.start()
 
-    def said(self) -> str:
+    def messages(self) -> str:
         """Return the messages of mpiexec, for the end of an error message."""
-        kept = self._kept if len(self._kept) <= _LINES else [*self._kept[:_LINES], b"..."]
-        text = b"\n".join(kept).decode(errors="replace").strip()
-        return f"\nmpiexec said:\n{text}" if text else ""
+        messages = self._messages if len(self._messages) <= _MAX_LINES else [*self._messages[:_MAX_LINES], b"..."]
+        text = b"\n".join(messages).decode(errors="replace").strip()
+        return f"\noutput of mpiexec:\n{text}" if text else ""
 
     def settle(self) -> None:
         """Wait a moment for text that is on its way."""
@@ -69,22 +69,22 @@ class MpiexecOutput:
                     block = []
                     rule = line
                     continue
-                if any(word in text for text in block for word in _ITS_OWN):
-                    self._kept += [text.rstrip() for text in block]
+                if any(word in text for text in block for word in _MPIEXEC_WORDS):
+                    self._messages += [text.rstrip() for text in block]
                 else:
                     self._write(target, rule, *block, line)
                 block = None
             elif block is not None:
                 block.append(line)
             elif _NOISE.match(line):
-                self._kept.append(line.rstrip())
+                self._messages.append(line.rstrip())
             else:
                 self._write(target, line)
         if block is not None:
             self._write(target, rule, *block)
 
-    def _write(self, target: int, *lines: bytes) -> None:
-        write(self.targets.get(target, target), b"".join(lines))
+    def _write(self, target: int, *texts: bytes) -> None:
+        write(self.targets.get(target, target), b"".join(texts))
 
 
 class AgentOutput:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from queue import Empty
 from typing import Any
 
@@ -21,16 +20,14 @@ from ..._os import clock
 from ...errors import AgentError, PoolVersionError
 from . import cuda_programs, supervise
 from .gpus import assign
-from .hosts import Host, is_here
+from .hosts import is_here
 from .job_files import JOB, JobFiles
 from .job_output import FOLDER, AgentOutput, MpiexecOutput, standard_input
 from .listener import Connection, Listener, Observer
 from .mpiexec import Mpiexec, Ranks, root_allowed
+from .options import RunOptions
 from .reservation import WAIT
 from .versions import difference
-
-START = 30.0
-"""Maximum time until all processes are ready, in seconds."""
 
 _GRACE = 1.0
 """How long the reason for the end of a process may take to arrive, in seconds."""
@@ -47,66 +44,6 @@ _IMPATIENT, _IN_A_ROW = 2, 3.0
 """The n-th Ctrl-C within this number of seconds ends an application that has not ended by itself."""
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How to run an application.
-
-    Parameters
-    ----------
-    hosts : sequence of Host
-        Each with its number of agents; see `warpwell.pool.launch.hosts.place`.
-    target : {"auto", "cpu", "cuda"}
-    share_gpu : bool
-        Several agents may use one GPU.
-    ft : bool
-        The job continues after it has lost an agent.
-    tcp : bool
-        Use no shared memory between processes.
-    trace : str, optional
-        File for the counts of calls.
-    notebook : bool
-        The application is a kernel of Jupyter: interrupts never end it, it shows what agents print, and the job ends
-        when Jupyter does.
-    start : float
-        Seconds in which all processes must become ready.
-    mpiexec : str, optional
-        Path of mpiexec; by default the mpiexec of this Python's environment, or on PATH.
-    cuda : {"auto", "pool", "local"}
-        Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`.
-    explain_refused : bool
-        Print at the end which functions of the driver the application called without success.
-    gpus : bool
-        This host may have GPUs; without any, no layer for CUDA calls is built.
-    wait : float
-        Seconds that the job, or a CUDA program of it, may wait for GPUs that other jobs use.
-    allocate : {"start", "use"}
-        When a GPU is claimed: before the program runs, or when it opens its first context there or leases the device.
-    idle : float, optional
-        Seconds without calls after which a device leaves that holds no objects and is not leased.
-    """
-
-    hosts: Sequence[Host] = (Host("localhost", 1),)
-    target: str = "auto"
-    share_gpu: bool = False
-    ft: bool = True
-    tcp: bool = False
-    trace: str | None = None
-    notebook: bool = False
-    start: float = START
-    mpiexec: str | None = None
-    cuda: str = "auto"
-    explain_refused: bool = False
-    gpus: bool = True
-    wait: float = 0.0
-    allocate: str = "start"
-    idle: float | None = None
-
-    @property
-    def agents(self) -> int:
-        """The number of agents on all hosts."""
-        return sum(host.agents or 1 for host in self.hosts)
-
-
 class Launcher:
     """Runs one job.
 
@@ -119,7 +56,7 @@ class Launcher:
 
     def __init__(self, command: Sequence[str], options: RunOptions) -> None:
         self._command, self._options = list(command), options
-        self._places: dict[int, str] = {}
+        self._hosts: dict[int, str] = {}
         self._connections: list[Connection] = []  # of supervisors
         self._ranks: dict[int, Connection] = {}
         self._phase = "join"
@@ -145,9 +82,7 @@ class Launcher:
         """
         options = self._options
         away = any(not is_here(host.name) for host in options.hosts)
-        refusal = cuda_programs.refusal(
-            self._command, options.cuda, os.environ, target=options.target, away=away, gpus=options.gpus
-        )
+        refusal = cuda_programs.refusal(self._command, options, os.environ, away)
         if refusal is not None:
             print(f"warpwell: error: {refusal}", file=sys.stderr)
             return 1
@@ -155,11 +90,7 @@ class Launcher:
             raise AgentError(f"mpi4py is not installed: install {extra('mpi')}")
         self._mpiexec = Mpiexec.find(options.mpiexec)
         self._ft = options.ft and self._mpiexec.survives
-        rank = 1
-        for host in options.hosts:
-            for _ in range(host.agents or 1):
-                self._places[rank] = host.name
-                rank += 1
+        self._hosts = dict(enumerate((host.name for host in options.hosts for _ in range(host.agents or 1)), 1))
         self._files = JobFiles.of_new_job()
         with self._starter() as connected:
             self._files.make()
@@ -173,7 +104,7 @@ class Launcher:
                 finally:
                     self._stop()
                     if options.explain_refused:
-                        print(f"warpwell: {cuda_programs.refused(self._files.folder)}", file=sys.stderr)
+                        print(f"warpwell: {cuda_programs.describe_refused(self._files.folder)}", file=sys.stderr)
 
     @contextlib.contextmanager
     def _starter(self) -> Iterator[socket.socket]:
@@ -205,11 +136,10 @@ class Launcher:
 
     def _run(self, starter: Connection, away: bool) -> int:
         environ = self._environ(away)
-        line = self._mpiexec.line(
-            self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp, folder=str(self._files.folder)
-        )
-        began = clock.monotonic()
-        starter.send(run=line, environ=dict(environ.items() - os.environ.items()))
+        ranks, folder = self._ranks_to_start(away), str(self._files.folder)
+        command = self._mpiexec.line(ranks, environ, ft=self._ft, tcp=self._options.tcp, folder=folder)
+        start = clock.monotonic()
+        starter.send(run=command, environ=dict(environ.items() - os.environ.items()))
         while self._status is None:
             with contextlib.suppress(Empty):
                 connection, message = self._listener.events.get(timeout=_TICK)
@@ -227,7 +157,7 @@ class Launcher:
                 self._on_mpiexec_end(self._process.returncode)
             self._observers = [o for o in self._observers if not o.answer()]
             if self._phase != "running" and self._status is None:
-                self._check_start(clock.monotonic() - began)
+                self._check_start(clock.monotonic() - start)
         return self._status if self._status >= 0 else 128 - self._status
 
     # -- what happens ------------------------------------------------------------------------------------------
@@ -236,11 +166,11 @@ class Launcher:
         if message is None:
             self._on_close(connection)
             return
-        connection.about.update(message)
+        connection.facts.update(message)
         if "here" in message:
             self._on_connect(connection)
         elif "joined" in message:
-            self._go()
+            self._start_when_joined()
         elif "note" in message:
             print(f"warpwell: {message['note']}", file=sys.stderr, flush=True)
         elif "reserved" in message:
@@ -248,7 +178,7 @@ class Launcher:
         elif "fatal" in message:
             raise AgentError(message["fatal"])
         elif "ready" in message:
-            if self._phase == "ready" and all(c.about.get("ready") for c in self._ranks.values()):
+            if self._phase == "ready" and all(c.facts.get("ready") for c in self._ranks.values()):
                 self._phase = "running"
                 self._ranks[0].send(start=True)
                 if self._options.notebook:
@@ -274,7 +204,7 @@ class Launcher:
 
     def _on_close(self, connection: Connection) -> None:
         connection.is_open = False
-        if connection.role == "observer" or "status" in connection.about:
+        if connection.role == "observer" or "status" in connection.facts:
             return
         connection.kill()
         if connection.role == "application":
@@ -289,26 +219,25 @@ class Launcher:
         elif connection.role != "application":
             self._on_loss(connection)
         elif status == _LOST_MPIEXEC:
-            self._fail(status)  # the status of mpiexec is more precise, and may come later
+            self._fail(status)  # the status of mpiexec is more precise, and may arrive later
         else:
             self._status = status
 
     def _on_mpiexec_end(self, status: int) -> None:
         if self._doom is None or isinstance(self._doom[1], int):
             self._output.settle()
-            self._fail(AgentError(f"mpiexec ended with status {status}{self._output.said()}"))
+            self._fail(AgentError(f"mpiexec ended with status {status}{self._output.messages()}"))
 
     def _on_loss(self, connection: Connection) -> None:
-        agent = self._name(connection.rank, connection.about.get("pid"))
+        agent = self._name(connection.rank, connection.facts.get("pid"))
         if self._phase != "running":
-            raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
+            raise AgentError(f"{agent} ended before it was ready{self._output.messages()}", agent=agent)
         if not self._ft:
-            reason = connection.about.get("failed", "its process ended")
-            advice = "" if self._mpiexec.survives else ": with Open MPI it could"
-            self._fail(
-                AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{advice}", agent=agent)
-            )
-        for each in self._ranks.values():  # MPI may not report an agent that exits, and its silence is noticed late
+            reason = connection.facts.get("failed", "its process ended")
+            advice = "omit --no-ft" if self._mpiexec.survives else "use Open MPI"
+            text = f"{agent} is lost ({reason}); to continue after a loss, {advice}"
+            self._fail(AgentError(text, agent=agent))
+        for each in self._ranks.values():  # MPI may not report an agent that exits, and its silence is noticed unready
             if each is not connection and each.is_open:
                 each.send(lost=connection.rank)
 
@@ -317,22 +246,22 @@ class Launcher:
         if self._doom is None or isinstance(self._doom[1], int):
             self._doom = (clock.monotonic() + seconds, why)
 
-    def _go(self) -> None:
-        if self._phase != "join" or sum("joined" in c.about for c in self._ranks.values()) < self._count():
+    def _start_when_joined(self) -> None:
+        if self._phase != "join" or sum("joined" in c.facts for c in self._ranks.values()) < self._count():
             return
         for connection in self._ranks.values():
-            if differences := difference(connection.about["joined"].get("versions", {})):
+            if differences := difference(connection.facts["joined"].get("versions", {})):
                 raise PoolVersionError(
-                    f"{self._name(connection.rank, connection.about.get('pid'))} has other versions than the launcher "
+                    f"{self._name(connection.rank, connection.facts.get('pid'))} has other versions than the launcher "
                     f"on {socket.gethostname()}: {differences}; install the same versions on every host"
                 )
         self._phase = "reserve"
-        for connection in sorted(self._ranks.values(), key=lambda c: (c.about["host"], c.rank)):
+        for connection in sorted(self._ranks.values(), key=lambda c: (c.facts["host"], c.rank)):
             if connection.role == "agent":
-                self._by_host[connection.about["host"]].append(connection)
+                self._by_host[connection.facts["host"]].append(connection)
         options = self._options
         if options.target != "cpu" and options.allocate == "start" and not options.share_gpu:
-            self._unreserved = [found for found in self._by_host.values() if found[0].about["joined"]["gpus"]]
+            self._unreserved = [found for found in self._by_host.values() if found[0].facts["joined"]["gpus"]]
         self._reserve_until = clock.monotonic() + options.wait
         self._reserve_next()
 
@@ -349,18 +278,18 @@ class Launcher:
         options = self._options
         decided: dict[int, Any] = {}
         for host, found in self._by_host.items():
-            about, numbers = found[0].about, [c.rank for c in found]
-            used = about["joined"]["used"]
-            gpus = about.get("reserved", sorted(about["joined"]["gpus"], key=lambda uuid: uuid in used))
+            facts, numbers = found[0].facts, [c.rank for c in found]
+            used = facts["joined"]["used"]
+            gpus = facts.get("reserved", sorted(facts["joined"]["gpus"], key=lambda uuid: uuid in used))
             if options.allocate == "use":
                 chosen = assign(numbers, gpus, options.target, False, host)
                 decided |= {rank: {**each, "joins": True} for rank, each in chosen.items()}
             else:
                 decided |= assign(numbers, gpus, options.target, options.share_gpu, host)
         decided[0] = {"agents": options.agents, "idle": options.idle}
-        ordinals = cuda_programs.ordinals([(rank, "uuid" in decided[rank]) for rank in self._places])
+        ordinals = cuda_programs.ordinals([(rank, "uuid" in decided[rank]) for rank in self._hosts])
         for rank, ordinal in ordinals.items():
-            decided[rank] = {**decided[rank], "cuda": ordinal, "away": not is_here(self._places[rank])}
+            decided[rank] = {**decided[rank], "cuda": ordinal, "away": not is_here(self._hosts[rank])}
         if self._communicator is not None:
             away = {n: (r, self._name(r)) for r, n in ordinals.items() if decided[r]["away"]}
             decided[self._communicator] = {"devices": away}
@@ -370,35 +299,34 @@ class Launcher:
 
     def _check_start(self, seconds: float) -> None:
         """Raise if the processes have had enough time to become ready."""
-        if self._phase == "reserve" or any(c.about.get("compiling") for c in self._ranks.values()):
+        if self._phase == "reserve" or any(c.facts.get("compiling") for c in self._ranks.values()):
             longest = self._options.start + self._options.wait + _COMPILING
             self._allowance = min(self._allowance + seconds - self._checked, longest)
         self._checked = seconds
         if clock.monotonic() > self._connected + _UNSEEN:
             for rank in range(self._count()):
-                if rank not in self._ranks and is_here(self._places.get(rank, "localhost")):
+                if rank not in self._ranks and is_here(self._hosts.get(rank, "localhost")):
                     agent = self._name(rank)  # its supervisor was killed before it connected
-                    raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
+                    raise AgentError(f"{agent} ended before it was ready{self._output.messages()}", agent=agent)
         if seconds < self._allowance:
             return
-        about = {rank: self._ranks[rank].about if rank in self._ranks else {} for rank in self._places}
-        late = [rank for rank in about if not about[rank].get("ready")]
+        facts = {rank: self._ranks[rank].facts if rank in self._ranks else {} for rank in self._hosts}
+        unready = [rank for rank in facts if not facts[rank].get("ready")]
         after = f"after {self._options.start:g} s"
-        if not late and self._communicator is not None:
-            other = self._ranks.get(self._communicator)
-            if other is None or not other.about.get("ready"):
+        if not unready:
+            communicator = self._ranks.get(self._communicator or 0)
+            if self._communicator is not None and not (communicator and communicator.facts.get("ready")):
                 agent = self._name(self._communicator)
-                raise AgentError(f"not ready {after}: {agent}{self._output.said()}", agent=agent)
-        if not late:
+                raise AgentError(f"not ready {after}: {agent}{self._output.messages()}", agent=agent)
             raise AgentError(f"the application was not ready {after}")
         # do not blame those that only wait for others: name stopped processes first, then hosts that do not answer
-        stopped = [rank for rank in late if about[rank].get("stopped")]
-        late = sorted(stopped or late, key=lambda rank: (bool(about[rank]), is_here(self._places[rank]), rank))
-        first, hint = self._places[late[0]], ", which is stopped" if len(stopped) == 1 else ""
-        if not is_here(first) and not about[late[0]]:
+        stopped = [rank for rank in unready if facts[rank].get("stopped")]
+        unready = sorted(stopped or unready, key=lambda rank: (bool(facts[rank]), is_here(self._hosts[rank]), rank))
+        first, hint = self._hosts[unready[0]], ", which is stopped" if len(stopped) == 1 else ""
+        if not is_here(first) and not facts[unready[0]]:
             hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
-        names = several([self._name(rank, about[rank].get("pid")) for rank in late])
-        raise AgentError(f"not ready {after}: {names}{hint}{self._output.said()}", agent=self._name(late[0]))
+        names = several([self._name(rank, facts[rank].get("pid")) for rank in unready])
+        raise AgentError(f"not ready {after}: {names}{hint}{self._output.messages()}", agent=self._name(unready[0]))
 
     def _count(self) -> int:
         """Return the number of ranks."""
@@ -410,7 +338,7 @@ class Launcher:
         if rank == self._communicator:
             process = f" (process {pid})" if pid is not None else ""
             return f"the communicator of CUDA calls to other hosts{process}"
-        host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]
+        host = socket.gethostname() if is_here(self._hosts[rank]) else self._hosts[rank]
         process = f", process {pid}" if pid is not None else ""
         return f"agent {rank} of {self._options.agents} (device {rank - 1}, on {host}{process})"
 
@@ -496,15 +424,7 @@ class Launcher:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
-        cuda = cuda_programs.prepare(
-            options.cuda,
-            self._files.folder,
-            found,
-            target=options.target,
-            away=away,
-            gpus=options.gpus,
-            explain=options.explain_refused,
-        )
+        cuda = cuda_programs.prepare(options, self._files.folder, found, away)
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
             self._communicator = 1 + options.agents if away else None

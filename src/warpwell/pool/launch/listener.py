@@ -32,7 +32,7 @@ class Connection(JsonLines):
 
     Attributes
     ----------
-    about : dict
+    facts : dict
         What it has sent: the last value of each key.
     is_open : bool
         Whether it is connected.
@@ -41,18 +41,18 @@ class Connection(JsonLines):
     def __init__(self, opened: socket.socket) -> None:
         super().__init__(opened)
         self.local = opened.family == socket.AF_UNIX
-        self.about: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.is_open = True
 
     @property
     def role(self) -> str:
         """The role of the member, or "observer"."""
-        return str(self.about["here"])
+        return str(self.facts["here"])
 
     @property
     def rank(self) -> int:
         """The rank of the member."""
-        return int(self.about["rank"])
+        return int(self.facts["rank"])
 
     def pass_files(self, descriptors: Sequence[int]) -> None:
         """Send open files to a supervisor of this host, as its first message."""
@@ -65,7 +65,7 @@ class Connection(JsonLines):
         if self.local:
             for name, kill in (("supervisor", os.kill), ("pid", os.killpg)):
                 with contextlib.suppress(OSError, KeyError):
-                    kill(int(self.about[name]), signal.SIGKILL)
+                    kill(int(self.facts[name]), signal.SIGKILL)
 
     def close(self) -> None:
         """Close the connection, which ends the member."""
@@ -138,7 +138,7 @@ class Listener:
         if "here" not in first or not hmac.compare_digest(token.encode(), self.token.encode()):
             connection.close()
             return
-        connection.about = first
+        connection.facts = first
         self.events.put((connection, first))
         for message in messages:
             self.events.put((connection, message))
@@ -159,20 +159,20 @@ class Observer:
         self._connection, self._agents = connection, sorted(agents, key=lambda agent: agent.rank)
         self._until = clock.monotonic() + _ANSWER_SECONDS
         for agent in self._agents:
-            agent.about.pop("reply", None)
+            agent.facts.pop("reply", None)
             agent.send(ask=True)
 
     def answer(self) -> bool:
         """Answer if all agents have, or their time is over; return whether it has answered."""
-        waiting = [a for a in self._agents if a.is_open and a.about.get("ready") and "reply" not in a.about]
+        waiting = [a for a in self._agents if a.is_open and a.facts.get("ready") and "reply" not in a.facts]
         if waiting and clock.monotonic() < self._until:
             return False
         found = []
         for agent in self._agents:
-            about, info = agent.about, agent.about.get("reply")
-            state = "lost" if not agent.is_open else "starting" if not about.get("ready") else "silent"
-            known = {"rank": agent.rank, "host": about["host"], "pid": about.get("pid")}
-            found.append({**known, "state": "running", "info": info} if info else {**known, "state": state})
+            facts, info = agent.facts, agent.facts.get("reply")
+            state = "lost" if not agent.is_open else "starting" if not facts.get("ready") else "silent"
+            report = {"rank": agent.rank, "host": facts["host"], "pid": facts.get("pid"), "state": state}
+            found.append({**report, "state": "running", "info": info} if info else report)
         self._connection.send(agents=found)
         self._connection.close()
         return True
@@ -194,18 +194,17 @@ def ask_job(files: JobFiles) -> list[dict[str, Any]]:
             line.settimeout(_ASK_SECONDS)
             line.connect(str(files.socket))
             line.sendall(json.dumps({"here": "observer", "token": token}).encode() + b"\n")
-            with line.makefile("rb") as lines:
-                found: list[dict[str, Any]] = json.loads(lines.readline())["agents"]
+            with line.makefile("rb") as file:
+                found: list[dict[str, Any]] = json.loads(file.readline())["agents"]
     except (OSError, ValueError, KeyError) as error:
         raise PoolError(f"job {files.job} does not answer: it may have ended ({error})") from error
     return found
 
 
 def _names() -> list[str]:
-    """Return addresses by which others may reach this host, the best first."""
-    given = os.environ.get("WARPWELL_POOL_HOST")
-    if given:
-        return [given]
+    """Return possible addresses of this host for other hosts, the best first."""
+    if address := os.environ.get("WARPWELL_POOL_HOST"):
+        return [address]
     found = [socket.gethostname()]
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(found[0], None, type=socket.SOCK_STREAM)]

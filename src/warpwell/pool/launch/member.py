@@ -28,7 +28,7 @@ joined = False
 _GO_SECONDS = 600.0
 """More than the launcher itself would wait."""
 _OF_LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "WARPWELL_POOL_")
-_KEPT = ("WARPWELL_POOL_TIMEOUT", "WARPWELL_POOL_STALL")
+_USER_VARIABLES = ("WARPWELL_POOL_TIMEOUT", "WARPWELL_POOL_STALL")
 
 
 class Member(JsonLines):
@@ -140,7 +140,7 @@ class Member(JsonLines):
 def serve(work: Callable[[Member], None], **facts: Any) -> NoReturn:
     """Call ``work(member)``, which does not return, and report why it fails."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
+        signal.signal(number, signal.SIG_IGN)  # the launcher handles them
     member = Member(**facts)
     try:
         work(member)
@@ -176,14 +176,14 @@ def named_transport(name: str) -> Callable[[Transport], Transport]:
 
 
 def forget_launcher() -> None:
-    """Remove from the environment the variables for this process alone: programs that it starts are no ranks."""
+    """Remove the variables of MPI and of the job from the environment: child processes are not ranks."""
     for name in list(os.environ):
-        if name.startswith(_OF_LAUNCHERS) and name not in _KEPT:
+        if name.startswith(_OF_LAUNCHERS) and name not in _USER_VARIABLES:
             del os.environ[name]
 
 
 def _mpich_files() -> list[str]:
-    """Return the files in shared memory that MPICH has made, and would remove at an end that is never reached."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-        paths = {line.rstrip("\n").partition("/")[2] for line in lines}
+    """Return the files in shared memory of MPICH, which removes them only in MPI_Finalize."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        paths = {line.rstrip("\n").partition("/")[2] for line in maps}
     return sorted("/" + path for path in paths if path.startswith("dev/shm/mpich"))

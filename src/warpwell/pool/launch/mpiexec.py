@@ -16,15 +16,15 @@ from ...errors import AgentError
 _VERSION_SECONDS = 20.0
 
 _NO_MPI = (
-    f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of "
-    f"your MPI on PATH"
+    f"mpiexec is not next to {{python}} and not on PATH: install {extra('mpi')}, which includes mpiexec, or add the "
+    f"mpiexec of your MPI to PATH"
 )
 _OLD = "OpenRTE"
 """The name of mpiexec in the output of Open MPI before version 5."""
 _MARKS = {"openmpi": ("Open MPI", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
-"""Words in the output of ``mpiexec --version`` that tell its kind."""
+"""Parts of the output of ``mpiexec --version`` that identify its kind."""
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
-"""Variables with these beginnings go to every host: Open MPI by itself passes on none."""
+"""Prefixes of variables that are sent to every host: Open MPI sends none by itself."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Mpiexec:
-    """A launcher of MPI.
+    """The program that starts the processes of an MPI job.
 
     Parameters
     ----------
     path : str
     kind : {"openmpi", "mpich"}
     version : str
-        First line of its output for ``--version``.
+        First line of the output of ``--version``.
     """
 
     path: str
@@ -54,15 +54,15 @@ class Mpiexec:
 
     @classmethod
     def find(cls, path: str | None = None, python: str = sys.executable) -> Mpiexec:
-        """Return the mpiexec of this Python's environment, or else the one on PATH, and ask it for its kind.
+        """Return the mpiexec of this Python's environment, or else on PATH, and determine its kind.
 
         Raises
         ------
         AgentError
-            It does not exist, has another kind, or is too old.
+            mpiexec does not exist, has another kind, or is too old.
         """
-        beside = Path(python).parent / "mpiexec"
-        found = path or (str(beside) if os.access(beside, os.X_OK) else None) or shutil.which("mpiexec")
+        neighbor = Path(python).parent / "mpiexec"
+        found = path or (str(neighbor) if os.access(neighbor, os.X_OK) else None) or shutil.which("mpiexec")
         if found is None:
             raise AgentError(_NO_MPI.format(python=python))
         try:
@@ -76,19 +76,19 @@ class Mpiexec:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AgentError(f"{found} --version: {error}; check the MPI that it belongs to") from error
-        said = (done.stdout + done.stderr).strip()
-        first = said.partition("\n")[0].strip()
+        output = (done.stdout + done.stderr).strip()
+        first = output.partition("\n")[0].strip()
         for kind, marks in _MARKS.items():
-            if any(mark in said for mark in marks):
+            if any(mark in output for mark in marks):
                 return cls(found, kind, first)
-        if _OLD in said:
+        if _OLD in output:
             raise AgentError(
-                f"{found} is an Open MPI from before version 5 ({first[:100]}): install {extra('mpi')}, which brings a"
-                f" newer one, and put that one first on PATH, or name it with --mpiexec"
+                f"{found} is an Open MPI from before version 5 ({first[:100]}): install {extra('mpi')}, which includes "
+                f"a newer version, and put its mpiexec first on PATH, or name it with --mpiexec"
             )
         raise AgentError(
-            f"{found} is neither Open MPI's nor MPICH's (it says {first[:100] or 'nothing'!r}): put one of those on "
-            f"PATH, or install {extra('mpi')}"
+            f"{found} is not the mpiexec of Open MPI or MPICH (--version prints {first[:100] or 'nothing'!r}): put one "
+            f"of the two on PATH, or install {extra('mpi')}"
         )
 
     @property
@@ -112,33 +112,33 @@ class Mpiexec:
         ranks : sequence of Ranks
             In the order of their ranks.
         environ : mapping
-            Variables; some of them go to other hosts.
+            Environment variables; some are sent to other hosts.
         ft : bool
-            The other processes continue if one is lost. Open MPI then uses its portable path (no UCX).
+            Whether the other processes continue after a loss. Open MPI then uses its portable path (no UCX).
         tcp : bool
-            No shared memory: all data go through sockets.
+            Whether all data is sent over sockets, without shared memory.
         folder : str, optional
             The launcher's folder on this host, for Open MPI's own files.
         """
         mpich, away = self.kind == "mpich", any(each.host is not None for each in ranks)
-        words = [self.path]
+        command = [self.path]
         if not mpich:
-            # the shortest start: Open MPI's other ways ask for seconds whether there is a network that is not there
-            words += ["--with-ft", "ulfm"] if ft else []
-            words += ["--mca", "pml", "ob1"] if ft or tcp else []
-            words += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-            words += ["--mca", "btl", "tcp,self"] if tcp else []
-            words += ["--prtemca", "prte_local_tmpdir_base", folder] if folder is not None else []
+            # the fastest start: other settings of Open MPI probe for absent networks for seconds
+            command += ["--with-ft", "ulfm"] if ft else []
+            command += ["--mca", "pml", "ob1"] if ft or tcp else []
+            command += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+            command += ["--mca", "btl", "tcp,self"] if tcp else []
+            command += ["--prtemca", "prte_local_tmpdir_base", folder] if folder is not None else []
         carried = [name for name in sorted(environ) if name.startswith(_CARRIED)] if away and not mpich else []
         for number, each in enumerate(ranks):
-            words += [":"] if number else []
-            words += ["-n", str(each.count)]
+            command += [":"] if number else []
+            command += ["-n", str(each.count)]
             host = each.host or "localhost"
-            if away:  # Open MPI takes a host without a number to have one slot
-                words += ["-host", host] if mpich else ["--host", f"{host}:{each.count}"]
-            words += [word for name in carried for word in ("-x", name)]
-            words += each.command
-        return words
+            if away:  # in Open MPI, a host without a number has one slot
+                command += ["-host", host] if mpich else ["--host", f"{host}:{each.count}"]
+            command += [word for name in carried for word in ("-x", name)]
+            command += each.command
+        return command
 
 
 def root_allowed(environ: Mapping[str, str]) -> dict[str, str]:

@@ -112,7 +112,7 @@ class Supervisor:
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, lambda *_: None)  # `_on_wake` handles it
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # the launcher decides what they mean
+            signal.signal(number, signal.SIG_IGN)  # the launcher handles them
 
     def run(self, command: list[str]) -> int:
         """Run the member; return the exit status of this process.
@@ -277,14 +277,14 @@ def connect(address: str) -> socket.socket:
     OSError
         None answers.
     """
-    kind, _, rest = address.partition(":")
+    kind, _, path = address.partition(":")
     if kind == "fd":
-        connection = socket.socket(fileno=int(rest))
+        connection = socket.socket(fileno=int(path))
         connection.set_inheritable(False)
         return connection
-    port, _, names = rest.partition(":")
+    port, _, names = path.partition(":")
     reason = OSError("it has no address")
-    for name in [rest] if kind == "unix" else names.split(","):
+    for name in [path] if kind == "unix" else names.split(","):
         try:
             if kind == "unix":
                 connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

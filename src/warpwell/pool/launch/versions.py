@@ -11,11 +11,8 @@ PROTOCOL = 6
 
 def versions() -> dict[str, str]:
     """Return the versions of this process by name. Code is sent as bytecode, so Python's version counts."""
-    return {
-        "Warpwell": str(sys.modules["warpwell"].__version__),
-        "Python": "{}.{}".format(*sys.version_info),
-        "protocol": str(PROTOCOL),
-    }
+    package, python = str(sys.modules["warpwell"].__version__), "{}.{}".format(*sys.version_info)
+    return {"Warpwell": package, "Python": python, "protocol": str(PROTOCOL)}
 
 
 def difference(peer: Mapping[str, str]) -> str:
