@@ -139,14 +139,14 @@ def test_objects_of_an_agent_may_change_what_they_have_returned(devices: Devices
 def test_what_is_too_large_for_a_message_is_refused_before_anything_is_sent(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST", 1 << 20)
+    monkeypatch.setattr(code, "MAX_BYTES", 1 << 20)
     channel = devices[0].default_stream.channel
     devices[0].synchronize(30)
     before = channel.sequence
-    with pytest.raises(errors.ArgumentError, match=r"besides large NumPy arrays.*numpy\.asarray"):
+    with pytest.raises(errors.ArgumentError, match=r"without large NumPy arrays.*numpy\.asarray"):
         devices[0].call(len, b"x" * (2 << 20))
     assert channel.sequence == before and not channel.is_full
-    with pytest.raises(errors.RemoteError, match="besides large NumPy arrays"):
+    with pytest.raises(errors.RemoteError, match="without large NumPy arrays"):
         devices[0].call(bytes, 2 << 20).get(30)
     assert devices[0].call(same, np.ones(1 << 20)).get(30).sum() == 1 << 20
 

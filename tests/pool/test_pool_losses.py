@@ -30,7 +30,7 @@ SECONDS = HANG_SECONDS
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that ends waits half a second for calls that will never return."""
-    monkeypatch.setattr("warpwell.pool.agent.agent.GRACE", 0.5)
+    monkeypatch.setattr("warpwell.pool.agent.agent.DRAIN_SECONDS", 0.5)
 
 
 def nap(seconds: float) -> None:

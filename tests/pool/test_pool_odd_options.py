@@ -53,7 +53,7 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: ww.pinned_empty(-3), "negative extent"),
     (lambda d: ww.pinned_empty((2, 2.5)), "give an integer, or a tuple"),
     (lambda d: ww.pinned_empty(3, object), "holds Python objects"),
-    (lambda d: ww.empty_like(3), "3 has no shape and dtype"),
+    (lambda d: ww.empty_like(3), "expected an array or a buffer, got 3"),
     (lambda d: ww.broadcast(d, len), "must be a sequence of devices, such as"),
     (lambda d: ww.broadcast([3], len), "must be a sequence of devices, such as"),
 ]

@@ -192,7 +192,7 @@ def test_what_cannot_be_sent_is_named() -> None:
 
     with pytest.raises(errors.CodeError, match=r"'outer' cannot be sent to a device: 'lock' \(lock\)"):
         code.Code.of(outer)
-    with pytest.raises(errors.CodeError, match="neither a kernel nor a function"):
+    with pytest.raises(errors.CodeError, match="expected a kernel or a function"):
         code.Code.of(3)
 
 

@@ -146,7 +146,7 @@ def test_blocks_of_a_lost_receiver_are_closed_when_no_copy_uses_them() -> None:
         time.sleep(0.3)
         assert sharing.count()["open"] == 2
     assert until(lambda: not sharing.count()["open"])
-    with pytest.raises(errors.PoolError, match="rank 2 is gone"), sharing.opened(2, offers[2]):
+    with pytest.raises(errors.PoolError, match="rank 2 is lost"), sharing.opened(2, offers[2]):
         pass
     assert sharing.count()["open"] == 0
 

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ MAX_PRIVATE_BYTES = 8 << 20
 
 MAX_PRIVATE_ARGUMENT_BYTES = WINDOW_BYTES // 2
 """The same for arguments of calls."""
+
+CopySide: TypeAlias = tuple[AgentConnection, int, Channel | None]
 
 MIN_SHARED_BYTES = 4096
 """Smaller arrays in pinned memory are sent, which is as fast as sharing them."""
@@ -86,32 +88,25 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
             out[...] = array
 
 
-def between_agents(
-    source: tuple[AgentConnection, int],
-    destination: tuple[AgentConnection, int],
-    nbytes: int,
-    source_channel: Channel | None,
-    destination_channel: Channel | None,
-) -> None:
+def between_agents(source: CopySide, destination: CopySide, nbytes: int) -> None:
     """Start a copy of a buffer to a buffer of another device of the same transport.
 
     The destination pulls the data; see ``pool/agent/copies.py``.
 
     Parameters
     ----------
-    source, destination : (AgentConnection, int)
-        The devices and the handles of the buffers.
+    source, destination : (AgentConnection, int, Channel or None)
+        The device, the handle of the buffer, and the stream that orders the copy on this side; at least one side has
+        a stream.
     nbytes : int
-    source_channel, destination_channel : Channel or None
-        The streams that order the copy, at least one.
     """
-    (origin, source_handle), (to, destination_handle) = source, destination
+    (origin, source_handle, source_channel), (to, destination_handle, destination_channel) = source, destination
     for connection, channel in ((origin, source_channel), (to, destination_channel)):
         connection.check()
         if channel is not None and channel.is_full:
             connection.wait_for_credit(channel)
     number, tag, plan = new_id(), to.caller.tags.new(origin.rank, to.rank), tuple(to.transfers.plan(nbytes))
-    pulling = (destination_handle, number, origin.rank, tag, plan, _may_write(origin, to))
+    pulling = (destination_handle, number, (origin.rank, tag, plan, _may_write(origin, to)))
     # Both locks give the copies one order on both devices; otherwise two streams could wait for each other. Ctrl-C must
     # not separate the two calls, because one device would wait forever for the other.
     first, second = (origin, to) if origin.rank < to.rank else (to, origin)

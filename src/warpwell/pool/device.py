@@ -472,9 +472,9 @@ def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) ->
         host = source.copy_to_host(stream=stream if stream and stream.device is origin else None)
         destination.copy_from(host, stream if stream and stream.device is to else None)
     elif destination.handle and source.handle and source.nbytes:
-        sides = (origin.connection, source.handle), (to.connection, destination.handle)
         channels = [d.channel(stream) if stream is None or stream.device is d else None for d in (origin, to)]
-        between_agents(*sides, source.nbytes, *channels)
+        sides = (origin.connection, source.handle, channels[0]), (to.connection, destination.handle, channels[1])
+        between_agents(*sides, source.nbytes)
     elif stream is None:  # a copy without data synchronizes the streams, too
         events = to.default_stream.record(), origin.default_stream.record()
         to.default_stream.wait(events[1])
@@ -766,10 +766,6 @@ class Device:
     def lost(self) -> str | None:
         """Why the agent is lost, or None while it runs."""
         return self.connection.lost
-
-    def can_access(self, device: Device) -> bool:
-        """Return True if kernels of this device can use buffers of `device`, which only holds for the device itself."""
-        return device is self
 
     def query_agent(self) -> dict[str, Any]:
         """Return the agent's report: completed calls, held objects, and lanes."""

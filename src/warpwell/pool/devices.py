@@ -376,12 +376,12 @@ def zeros(shape: int | tuple[int, ...], dtype: DTypeLike = np.float64) -> Buffer
     return current_device().zeros(shape, dtype)
 
 
-def empty_like(other: Any) -> Buffer:
+def empty_like(prototype: Any) -> Buffer:
     """Return an uninitialized buffer with the shape and dtype of an array (on the current device) or of a buffer."""
-    if not hasattr(other, "shape") or not hasattr(other, "dtype"):
-        raise errors.ArgumentError(f"{other!r:.60} has no shape and dtype: pass an array or a buffer", name="other")
-    device: Device = getattr(other, "warpwell_place", None) or current_device()
-    return device.empty(other.shape, other.dtype)
+    if not hasattr(prototype, "shape") or not hasattr(prototype, "dtype"):
+        raise errors.ArgumentError(f"expected an array or a buffer, got {prototype!r:.60}", name="prototype")
+    device: Device = getattr(prototype, "warpwell_place", None) or current_device()
+    return device.empty(prototype.shape, prototype.dtype)
 
 
 def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any, **options: Any) -> list[T]:

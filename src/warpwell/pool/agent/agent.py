@@ -1,4 +1,4 @@
-"""`Agent`: serves one device to one application: receives calls and hands them to the lanes of their streams."""
+"""`Agent`: serves one device to one program: receives calls and queues them in the lanes of their streams."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from .protocol import Op, unpack, unpack_dtype
 from .runtime import Runtime
 from .state import HANDLERS, AgentState, call_name, handles
 
-GRACE = 2.0
-"""How long lanes may work on queued calls after the application has said goodbye, in seconds."""
+DRAIN_SECONDS = 2.0
+"""Time that lanes have for queued calls after GOODBYE."""
 
 HANDLER_MODULES = (arguments, copies, spare, stream_calls)
 """The other modules whose functions are in `HANDLERS`."""
@@ -31,14 +31,14 @@ HANDLER_MODULES = (arguments, copies, spare, stream_calls)
 class Agent(AgentState):
     """One device of a pool.
 
-    Its main loop waits for messages only. A lane (the thread of one stream) or a deferred call does everything that
+    The main loop only waits for messages. Lanes, which are the threads of streams, and deferred calls do all work that
     takes time.
 
     Parameters
     ----------
     transport : Transport
     runtime : Runtime
-        What executes; for a `SpareDevice`, until it joins, the runtime of the CPU.
+        The operations of the device; of the CPU until a `SpareDevice` joins.
     spare_device : SpareDevice, optional
     """
 
@@ -51,14 +51,14 @@ class Agent(AgentState):
         self._start_time = time.time()
 
     def run(self) -> None:
-        """Serve until the application says goodbye or is gone."""
+        """Serve until the program sends GOODBYE or is lost."""
         self.runtime.enter()
         self.transport.on_lost(functools.partial(copies.peer_lost, self))
         try:
             while not self.stopped:
                 got = self.transport.receive(0.5)
                 if got is None:
-                    # programs of other hosts use the communicator, also if the application executed another program
+                    # CUDA programs of other hosts use the communicator, even if the program has executed another one
                     if self.application in self.transport.lost() and self.cuda is None:
                         break
                     continue
@@ -85,12 +85,12 @@ class Agent(AgentState):
             return
         try:
             handler(self, *operands)
-        except Exception as error:  # a call that cannot even be queued fails as one that ran
+        except Exception as error:  # a call that cannot be queued fails like a call that has run
             failure = error
             self.later(lambda: self.failed(operands[0], operands[1], name.lower(), 0, failure))
 
     def info(self) -> dict[str, Any]:
-        """Return what there is to know of the device and its agent."""
+        """Return the properties of the device, and the state of the agent."""
         free, total = self.runtime.memory_info()
         lanes = {
             n: {"calls": lane.calls, "waiting": lane.waiting, "doing": call_name(lane.doing) if lane.doing else ""}
@@ -121,19 +121,19 @@ class Agent(AgentState):
         }
 
     def _end(self) -> None:
-        until = time.monotonic() + GRACE
+        end = time.monotonic() + DRAIN_SECONDS
         lanes = [*self.lanes.values(), *self.helpers]
         for lane in lanes:
             lane.end()
         for lane in lanes:
-            lane.thread.join(max(0.0, until - time.monotonic()))
+            lane.thread.join(max(0.0, end - time.monotonic()))
         self.stopped = True
         self.deferred.end()
         self.sharing.end()
         for released in list(self.reservations.values()):
             released.set()
         self.handles.clear()
-        if self.spare is not None:  # this process may live on, for CUDA programs that claim the GPU themselves
+        if self.spare is not None:  # this process may continue, for CUDA programs that claim the GPU themselves
             self.spare.release()
 
 
@@ -144,41 +144,41 @@ class Agent(AgentState):
 def view(
     agent: Agent, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any, strides: Any
 ) -> None:
-    """Make another array in a buffer's memory."""
+    """Create another array in the memory of a buffer."""
     base_view = agent.view(base)
     agent.handles[handle] = BufferView(base_view.memory, base_view.offset + offset, unpack_dtype(dtype), shape, strides)
 
 
 @handles(Op.FREE)
 def free(agent: Agent, _s: int, _q: int, handle: int) -> None:
-    """Forget an object. Its memory is freed when the calls that use it have ended."""
+    """Remove an object. Its memory is freed after the calls that use it."""
     last = [agent.handles.pop(handle, None)]
     agent.events.pop(handle, None)
-    if isinstance(last[0], stream_calls.ServiceObject):  # its own end may take long
+    if isinstance(last[0], stream_calls.ServiceObject):  # its finalizer may take long
         agent.helper().put(0, "end of an object", 0, 0, lambda lane: last.clear())
 
 
 @handles(Op.CODE)
 def code(agent: Agent, _s: int, _q: int, key: str, name: str, data: bytes) -> None:
-    """Keep a kernel or a function."""
+    """Store a kernel or a function."""
     agent.codes[key] = LoadedCode(name, data)
 
 
 @handles(Op.CODE_END)
 def code_end(agent: Agent, _s: int, _q: int, key: str) -> None:
-    """Forget it."""
+    """Remove a kernel or a function."""
     agent.codes.pop(key, None)
 
 
 @handles(Op.STREAM)
 def stream(agent: Agent, number: int, _q: int, priority: int) -> None:
-    """Make a stream."""
+    """Create a stream."""
     agent.lanes[number] = Lane(agent, number, priority)
 
 
 @handles(Op.STREAM_END)
 def stream_end(agent: Agent, number: int, _q: int) -> None:
-    """End a stream behind its calls."""
+    """Close a stream after its calls."""
     lane = agent.lanes.pop(number, None)
     if lane is not None:
         lane.end()
@@ -186,12 +186,12 @@ def stream_end(agent: Agent, number: int, _q: int) -> None:
 
 @handles(Op.INFO)
 def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
-    """Answer with facts about the device."""
+    """Reply with the properties of the device."""
 
     def answer() -> None:
         try:
             agent.send(Op.REPLY, reply, agent.info())
-        except Exception as error:  # a device that cannot be asked
+        except Exception as error:  # the device has failed
             agent.refuse(reply, "info", error)
 
     agent.later(answer)
@@ -199,7 +199,7 @@ def info(agent: Agent, _s: int, _q: int, reply: int) -> None:
 
 @handles(Op.CANCEL)
 def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
-    """Give up a copy, the bulk data of a request, or a reservation."""
+    """Cancel a copy, the bulk data of a request, or a reservation."""
     if number in agent.reservations:
         agent.reservations[number].set()
     copy = agent.bulk.get(number) or agent.outgoing.pop(number, None)
@@ -211,7 +211,7 @@ def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
 
 @handles(Op.CUDA)
 def cuda(agent: Agent, peer: int, *message: Any) -> None:
-    """Take a message of the communicator."""
+    """Handle a message of the communicator."""
     if agent.cuda is not None:
         agent.cuda(peer, *message)
 
@@ -223,7 +223,7 @@ def goodbye(agent: Agent, _s: int, _q: int) -> None:
 
 
 def start(agent: Agent, name: str) -> threading.Thread:
-    """Run an agent in a thread of this process. If it fails, the application loses the device for that reason."""
+    """Run an agent in a thread of this process. If it fails, the program loses the device for that reason."""
 
     def run() -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,17 @@ from .protocol import Op
 from .staged import run
 from .state import AgentState, PendingCopy, handles
 
+Move: TypeAlias = Callable[[Lane, PendingCopy], bytes | None]
+"""Copies data, and returns the value of the reply."""
 
-def copy_with_program(
-    agent: AgentState,
-    stream: int,
-    sequence: int,
-    name: str,
-    reply: int,
-    cost: int,
-    move: Callable[[Lane, PendingCopy], bytes | None],
-) -> PendingCopy:
-    """Queue a copy that the program may cancel, and answer with the result of `move`; see `Lane.put`."""
-    copy = agent.bulk[reply] = PendingCopy()
+
+def copy_with_program(agent: AgentState, stream: int, call: tuple[int, str, int, int], move: Move) -> PendingCopy:
+    """Queue a copy that the program may cancel, and answer with the result of `move`.
+
+    `call` is its sequence, name, reply and cost; see `Lane.put`.
+    """
+    copy, reply = PendingCopy(), call[2]
+    agent.bulk[reply] = copy
 
     def run(lane: Lane) -> None:
         try:
@@ -41,7 +40,7 @@ def copy_with_program(
             agent.bulk.pop(reply, None)
         agent.send(Op.REPLY, reply, result)
 
-    agent.lane(stream).put(sequence, name, reply, cost, run)
+    agent.lane(stream).put(*call, run)
     return copy
 
 
@@ -57,7 +56,7 @@ def argument(
         run(agent.transport.get(agent.application, tag, Region.over(memory, chunk=plan[0])), copy.started)
         copy.array = shaped(memory, *shape)
 
-    copy = copy_with_program(agent, stream, sequence, "copy of an argument", reply, nbytes, move)
+    copy = copy_with_program(agent, stream, (sequence, "copy of an argument", reply, nbytes), move)
     agent.handles[handle] = copy
 
 

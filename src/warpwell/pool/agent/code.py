@@ -28,10 +28,10 @@ from ...targets.compiler import cloudpickle, names_of
 
 _lock = threading.RLock()  # pickling an object may call a device, which pickles again
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
-_HERE = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[2]
 
-MOST = (1 << 31) - 1
-"""Maximum size of a pickled value in bytes, which is that of a message."""
+MAX_BYTES = (1 << 31) - 1
+"""Maximum size of a pickled value, and of a message, in bytes."""
 
 
 class Code:
@@ -53,7 +53,7 @@ class Code:
         self.key = hashlib.sha256(_versions() + data).hexdigest()[:32]
 
     @classmethod
-    def of(cls, thing: Any) -> Code:
+    def of(cls, value: Any) -> Code:
         """Return the code of a kernel, a CUDA source or a function.
 
         A kernel is serialized again when a variable that it names has changed. A function is serialized once.
@@ -63,20 +63,20 @@ class Code:
         CodeError
             An object that it names cannot be serialized; the message names it.
         """
-        if isinstance(thing, Kernel):
-            compiled = thing.current().compiled
+        if isinstance(value, Kernel):
+            compiled = value.current().compiled
             code: Code | None = compiled.get("code")
             if code is None:
-                code = compiled["code"] = cls(_name(thing), _serialize(thing.original))
+                code = compiled["code"] = cls(_name(value), _serialize(value.original))
             return code
         try:
-            made = _made.get(thing)
+            made = _made.get(value)
         except TypeError:  # an object that cannot be referred to weakly
             made = None
         if made is None:
-            made = cls(_name(thing), _serialize(thing))
+            made = cls(_name(value), _serialize(value))
             with contextlib.suppress(TypeError):
-                _made[thing] = made
+                _made[value] = made
         return made
 
 
@@ -134,8 +134,8 @@ def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[by
     """
     handles: list[Any] = []
 
-    def persistent_id(thing: Any) -> Any:
-        handle = None if handle_of is None else handle_of(thing)
+    def persistent_id(value: Any) -> Any:
+        handle = None if handle_of is None else handle_of(value)
         if handle is None:
             return None
         handles.append(handle)
@@ -158,10 +158,10 @@ def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[by
 
 def _message(out: io.BytesIO) -> bytes:
     nbytes = out.tell()
-    if nbytes > MOST:
+    if nbytes > MAX_BYTES:
         raise errors.ArgumentError(
-            f"{nbytes} bytes are more than a call may take or return ({MOST}) besides large NumPy arrays, which go by "
-            f"themselves: make plain arrays of them (numpy.asarray), or write them to a file"
+            f"arguments and results of a call must have at most {MAX_BYTES} bytes without large NumPy arrays, got "
+            f"{nbytes}: convert large values to plain arrays (numpy.asarray), or write them to a file"
         )
     return out.getvalue()
 
@@ -190,23 +190,23 @@ def loads(data: bytes, objects: Any = ()) -> Any:
     return unpickler.load()
 
 
-def _serialize(thing: Any) -> bytes:
-    if isinstance(thing, CudaSource):
-        content: Any = ("cuda", thing)
-    elif isinstance(thing, Kernel):
-        content = ("kernel", thing.function, thing.max_registers, thing.block, _device_functions(thing.function))
-    elif callable(thing):
-        content = ("function", thing, _device_functions(thing))
+def _serialize(value: Any) -> bytes:
+    if isinstance(value, CudaSource):
+        content: Any = ("cuda", value)
+    elif isinstance(value, Kernel):
+        content = ("kernel", value.function, value.max_registers, value.block, _device_functions(value.function))
+    elif callable(value):
+        content = ("function", value, _device_functions(value))
     else:
-        raise errors.CodeError(f"{thing!r:.60} is neither a kernel nor a function")
+        raise errors.CodeError(f"expected a kernel or a function, got {value!r:.60}")
     try:
         return dumps(content)[0]
     except errors.WarpwellError:
         raise
     except Exception as error:  # pickling an object may raise anything
-        culprit = _culprit(getattr(thing, "function", thing))
+        culprit = _culprit(getattr(value, "function", value))
         raise errors.CodeError(
-            f"{_name(thing)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
+            f"{_name(value)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
             f"the function itself"
         ) from error
 
@@ -244,13 +244,13 @@ def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
 def _device_functions(function: Any) -> list[Any]:
     """Return the device functions that a function calls: they must be marked as such on the agent, too."""
     found: dict[int, Any] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def visit(value: Any) -> None:
         value = getattr(value, "py_func", value)
-        if not isinstance(value, types.FunctionType) or id(value) in seen:
+        if not isinstance(value, types.FunctionType) or id(value) in visited:
             return
-        seen.add(id(value))
+        visited.add(id(value))
         if str(value.__module__).partition(".")[0] == __package__.partition(".")[0]:
             return
         if is_device(value):
@@ -278,8 +278,7 @@ def _culprit(function: Any) -> str | None:
         try:
             dumps(value)
         except Exception as error:
-            inner = _culprit(value)
-            return inner or f"{name!r} ({type(value).__name__}) cannot be serialized: {error}"
+            return _culprit(value) or f"{name!r} ({type(value).__name__}) cannot be serialized: {error}"
     return None
 
 
@@ -289,9 +288,9 @@ def _by_value() -> Iterator[None]:
     pickling = cloudpickle()
     with _lock:
         added = []
-        known = pickling.list_registry_pickle_by_value()
+        registered = pickling.list_registry_pickle_by_value()
         for name, module in sys.modules.copy().items():  # a copy: a finalizer or a thread may import meanwhile
-            if name not in known and _is_users(name, module):
+            if name not in registered and _is_users(name, module):
                 pickling.register_pickle_by_value(module)
                 added.append(module)
         try:
@@ -305,15 +304,15 @@ _users: dict[str, bool] = {}
 
 
 def _is_users(name: str, module: Any) -> bool:
-    known = _users.get(name)
-    if known is None:
+    is_users = _users.get(name)
+    if is_users is None:
         file = getattr(module, "__file__", None)
         # cloudpickle sends __main__ by value in any case, and knows modules by their own names
         own = name == "__main__" or getattr(module, "__name__", None) != name
         path = Path(str(file)).absolute()
-        known = bool(file) and not own and not any(path.is_relative_to(f) for f in (str(_HERE), *_installed()))
-        _users[name] = known
-    return known
+        is_users = bool(file) and not own and not any(path.is_relative_to(f) for f in (str(_PACKAGE), *_installed()))
+        _users[name] = is_users
+    return is_users
 
 
 @functools.cache
@@ -338,5 +337,5 @@ def _versions() -> bytes:
     return repr((platform.python_version(), [version(p) for p in packages])).encode()
 
 
-def _name(thing: Any) -> str:
-    return str(getattr(thing, "__name__", None) or getattr(thing, "__qualname__", None) or type(thing).__name__)
+def _name(value: Any) -> str:
+    return str(getattr(value, "__name__", None) or getattr(value, "__qualname__", None) or type(value).__name__)

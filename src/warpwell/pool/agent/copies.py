@@ -1,16 +1,16 @@
-"""Copies between two agents, which the destination pulls; and pinned arrays of the application.
+"""Copies between two agents, which the destination pulls; and pinned arrays of the program.
 
-When the destination's stream has come to the copy, it sends WANT. When the source's stream has come to it, too, the
-source writes the data into the destination's memory, if both are on one host, or sends them in bulk::
+When the stream of the destination has reached the copy, the destination sends WANT. When the stream of the source has
+reached the copy, too, the source writes the data to the memory of the destination, or sends it as bulk data::
 
     source                      destination
                         <--     WANT, with an offer of memory
     writes;  SENT       -->
     (or SENT, bulk data -->)
-                        <--     HAVE, unless the source has written the data itself
+                        <--     HAVE, unless the source has written the data
 
-Each WANT is answered by SENT, whatever happens: until then the destination keeps the memory (`PeerMemory`), and a copy
-that has failed blocks its stream, or old data would overwrite the result of a later call.
+Each WANT is answered by SENT, also after failures. Until then, the destination keeps the memory (`PeerMemory`), and a
+failed copy blocks its stream. Otherwise old data could overwrite the result of a later call.
 """
 
 from __future__ import annotations
@@ -38,18 +38,9 @@ COPY = "copy between devices"
 
 
 @handles(Op.PULL)
-def pull(
-    agent: AgentState,
-    stream: int,
-    sequence: int,
-    handle: int,
-    number: int,
-    peer: int,
-    tag: int,
-    plan: Any,
-    may_write: bool,
-) -> None:
+def pull(agent: AgentState, stream: int, sequence: int, handle: int, number: int, origin: tuple[Any, ...]) -> None:
     """Copy from another agent, in the order of a stream or, with -1, as soon as the source is ready."""
+    peer, tag, plan, may_write = origin
     view, copy = agent.view(handle), IncomingCopy(peer)
     agent.incoming[number] = copy
 
@@ -86,7 +77,7 @@ def pull(
             want(None)
         except BaseException as error:
             copy.fail(error)
-        # A thread is needed when the source has answered, and not before: thousands of copies may be queued.
+        # Use a thread only after the source has answered, because thousands of copies may be queued.
         copy.answer.when_set(lambda _: agent.helper().put(sequence, COPY, 0, 0, run))
 
     if stream >= 0:
@@ -98,7 +89,7 @@ def pull(
 
 
 def _report(agent: AgentState, number: int, copy: IncomingCopy, failure: BaseException | None) -> None:
-    """Report the end of a copy to its source; return when the source cannot write any more."""
+    """Report the end of a copy to its source. Return after the source can no longer write."""
     cause = failure.cause if isinstance(failure, SkippedError) else failure
     agent.send(Op.HAVE, number, None if cause is None else pack_failure(cause), copy.is_wanted, to=copy.peer)
     if cause is not None and copy.offered:
@@ -127,14 +118,14 @@ def sent(agent: AgentState, peer: int, number: int, is_written: bool, unable: bo
 def source(
     agent: AgentState, stream: int, sequence: int, handle: int, number: int, peer: int, is_reported: bool
 ) -> None:
-    """Send a copy when the destination wants it, in the order of a stream (-1: of none)."""
+    """Send a copy after WANT, in the order of a stream; -1: of no stream."""
     view, copy = agent.view(handle), _outgoing(agent, number, peer, is_source=True)
 
     def run(lane: Lane) -> None:
         try:
             view.memory.ready()
             agent.runtime.synchronize(lane.stream)
-            offer, tag, plan = copy.wanted.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
+            offer, tag, plan = copy.request.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
             if offer is not None and _write(agent, lane, view, copy, offer):
                 agent.send(Op.SENT, number, True, False, None, to=peer)
                 copy.received.set()
@@ -145,7 +136,7 @@ def source(
                     copy.received.get(f"rank {peer} to take a copy", alive=agent.alive(peer))
         except BaseException as error:
             failure = copy.failure or error
-            copy.wanted.when_set(lambda _: agent.later(lambda: _refuse(agent, number, peer, failure)))
+            copy.request.when_set(lambda _: agent.later(lambda: _refuse(agent, number, peer, failure)))
             if is_reported:
                 raise failure from None
         finally:
@@ -155,7 +146,7 @@ def source(
     if stream >= 0:
         agent.lane(stream).put(sequence, COPY, 0, 0, run)
     else:
-        copy.wanted.when_set(lambda _: agent.helper().put(sequence, COPY, 0, 0, run))
+        copy.request.when_set(lambda _: agent.helper().put(sequence, COPY, 0, 0, run))
 
 
 def _refuse(agent: AgentState, number: int, peer: int, failure: BaseException) -> None:
@@ -165,12 +156,12 @@ def _refuse(agent: AgentState, number: int, peer: int, failure: BaseException) -
 
 @handles(Op.WANT)
 def want(agent: AgentState, peer: int, number: int, offer: Any, tag: int, plan: Any) -> None:
-    """Let a copy be sent: the destination is ready."""
-    _outgoing(agent, number, peer).wanted.set((offer, tag, plan))
+    """Record that the destination of a copy is ready."""
+    _outgoing(agent, number, peer).request.set((offer, tag, plan))
 
 
 def _write(agent: AgentState, lane: Lane, view: BufferView, copy: OutgoingCopy, offer: Any) -> bool:
-    """Write a view into the memory that the destination offers; return False if that is not possible."""
+    """Write a view to the memory that the destination offers. Return False if that is not possible."""
     runtime = agent.runtime
     address = view.address(runtime, lane.stream)
     with contextlib.ExitStack() as stack:
@@ -184,7 +175,7 @@ def _write(agent: AgentState, lane: Lane, view: BufferView, copy: OutgoingCopy, 
             if not runtime.reach(runtime.mark(lane.stream, False), limit()):
                 raise errors.StallError(f"a copy to another device took {limit():g} s", seconds=limit())
         except BaseException:
-            with contextlib.suppress(Exception):  # a device that has failed writes nothing more
+            with contextlib.suppress(Exception):  # a failed device does not write any more
                 runtime.synchronize(lane.stream)
             raise
     return True
@@ -192,7 +183,7 @@ def _write(agent: AgentState, lane: Lane, view: BufferView, copy: OutgoingCopy, 
 
 @handles(Op.HAVE)
 def have(agent: AgentState, peer: int, number: int, failure: Any, is_wanted: bool) -> None:
-    """Record that the destination has the data, or has failed: before it sent WANT, or after."""
+    """Record that the destination has the data, or has failed before or after WANT."""
     copy = agent.outgoing.get(number) if is_wanted else _outgoing(agent, number, peer)
     if copy is None:
         return  # the source has written the data
@@ -204,20 +195,20 @@ def have(agent: AgentState, peer: int, number: int, failure: Any, is_wanted: boo
 
 
 def _outgoing(agent: AgentState, number: int, peer: int, *, is_source: bool = False) -> OutgoingCopy:
-    """Return this side of a copy; the first of its messages creates it."""
+    """Return this side of a copy. The first message about the copy creates it."""
     copy = agent.outgoing.get(number)
     if copy is None:
         copy = OutgoingCopy(peer)
         reason = agent.transport.lost().get(peer)
         if reason is not None:
             copy.fail(lost_error(peer, reason))
-        if reason is None or is_source:  # else the application's calls are over, or fail by themselves
+        if reason is None or is_source:  # otherwise the calls of the program have completed, or fail by themselves
             agent.outgoing[number] = copy
     return copy
 
 
 def _forget(agent: AgentState, number: int, copy: OutgoingCopy) -> None:
-    """Forget a copy after the last message of the application and the destination about it."""
+    """Remove a copy after the last message of the program and of the destination about it."""
     if copy.settled and copy.received.done:
         agent.outgoing.pop(number, None)
 
@@ -227,7 +218,7 @@ def _forget(agent: AgentState, number: int, copy: OutgoingCopy) -> None:
 
 @handles(Op.RELEASE)
 def release(agent: AgentState, peer: int, number: int) -> None:
-    """Close a block of another agent's memory, which is to be freed."""
+    """Close a block of another agent, which will free it."""
     agent.sharing.release(peer, number)
 
 
@@ -238,7 +229,7 @@ def released(agent: AgentState, peer: int, number: int) -> None:
 
 
 def peer_lost(agent: AgentState, peer: int, reason: str) -> None:
-    """Give up all copies with a lost agent."""
+    """Fail all copies with a lost agent."""
     failure = lost_error(peer, reason)
     for incoming in list(agent.incoming.values()):
         if incoming.peer == peer:
@@ -250,14 +241,14 @@ def peer_lost(agent: AgentState, peer: int, reason: str) -> None:
     agent.sharing.lost(peer)
 
 
-# -- pinned arrays of the application ------------------------------------------------------------------------------
+# -- pinned arrays of the program ----------------------------------------------------------------------------------
 
 
 class MappedArray:
-    """Memory of the application that this process has mapped: nothing is sent for a copy from or to it.
+    """Memory of the program that this process has mapped, so that copies from and to it send no data.
 
-    The memory of `pinned_empty` is a file without a name. If agent and application are processes of one user on one
-    host, the agent maps it and page-locks it for its GPU.
+    The memory of `pinned_empty` is a file without a name. If agent and program are processes of one user on one host,
+    the agent maps the file and page-locks the memory for its GPU.
 
     Parameters
     ----------
@@ -271,7 +262,7 @@ class MappedArray:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(file).st_size < nbytes:
-                raise ValueError(f"{path} has fewer than the {nbytes} bytes of the application's array")
+                raise ValueError(f"{path} must have at least {nbytes} bytes")
             self._memory = mmap.mmap(file, nbytes)
         finally:
             os.close(file)
@@ -285,7 +276,7 @@ class MappedArray:
 
 @handles(Op.SHARE)
 def share(agent: AgentState, _s: int, _q: int, reply: int, number: int, path: str, nbytes: int) -> None:
-    """Map an array of the application."""
+    """Map an array of the program."""
 
     def run(lane: Lane) -> None:
         try:

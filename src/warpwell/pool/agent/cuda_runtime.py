@@ -21,10 +21,10 @@ from ...targets.compiler import keep, reads_launch_flag, start
 from ...targets.gpu import as_array, pin, pinned
 from .memory_pool import ImportedPool, MemoryPool, PoolMemory
 from .peer_access import PeerAccess
-from .runtime import Runtime, proof
+from .runtime import Runtime, Shape, proof
 
-LARGEST_STAGING = 256 << 20
-"""Bytes of staging memory that a lane keeps between copies."""
+MAX_CACHED_STAGING_BYTES = 256 << 20
+"""Maximum size of the staging memory that a lane keeps between copies."""
 
 
 class CudaRuntime(Runtime):
@@ -50,13 +50,8 @@ class CudaRuntime(Runtime):
         self.gpu.enter()
 
     def info(self) -> dict[str, Any]:
-        return {
-            "name": self.gpu.name,
-            "uuid": self.gpu.uuid,
-            "ordinal": self.gpu.ordinal,
-            "memory": self.memory_info()[1],
-            "compute_capability": self.gpu.compute_capability,
-        }
+        names = ("name", "uuid", "ordinal", "compute_capability")
+        return {**{name: getattr(self.gpu, name) for name in names}, "memory": self.memory_info()[1]}
 
     def memory_info(self) -> tuple[int, int]:
         return self._memory.info()
@@ -67,18 +62,11 @@ class CudaRuntime(Runtime):
     def used(self, block: Any, stream: Any) -> None:
         block.used.add(stream)
 
-    def array(
-        self,
-        block: Any,
-        offset: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-    ) -> Any:
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: Shape, strides: Shape | None = None) -> Any:
         return as_array(block.address + offset, shape, dtype, strides, block)
 
-    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
-        """Return the object that makes CuPy's arrays, if CuPy knows the dtype; it takes longer to make than to use."""
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: Shape) -> Callable[[], Any]:
+        """Return a function that returns an array of CuPy, if CuPy supports the dtype."""
         cupy = _cupy()
         if cupy is None or dtype.kind not in "biufc" or not block.nbytes:
             array = self.array(block, offset, dtype, shape)
@@ -88,14 +76,13 @@ class CudaRuntime(Runtime):
         return make
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return page-locked memory, which is the calling thread's until it asks again."""
-        kept: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
-        if kept is None or kept.nbytes < nbytes:
+        """Return page-locked memory, which the calling thread may use until its next call of this method."""
+        memory: NDArray[np.uint8] | None = getattr(self._thread, "staging", None)
+        if memory is None or memory.nbytes < nbytes:
             self._thread.staging = None
-            kept = pinned(max(nbytes, 1 << 20))
-            if nbytes <= LARGEST_STAGING:
-                self._thread.staging = kept
-        return kept[:nbytes]
+            memory = pinned(max(nbytes, 1 << 20))
+            self._thread.staging = memory if nbytes <= MAX_CACHED_STAGING_BYTES else None
+        return memory[:nbytes]
 
     def drop_staging(self) -> None:
         self._thread.staging = None
@@ -142,7 +129,7 @@ class CudaRuntime(Runtime):
         return _RemoteGpuAccess(self.gpu, name)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
-        """Write an item `count` times: as columns of words, or of bytes if its size is not a multiple of 4."""
+        """Write an item `count` times: as columns of 4 bytes, or of 1 byte if its size is not a multiple of 4."""
         driver, size = self.gpu.driver, len(item)
         if not count or not size:
             return
@@ -170,20 +157,19 @@ class CudaRuntime(Runtime):
                 keep(flag, self.gpu.mark(stream))
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
-        """Call a host function. Without CuPy its own work is in the default stream, so both streams are waited for."""
+        """Call a host function. Without CuPy, its own work is in the default stream, so wait for both streams."""
         cupy = _cupy()
         if cupy is None:
             self.gpu.synchronize(stream)
             result = function(*arguments, **options)
             self.gpu.synchronize()
-            return _at_home(result)
+            return _to_host(result)
         handle = int(stream.handle)
         if handle not in self._cupy_streams:
             self._cupy_streams[handle] = as_cupy_stream(cupy, stream)
         with cupy.cuda.Device(self.gpu.ordinal), self._cupy_streams[handle]:
-            given = [_as_cupy(cupy, a) for a in arguments]
             named = {name: _as_cupy(cupy, a) for name, a in options.items()}
-            return _at_home(function(*given, **named))
+            return _to_host(function(*[_as_cupy(cupy, a) for a in arguments], **named))
 
     def mark(self, stream: Any, timing: bool) -> Any:
         return self.gpu.mark(stream, timing)
@@ -249,18 +235,18 @@ def _as_cupy(cupy: Any, value: Any) -> Any:
     return cupy.asarray(value) if hasattr(value, "__cuda_array_interface__") else value
 
 
-def _at_home(value: Any) -> Any:
-    """Return a result with its device arrays as NumPy's, in tuples, lists and dictionaries too."""
+def _to_host(value: Any) -> Any:
+    """Return a result with its device arrays as NumPy arrays, also inside tuples, lists and dictionaries."""
     if hasattr(value, "__cuda_array_interface__"):
         return value.get() if hasattr(value, "get") else to_host(value)
     if type(value) in (tuple, list):
-        return type(value)(_at_home(v) for v in value)
+        return type(value)(_to_host(v) for v in value)
     if type(value) is dict:
-        return {key: _at_home(v) for key, v in value.items()}
+        return {key: _to_host(v) for key, v in value.items()}
     return value
 
 
 def as_cupy_stream(cupy: Any, stream: Any) -> Any:
-    """Return a stream as CuPy's: by the protocol ``__cuda_stream__``, or by its handle for a CuPy that knows none."""
+    """Return a stream as a CuPy stream: with the protocol ``__cuda_stream__``, or by handle for an older CuPy."""
     external = getattr(cupy.cuda.Stream, "from_external", None)
     return cupy.cuda.ExternalStream(int(stream.handle)) if external is None else external(stream)

@@ -1,4 +1,4 @@
-"""`Lane`: an agent's thread of one stream; `DeferredCalls`: its thread for answers that wait for no lane."""
+"""`Lane`: the thread of one stream on an agent; `DeferredCalls`: the thread for replies without a lane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .runtime import Runtime
 from .timed_queue import TimedQueue
 
 HELPER, CLOSING = -1, -2
-"""Numbers of lanes without a stream: for single calls, reused by `AgentState.helper`; for closing peers' blocks."""
+"""Numbers of lanes without a stream: for single calls (`AgentState.helper` reuses it); for closing blocks of peers."""
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3
 """Interval between two polls of marks, in seconds."""
@@ -47,13 +47,13 @@ class LaneOwner(Protocol):
 
 
 class Lane:
-    """A stream. A call that waits or fails holds up or spoils nothing but this lane's own calls.
+    """The thread of a stream. A call that waits or fails does not affect calls of other lanes.
 
     Parameters
     ----------
     agent : LaneOwner
     number : int
-        The stream's, `HELPER` or `CLOSING`.
+        Number of the stream, `HELPER` or `CLOSING`.
     priority : int
     """
 
@@ -74,7 +74,7 @@ class Lane:
 
     @property
     def stream(self) -> Any:
-        """The device's stream, made when the lane first needs it (in its thread)."""
+        """The stream of the device, created at its first use (in the thread of the lane)."""
         if not self._made:
             self._stream = self._agent.runtime.stream(self.priority)
             self._made = True
@@ -82,12 +82,12 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Calls that have not begun."""
+        """Number of calls that have not started."""
         return self._queue.qsize()
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call waits or runs, and the device has done the work of the stream."""
+        """Whether no call waits or runs, and the device has completed the work of the stream."""
         runtime = self._agent.runtime
         return not self._pending and (not self._made or runtime.reached(runtime.mark(self._stream, False)))
 
@@ -98,11 +98,11 @@ class Lane:
         ----------
         sequence : int
         call : str or object with a name
-            What it is called in errors; an object stands for a launch.
+            Name of the call in errors, or the object that is launched.
         reply : int
-            Whose failure it is: 0 for one that is kept and told at the next synchronization.
+            Request that receives a failure; 0: the next synchronization reports it.
         cost : int
-            Bytes that came with it.
+            Size of the payload in bytes.
         run : callable
             ``run(lane)``.
         """
@@ -110,7 +110,7 @@ class Lane:
         self._queue.put((sequence, call, reply, cost, run))
 
     def end(self) -> None:
-        """Let the thread end behind the calls so far."""
+        """Let the thread exit after the queued calls."""
         self._queue.put(None)
 
     def _work(self) -> None:
@@ -149,19 +149,19 @@ class Lane:
 
 
 class DeferredCalls:
-    """Makes the calls that it is given, in order, each as soon as the device has reached its mark if it has one.
+    """Makes calls in order, each after the device has reached its mark, if it has one.
 
-    Marks are polled in turn, and none blocks the others: one may be reached only after another was answered.
+    Marks are polled in turn and do not block each other: one may be reached only after the reply for another.
     """
 
     def __init__(self, agent: LaneOwner) -> None:
         self._agent = agent
         self._queue: TimedQueue[Any] = TimedQueue()
         self._thread: threading.Thread | None = None
-        self._lock = threading.RLock()  # finalizers put, too
+        self._lock = threading.RLock()  # finalizers call `put`, too
 
     def put(self, call: Callable[[], None], mark: Any = None) -> None:
-        """Have `call` called, after `mark` if there is one."""
+        """Make a call, after `mark` if it is given."""
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -190,7 +190,7 @@ class DeferredCalls:
             waiting = []
             for call, mark in marks:
                 if self._agent.stopped:
-                    continue  # the application has gone
+                    continue  # the program has exited
                 if mark is None or self._reached(mark):
                     self._call(call)
                 else:

@@ -13,16 +13,16 @@ LARGE = 256 << 10
 """Minimum size of an array that is sent as bulk data, in bytes; smaller ones arrive as soon in the message."""
 
 
-def is_large(thing: Any) -> bool:
-    """Return whether something is an array that travels as bulk data."""
-    return type(thing) is np.ndarray and thing.nbytes > LARGE and not thing.dtype.hasobject
+def is_large(value: Any) -> bool:
+    """Return True for an array that is sent as bulk data."""
+    return type(value) is np.ndarray and value.nbytes > LARGE and not value.dtype.hasobject
 
 
 def flat(array: NDArray[Any]) -> tuple[NDArray[Any], tuple[Any, ...]]:
     """Return an array as contiguous bytes, without a copy if it is contiguous, and the other arguments of `shaped`."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    whole = np.ascontiguousarray(array.T if fortran else array)
-    return whole, (array.nbytes, pack_dtype(array.dtype), array.shape, fortran, array.flags.writeable)
+    contiguous = np.ascontiguousarray(array.T if fortran else array)
+    return contiguous, (array.nbytes, pack_dtype(array.dtype), array.shape, fortran, array.flags.writeable)
 
 
 def shaped(memory: NDArray[np.uint8], dtype: Any, shape: Any, fortran: bool, writeable: bool) -> NDArray[Any]:

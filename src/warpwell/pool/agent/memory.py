@@ -20,7 +20,7 @@ class SkippedError(Exception):
     Parameters
     ----------
     cause : BaseException
-        Why.
+        The failure of the earlier call, or the reason for the cancellation.
     """
 
     def __init__(self, cause: BaseException) -> None:
@@ -29,17 +29,18 @@ class SkippedError(Exception):
 
 
 class Shared(NamedTuple):
-    """The part of a memory that other objects share.
+    """How other agents access a block of device memory.
 
     Attributes
     ----------
     number : int
+        Identifier of the block in messages.
     offer : object
-        What opens it.
+        The data with which `PeerAccess.open` opens the block.
     peers : set of int
-        Who may have.
+        Ranks of the agents that may have opened the block.
     unused : callable
-        Called with this and the block when the last reference goes.
+        Called with this object and the block when the last reference is dropped.
     """
 
     number: int
@@ -49,9 +50,9 @@ class Shared(NamedTuple):
 
 
 class DeviceMemory:
-    """Memory that is allocated when it is first used, in the order of some stream.
+    """Memory that is allocated at its first use, in the order of the stream of that use.
 
-    Calls that wait in lanes refer to it, so freeing a buffer takes effect when they are over and not before.
+    Queued calls refer to it, so the memory of a freed buffer is freed after these calls.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ class DeviceMemory:
     Attributes
     ----------
     shared : Shared, optional
-        Once other agents write to it (`SharedMemory`).
+        Set when it is first offered to another agent; see `PeerMemory`.
     """
 
     def __init__(self, runtime: Runtime, nbytes: int) -> None:
@@ -77,14 +78,14 @@ class DeviceMemory:
             self.shared.unused(self.shared, self.block)
 
     def allocate(self) -> None:
-        """Allocate, once. It raises what went wrong, each time."""
+        """Allocate the memory once. After a failure, raise that failure in each call."""
         if self.block is not None:
             return
         with self._lock:
             if self._failure is None and self.block is None:
                 try:
                     self.block = self._runtime.allocate(self.nbytes)
-                except BaseException as error:  # kept: each call that uses the memory raises it
+                except BaseException as error:  # each call that uses the memory raises it
                     self._failure = error.with_traceback(None)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
@@ -100,17 +101,17 @@ class DeviceMemory:
 
 
 class BufferView:
-    """A part of a memory as an array.
+    """An array in device memory.
 
     Parameters
     ----------
     memory : DeviceMemory
     offset : int
-        Bytes.
+        Offset of the array in the memory, in bytes.
     dtype : numpy.dtype
     shape : tuple of int
     strides : tuple of int, optional
-        Bytes between items, as a kernel sees them; by default C order.
+        Strides for kernels, in bytes. Default: C order.
     """
 
     def __init__(
@@ -131,13 +132,13 @@ class BufferView:
         self._operand: Any = None
 
     def address(self, runtime: Runtime, stream: Any) -> int:
-        """Return where it begins, for work in a stream."""
+        """Return the address of the array, for work in a stream."""
         block = self.memory.ready()
         runtime.used(block, stream)
         return int(block.address) + self.offset
 
     def argument(self, runtime: Runtime, stream: Any) -> Any:
-        """Return what a kernel receives in its place."""
+        """Return the argument of a kernel for the array."""
         block = self.memory.ready()
         runtime.used(block, stream)
         if self._argument is None:
@@ -145,7 +146,7 @@ class BufferView:
         return self._argument
 
     def operand(self, runtime: Runtime, stream: Any) -> Any:
-        """Return what a Python function receives in its place: an array of its own, on the same memory."""
+        """Return the argument of a Python function: a new array object in the same memory."""
         block = self.memory.ready()
         runtime.used(block, stream)
         if self._operand is None:
@@ -154,7 +155,7 @@ class BufferView:
 
 
 class Missing:
-    """The object for a handle that this device does not know: every use of it raises an error."""
+    """Stands for a handle without an object on this device: every use raises an error."""
 
     nbytes = 0
 
@@ -162,4 +163,4 @@ class Missing:
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
-        raise ArgumentError(f"there is no object {self._handle} on this device: was it freed?")
+        raise ArgumentError(f"object {self._handle} does not exist on this device: was it freed?")

@@ -1,10 +1,10 @@
-"""`MemoryPool`: the memory of one GPU from which this process allocates; `ImportedPool`: that pool in another process.
+"""`MemoryPool`: the pool from which this process allocates memory of a GPU; `ImportedPool`: a pool of another process.
 
-cuda.core's memory resources choose what they keep when memory is freed, and let an allocation wait for a kernel; here
-neither is wanted, so these are the driver's pools.
+These are pools of the driver. The memory resources of cuda.core choose how much freed memory they keep, and let an
+allocation wait for a kernel; both would be wrong here.
 
-CUDA's memory pools can be given to another process as a file descriptor, over a socket, and their allocations then as
-64 bytes each (CUDA driver API, "Stream Ordered Memory Allocator", interprocess communication support).
+A process can send a CUDA memory pool to another process as a file descriptor over a socket, and each of its allocations
+as 64 bytes (CUDA driver API, "Stream Ordered Memory Allocator", interprocess communication support).
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ TIMEOUT = 5.0
 """Timeout in seconds for the other process to hand over a pool."""
 
 OOM_SECONDS = 2.0
-"""How long an allocation without room waits for memory that is being freed."""
+"""Time in seconds that an allocation waits for memory that is being freed."""
 
 _PROBE = 4 << 20
 
 
 def check(result: Any) -> Any:
-    """Return what a driver's call gave; raise `PoolError` where it failed."""
+    """Return the result of a driver function; raise `PoolError` if it failed."""
     return check_driver(result, errors.PoolError)
 
 
 class MemoryPool:
-    """A pool of device memory. Other processes of this user and host may open its allocations.
+    """A pool of device memory. Other processes of this user and host may open its allocations. `of` returns it.
 
-    Where the driver has no such pools, or never gives their memory back, it is the device's default pool, which other
-    processes cannot open. Use `of`.
+    If the driver does not support such pools, or never returns their memory to the GPU, this is the default pool of the
+    device, which other processes cannot open.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class MemoryPool:
 
     @classmethod
     def of(cls, driver: Any, ordinal: int) -> MemoryPool:
-        """Return the pool of a GPU, one for the whole process. The context of the GPU must be current."""
+        """Return this process's pool of a GPU, whose context must be current."""
         with cls._making:
             if ordinal not in cls._all:
                 cls._all[ordinal] = cls(driver, ordinal)
@@ -80,14 +80,14 @@ class MemoryPool:
         properties.location.id = ordinal
         status, self.handle = driver.cuMemPoolCreate(properties)
         self.exportable = int(status) == 0
-        # so much stays with the pool when it is freed: the system is asked again for the rest
+        # freed memory that the pool keeps; the rest returns to the GPU
         _, total = check(driver.cuMemGetInfo())
         self._keep = driver.cuuint64_t(int(total) // 4)
         if self.exportable:
             try:
                 self._set()
-                self.exportable = self._gives_back()
-            except errors.PoolError:  # the GPU has no room for a probe: others use it, too
+                self.exportable = self._returns_memory()
+            except errors.PoolError:  # the GPU has no memory for the probe: other processes use it, too
                 self.exportable = False
             if not self.exportable:
                 check((driver.cuMemPoolDestroy(self.handle)[0],))
@@ -98,11 +98,11 @@ class MemoryPool:
     def _set(self) -> None:
         put, attributes = self._driver.cuMemPoolSetAttribute, self._attributes
         check(put(self.handle, attributes.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, self._keep))
-        # an allocation must not wait for a kernel that still uses memory which is being freed
+        # an allocation must not wait for a kernel that uses memory that is being freed
         check(put(self.handle, attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0))
 
-    def _gives_back(self) -> bool:
-        """Return True if the pool gives freed memory back to the GPU, which older drivers never do."""
+    def _returns_memory(self) -> bool:
+        """Return True if the pool returns freed memory to the GPU. Older drivers never do."""
         driver = self._driver
         address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))
         check(driver.cuMemFreeAsync(address, 0))
@@ -117,25 +117,25 @@ class MemoryPool:
 
     @property
     def used(self) -> int:
-        """Bytes of it that are allocated."""
+        """Size in bytes of the allocated memory of the pool."""
         return self._get(self._attributes.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
 
     def _get(self, attribute: Any) -> int:
         return int(check(self._driver.cuMemPoolGetAttribute(self.handle, attribute)))
 
     def trim(self) -> None:
-        """Give the GPU back what is not allocated."""
+        """Return memory that is not allocated to the GPU."""
         check(self._driver.cuMemPoolTrimTo(self.handle, 0))
 
-    # -- for others ------------------------------------------------------------------------------------------------
+    # -- for other GPUs and processes --------------------------------------------------------------------------------
 
     def allow(self, ordinal: int) -> None:
-        """Let another GPU of this process reach all of it."""
+        """Let another GPU of this process access the pool."""
         if ordinal != self.ordinal:
             check(self._driver.cuMemPoolSetAccess(self.handle, [_access(self._driver, ordinal)], 1))
 
     def name(self) -> str | None:
-        """Return the name of a socket that hands the pool to processes of this user; None if it is not `exportable`."""
+        """Return the name of a socket that sends the pool to processes of this user; None unless `exportable`."""
         if not self.exportable:
             return None
         with self._lock:
@@ -150,17 +150,17 @@ class MemoryPool:
             return self._name
 
     def export(self, address: int) -> bytes:
-        """Return what opens an allocation elsewhere."""
+        """Return the data with which another process opens an allocation."""
         return bytes(check(self._driver.cuMemPoolExportPointer(address)).reserved)
 
 
 class PoolMemory:
-    """Memory of one GPU by address, out of its `MemoryPool`, that is freed behind the streams that used it.
+    """Allocates memory of a GPU from its `MemoryPool`, and frees it after the streams that used it.
 
     Parameters
     ----------
     gpu : GpuDevice
-        The calling thread's.
+        The GPU of the calling thread.
 
     Attributes
     ----------
@@ -177,12 +177,12 @@ class PoolMemory:
         threading.Thread(target=self._free, name="warpwell frees", daemon=True).start()
 
     def info(self) -> tuple[int, int]:
-        """Return free and total bytes. Memory that was freed, and is kept for later allocations, is free."""
+        """Return free and total bytes. Freed memory that the pool keeps counts as free."""
         free, total = self._gpu.memory_info()
         return free + self.pool.reserved - self.pool.used, total
 
     def allocate(self, nbytes: int) -> PoolBlock:
-        """Return memory; if there is no room, wait a little for memory that is being freed."""
+        """Return a block. If memory is exhausted, wait up to `OOM_SECONDS` for memory that is being freed."""
         driver, handle = self._gpu.driver, self._allocating.handle
         until = time.monotonic() + OOM_SECONDS
         while True:
@@ -199,7 +199,7 @@ class PoolMemory:
             self.pool.trim()
 
     def trim(self) -> None:
-        """Give the GPU back all memory that was released."""
+        """Return all released memory to the GPU."""
         is_freed = threading.Event()
         self._freed.put((0, is_freed))
         is_freed.wait(OOM_SECONDS)
@@ -207,11 +207,11 @@ class PoolMemory:
         self.pool.trim()
 
     def release(self, address: int, used: Sequence[Any]) -> None:
-        """Free memory behind the work of streams, from any thread and any finalizer."""
+        """Free memory after the work of streams. Any thread and any finalizer may call it."""
         self._freed.put((address, used))
 
     def close_stream(self, stream: Any) -> None:
-        """Destroy a stream when its work is done, and not while a free is queued behind it."""
+        """Destroy a stream after its work, and not while a free is queued after it."""
         self._gpu.driver.cuStreamSynchronize(stream.handle)
         with self._lock:
             stream.close()
@@ -226,7 +226,7 @@ class PoolMemory:
                 continue
             # After a failed kernel nothing can be freed, and its stream reports the failure.
             with contextlib.suppress(errors.KernelError):
-                with self._lock:  # no stream is destroyed meanwhile
+                with self._lock:  # no stream is destroyed concurrently
                     for stream in used:
                         if not stream.is_closed:
                             self._gpu.after(self._freeing, stream)
@@ -235,7 +235,7 @@ class PoolMemory:
 
 
 class PoolBlock:
-    """Memory of a GPU, freed with the last reference, behind the streams in `used`."""
+    """Memory of a GPU. It is freed with the last reference, after the streams in `used`."""
 
     def __init__(self, memory: PoolMemory, address: int, nbytes: int) -> None:
         self.address = address
@@ -248,7 +248,7 @@ class PoolBlock:
 
 
 class ImportedPool:
-    """The pool of another process, to which this one's GPU writes. The GPU's context must be current.
+    """The pool of another process, to which a GPU of this process writes. The context of the GPU must be current.
 
     Parameters
     ----------
@@ -256,14 +256,14 @@ class ImportedPool:
     ordinal : int
         The GPU that writes.
     name : str
-        Of the socket.
+        Name of the socket.
 
     Raises
     ------
     OSError
-        No process listens there: it is on another host, or in another network namespace.
+        No process listens on the socket: it is on another host, or in another network namespace.
     PoolError
-        The process is another user's, or this GPU cannot reach the other's memory.
+        The process belongs to another user, or this GPU cannot access the memory of the other GPU.
     """
 
     def __init__(self, driver: Any, ordinal: int, name: str) -> None:
@@ -282,13 +282,13 @@ class ImportedPool:
         check(driver.cuMemPoolSetAccess(self._handle, [_access(driver, ordinal)], 1))
 
     def open(self, data: bytes) -> int:
-        """Return the address of an allocation here."""
+        """Open an allocation and return its address in this process."""
         exported = self._driver.CUmemPoolPtrExportData()
         exported.reserved = data
         return int(check(self._driver.cuMemPoolImportPointer(self._handle, exported)))
 
     def close(self, address: int, stream: Any) -> None:
-        """Close an allocation; its owner may free it when this returns, and not before."""
+        """Close an allocation; its owner may free it after this returns."""
         check(self._driver.cuMemFreeAsync(address, stream))
         check(self._driver.cuStreamSynchronize(stream))
 
@@ -302,7 +302,7 @@ def _access(driver: Any, ordinal: int) -> Any:
 
 
 def _user(connection: socket.socket) -> int:
-    """Return the user at the other end."""
+    """Return the user ID of the peer of a socket."""
     return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
@@ -310,7 +310,7 @@ def _serve(door: socket.socket, descriptor: int) -> None:
     while True:
         try:
             connection, _ = door.accept()
-        except OSError:  # no descriptor is left, for now
+        except OSError:  # this process has no free file descriptor
             time.sleep(0.1)
             continue
         with connection:

@@ -1,11 +1,11 @@
-"""`PeerMemory`: memory of an agent that other agents of its host write to, and theirs that it writes to.
+"""`PeerMemory`: memory of an agent to which other agents of its host write, and memory of these agents.
 
-A receiver offers the block of a buffer with each copy. The sender opens a block when it first sees it and keeps it
-open. When the last reference to the block is gone, the receiver sends RELEASE; each sender closes the block and answers
-RELEASED; then the receiver frees it.
+A receiver offers the block of a buffer with each copy. The sender opens a block at its first offer and keeps it open.
+After the last reference to the block is dropped, the receiver sends RELEASE; each sender closes the block and answers
+RELEASED; then the receiver frees the block.
 
-A lost sender may still be writing. Memory within its reach is freed when the launcher reports that its process has
-ended, and not before.
+A lost sender may still be writing. Memory that it can access is freed only after the launcher has reported the end of
+its process.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PeerMemory:
 
     def __init__(self, agent: LaneOwner) -> None:
         self._agent = agent
-        self._lock = threading.RLock()  # the main loop takes it, and must not wait while memory is opened
+        self._lock = threading.RLock()  # the main loop acquires it, and must not wait while memory is opened
         self._opening = threading.Lock()
         self._held: dict[int, tuple[int, DeviceMemory]] = {}
         self._ending: dict[int, tuple[Any, set[int]]] = {}
@@ -56,10 +56,10 @@ class PeerMemory:
         self._writes: Counter[int] = Counter()
         self._closer: Lane | None = None
 
-    # -- the receiver's side ---------------------------------------------------------------------------------------
+    # -- receiver -------------------------------------------------------------------------------------------------
 
     def offer(self, copy: int, view: BufferView, peer: int) -> Any:
-        """Return the data with which the sender of a copy can write to a view, or None if it cannot, or is lost.
+        """Return the data with which the sender of a copy can write to a view, or None if it cannot or is lost.
 
         The memory is kept until the sender has answered (`answered`).
 
@@ -73,7 +73,7 @@ class PeerMemory:
         runtime, memory = self._agent.runtime, view.memory
         block = memory.ready()
         with self._lock:
-            # A lost sender never answers, and `lost` does not see later offers.
+            # A lost sender never answers, and `lost` does not release later offers.
             if peer in self._lost or peer in self._unable:
                 return None
             try:
@@ -82,7 +82,7 @@ class PeerMemory:
                     return None
                 if memory.shared is None:
                     memory.shared = Shared(next(_numbers), runtime.export(block), set(), self._unused)
-            except Exception:  # no descriptors or sockets are left: the data are sent
+            except Exception:  # no descriptors or sockets are left: send the data
                 return None
             memory.shared.peers.add(peer)
             self._held[copy] = (peer, memory)
@@ -117,22 +117,24 @@ class PeerMemory:
 
     def lost(self, peer: int) -> None:
         """Close the blocks of a lost agent. Memory that it can write to is kept until `ended`."""
-        self._lost.add(peer)  # first: `offer` and `open` check it last
+        self._lost.add(peer)  # first, because `offer` and `open` check it last
         if not self._agent.stopped and isinstance(self._peers.get(peer), _OpenedPeer):
             self._agent.helper().put(0, "end of a lost agent's blocks", 0, 0, lambda _: self._close_all(peer))
 
     def ended(self, peer: int) -> None:
-        """Free the memory that an agent could write to: its process has ended."""
+        """Free the memory to which an agent could write, after the end of its process."""
         with self._lock:
             self._lost.add(peer)
             self._dead.add(peer)
-            for copy, (sender, _) in list(self._held.items()):  # a copy: the main loop removes answered copies
+            for copy, (sender, _) in list(
+                self._held.items()
+            ):  # of a copy, because the main loop removes answered copies
                 if sender == peer:
                     self._held.pop(copy, None)
             for number in list(self._ending):
                 self.released(peer, number)
 
-    # -- the sender's side -----------------------------------------------------------------------------------------
+    # -- sender ---------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def opened(self, peer: int, offer: Any) -> Iterator[tuple[PeerAccess, int]]:
@@ -152,29 +154,29 @@ class PeerMemory:
                 try:
                     peer_state = _OpenedPeer(self._agent.runtime.peer_access(address))
                 except Exception as error:
-                    peer_state = str(error)  # an error that is raised again keeps the frames of each raise
+                    peer_state = str(error)  # an error that is raised again would keep the frames of each raise
                 self._peers[peer] = peer_state
             if isinstance(peer_state, str):
                 raise errors.PoolError(f"no access to the memory of rank {peer}: {peer_state}")
             if peer in self._lost:
-                raise errors.PoolError(f"rank {peer} is gone")
+                raise errors.PoolError(f"rank {peer} is lost")
             opened = peer_state.blocks.get(number)
             if opened is None:
                 opened = peer_state.blocks[number] = peer_state.access.open(block)
             return peer_state.access, int(opened.address) + offset
 
     def unreachable(self) -> dict[int, str]:
-        """Return the agents whose memory this device cannot reach, with the reasons."""
+        """Return the reasons why this device cannot access the memory of agents, by rank."""
         return {peer: peer_state for peer, peer_state in list(self._peers.items()) if isinstance(peer_state, str)}
 
     def release(self, peer: int, number: int) -> None:
-        """Close a block that its owner wants to free, and answer; one thread closes all, because it may take long."""
+        """Close a block whose owner will free it, and answer, in one thread for all blocks: closing may take long."""
         if self._closer is None:
             self._closer = Lane(self._agent, CLOSING)
         self._closer.put(0, "end of other devices' blocks", 0, 0, lambda _: self._close_and_answer(peer, number))
 
     def _close_and_answer(self, peer: int, number: int) -> None:
-        with contextlib.suppress(Exception):  # of a device that failed: the owner keeps the block
+        with contextlib.suppress(Exception):  # of a failed device: the owner keeps the block
             self._close(peer, number)
             self._agent.send(Op.RELEASED, number, to=peer)
 
@@ -186,7 +188,7 @@ class PeerMemory:
                 peer_state.access.close(opened)
 
     def _close_all(self, peer: int) -> None:
-        """Close all blocks of a lost agent after the copies that use them."""
+        """Close all blocks of a lost agent, after the copies that use them."""
         while self._writes[peer]:
             if self._agent.stopped:
                 return
@@ -199,11 +201,11 @@ class PeerMemory:
     # -- both ------------------------------------------------------------------------------------------------------
 
     def count(self) -> dict[str, int]:
-        """Return how many blocks are held for copies, wait for senders to close them, and are open here."""
+        """Return the number of blocks that are held for copies, that senders must close, and that are open here."""
         opened = [p.blocks for p in list(self._peers.values()) if isinstance(p, _OpenedPeer)]
         return {"held": len(self._held), "ending": len(self._ending), "open": sum(map(len, opened))}
 
     def end(self) -> None:
-        """End the thread that closes blocks."""
+        """Stop the thread that closes blocks."""
         if self._closer is not None:
             self._closer.end()

@@ -1,4 +1,4 @@
-"""`Op`: the calls between an application and its agents, and how they become messages."""
+"""`Op`: the calls between a program and its agents, and their encoding as messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ INLINE = 64 << 10
 """Maximum size of a copy that travels inside its message, in bytes."""
 
 ACKNOWLEDGE_CALLS = 256
-"""Number of calls after which a lane reports how far it has come,"""
+"""Number of calls after which a lane reports its progress."""
 
 ACKNOWLEDGE_BYTES = 4 << 20
-"""or the number of bytes in these calls, whichever is reached first."""
+"""Number of bytes in calls after which a lane reports its progress, even after fewer calls."""
 
 WINDOW_CALLS = 2048
-"""Maximum number of calls of a stream in flight; larger than `ACKNOWLEDGE_CALLS`, else applications would hang."""
+"""Maximum number of calls of a stream in flight. It must exceed `ACKNOWLEDGE_CALLS`, or programs would hang."""
 
 WINDOW_BYTES = 64 << 20
 """Maximum number of bytes in the calls of a stream in flight."""
@@ -35,7 +35,7 @@ WINDOW_BYTES = 64 << 20
 class Op(enum.IntEnum):
     """Kinds of messages. A comment lists the operands; the first two are stream and sequence."""
 
-    # from the application, for a lane
+    # from the program, for a lane
     ALLOCATE = 1  # buffer, bytes, dtype, shape
     FILL = 2  # buffer, item as bytes
     WRITE = 3  # buffer, data as bytes, or memory and offset of an array of the program
@@ -45,7 +45,7 @@ class Op(enum.IntEnum):
     COPY = 7  # destination, source, on the same device
     # a copy between agents, which the destination pulls; a stream of -1 does not order it:
     SOURCE = 8  # buffer, copy, rank of the destination, whether the source reports a failure
-    PULL = 9  # buffer, copy, rank of the source, tag, plan, whether the source may write here
+    PULL = 9  # buffer, copy, (rank of the source, tag, plan, whether the source may write here)
     LAUNCH = 10  # code, configuration, arguments
     CALL = 11  # code, reply, handles, pickled arguments
     CREATE = 12  # object, path, handles, pickled arguments
@@ -58,7 +58,7 @@ class Op(enum.IntEnum):
 
     ARGUMENT = 21  # handle, reply, tag, plan, shape of the array, which a later call takes
 
-    # from the application, at once; stream and sequence are 0 where they say nothing
+    # from the program, for the main loop; stream and sequence are 0 if they have no meaning
     VIEW = 33  # buffer, base, offset, dtype, shape, strides or None
     FREE = 34  # handle
     CODE = 35  # code, kind, name, bytes
@@ -66,30 +66,30 @@ class Op(enum.IntEnum):
     STREAM_END = 37  # stream
     NOTIFY = 38  # event, signal, rank that waits for it
     REACHED = 39  # event, reply: whether it was reached
-    UNTIL = 40  # event, reply: as soon as it is reached
+    UNTIL = 40  # event, reply: when it is reached
     ELAPSED = 41  # event, earlier event, reply
     INFO = 42  # reply
-    CANCEL = 43  # reply or copy whose data are not needed any more
-    CODE_END = 44  # code that the application has dropped
+    CANCEL = 43  # reply or copy whose data is not needed any more
+    CODE_END = 44  # code that the program has dropped
     GOODBYE = 45
     SHARE = 46  # reply, memory, path, bytes
     # to agents whose device joins and leaves:
-    JOIN = 47  # reply: as of INFO
+    JOIN = 47  # reply: as for INFO
     LEAVE = 48  # reply
     RESERVE = 49  # reply, GPUs of the host, count, seconds; until CANCEL
 
     # from an agent
-    DONE = 64  # sequence that a stream has reached
+    DONE = 64  # sequence of the last call that a stream has completed
     FAILED = 65  # call, failure
     REPLY = 66  # reply, value
-    REFUSED = 67  # reply, call, failure, whether an earlier call failed, which reports it itself
+    REFUSED = 67  # reply, call, failure, whether the failure was reported before
     ANSWER = 68  # reply, pickled result, numbers of the arrays in it, and for each: tag, chunk, shape
 
     # between agents
     SIGNAL = 96  # signal, failure or None
     WANT = 97  # copy, offer or None, tag, plan: the destination is ready
-    SENT = 98  # copy, whether written, whether writing is never possible, failure or None: the source's answer
-    HAVE = 99  # copy, failure or None, whether after WANT: the destination has received bulk data, or has failed
+    SENT = 98  # copy, whether written, whether writing is never possible, failure or None: reply to WANT
+    HAVE = 99  # copy, failure or None, whether after WANT: the destination has the bulk data, or has failed
     RELEASE = 103  # block that is not used any more
     RELEASED = 104  # block: it is closed
 
@@ -101,17 +101,17 @@ _ids = itertools.count(1)
 
 
 def new_id() -> int:
-    """Return a number for a buffer, a stream, an event or a request, which no other has in this process."""
+    """Return a number for a buffer, a stream, an event or a request, which is unique in this process."""
     return next(_ids)
 
 
 def pack(*message: Any) -> bytes:
-    """Return a message as bytes; both ends have the same version of Python."""
+    """Return a message as bytes. Both processes have the same version of Python."""
     return marshal.dumps(message)
 
 
 def unpack(message: bytes) -> tuple[Any, ...]:
-    """Return what `pack` was given."""
+    """Return the arguments of `pack`."""
     return marshal.loads(message)  # type: ignore[no-any-return]
 
 
@@ -119,12 +119,12 @@ def unpack(message: bytes) -> tuple[Any, ...]:
 
 
 def pack_dtype(dtype: np.dtype[Any]) -> Any:
-    """Return a dtype as texts, lists and tuples."""
+    """Return a dtype as strings, lists and tuples."""
     return dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
 
 
 def unpack_dtype(packed: Any) -> np.dtype[Any]:
-    """Return what `pack_dtype` was given."""
+    """Return the argument of `pack_dtype`."""
     return np.dtype(packed) if isinstance(packed, str) else np.lib.format.descr_to_dtype(packed)
 
 
@@ -135,14 +135,14 @@ _PLAIN = (int, float, bool, complex)
 
 
 def pack_arguments(values: Sequence[Any], handle_of: Callable[[Any], int | None]) -> tuple[Any, ...]:
-    """Return arguments of a launch as what `pack` takes.
+    """Return arguments of a launch in a form that `pack` accepts.
 
     Parameters
     ----------
     values : sequence
-        Numbers, NumPy scalars, tuples of them, and objects that are on the device.
+        Numbers, NumPy scalars, tuples of them, and objects on the device.
     handle_of : callable
-        Returns the handle of such an object, None for anything else.
+        Returns the handle of an object on the device, None for any other object.
 
     Raises
     ------
@@ -187,12 +187,12 @@ def _unpack_argument(packed: Any, resolve: Callable[[int], Any]) -> Any:
 
 
 def pack_failure(error: BaseException) -> tuple[str, str, bytes | None]:
-    """Return the text of an exception, its traceback, and the pickled exception, or None if it cannot be read back."""
+    """Return the text of an exception, its traceback, and the pickled exception, or None if pickling fails."""
     text = "".join(traceback.format_exception(error))
     try:
         pickled = cloudpickle().dumps(error)
         pickle.loads(pickled)
-    except Exception:  # its own code may raise anything: the texts are enough
+    except Exception:  # code of the exception may raise anything
         pickled = None
     return _describe(error), text, pickled
 
@@ -206,7 +206,7 @@ def _describe(error: BaseException) -> str:
 
 
 def unpack_failure(packed: tuple[str, str, bytes | None], call: str, device: str) -> errors.RemoteError:
-    """Return the error that an application raises. Its cause is the failure itself, if it can be read back."""
+    """Return the error for the program. Its cause is the exception of the agent, if it can be unpickled."""
     description, remote, pickled = packed
     error = errors.RemoteError(f"{call} failed on {device}: {description}", call=call, remote_traceback=remote)
     cause: Any = None

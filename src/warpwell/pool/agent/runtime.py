@@ -9,7 +9,7 @@ import platform
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,18 @@ from numpy.typing import NDArray
 from ...targets import view_of
 from .peer_access import HostAccess, PeerAccess
 
+Shape: TypeAlias = tuple[int, ...]
+
 _ALIGNMENT = 4096
 
 proof = np.frombuffer(os.urandom(16), np.uint8)
 """A process that reads these bytes at their address has access to the memory of this process, not of another one."""
 
 SPIN = 200e-6
-"""How long a mark is polled without a pause, in seconds,"""
+"""Time in seconds in which a mark is polled without a pause."""
 
 NAP = 20e-6
-"""and the pause between two polls after that."""
+"""Pause between two polls after that, in seconds."""
 
 
 class _HostBlock:
@@ -39,7 +41,7 @@ class _HostBlock:
 
 @functools.cache
 def _processor() -> str:
-    """Return what this processor calls itself. (`platform.processor` starts a process to learn it.)"""
+    """Return the name of the processor. (`platform.processor` starts a process for it.)"""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             key, _, value = line.partition(":")
@@ -54,9 +56,9 @@ class Runtime:
     This class is the device "cpu": kernels run compiled on the cores, and "device memory" is host memory. `CudaRuntime`
     overrides all operations.
 
-    A *block* is memory with an ``address``; it is freed when the last reference to it goes, after all work in the
-    streams that it was `used` in. Work in a stream is in order, and may continue after a call has returned. A *mark* is
-    a point of a stream.
+    A *block* is memory with an ``address``. It is freed after its last reference is dropped and all work in the streams
+    in which it was `used` is done. Work in a stream is ordered, and may continue after a call has returned. A *mark* is
+    a point in a stream.
     """
 
     target = "cpu"
@@ -66,10 +68,10 @@ class Runtime:
     """Whether work is done when a call returns, and marks are reached when they are created."""
 
     def __init__(self) -> None:
-        self._uuid = f"CPU-{uuid.uuid4()}"  # each agent of a host is a device of its own
+        self._uuid = f"CPU-{uuid.uuid4()}"  # each agent of a host is a separate device
 
     def enter(self) -> None:
-        """Make the device current in the calling thread; each thread that uses it calls this once."""
+        """Make the device current in the calling thread. Each thread calls it once, before all other methods."""
 
     def info(self) -> dict[str, Any]:
         """Return name, uuid, memory (bytes) and compute_capability (a pair, or None)."""
@@ -86,40 +88,33 @@ class Runtime:
         return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
 
     def allocate(self, nbytes: int) -> Any:
-        """Return a block; its contents are not set. Raises MemoryError."""
+        """Return an uninitialized block. Raises MemoryError."""
         try:
             return _HostBlock(nbytes)
         except MemoryError:
-            raise MemoryError(f"the device has no room for {nbytes} bytes") from None
+            raise MemoryError(f"the device has no memory for {nbytes} bytes") from None
 
     def used(self, block: Any, stream: Any) -> None:
-        """Keep a block until the work so far of a stream is done."""
+        """Keep a block until all current work of a stream is done."""
 
-    def array(
-        self,
-        block: Any,
-        offset: int,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-    ) -> Any:
+    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: Shape, strides: Shape | None = None) -> Any:
         """Return the kernel argument for a part of a block."""
         return np.ndarray(shape, dtype, block.bytes, offset, strides)
 
-    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
-        """Return a function that returns the array of a part of a block for Python functions, a new one each time."""
+    def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: Shape) -> Callable[[], Any]:
+        """Return a function that returns a new array object of a part of a block, for Python functions."""
         array: NDArray[Any] = self.array(block, offset, dtype, shape)
         return array.view
 
     def staging(self, nbytes: int) -> NDArray[np.uint8] | None:
-        """Return host memory from which the device copies fast; None if device memory is host memory."""
+        """Return page-locked host memory, or None if device memory is host memory."""
         return None
 
     def drop_staging(self) -> None:
-        """Never return this thread's staging memory again: something may still write to it."""
+        """Never return this thread's staging memory again, because a transfer may still write to it."""
 
     def page_lock(self, address: int, nbytes: int) -> Callable[[], object] | None:
-        """Let the device copy fast from and to host memory; return the function that undoes that."""
+        """Page-lock host memory, and return the function that unlocks it, or None if that is not possible."""
         return None
 
     def stream(self, priority: int) -> Any:
@@ -127,10 +122,10 @@ class Runtime:
         return None
 
     def close_stream(self, stream: Any) -> None:
-        """Drop a stream when its work is done."""
+        """Destroy a stream after its work."""
 
     def write(self, stream: Any, to: int, data: Any, *, lent: bool = False) -> None:
-        """Copy host bytes to the device; they may change when it returns or, if lent, when the stream is there."""
+        """Copy host data to the device. The data may change after the call or, if `lent`, after the stream's copy."""
         raw = np.frombuffer(data, np.uint8)
         if raw.nbytes:
             view_of(to, raw.nbytes, np.uint8)[:] = raw
@@ -141,16 +136,16 @@ class Runtime:
             to[:] = view_of(source, to.nbytes, np.uint8)
 
     def fetch(self, stream: Any, to: NDArray[np.uint8], source: int) -> None:
-        """Copy to staging memory; the data are there when the stream is."""
+        """Copy to staging memory, in the order of the stream."""
         self.read(stream, to, source)
 
     def copy(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """Copy within the device. The parts do not overlap."""
+        """Copy within the device. Source and destination do not overlap."""
         if nbytes:
             view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
 
     def peer_address(self) -> Any:
-        """Return the argument of `peer_access` for other devices of this host; None if none can reach this memory."""
+        """Return the argument of `peer_access` for other devices of this host, or None if they have no access."""
         return os.getpid(), int(proof.ctypes.data), proof.tobytes()
 
     def export(self, block: Any) -> Any:
@@ -158,7 +153,7 @@ class Runtime:
         return block.address
 
     def peer_access(self, address: Any) -> PeerAccess:
-        """Return the access to the memory of another device; raise `PoolError` if it is out of reach."""
+        """Return the access to the memory of another device. Raises `PoolError` without access."""
         return HostAccess(*address)
 
     def fill(self, stream: Any, to: int, item: bytes, count: int) -> None:
@@ -172,19 +167,19 @@ class Runtime:
         launch(*arguments, device="cpu")
 
     def call(self, stream: Any, function: Callable[..., Any], arguments: Sequence[Any], options: Any) -> Any:
-        """Call a host function with arrays of the device, in a stream; its result must not stay on the device."""
+        """Call a host function with arrays of the device, in a stream. Return its result in host memory."""
         return function(*arguments, **options)
 
     def mark(self, stream: Any, timing: bool) -> Any:
-        """Return a mark after all work so far."""
+        """Return a mark after all current work of a stream."""
         return time.perf_counter()
 
     def reached(self, mark: Any) -> bool:
-        """Return whether a stream has come to a mark."""
+        """Return True if a stream has reached a mark."""
         return True
 
     def reach(self, mark: Any, timeout: float) -> bool:
-        """Wait until a stream has come to a mark, or the time is over; return whether it has."""
+        """Wait until a stream has reached a mark; return False if it has not after `timeout` seconds."""
         start = time.monotonic()
         while not self.reached(mark):
             waited = time.monotonic() - start
@@ -194,14 +189,14 @@ class Runtime:
         return True
 
     def after(self, stream: Any, mark: Any) -> None:
-        """Let later work of a stream wait for a mark, of any stream."""
+        """Make later work of a stream wait for a mark of any stream."""
 
     def elapsed(self, mark: Any, earlier: Any) -> float:
-        """Return the seconds between two marks that were reached."""
+        """Return the seconds between two reached marks."""
         return float(mark - earlier)
 
     def synchronize(self, stream: Any) -> None:
-        """Wait for all work so far; raise its failure."""
+        """Wait for all current work of a stream; raise its failure."""
 
     def trim(self) -> None:
-        """Return memory that nothing uses to the device, for other processes."""
+        """Return unused memory to the device, for other processes."""

@@ -24,7 +24,7 @@ LANE_SECONDS = 2.0
 class SpareDevice:
     """The device of an agent that joins and leaves.
 
-    The runtime is opened when the device first joins, and stays: compiled kernels and libraries refer to its context.
+    The runtime is opened when the device first joins, and is kept: compiled kernels and libraries refer to its context.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class SpareDevice:
             raise
 
     def leave(self, agent: AgentState) -> None:
-        """Forget all streams and code, return unused memory, and release the claim.
+        """Close all streams, remove all code, return unused memory, and release the claim.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class SpareDevice:
             lane.thread.join(LANE_SECONDS)
         for objects in (agent.handles, agent.codes, agent.events, agent.signals):
             objects.clear()
-        with contextlib.suppress(Exception):  # the streams and the code are gone: the device cannot stay
+        with contextlib.suppress(Exception):  # the streams and the code are closed, so the device cannot stay
             agent.runtime.trim()
         self.release()
 
@@ -101,7 +101,7 @@ class SpareDevice:
 
 
 def _holdings(agent: AgentState) -> str:
-    """Return what keeps a device from leaving, as text; empty if nothing does."""
+    """Return the objects that prevent a device from leaving as text, or "" if there are none."""
     objects = [v for v in agent.handles.values() if not isinstance(v, MappedArray)]
     buffers = sum(isinstance(v, BufferView) for v in objects)
     shared = agent.sharing.count()
@@ -117,7 +117,7 @@ def _holdings(agent: AgentState) -> str:
 
 @handles(Op.JOIN)
 def join(agent: AgentState, _s: int, _q: int, reply: int) -> None:
-    """Open the device. Messages wait until it is open: the application sends no calls before."""
+    """Open the device. Messages wait until it is open: the program sends no calls before that."""
     try:
         agent.spare.join(agent)
     except Exception as error:
@@ -128,7 +128,7 @@ def join(agent: AgentState, _s: int, _q: int, reply: int) -> None:
 
 @handles(Op.LEAVE)
 def leave(agent: AgentState, _s: int, _q: int, reply: int) -> None:
-    """Give up the device, unless it holds anything."""
+    """Release the device, unless it holds objects."""
     try:
         agent.spare.leave(agent)
     except Exception as error:

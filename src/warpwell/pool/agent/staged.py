@@ -1,8 +1,8 @@
 """`receive` and `send`: move bulk data between a transport and device memory, through staging buffers.
 
 While one chunk is received into a staging buffer, the chunk before it is copied to the device, and the other way round:
-stages 1 and 2, and 4 and 5, of the five stages of the source (section 4). If stages have equal rates, the time of N
-chunks approaches that of one stage. ::
+stages 1 and 2, and 4 and 5, of the five stages of the source (section 4). If all stages have the same rate, a copy of N
+chunks takes about as long as one stage. ::
 
     link      | 0 | 1 | 2 | 3 | 4 |
     device        | 0 | 1 | 2 | 3 | 4 |        buffers 0 1 2 3 0 ...
@@ -27,23 +27,23 @@ from .memory import BufferView
 from .runtime import Runtime
 
 Started = Callable[[Transfer], None]
-"""Called with each transfer that begins, so that another thread can cancel it."""
+"""Called with each transfer that starts, so that another thread can cancel it."""
 
 
 def receive(
     agent: LaneOwner, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
 ) -> None:
-    """Receive bulk data into a view; return when later work of the lane's stream can read them.
+    """Receive bulk data into a view. Later work of the lane's stream can read it.
 
     Parameters
     ----------
     agent : LaneOwner
     lane : Lane
     view : BufferView
-        Its block is held until the transfer is over.
+        Its block is referenced until the transfer has ended.
     peer, tag : int
     plan : CopyPlan
-        Both sides must have the same.
+        Must be equal on both sides.
     started : callable
     """
     runtime, stream, nbytes, (chunk, buffers) = agent.runtime, lane.stream, view.nbytes, plan
@@ -76,7 +76,7 @@ def receive(
 def send(
     agent: LaneOwner, lane: Lane, view: BufferView, peer: int, tag: int, plan: tuple[int, int], started: Started
 ) -> None:
-    """Send a view after earlier work of the lane's stream; return when it may change. Parameters as of `receive`."""
+    """Send a view after earlier work of the lane's stream; return when it may change. See `receive`."""
     runtime, stream, nbytes, (chunk, buffers) = agent.runtime, lane.stream, view.nbytes, plan
     source = view.address(runtime, stream)
     if not nbytes:
@@ -92,7 +92,7 @@ def send(
     try:
         for k in range(transfer.chunks):
             transfer.allow(marks.count_reached())
-            if k >= buffers:  # the chunk that was in this buffer is filled, and must have been sent
+            if k >= buffers:  # the previous chunk of this buffer must have been sent
                 transfer.wait(k - buffers + 1, limit())
             offset, size = k * chunk, min(chunk, nbytes - k * chunk)
             slot = k % buffers * chunk
@@ -108,7 +108,7 @@ def send(
 
 
 class _Marks:
-    """The copies between staging buffers and the device, at most one per buffer."""
+    """The copies between staging buffers and the device, at most one for each buffer."""
 
     def __init__(self, runtime: Runtime, buffers: int) -> None:
         self.pending: collections.deque[Any] = collections.deque()
@@ -119,13 +119,13 @@ class _Marks:
         self.pending.append(self._runtime.mark(stream, False))
 
     def count_reached(self) -> int:
-        """Return the number of copies that are over, after a wait for one of them if all buffers are in use."""
+        """Return the number of completed copies. If all buffers are in use, wait for one copy before."""
         while self.pending and (len(self.pending) == self._buffers or self._runtime.reached(self.pending[0])):
             self.wait_first()
         return self._reached
 
     def wait_first(self) -> int:
-        """Wait for the next copy, and return the number of copies that are over."""
+        """Wait for the next copy, and return the number of completed copies."""
         if not self._runtime.reach(self.pending.popleft(), limit()):
             raise errors.StallError(f"the device did not finish a copy within {limit():g} s", seconds=limit())
         self._reached += 1
@@ -143,12 +143,12 @@ def run(transfer: Transfer, started: Started) -> None:
 
 
 def give_up(transfer: Transfer, runtime: Runtime | None = None) -> None:
-    """Cancel a transfer, and wait a little for the chunks in flight, which still use the memory.
+    """Cancel a transfer, and wait at most 1 s for the chunks in flight, which still use the memory.
 
-    With `runtime`, that memory is the thread's staging memory, which is dropped if the chunks take long.
+    With `runtime`, that memory is the thread's staging memory, which is dropped after this time.
     """
     transfer.cancel()
-    # A lost peer sends nothing more: MPI releases the memory at once, or keeps it forever.
+    # A lost peer does not send any more: MPI releases the memory at once, or never.
     end = clock.monotonic() + (0.05 if transfer.status == LOST else 1.0)
     while not transfer.done and clock.monotonic() < end:
         clock.sleep(1e-3)

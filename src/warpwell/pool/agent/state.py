@@ -21,7 +21,7 @@ from .protocol import Op, pack, pack_failure
 from .runtime import Runtime
 
 HANDLERS: dict[int, Callable[..., None]] = {}
-"""The function that handles each operation: ``(agent, stream, sequence, *operands)`` for calls of the application, and
+"""The function that handles each operation: ``(agent, stream, sequence, *operands)`` for a call of the program, and
 ``(agent, peer, *operands)`` for a message of another agent. The main loop calls it, so it must not wait."""
 
 
@@ -54,13 +54,13 @@ class PendingCopy:
         self._transfer: Transfer | None = None
 
     def started(self, transfer: Transfer) -> None:
-        """Keep the transfer, which `fail` cancels."""
+        """Store the transfer, which `fail` cancels."""
         self._transfer = transfer
         if self.failure is not None:
             transfer.cancel()
 
     def check(self) -> None:
-        """Raise the failure if the copy was given up."""
+        """Raise the failure of the copy, if it has failed."""
         if self.failure is not None:
             raise self.failure
 
@@ -87,9 +87,9 @@ class IncomingCopy(PendingCopy):
     Attributes
     ----------
     answer : Milestone
-        True if the sender has written the data, False if it sends them in bulk.
+        True if the sender has written the data, False if it sends bulk data.
     silent : Milestone
-        The sender has answered, successfully or not: it writes nothing more.
+        Set when the sender has answered, successfully or not: it does not write any more.
     is_wanted, offered : bool
         Whether WANT was sent, and whether the sender may write to this agent's memory.
     """
@@ -116,24 +116,24 @@ class OutgoingCopy(PendingCopy):
 
     Attributes
     ----------
-    wanted : Milestone
-        The destination is ready: its offer, the tag and the plan.
+    request : Milestone
+        Set when the destination is ready, with its offer, the tag and the plan.
     received : Milestone
-        The destination has the data.
+        Set when the destination has the data.
     settled : bool
-        Whether this side is over.
+        Whether this side is done.
     """
 
     def __init__(self, peer: int) -> None:
         super().__init__()
         self.peer = peer
-        self.wanted = Milestone()
+        self.request = Milestone()
         self.received = Milestone()
         self.settled = False
 
     def fail(self, failure: BaseException) -> None:
         super().fail(failure)
-        self.wanted.fail(failure)
+        self.request.fail(failure)
         self.received.fail(failure)
 
 
@@ -144,26 +144,26 @@ class AgentState:
     ----------
     transport : Transport
     runtime : Runtime
-        What executes.
+        The operations of the device.
 
     Attributes
     ----------
     application : int
-        Rank of the process that is served.
+        Rank of the program.
     handles : dict
-        Buffers, objects of services and arrays that arrive, by their number.
+        Buffers, objects of services, and arrays that are received, by number.
     incoming, outgoing : dict
         Copies with other agents in progress, by number.
     bulk : dict
-        Copies with the application in progress, by request.
+        Copies with the program in progress, by request.
     answers : dict
-        Large arrays of results that are under way, by their request.
+        Transfers of large arrays of results in progress, by request.
     spare : SpareDevice or None
         The device, if it joins and leaves. Before it has joined, `runtime` has no device memory.
     reservations : dict
         Events that end reservations of GPUs, by request.
     cuda : callable or None
-        Takes what the communicator says of CUDA programs, by its rank; does not wait.
+        Handles messages of the communicator: its rank, then the operands. It does not wait.
     """
 
     application = 0
@@ -206,30 +206,30 @@ class AgentState:
         return lane
 
     def view(self, handle: int | str) -> Any:
-        """Return what a handle stands for: a `BufferView`, a `LoadedCode` or another object, or a `Missing`."""
+        """Return the object of a handle: a `BufferView`, a `LoadedCode` or another object, or a `Missing`."""
         found = self.codes.get(handle) if isinstance(handle, str) else self.handles.get(handle)
         return Missing(handle) if found is None else found
 
     def send(self, op: Op, *operands: Any, to: int | None = None) -> None:
-        """Send a message, from a lane or a deferred call. A peer that is gone gets none, and that is no error."""
+        """Send a message from a lane or a deferred call. Do nothing if the peer is lost."""
         try:
             self.transport.send(self.application if to is None else to, pack(int(op), *operands))
         except (errors.PoolError, errors.ClosedError, errors.StallError):
-            pass  # a lost peer needs no answer; the transport reports its loss
+            pass  # the transport reports the loss
 
     def failed(self, stream: int, sequence: int, call: Any, reply: int, error: BaseException) -> None:
-        """Report a failed call to the application."""
+        """Report a failed call to the program."""
         if reply:
             self.refuse(reply, call, error)
         else:
             self.send(Op.FAILED, stream, sequence, call_name(call), pack_failure(error))
 
     def refuse(self, reply: int, call: Any, error: BaseException, *, earlier: bool = False) -> None:
-        """Answer a request with a failure; `earlier` if the failure was reported to the application before."""
+        """Answer a request with a failure. `earlier`: the failure was reported to the program before."""
         self.send(Op.REFUSED, reply, call_name(call), pack_failure(error), earlier)
 
     def alive(self, peer: int | None = None) -> Callable[[], None]:
-        """Return a function that raises once a wait (for something of `peer`) has become pointless."""
+        """Return a function that raises if the agent stops, or if `peer`, for which it waits, is lost."""
 
         def check() -> None:
             if self.stopped:
@@ -240,19 +240,19 @@ class AgentState:
         return check
 
     def later(self, call: Callable[[], None], mark: Any = None) -> None:
-        """Make a call from the thread of deferred calls, once the device has reached `mark`."""
+        """Make a call in the thread of deferred calls, after the device has reached `mark`."""
         self.deferred.put(call, mark)
 
     def signal(self, number: int) -> Milestone:
-        """Return the milestone that stands for an event of another agent."""
+        """Return the milestone for an event of another agent."""
         return self.signals.setdefault(number, Milestone())
 
 
 def lost_error(peer: int, reason: str) -> errors.DeviceLostError:
-    """Return the error for a peer that is gone."""
+    """Return the error for a lost peer."""
     return errors.DeviceLostError(f"rank {peer} is gone: {reason}")
 
 
 def call_name(call: Any) -> str:
-    """Return what a call is called in errors: itself, or the launch of a kernel."""
+    """Return the name of a call in errors."""
     return call if isinstance(call, str) else f"launch of {call.name!r}"

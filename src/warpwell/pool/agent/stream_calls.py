@@ -1,7 +1,7 @@
-"""The calls of streams, as an `Agent` executes them.
+"""The calls of streams on an agent.
 
-Each function is called by the agent's main loop: it looks up what the call names, so that a later free is of no
-matter, and queues the rest in the stream's lane.
+The main loop of the agent calls each function. It looks up the objects of the call, so that a later free does not
+affect them, and queues the rest of the work in the lane of the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .state import AgentState, PendingCopy, handles
 
 @handles(Op.ALLOCATE)
 def allocate(agent: AgentState, stream: int, sequence: int, handle: int, nbytes: int, dtype: Any, shape: Any) -> None:
-    """Make a buffer."""
+    """Create a buffer."""
     view = BufferView(DeviceMemory(agent.runtime, nbytes), 0, unpack_dtype(dtype), shape)
     agent.handles[handle] = view
     agent.lane(stream).put(sequence, "allocation", 0, 0, lambda lane: view.memory.allocate())
@@ -70,7 +70,7 @@ def write_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply
     def move(lane: Lane, copy: PendingCopy) -> None:
         staged.receive(agent, lane, view, agent.application, tag, plan, copy.started)
 
-    copy_with_program(agent, stream, sequence, "copy from the host", reply, view.nbytes, move)
+    copy_with_program(agent, stream, (sequence, "copy from the host", reply, view.nbytes), move)
 
 
 @handles(Op.READ)
@@ -86,7 +86,7 @@ def read(
         agent.runtime.read(lane.stream, data, view.address(agent.runtime, lane.stream))
         return data.tobytes() if mapping is None else None
 
-    copy_with_program(agent, stream, sequence, "copy to the host", reply, 0, move)
+    copy_with_program(agent, stream, (sequence, "copy to the host", reply, 0), move)
 
 
 @handles(Op.READ_BULK)
@@ -97,7 +97,7 @@ def read_bulk(agent: AgentState, stream: int, sequence: int, handle: int, reply:
     def move(lane: Lane, copy: PendingCopy) -> None:
         staged.send(agent, lane, view, agent.application, tag, plan, copy.started)
 
-    copy_with_program(agent, stream, sequence, "copy to the host", reply, 0, move)
+    copy_with_program(agent, stream, (sequence, "copy to the host", reply, 0), move)
 
 
 @handles(Op.COPY)
@@ -140,7 +140,7 @@ def call(agent: AgentState, stream: int, sequence: int, key: str, reply: int, ha
 
 
 def _answer_behind(agent: AgentState, lane: Lane, reply: int, result: Any) -> None:
-    """Send a result after the work that its function has left in the stream, because its receiver relies on that."""
+    """Send a result after the work that its function has queued in the stream, because the program relies on that."""
     send = answer(agent, reply, result)
     if agent.runtime.synchronous:
         send()
@@ -149,7 +149,7 @@ def _answer_behind(agent: AgentState, lane: Lane, reply: int, result: Any) -> No
 
 
 class ServiceObject:
-    """An object of a service, which exists once its lane has made it."""
+    """An object of a service. It exists after its lane has created it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -165,7 +165,7 @@ class ServiceObject:
 
 @handles(Op.CREATE)
 def create(agent: AgentState, stream: int, sequence: int, handle: int, path: str, handles: Any, data: bytes) -> None:
-    """Make an object that stays on the agent."""
+    """Create an object that stays on the agent."""
     held = agent.handles[handle] = ServiceObject(path)
     objects = take_objects(agent, handles)
 
@@ -184,9 +184,9 @@ def create(agent: AgentState, stream: int, sequence: int, handle: int, path: str
 def method(
     agent: AgentState, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any, data: bytes
 ) -> None:
-    """Call a method of such an object, or read an attribute (a name that begins with a dot).
+    """Call a method of such an object, or read an attribute, whose name begins with a dot.
 
-    A `Future` that the method returns is the answer once it is done.
+    If the method returns a `Future`, reply with its result when it is done.
     """
     held = agent.view(handle)
     objects = take_objects(agent, handles)
@@ -208,7 +208,7 @@ def method(
 
 
 def _answer(agent: AgentState, reply: int, called: str, result: Future[Any]) -> None:
-    """Answer with the result of a method that returned a future; its lane continues meanwhile."""
+    """Reply with the result of a method that returned a future. Its lane has continued."""
     try:
         answer(agent, reply, result.result())()
     except BaseException as error:  # of any kind: the caller handles it
@@ -243,7 +243,7 @@ def set_global(agent: AgentState, stream: int, sequence: int, key: str, name: st
 
 @handles(Op.RECORD)
 def record(agent: AgentState, stream: int, sequence: int, event: int, timing: bool) -> None:
-    """Record an event. From now on it stands for this point, and not for one before."""
+    """Record an event. It replaces the point that the event had before."""
     milestone = agent.events[event] = Milestone()
 
     def run(lane: Lane) -> None:
@@ -258,7 +258,7 @@ def record(agent: AgentState, stream: int, sequence: int, event: int, timing: bo
 
 @handles(Op.WAIT)
 def wait(agent: AgentState, stream: int, sequence: int, event: int) -> None:
-    """Wait for an event of this device, as it was last recorded."""
+    """Wait for the last recorded point of an event of this device."""
     milestone = agent.events.get(event)
 
     def run(lane: Lane) -> None:
@@ -271,7 +271,7 @@ def wait(agent: AgentState, stream: int, sequence: int, event: int) -> None:
 
 @handles(Op.AWAIT)
 def await_signal(agent: AgentState, stream: int, sequence: int, number: int, peer: int) -> None:
-    """Wait for an event of another agent, which sends a signal."""
+    """Wait for the signal of an event of another agent."""
     signal = agent.signal(number)
 
     def run(lane: Lane) -> None:
@@ -285,7 +285,7 @@ def await_signal(agent: AgentState, stream: int, sequence: int, number: int, pee
 
 @handles(Op.SYNCHRONIZE)
 def synchronize(agent: AgentState, stream: int, sequence: int, reply: int) -> None:
-    """Answer when all calls of the stream so far are over."""
+    """Reply when all previous calls of the stream are done."""
 
     def run(lane: Lane) -> None:
         agent.runtime.synchronize(lane.stream)
@@ -306,7 +306,7 @@ def notify(agent: AgentState, stream: int, sequence: int, event: int, number: in
 
 @handles(Op.SIGNAL)
 def signal(agent: AgentState, peer: int, number: int, failure: Any) -> None:
-    """Note that an event of another agent is reached, or has failed."""
+    """Record that an event of another agent is reached, or has failed."""
     reached = agent.signal(number)
     if failure is None:
         reached.set()
@@ -316,7 +316,7 @@ def signal(agent: AgentState, peer: int, number: int, failure: Any) -> None:
 
 @handles(Op.REACHED)
 def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
-    """Answer whether an event is reached; one that was never recorded is."""
+    """Reply whether an event is reached, which holds for an event that was never recorded."""
     milestone = agent.events.get(event)
 
     def answer() -> None:
@@ -330,13 +330,13 @@ def reached(agent: AgentState, stream: int, sequence: int, event: int, reply: in
 
 @handles(Op.UNTIL)
 def until(agent: AgentState, stream: int, sequence: int, event: int, reply: int) -> None:
-    """Answer when an event is reached."""
+    """Reply when an event is reached."""
     _when(agent, agent.events.get(event), lambda failure: agent.send(Op.REPLY, reply, None))
 
 
 @handles(Op.ELAPSED)
 def elapsed(agent: AgentState, stream: int, sequence: int, event: int, earlier: int, reply: int) -> None:
-    """Answer with the seconds between two events, when both are reached."""
+    """Reply with the seconds between two events when both are reached."""
     last, first = agent.events.get(event), agent.events.get(earlier)
 
     def answer(failure: BaseException | None) -> None:

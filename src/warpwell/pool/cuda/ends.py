@@ -147,20 +147,8 @@ class Near(_Memory):
             STOPPED or 0 (timeout), and None.
         """
         start, end, stops = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32(_STOPS)
-        code = int(
-            self.relay.blocking.ww_near_take(
-                self.address,
-                line,
-                pidfd,
-                self._out,
-                _BLOCK,
-                self._stops,
-                ctypes.byref(stops),
-                ctypes.byref(start),
-                ctypes.byref(end),
-                int(seconds * 1000),
-            )
-        )
+        output = self._out, _BLOCK, self._stops, ctypes.byref(stops), ctypes.byref(start), ctypes.byref(end)
+        code = int(self.relay.blocking.ww_near_take(self.address, line, pidfd, *output, int(seconds * 1000)))
         if code <= 0:
             return code, None
         entries = list(_STOP.iter_unpack(self._stops.raw[: stops.value * _STOP.size]))
@@ -203,9 +191,8 @@ class Far(_Memory):
 
     def copy(self, start: int, end: int, block: bytes) -> bool:
         """Copy a block into the ring without publishing it. Return False if it is malformed."""
-        return not self.relay.quick.ww_far_copy(
-            self.address, ctypes.c_uint64(start), ctypes.c_uint64(end), block, ctypes.c_uint32(len(block))
-        )
+        copied = ctypes.c_uint64(start), ctypes.c_uint64(end), block, ctypes.c_uint32(len(block))
+        return not self.relay.quick.ww_far_copy(self.address, *copied)
 
     def publish(self, head: int) -> None:
         """Let the worker read the ring up to `head`."""
@@ -221,17 +208,7 @@ class Far(_Memory):
             `wait` until it returns nothing.
         """
         slots = ctypes.c_uint32()
-        nbytes = int(
-            self.relay.blocking.ww_far_wait(
-                self.address,
-                line,
-                self._out,
-                _BLOCK,
-                self._slots,
-                ctypes.byref(slots),
-                ctypes.byref(self._ended),
-                int(seconds * 1000),
-            )
-        )
+        output = self._out, _BLOCK, self._slots, ctypes.byref(slots), ctypes.byref(self._ended)
+        nbytes = int(self.relay.blocking.ww_far_wait(self.address, line, *output, int(seconds * 1000)))
         completed = list(_DONE.iter_unpack(self._slots.raw[: slots.value * _DONE.size]))
         return ctypes.string_at(self._out, nbytes), completed, bool(self._ended.value)

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, RefusedError, clients, generate, receive
-from ...errors import ClosedError, PoolError, StallError, WarpwellError
+from ...errors import ClosedError, PoolError, StallError
 from ..agent.protocol import Op, pack
 from ..launch.reservation import WAIT
 from ..transport.bulk import Transfer
+from ..transport.milestone import Milestone
 from ..transport.transport import Transport
 from .ends import IN, Far, Kind, Relay
 
@@ -50,10 +51,8 @@ class FarEnd:
         self.served: dict[tuple[int, int], FarClient] = {}
         self.relay: Relay | None = None
         self._protocol = generate.protocol_hash()
-        self._make, self._reason = make, ""
-        self._server: DriverServer | None = None
-        self._made = threading.Event()
-        self._start(self._make_server)
+        self._server = Milestone()
+        self._start(self._make_server, make)
         transport.on_lost(self._lost)
 
     def handle(self, peer: int, kind: int, *operands: Any) -> None:
@@ -73,7 +72,7 @@ class FarEnd:
 
     def programs(self) -> list[dict[str, Any]]:
         """Return the server's descriptions of its programs."""
-        return [] if self._server is None else self._server.programs()
+        return self._server.value.programs() if self._server.value is not None else []
 
     def send(self, peer: int, kind: Kind, *operands: Any) -> None:
         """Send a message to the communicator."""
@@ -89,12 +88,14 @@ class FarEnd:
         OSError
             The connection failed.
         """
-        if not self._made.wait(_OPEN_SECONDS) or self._server is None:
-            raise RefusedError(DEVICE_UNAVAILABLE, f"host {socket.gethostname()}: {self._reason or 'it is not ready'}")
+        try:
+            server: DriverServer = self._server.get("the server of the device", _OPEN_SECONDS)
+        except Exception as error:
+            raise RefusedError(DEVICE_UNAVAILABLE, f"host {socket.gethostname()}: {error}") from None
         if protocol != self._protocol:
             reason = f"host {socket.gethostname()} has another version of warpwell's driver layer: install the same"
             raise RefusedError(MISMATCH, reason)
-        line = self._server.connect(self.ordinal)
+        line = server.connect(self.ordinal)
         try:
             line.settimeout(_OPEN_SECONDS + float(os.environ.get(WAIT, 0)))
             line.send(self.pack_hello(clients.HELLO))
@@ -111,16 +112,16 @@ class FarEnd:
         """Close all clients and the server."""
         for client in list(self.served.values()):
             client.close()
-        if self._made.wait(_OPEN_SECONDS) and self._server is not None:
-            self._server.close()
+        with contextlib.suppress(Exception):  # it could not be made
+            self._server.get("the server of the device", _OPEN_SECONDS).close()
 
-    def _make_server(self) -> None:
+    def _make_server(self, make: Callable[[], tuple[DriverServer, Path]]) -> None:
         try:
-            server, path = self._make()
-            self.relay, self._server = Relay(path), server
-        except (WarpwellError, OSError) as error:
-            self._reason = str(error)
-        self._made.set()
+            server, path = make()
+            self.relay = Relay(path)
+            self._server.set(server)
+        except BaseException as error:
+            self._server.fail(error)
 
     def _send_facts(self, peer: int, ordinal: int, protocol: int) -> None:
         with contextlib.suppress(PoolError, ClosedError, StallError):

@@ -249,11 +249,8 @@ class NearClient:
                 self._send(Kind.SHIP, start, end, data, tuple(self._start_copy(near, *stop) for stop in stops))
             elif code == WRONG:
                 near.set_sticky_error(_UNKNOWN)
-                print(
-                    f"warpwell: closed the CUDA client of device {self.remote.ordinal}: its ring is malformed",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                text = f"closed the CUDA client of device {self.remote.ordinal}: its ring is malformed"
+                print(f"warpwell: {text}", file=sys.stderr, flush=True)
                 return
             elif code == EXITED:
                 self._send(Kind.CLOSE)

@@ -300,10 +300,8 @@ def completed(g: int, p: int, request: int) -> bool:
 @device
 def start(g: int, p: int, function: int, address: int, nbytes: int, tag: int, request: int) -> bool:
     """Start a send or a receive and return True. If MPI fails, the peer is lost."""
-    code = (
-        call_foreign(function, address, nbytes, word(g + G_BYTE), word(p + P_RANK), tag, word(g + G_COMM), request)
-        & 0xFFFFFFFF
-    )
+    byte, rank, comm = word(g + G_BYTE), word(p + P_RANK), word(g + G_COMM)
+    code = call_foreign(function, address, nbytes, byte, rank, tag, comm, request) & 0xFFFFFFFF
     if code != 0:
         lose(g, p, MPI_FAILED, code)
     return code == 0
@@ -315,15 +313,8 @@ def start(g: int, p: int, function: int, address: int, nbytes: int, tag: int, re
 @device
 def start_receive(g: int, p: int, slot: int) -> bool:
     """Start to receive a fragment into a slot and return True. If MPI fails, the peer is lost."""
-    return start(
-        g,
-        p,
-        word(g + G_IRECV),
-        word(p + P_RECEIVE_BUFFERS) + slot * FRAGMENT,
-        FRAGMENT,
-        CONTROL,
-        p + P_RECEIVE_REQUESTS + 8 * slot,
-    )
+    fragment, request = word(p + P_RECEIVE_BUFFERS) + slot * FRAGMENT, p + P_RECEIVE_REQUESTS + 8 * slot
+    return start(g, p, word(g + G_IRECV), fragment, FRAGMENT, CONTROL, request)
 
 
 @device

@@ -63,9 +63,8 @@ class Signal:
         """Increment the counter and wake all sleeping threads. Without `wake`, save the system call."""
         self._word.value = (self._word.value + 1) & 0x7FFFFFFF
         if FUTEX and wake:
-            _libc_with_gil.syscall(
-                ctypes.c_long(FUTEX), ctypes.c_void_p(self.address), FUTEX_WAKE, ctypes.c_int(FUTEX_ALL), None, None, 0
-            )
+            number, address = ctypes.c_long(FUTEX), ctypes.c_void_p(self.address)
+            _libc_with_gil.syscall(number, address, FUTEX_WAKE, ctypes.c_int(FUTEX_ALL), None, None, 0)
 
     def sleep(self, version: int, seconds: float) -> None:
         """Sleep for at most `seconds`, and at most 0.1 s, while the counter is `version`."""
@@ -74,15 +73,8 @@ class Signal:
             time.sleep(min(seconds, 1e-4) if self.value == version else 0)
             return
         timeout = Timespec.of(seconds)
-        status = _libc.syscall(
-            ctypes.c_long(FUTEX),
-            ctypes.c_void_p(self.address),
-            FUTEX_WAIT,
-            ctypes.c_int(version),
-            ctypes.byref(timeout),
-            None,
-            0,
-        )
+        number, address = ctypes.c_long(FUTEX), ctypes.c_void_p(self.address)
+        status = _libc.syscall(number, address, FUTEX_WAIT, ctypes.c_int(version), ctypes.byref(timeout), None, 0)
         if status and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
             raise OSError(code, os.strerror(code))
 

@@ -25,7 +25,7 @@ OVERHEAD = 256
 """Size in bytes that each message has in the window in addition to its length."""
 
 SEND_TIMEOUT = 60.0
-"""Seconds that `Transport.send` waits for a live peer that receives nothing."""
+"""Time in seconds after which `Transport.send` fails if a live peer receives nothing."""
 
 TAGS = 1 << 20
 """Number of transfer tags; they wrap around."""
