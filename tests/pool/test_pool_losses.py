@@ -214,7 +214,7 @@ def test_a_copy_that_one_side_cannot_do_is_told_by_the_leading_one() -> None:
                     device.synchronize(SECONDS)
                 except errors.RemoteError as error:
                     failures += 1 + len([n for n in error.__notes__ if n.startswith("then: ")])
-                    assert "no room" in str(error)
+                    assert "has no memory for" in str(error)
             assert failures == told
         some.fill(3)
         assert (devices[0].to_device(some).copy_to_host() == 3).all()
