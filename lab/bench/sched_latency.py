@@ -174,7 +174,7 @@ def native_seconds() -> Iterator[list[float]]:
 
 def python_seconds(count: int, seconds: float, memoize: bool) -> dict[str, float]:
     """Return CPU seconds per task in Python, with a clock in place of the GPU."""
-    from lab.sched.clock_gpu import ClockArray, ClockGpu
+    from lab.testing.clock_gpu import ClockArray, ClockGpu
 
     launch, x = spin[256 * BLOCKS], np.zeros(BLOCKS, np.int32).view(ClockArray)
     with (

@@ -20,14 +20,12 @@ from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fr
 
 KERNELS = {
     "gemm": ("gemm", 2048),
-    "correlation_product": ("correlation", 1536),
     "black_scholes": ("black_scholes", 1 << 24),
-    "mm2_first": ("2mm", 2048),
+    "nbody": ("nbody", 1 << 16),
     "triad": ("triad", 1 << 27),
     "conv2d": ("conv2d", 12288),
     "atax_rows": ("atax", 12288),
     "spmv": ("spmv", 1 << 21),
-    "fdtd_hz": ("fdtd", 10240),
 }
 """Kernel: its workload, and a size whose arrays are larger than the second-level cache where it is memory-bound."""
 

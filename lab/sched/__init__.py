@@ -4,11 +4,8 @@
 traces/           kernels and when they arrive, from files or built in
 workloads/        programs with NumPy references, for measurements of schedulers
 simulator.py      the executor in virtual time
-conformance.py    `PolicyConformance`: tests that every policy passes
 replay.py         runs a trace through an executor
 metrics.py        throughput, turnaround, fairness and preemptions of a run
-fake_gpu.py       a GPU of host threads, for tests without a driver
-clock_gpu.py      a GPU whose kernels only take time, to measure the scheduler's own cost
 rates.py          rates of kernels that run together in simulations: by two resources, by measured pairs
 bound.py          the upper bound of any schedule, from measured pairs
 experiment.py     policies on a trace in the simulator, each a run of its own

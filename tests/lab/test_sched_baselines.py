@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from lab.sched.conformance import PolicyConformance
 from lab.sched.metrics import measure
 from lab.sched.policies import BASELINES, make_policy
 from lab.sched.policies.chimera import Chimera
 from lab.sched.policies.smk_drf import SmkDrf, dominant_share_counts
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
+from lab.testing.policies import PolicyConformance
 from warpwell import errors
 from warpwell.scheduler import Capacity, Core, Job, Kind, Policy, Profile, Request, SourceModel, Task
 from warpwell.scheduler.predict.rates import RateModel

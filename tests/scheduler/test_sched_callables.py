@@ -14,7 +14,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from lab.sched.fake_gpu import FakeGpu
+from lab.testing.fake_gpu import FakeGpu
 from warpwell import errors, gpu
 from warpwell.scheduler import Scheduler
 from warpwell.scheduler.callables import Call, as_launch

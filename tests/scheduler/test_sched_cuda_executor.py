@@ -21,7 +21,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from lab.sched.fake_gpu import FakeGpu, fake_executor
+from lab.testing.fake_gpu import FakeGpu, fake_executor
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
 from warpwell.scheduler.dispatcher import Watchdog

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
-from lab.sched.conformance import task as said
 from lab.sched.rates import Matrix, Pair
 from lab.sched.replay import replay
 from lab.sched.simulator import NO_DELAYS, HostDelays, Simulator
+from lab.testing.policies import task as said
 from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes, _work

@@ -14,7 +14,7 @@ from tests.harness.alone import alone_times
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
-from lab.sched.fake_gpu import fake_executor
+from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
 from warpwell.scheduler.core import Core

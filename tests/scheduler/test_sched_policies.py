@@ -6,8 +6,8 @@ import weakref
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
-from lab.sched.conformance import CAPACITY, PolicyConformance, task
 from lab.sched.simulator import Simulator
+from lab.testing.policies import CAPACITY, PolicyConformance, task
 from warpwell import errors
 from warpwell.scheduler import Job, Kind, Launch, Placement, Policy, Preempt, Request, State
 from warpwell.scheduler.core import Core

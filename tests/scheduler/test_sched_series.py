@@ -14,7 +14,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from lab.sched.fake_gpu import fake_executor
+from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
 from warpwell.scheduler import Handle, Launch, Policy, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor

@@ -9,9 +9,9 @@ True
 
 =================  ======================================================================================
 application.py     a program, its launches, its input and the comparison with NumPy
-dense.py           matrix products: gemm, 2mm, correlation
-matrix_vector.py   atax, bicg, mvt
-stencils.py        conv2d, fdtd
+dense.py           matrix product: gemm
+matrix_vector.py   atax, mvt
+stencils.py        conv2d
 irregular.py       bfs, spmv
 streams.py         triad, black_scholes, nbody
 =================  ======================================================================================
@@ -40,7 +40,7 @@ def make(name: str, size: int | None = None, device: str = "cpu", *, seed: int =
     name : str
         One of `WORKLOADS`.
     size : int, optional
-        See the workload's ``about``; its ``small`` by default.
+        Rows and columns, items, options, bodies or vertices; `Workload.small` by default.
     device : {"cpu", "cuda", "interp"}
     seed : int
         Of the random input.

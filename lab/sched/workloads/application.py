@@ -43,11 +43,6 @@ class Step(NamedTuple):
             return -(-math.prod(self.launch.shape) // 256)
         return math.prod(self.launch.configuration()[0])
 
-    def warps(self) -> int:
-        """Return the warps of the launch on a GPU; whole blocks are launched."""
-        blocks, threads = self.launch.configuration()
-        return math.prod(blocks) * -(-math.prod(threads) // 32)
-
 
 class Inputs:
     """Makes an application's arrays: random ones from a seed, in device memory.
@@ -105,8 +100,6 @@ class Workload:
     Attributes
     ----------
     name : str
-    about : str
-        What it computes, and what `size` is.
     kinds : mapping
         Class of each of its kernels, by the kernel's name, when its arrays are larger than the second-level cache.
     build : callable
@@ -115,25 +108,16 @@ class Workload:
         A size that a CPU runs at once.
     large : int
         A size whose kernels occupy a whole H100 for about a millisecond or more.
-    sizes : tuple of int
-        Sizes that instruction counts are measured at.
     tolerance : float
         How far a result may be from NumPy's, relative to the largest one.
     """
 
     name: str
-    about: str
     kinds: Mapping[str, Kind]
     build: Callable[[int, Inputs], Built]
     small: int
     large: int
-    sizes: tuple[int, ...]
     tolerance: float = 1e-4
-
-    @property
-    def kind(self) -> Kind:
-        """The class of its first kernel."""
-        return next(iter(self.kinds.values()))
 
 
 @dataclass
@@ -242,9 +226,3 @@ def application(workload: Workload, size: int, device: str, seed: int) -> Applic
     inputs = Inputs(device, seed)
     built = workload.build(int(size), inputs)
     return Application(workload, int(size), device, inputs.nbytes, built)
-
-
-def geometric(first: int, last: int, count: int = 12, step: int = 1) -> tuple[int, ...]:
-    """Return `count` sizes from `first` to `last` in equal ratios, as multiples of `step`."""
-    ratio = (last / first) ** (1 / (count - 1))
-    return tuple(int(round(first * ratio**k / step)) * step for k in range(count))

@@ -12,7 +12,7 @@ from warpwell.scheduler import Kind
 from warpwell.targets import kernel
 from warpwell.targets.primitives import grid, i64
 
-from .application import Built, Inputs, Step, Workload, geometric
+from .application import Built, Inputs, Step, Workload
 
 ZERO = np.float32(0)
 DEGREE = 12
@@ -99,22 +99,6 @@ def _spmv(size: int, make: Inputs) -> Built:
 
 
 WORKLOADS = (
-    Workload(
-        "bfs",
-        "breadth-first search of a random graph, a launch a level; size: vertices",
-        {"bfs_level": Kind.MEMORY},
-        _bfs,
-        small=900,
-        large=1 << 22,
-        sizes=geometric(4096, 524288),
-    ),
-    Workload(
-        "spmv",
-        "sparse matrix (CSR) times vector; size: rows",
-        {"spmv": Kind.MEMORY},
-        _spmv,
-        small=700,
-        large=1 << 22,
-        sizes=geometric(4096, 1 << 20),
-    ),
+    Workload("bfs", {"bfs_level": Kind.MEMORY}, _bfs, small=900, large=1 << 22),
+    Workload("spmv", {"spmv": Kind.MEMORY}, _spmv, small=700, large=1 << 22),
 )

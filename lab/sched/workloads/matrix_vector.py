@@ -1,7 +1,7 @@
-"""Matrix-vector products: ATAX, BICG and MVT. Memory-intensive: each item of the matrix is used once a pass.
+"""Matrix-vector products: ATAX and MVT. Memory-intensive: each item of the matrix is used once a pass.
 
 Sums over rows and columns are made in two launches, parts and then totals, because float atomics would make results
-depend on the order in which blocks ran. The three differ in how many threads share a row and how long a strip is.
+depend on the order in which blocks ran. The two differ in how many threads share a row and how long a strip is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from warpwell.scheduler import Kind
 from warpwell.targets import device, kernel
 from warpwell.targets.primitives import grid
 
-from .application import Built, Inputs, Step, Workload, geometric
+from .application import Built, Inputs, Step, Workload
 
 ZERO = np.float32(0)
 
@@ -80,28 +80,6 @@ def atax_total(strips, out, count):
 
 
 @kernel
-def bicg_rows(matrix, p, parts, columns):
-    """Add up every 64th product of a row: two warps a row."""
-    i, lane = grid(2)
-    parts[i, lane] = row_part(matrix, p, i, lane, 64, columns)
-
-
-@kernel
-def bicg_columns(matrix, r, strips, rows):
-    """Add up 32 rows of a column."""
-    strip, j = grid(2)
-    strips[strip, j] = column_strip(matrix, r, strip, 32, j, rows)
-
-
-@kernel
-def bicg_fold(parts, strips, q, s, width, count):
-    """Add up parts and strips."""
-    i = grid(1)
-    q[i] = with_row(ZERO, parts, i, width)
-    s[i] = with_column(ZERO, strips, i, count)
-
-
-@kernel
 def mvt_rows(matrix, y, parts, columns):
     """Add up every 8th product of a row: four rows a warp."""
     item = grid(1)
@@ -143,24 +121,6 @@ def _atax(size: int, make: Inputs) -> Built:
     return Built(steps, {"y": out}, reference)
 
 
-def _bicg(size: int, make: Inputs) -> Built:
-    n = size
-    matrix, p, r = make.uniform(n, n), make.uniform(n), make.uniform(n)
-    held, count = make.put(matrix), -(-n // 32)
-    parts, strips, q, s = make.zeros((n, 64)), make.zeros((count, n)), make.zeros(n), make.zeros(n)
-    steps = [
-        Step(bicg_rows[n, 64], (held, make.put(p), parts, n), {"n": n}),
-        Step(bicg_columns[count, n], (held, make.put(r), strips, n), {"n": n}),
-        Step(bicg_fold[n], (parts, strips, q, s, 64, count), {"n": n}),
-    ]
-
-    def reference() -> dict[str, np.ndarray]:
-        exact = matrix.astype(np.float64)
-        return {"q": exact @ p, "s": exact.T @ r}
-
-    return Built(steps, {"q": q, "s": s}, reference)
-
-
 def _mvt(size: int, make: Inputs) -> Built:
     n = size
     matrix, x1, x2, y1, y2 = make.uniform(n, n), *(make.uniform(n) for _ in range(4))
@@ -184,31 +144,6 @@ def _memory(*names: str) -> dict[str, Kind]:
 
 
 WORKLOADS = (
-    Workload(
-        "atax",
-        "transposed matrix times (matrix times vector); size: rows and columns",
-        _memory("atax_rows", "atax_fold", "atax_columns", "atax_total"),
-        _atax,
-        small=70,
-        large=16384,
-        sizes=geometric(256, 4096),
-    ),
-    Workload(
-        "bicg",
-        "a matrix and its transpose, each times a vector; size: rows and columns",
-        _memory("bicg_rows", "bicg_columns", "bicg_fold"),
-        _bicg,
-        small=75,
-        large=16384,
-        sizes=geometric(256, 4096),
-    ),
-    Workload(
-        "mvt",
-        "two vectors plus matrix-vector products; size: rows and columns",
-        _memory("mvt_rows", "mvt_columns", "mvt_add"),
-        _mvt,
-        small=66,
-        large=16384,
-        sizes=geometric(256, 4096),
-    ),
+    Workload("atax", _memory("atax_rows", "atax_fold", "atax_columns", "atax_total"), _atax, small=70, large=16384),
+    Workload("mvt", _memory("mvt_rows", "mvt_columns", "mvt_add"), _mvt, small=66, large=16384),
 )

@@ -11,7 +11,7 @@ from warpwell.scheduler import Kind
 from warpwell.targets import device, kernel
 from warpwell.targets.primitives import grid
 
-from .application import Built, Inputs, Step, Workload, geometric
+from .application import Built, Inputs, Step, Workload
 
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 C1, C2, C3 = np.float32(0.31938153), np.float32(-0.356563782), np.float32(1.781477937)
@@ -122,31 +122,7 @@ def _nbody(size: int, make: Inputs) -> Built:
 
 
 WORKLOADS = (
-    Workload(
-        "triad",
-        "a = b + s c; size: items",
-        {"triad": Kind.MEMORY},
-        _triad,
-        small=5000,
-        large=1 << 28,
-        sizes=geometric(16384, 1 << 24),
-    ),
-    Workload(
-        "black_scholes",
-        "prices of options for 16 maturities; size: options",
-        {"black_scholes": Kind.COMPUTE},
-        _black_scholes,
-        small=3000,
-        large=1 << 24,
-        sizes=geometric(16384, 1 << 22),
-    ),
-    Workload(
-        "nbody",
-        "gravity between all pairs of bodies; size: bodies",
-        {"nbody": Kind.COMPUTE},
-        _nbody,
-        small=300,
-        large=1 << 16,
-        sizes=geometric(512, 32768),
-    ),
+    Workload("triad", {"triad": Kind.MEMORY}, _triad, small=5000, large=1 << 28),
+    Workload("black_scholes", {"black_scholes": Kind.COMPUTE}, _black_scholes, small=3000, large=1 << 24),
+    Workload("nbody", {"nbody": Kind.COMPUTE}, _nbody, small=300, large=1 << 16),
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.sched.fake_gpu import FakeForms, FakeGpu
+from lab.testing.fake_gpu import FakeForms, FakeGpu
 from warpwell.scheduler.executors.gpu import Gpu
 from warpwell.scheduler.executors.lines import FUNCTION, HANDLE_WORD, Lines
 from warpwell.targets.native import native
