@@ -23,8 +23,10 @@ from warpwell import errors
 from warpwell.pool import spares
 from warpwell.pool.agent import lane
 from warpwell.pool.agent.agent import Agent
+from warpwell.pool.agent.protocol import Op
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.agent.spare import SpareDevice
+from warpwell.pool.agent.state import AgentState
 from warpwell.pool.device import Device
 from warpwell.pool.devices import Devices
 from warpwell.pool.launch.reservation import FOLDER, Claim, Reservation, _queue, users
@@ -355,6 +357,30 @@ def test_an_agent_that_is_lost_while_it_joins() -> None:
         opening.proceed.set()
 
 
+def test_a_job_that_claims_a_gpu_when_the_agent_of_the_reservation_is_lost_has_it_alone() -> None:
+    other, claims = Claim("GPU-0", exclusive=True), []
+
+    class Late(SpareDevice):
+        """Joins when the agent that reserved the GPU has ended, and another job has claimed it."""
+
+        def join(self, agent: AgentState) -> None:
+            if not claims:
+                for released in agents[0].reservations.values():
+                    released.set()  # as the end of its process would
+                until(lambda: not agents[0].reservations)
+                claims.append(Claim("GPU-1", exclusive=True))
+                devices._caller.transport.lose(1, "killed")  # type: ignore[union-attr]
+            super().join(agent)
+
+    with spare_pool([*gpus("GPU-0"), Late("cpu", "GPU-1", Runtime)]) as (devices, agents):
+        with pytest.raises(errors.StallError):
+            devices.lease(timeout=1.0)
+        assert claims and len(devices) == 0
+        claims[0].free()
+        assert works(join(devices)[0])
+    other.free()
+
+
 def test_a_lease_beside_devices_that_are_joining() -> None:
     """Devices that are about to join belong to the pool."""
     opening = Opening()
@@ -526,6 +552,27 @@ def test_an_idle_device_whose_agent_does_not_answer_is_not_lost(monkeypatch: pyt
         assert device.lost is None and x.copy_to_host().tolist() == [0] * 4
         x.free()
         until(lambda: len(devices) == 0)
+
+
+def test_a_device_whose_agent_does_not_answer_when_it_is_to_leave_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    proceed = threading.Event()
+    dispatch = Agent._dispatch
+
+    def slow_dispatch(self: Agent, peer: int, op: int, operands: list[object]) -> None:
+        if op in (Op.INFO, Op.LEAVE):
+            proceed.wait(HANG_SECONDS)
+        dispatch(self, peer, op, operands)
+
+    with spare_pool(cpus(1)) as (devices, _):
+        (device,) = join(devices)
+        monkeypatch.setattr(Agent, "_dispatch", slow_dispatch)
+        with monkeypatch.context() as short, pytest.raises(errors.StallError):
+            short.setattr(spares, "LEAVE_SECONDS", 0.1)
+            device.leave()
+        proceed.set()
+        assert device.lost is None and works(device)
+        device.leave()
+        assert len(devices) == 0
 
 
 def test_a_call_that_its_lane_has_only_just_taken_keeps_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

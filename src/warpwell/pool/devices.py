@@ -141,6 +141,7 @@ class Devices(DeviceGroup):
                 "warpwell run --allocate use"
             )
         with self._leases.lease_device(device):
+            Spares.is_busy(device)  # raises if the agent does not answer; without an answer to LEAVE it would be lost
             while True:
                 with uninterrupted():
                     held = spares.leave(device)

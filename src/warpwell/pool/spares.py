@@ -230,6 +230,9 @@ class Joining:
             replies = [(c, c.request(None, Op.JOIN, Reply)) for c in connections]
             for connection, reply in replies:
                 infos[connection.rank] = reply.get(f"{connection.label} to join", JOIN_SECONDS)
+            for request in self._held:  # with its agent, a reservation ends: another job could get the GPUs first
+                connection = caller.connections[request.rank]
+                connection.request(None, Op.INFO, Reply).get(f"the reservation of {connection.label}", JOIN_SECONDS)
             if all(self._spares.fits(rank, self._fits) for rank in self._ranks):  # their memory is known now
                 with uninterrupted():
                     devices = [Device(caller, c, c.index, infos[c.rank]) for c in connections]
