@@ -213,13 +213,14 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
         pthread_mutex_unlock(&lock);
         return 1;
     case WW_LINK_SIGNAL:
-        if (l->came.n >= EARLY_MOST)
-            return 0;
         pthread_mutex_lock(&lock);
-        append(&l->came, m->number);
+        int few = l->came.n < EARLY_MOST;
+        if (few)
+            append(&l->came, m->number);
         pthread_mutex_unlock(&lock);
-        tell_executor();
-        return 1;
+        if (few)
+            tell_executor();
+        return few;
     default:
         return 0;
     }
