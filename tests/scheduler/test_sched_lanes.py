@@ -125,10 +125,12 @@ def test_short_kernels_are_launched_as_they_are() -> None:
     assert 4 <= most <= 7  # those of a millisecond, and the last one
 
 
-@pytest.mark.parametrize(("blocks", "beside"), [(264, True), (1056, False)])
-def test_two_of_one_class_run_beside_each_other_if_neither_fills_the_device(blocks: int, beside: bool) -> None:
+@pytest.mark.parametrize(("blocks", "beside"), [((264, 264), True), ((528, 1056), True), ((1056, 1056), False)])
+def test_kernel_runs_beside_one_of_its_class_that_does_not_fill_the_device(
+    blocks: tuple[int, int], beside: bool
+) -> None:
     core = core_of()
-    first, second = (task(M, 3.0, name, blocks=blocks) for name in ("first", "second"))
+    first, second = (task(M, 3.0, name, blocks=count) for name, count in zip(("first", "second"), blocks, strict=True))
     one = run(core, (0.0, task(C, 1.0)), (1e-4, first), (2e-4, second))
     ended = {job.task.name: job.ended for job in one.jobs}
     began = {job.task.name: job.started for job in one.jobs}
