@@ -1,22 +1,22 @@
-"""Experiment: policies on a workload in the simulator, each a run of its own that other processes can make."""
+"""Experiment: policies on a workload in the simulator."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from warpwell import errors
-from warpwell._check import checked_integer, checked_seconds
+from warpwell._check import checked_integer, checked_number, checked_seconds
 from warpwell.scheduler import Capacity, Core, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
+from warpwell.scheduler.predict.rates import ClassTable, RateModel
 
 from .metrics import NEEDED
 from .policies import NAMES, make_policy
-from .rates import rates
+from .rates import Matrix
 from .replay import ReplayResult, replay
 from .simulator import HostDelays, Simulator
 from .traces import Recipe, Trace
@@ -27,15 +27,14 @@ ERROR = 0.05
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides what a run is like, as plain data: equal experiments have equal logs.
+    """The inputs of a run as plain data: equal experiments have equal logs.
 
     Attributes
     ----------
     recipe : Recipe
         The workload.
-    rates : {"class", "maxmin", "matrix"}
     matrix : str or None
-        File of measured pairs, for "matrix".
+        File of measured pairs; without one, the class table has the rates.
     mode : {"switch", "drain"}
         How the simulated device preempts; see `Simulator`.
     limit : int
@@ -43,7 +42,7 @@ class Experiment:
     error : float
         Median relative error of predicted times.
     device : Capacity or None
-        None: that of the workload.
+        The simulated device; the device of the workload by default.
     model : SourceModel
         Constants of the source's formula.
     host : float
@@ -51,7 +50,6 @@ class Experiment:
     """
 
     recipe: Recipe = field(default_factory=Recipe)
-    rates: str = "class"
     matrix: str | None = None
     mode: str = "switch"
     limit: int = 2
@@ -61,48 +59,51 @@ class Experiment:
     host: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.error < float("inf"):
-            raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
+        checked_number(self.error, "error", maximum=1e6)
         checked_integer(self.limit, "limit")
         checked_seconds(self.host, "host", zero=True, maximum=1.0)
 
-    def capacity(self, workload: Trace) -> Capacity:
-        """Return the simulated device."""
-        return self.device or workload.capacity
-
-    def check(self) -> None:
-        """Find out, without running anything, whether the rates and the mode can be.
+    def rates(self, capacity: Capacity) -> RateModel:
+        """Return the rates of kernels that run together.
 
         Raises
         ------
-        ArgumentError, MissingFileError, FormatError
+        MissingFileError, FormatError
+            The file of measured pairs does not exist or is damaged.
         """
-        Simulator(rates(self.rates, Capacity(), matrix=self.matrix), mode=self.mode)
+        table = ClassTable(capacity)
+        return table if self.matrix is None else Matrix.read(self.matrix, table)
 
-    def run(
-        self,
-        name: str,
-        workload: Trace | None = None,
-        *,
-        log: Log | None = None,
-        progress: Callable[[int, int], object] | None = None,
-    ) -> ReplayResult:
+    def run(self, name: str, workload: Trace | None = None, *, log: Log | None = None) -> ReplayResult:
         """Replay the workload, or the one of the recipe, under a policy; the log describes the run."""
         workload = workload or self.recipe.make()
-        capacity = self.capacity(workload)
+        capacity = self.device or workload.capacity
         requests, truth = workload.requests(self.error, self.recipe.seed)
-        table = rates(self.rates, capacity, matrix=self.matrix)
-        host = HostDelays.of(self.host)
+        table, host = self.rates(capacity), HostDelays.of(self.host)
         simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth, host=host)
         known: dict[str, Any] = {"source": {"model": self.model}, "chimera": {"idempotent": workload.idempotent}}
-        options = known.get(name, {})
-        core = Core(simulator, make_policy(name, **options), limit=self.limit, rates=table, log=log)
+        core = Core(simulator, make_policy(name, **known.get(name, {})), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
-        return replay(requests, core, progress=progress)
+        enabled = gc.isenabled()
+        gc.disable()  # A run makes millions of objects, hardly any of them in cycles.
+        try:
+            return replay(requests, core)
+        finally:
+            if enabled:
+                gc.enable()
+
+    def metrics(self, name: str, workload: Trace, log: Path | None = None) -> dict[str, Any]:
+        """Run a policy, write its log if a path is given, and return its metrics as plain data."""
+        result = self.run(name, workload, log=Log(NEEDED) if log is None else None)
+        if log is not None:
+            with open(log, "w", encoding="utf-8") as stream:
+                result.log.write(stream)
+        rejected = {"rejected": len(result.rejected)} if result.rejected else {}
+        return {**result.metrics().as_dict(), "rates": result.log.about["rates"], **rejected}
 
     def about(self, workload: Trace) -> dict[str, Any]:
         """Return a description of the run as plain data."""
-        capacity = self.capacity(workload)
+        capacity = self.device or workload.capacity
         return {
             "workload": workload.name,
             **workload.about,
@@ -122,55 +123,13 @@ class Experiment:
         }
 
 
-def run_to_dict(
-    experiment: Experiment,
-    name: str,
-    workload: Trace | None = None,
-    log: str | os.PathLike[str] | None = None,
-    *,
-    last: bool = False,
-) -> dict[str, Any]:
-    """Run a policy, write its log if asked to, and return its metrics as plain data.
-
-    Parameters
-    ----------
-    experiment : Experiment
-    name : str
-        The policy.
-    workload : Trace, optional
-        That of the recipe, where it has been made.
-    log : path, optional
-    last : bool
-        Whether the process ends after it: then it need not free what the run made, one object after the other.
-    """
-    enabled = gc.isenabled()
-    gc.disable()  # a run makes millions of objects, hardly any in cycles
-    result = None
-    try:
-        result = experiment.run(name, workload, log=Log(NEEDED) if log is None else None)
-        if last:
-            _left.append(result)
-        found = {**result.metrics().as_dict(), "rates": result.log.about["rates"]}
-        if result.rejected:
-            found["rejected"] = len(result.rejected)
-        if log is not None:
-            with open(log, "w", encoding="utf-8") as stream:
-                result.log.write(stream)
-        return found
-    finally:
-        result = None
-        if enabled and not last:
-            gc.enable()
-            gc.collect()
-
-
 def chosen(names: str) -> list[str]:
-    """Return the policies of a list such as ``source,orion``, or all of them.
+    """Return the policies of a list such as ``source,lanes``, or all of them.
 
     Raises
     ------
     ArgumentError
-        One of them is unknown, or there is none.
+        A name is unknown, or the list is empty.
     """
     found = list(NAMES) if names == "all" else list(dict.fromkeys(n.strip() for n in names.split(",") if n.strip()))
     if not found:
@@ -181,7 +140,7 @@ def chosen(names: str) -> list[str]:
 
 
 def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
-    """Return where a policy's log goes: one file a policy, NAME.POLICY.SUFFIX, if there are several.
+    """Return the path of a policy's log: NAME.POLICY.SUFFIX if several policies have a log each.
 
     Raises
     ------
@@ -197,6 +156,3 @@ def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
         message = f"{place.parent} does not exist: create it, or write elsewhere"
         raise errors.MissingFileError(message, path=place.parent)
     return place.with_name(f"{place.stem}.{name}{place.suffix}") if several else place
-
-
-_left: list[ReplayResult] = []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
+from collections import Counter
 from typing import Any
 
 from lab.cli import parser_of, run_command
 from warpwell.cli._common import json_option, output_of
+from warpwell.scheduler import Kind
 
-from .simulate import recipe_of, trace_options
+from .simulate import finite, recipe_of, trace_options
+from .traces import table
+
+KINDS: dict[str, Kind | None] = {"memory": Kind.MEMORY, "compute": Kind.COMPUTE, "unknown": None}
 
 
 def main(argv: list[str]) -> int:
@@ -23,33 +27,20 @@ def main(argv: list[str]) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the files, and describe the workload."""
-    from lab.sched.traces import table as tables
-
-    from .simulate import _finite
-
     output = output_of(arguments)
     workload = recipe_of(arguments).make()
+    counts = Counter(arrival.application.name for arrival in workload.arrivals)
     applications: dict[str, dict[str, Any]] = {}
-    counts: dict[str, int] = defaultdict(int)
-    for arrival in workload.arrivals:
-        application = arrival.application
-        counts[application.name] += 1
-        if application.name not in applications:
-            kernels = application.kernels
-            by_class = {
-                kind: sum(k.profile.seconds or 0.0 for k in kernels if _kind(k) == kind)
-                for kind in ("memory", "compute", "unknown")
-            }
-            applications[application.name] = {
-                "kernels": len(kernels),
-                "seconds": application.seconds,
-                **{f"{kind}_seconds": seconds for kind, seconds in by_class.items()},
-            }
-    for name, values in applications.items():
-        values["requests"] = counts[name]
+    for application in {a.application.name: a.application for a in workload.arrivals[::-1]}.values():
+        profiles = [kernel.profile for kernel in application.kernels]
+        by_class = {
+            f"{name}_seconds": sum(p.seconds or 0.0 for p in profiles if p.kind is kind) for name, kind in KINDS.items()
+        }
+        values = {"requests": counts[application.name], "kernels": len(profiles), "seconds": application.seconds}
+        applications[application.name] = {**values, **by_class}
     if arguments.out is not None:
-        tables.write(workload, arguments.out)
-    values = {
+        table.write(workload, arguments.out)
+    about = {
         "workload": workload.name,
         "requests": len(workload.arrivals),
         "kernels": workload.kernels,
@@ -61,22 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
         "out": arguments.out,
     }
     if arguments.json:
-        output.result("", _finite({**values, "applications": applications}))
+        output.result("", finite({**about, "applications": applications}))
         return 0
-    shown = {k: v for k, v in values.items() if k not in ("workload", "imputed") and v is not None}
+    shown = {k: v for k, v in about.items() if k not in ("workload", "imputed") and v is not None}
     shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
-    shown |= {f"imputed: {name}": text for name, text in workload.imputed.items()}
-    output.result(workload.name, shown)
-    heads = ("application", "requests", "kernels", "alone, ms", "memory, ms", "compute, ms", "unknown, ms")
+    output.result(workload.name, shown | {f"imputed: {name}": text for name, text in workload.imputed.items()})
+    heads = ("application", "requests", "kernels", "solo, ms", "memory, ms", "compute, ms", "unknown, ms")
     rows = []
-    for name in sorted(applications):
-        its = applications[name]
-        times = (its[f"{key}seconds"] * 1e3 for key in ("", "memory_", "compute_", "unknown_"))
-        rows.append((name, f"{its['requests']:,}", f"{its['kernels']:,}", *(f"{ms:.3f}" for ms in times)))
+    for name, (requests, kernels, *times) in ((name, applications[name].values()) for name in sorted(applications)):
+        rows.append((name, f"{requests:,}", f"{kernels:,}", *(f"{1e3 * seconds:.3f}" for seconds in times)))
     output.table("applications", heads, rows)
     return 0
-
-
-def _kind(kernel: Any) -> str:
-    kind = kernel.profile.kind
-    return "unknown" if kind is None else str(kind.value)

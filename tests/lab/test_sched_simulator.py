@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.sched.rates import Matrix, MaxMin, Pair, fill, rates
+from lab.sched.rates import Matrix, Pair
 from lab.sched.replay import replay
 from lab.sched.simulator import RELIEVED, HostDelays, Simulator
 from warpwell import errors
@@ -46,8 +46,8 @@ def until_quiet(simulator, most=10_000):
 
 
 # -- rates ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("table", [ClassTable(), MaxMin()])
-def test_memory_first_is_best(table):
+def test_memory_first_is_best():
+    table = ClassTable()
     pair = [job(MEMORY), job(COMPUTE)]
     memory_first = table.together(pair, [half(), half()])
     compute_first = table.together(pair[::-1], [half(), half()])
@@ -71,23 +71,6 @@ def test_small_kernels_do_not_disturb_each_other():
     assert ClassTable().together(jobs, [Placement(), Placement()]) == pytest.approx([1.0, 1.0], abs=0.01)
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=6),
-    st.floats(0.1, 2.0),
-)
-@settings(max_examples=100)
-def test_progressive_filling(kernels, capacity):
-    demands, caps = [k[0] for k in kernels], [k[1] for k in kernels]
-    found = fill(demands, caps, capacity)
-    assert all(rate <= cap + 1e-9 for rate, cap in zip(found, caps, strict=True))
-    used = math.fsum(rate * demand for rate, demand in zip(found, demands, strict=True))
-    assert used <= capacity + 1e-9
-    for rate, cap, demand in zip(found, caps, demands, strict=True):
-        if rate < cap - 1e-9:  # held back: all is used, and nobody who wants it has more
-            assert used == pytest.approx(capacity)
-            assert demand > 0 and rate >= max(r for r, d in zip(found, demands, strict=True) if d > 0) - 1e-9
-
-
 profiles = st.builds(
     Profile,
     kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]),
@@ -100,18 +83,12 @@ profiles = st.builds(
 
 @given(st.lists(st.tuples(profiles, st.integers(1, FULL)), min_size=1, max_size=4))
 @settings(max_examples=60)
-def test_rates_are_ratios_and_a_share_of_two_resources(kernels):
+def test_rates_are_ratios(kernels):
     jobs = [job(profile, name=str(i)) for i, (profile, _) in enumerate(kernels)]
     placements = [Placement(workers=workers) for _, workers in kernels]
-    for table in (ClassTable(), MaxMin(), MaxMin(ordered=False)):
-        found = table.together(jobs, placements)
-        assert all(0.0 <= rate <= 1.0 + 1e-9 for rate in found)
-        assert found == table.together(jobs, placements)
-    table = MaxMin()
-    found = table.together(jobs, placements)
-    demands = [table.demand(j.task.profile) for j in jobs]
-    for resource in (0, 1):
-        assert math.fsum(r * d[resource] for r, d in zip(found, demands, strict=True)) <= 1.0 + 1e-6
+    found = ClassTable().together(jobs, placements)
+    assert all(0.0 <= rate <= 1.0 + 1e-9 for rate in found)
+    assert found == ClassTable().together(jobs, placements)
 
 
 def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
@@ -123,7 +100,7 @@ def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
     capacity = Capacity()
     path = tmp_path / "pairs.json"
     Matrix(pairs, device="a GPU").write(path)
-    table = rates("matrix", capacity, matrix=path)
+    table = Matrix.read(path, ClassTable(capacity))
     assert "3 pairs" in table.name and "a GPU" in table.name
     copy, gemm = job(MEMORY, name="copy"), job(COMPUTE, name="gemm")
     quarter, rest = Placement(workers=FULL // 4), Placement(workers=3 * FULL // 4)
@@ -147,7 +124,7 @@ def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
         ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, -1]}]}', "rates"),
         (
             '{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}',
-            "nothing",
+            "entry 0.*'x'",
         ),
     ],
 )
@@ -158,12 +135,9 @@ def test_a_damaged_matrix(tmp_path, text, says):
         Matrix.read(path)
 
 
-def test_rates_that_cannot_be(tmp_path):
+def test_a_matrix_that_is_not_there(tmp_path):
     with pytest.raises(errors.MissingFileError):
         Matrix.read(tmp_path / "none.json")
-    for options in ({"name": "guess"}, {"name": "matrix"}, {"name": "class", "matrix": "x"}):
-        with pytest.raises(errors.ArgumentError):
-            rates(**options)
 
 
 # -- the simulator, by hand ----------------------------------------------------------------------------------

@@ -5,17 +5,17 @@ import json
 import pytest
 
 from lab.commands import main
-from lab.sched.experiment import Experiment, chosen, run_to_dict
+from lab.sched.experiment import Experiment, chosen
+from lab.sched.policies import NAMES
 from lab.sched.traces import Recipe
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.events import Log
-from warpwell.scheduler.policies import POLICIES
 
-SMALL = ["--kernels", "120", "--processes", "1"]
+SMALL = ["--kernels", "120"]
 
 
 def said(capsys, *arguments):
-    assert main(["sched", *arguments]) == 0
+    assert main(["sched", *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
@@ -35,7 +35,7 @@ def test_simulate(capsys):
 
 def test_all_policies_as_json(capsys):
     found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "all", "--json", "--load", "inf"))
-    assert list(found["policies"]) == list(POLICIES)
+    assert list(found["policies"]) == list(NAMES)
     assert found["load"] == "inf" and found["kernels"] >= 120 and found["rates"] == "class table (H100)"
     for values in found["policies"].values():
         assert 0.5 < values["stp"] < 2.5 and values["antt"] >= 1.0 and 0 < values["fairness"] <= 1
@@ -69,21 +69,16 @@ def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
     assert "imputed" in about
 
 
-def test_two_processes_do_the_same_as_one(tmp_path, capsys):
-    def run(processes):
-        path = tmp_path / f"{processes}.jsonl"
-        options = ["--kernels", "60", "--processes", processes, "--policy", "source,left-over", "--log", str(path)]
-        out = said(capsys, "simulate", *options, "--json")
-        names = [tmp_path / f"{processes}.{name}.jsonl" for name in ("source", "left-over")]
-        assert json.loads(out)["logs"] == [str(name) for name in names]
-        return [name.read_text() for name in names]
-
-    assert run("1") == run("2")
+def test_each_policy_has_a_log(tmp_path, capsys):
+    out = said(
+        capsys, "simulate", "--kernels", "60", "--policy", "source,left-over", "--log", tmp_path / "l.jsonl", "--json"
+    )
+    names = [tmp_path / f"l.{name}.jsonl" for name in ("source", "left-over")]
+    assert json.loads(out)["logs"] == [str(name) for name in names]
+    assert [Log.read(name.read_text().splitlines()).about["policy"] for name in names] == ["source", "left-over"]
 
 
-def test_rates_by_name(tmp_path, capsys):
-    found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--rates", "maxmin", "--json"))
-    assert found["rates"] == "two-resource max-min"
+def test_rates_of_a_file(tmp_path, capsys):
     path = tmp_path / "pairs.json"
     path.write_text('{"format": "warpwell-pairs/1", "device": "mine", "pairs": []}')
     found = json.loads(said(capsys, "simulate", *SMALL, "--policy", "source", "--matrix", str(path), "--json"))
@@ -118,8 +113,6 @@ def test_a_trace_and_back(tmp_path, capsys):
         (["--error", "-1"], "error"),
         (["--seed", "-1"], "seed"),
         (["--urgent", "2"], "urgent"),
-        (["--processes", "0"], "one"),
-        (["--rates", "matrix"], "matrix"),
         (["--matrix", "none.json"], "none.json"),
         (["--trace", "none.csv"], "none.csv"),
         (["--arrivals", "none.csv"], "none.csv"),
@@ -155,10 +148,11 @@ def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):
 
 def test_experiments_are_plain_data():
     small = Experiment(Recipe(kernels=60, seed=2))
-    one, two = run_to_dict(small, "left-over"), run_to_dict(Experiment(Recipe(kernels=60, seed=2)), "left-over")
+    again = Experiment(Recipe(kernels=60, seed=2))
+    one, two = (its.metrics("left-over", its.recipe.make()) for its in (small, again))
     timing = {"decision_mean", "decision_p99"}
     assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
-    assert chosen("all") == list(POLICIES) and chosen("left-over, left-over,source") == ["left-over", "source"]
+    assert chosen("all") == list(NAMES) and chosen("left-over, left-over,source") == ["left-over", "source"]
 
 
 def test_the_policy_reckons_with_the_constants_that_were_fitted():
