@@ -1,0 +1,131 @@
+/* The gate of a program: the arbiter of a GPU opens and closes it, and the program holds its calls while it is closed.
+ *
+ * The board is a file of the GPU in /dev/shm: a head and WW_GATE_SLOTS slots, one for each program. programs/board.py
+ * has the same layout. All words are 64 bits wide and aligned; each has one writer, so no update is lost and none is
+ * torn. The words are hints for performance: a wrong word delays programs or lets two run at once, and never damages
+ * data.
+ *
+ * A slot belongs to the process that has the kernel's lock of byte WW_GATE_LOCKS + index of the file (F_SETLK): Linux
+ * frees it when the process exits, however it exits. `serial` is odd while the slot is in use, and changes with its
+ * owner.
+ *
+ * Order of memory: the program stores `issued`, then (full fence) loads `gate`. The arbiter stores `gate`, then (the
+ * futex call is a full fence) loads `issued` and `done`. So either the program sees the closed gate or the arbiter sees
+ * the call. `done` is stored with release.
+ *
+ * Fail open: the arbiter changes `beat` at least every WW_GATE_BEAT_NS while a program waits. A program that has waited
+ * WW_GATE_FAIL_OPEN_NS of its own clock without a change counts its gate as open until `beat` changes again. No time of
+ * one process is compared with a time of another.
+ */
+#ifndef WW_GATE_H
+#define WW_GATE_H
+
+#include "system.h"
+
+#include <stdatomic.h>
+
+#define WW_GATE_FORMAT 0x3145544147575757ull /* "WWWGATE1" */
+#define WW_GATE_SLOTS 128u
+#define WW_GATE_SLOT_BYTES 256u
+#define WW_GATE_TABLE 4096u /* offset of the slots */
+#define WW_GATE_BYTES (WW_GATE_TABLE + WW_GATE_SLOTS * WW_GATE_SLOT_BYTES)
+#define WW_GATE_LOCKS 0x10000000000ll /* byte of the file whose lock is slot 0's presence */
+#define WW_GATE_ARBITER_LOCK 0xffffffffffll
+#define WW_GATE_NAME 64u
+
+#define WW_GATE_BEAT_NS 20000000u
+#define WW_GATE_FAIL_OPEN_NS 100000000u
+
+enum ww_gate_kind {
+    WW_GATE_WORKER = 1,  /* a worker of the driver layer: holds calls in the host */
+    WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU */
+    WW_GATE_TURN = 3,    /* a thread with ww.turn: waits in the host */
+};
+
+struct ww_gate_head {
+    _Atomic uint64_t format;
+    _Atomic uint64_t arbiter;                 /* its process in its own namespace; information */
+    _Alignas(64) _Atomic uint64_t beat;       /* arbiter: changes while it lives and a program waits */
+    _Atomic uint64_t programs;                /* arbiter: slots in use */
+    _Alignas(64) _Atomic uint32_t bell, rest; /* futex of the arbiter: each program adds 1 and wakes it */
+};
+
+struct ww_gate_slot {
+    /* The arbiter writes. The owner sets `gate` to 1 and `budget_ns` to 0 when it takes the slot. */
+    _Alignas(64) _Atomic uint64_t gate; /* 1: open, 0: closed. The only word on which a GPU may wait */
+    _Atomic uint64_t budget_ns;         /* expected work on the device at a time; 0: no bound */
+    _Atomic uint32_t opened, rest0;     /* futex of the program: changes when the gate opens or closes */
+    _Atomic uint64_t serial;            /* the owner writes */
+    uint64_t spare0[4];
+
+    /* The program writes; of WW_GATE_STREAMS, `done` and `at` are written by the GPU. */
+    _Alignas(64) _Atomic uint64_t wants; /* 0: no call is held. Else it changes with each look of the waiting program */
+    _Atomic uint64_t issued, done;       /* calls given to the device, and passed by it */
+    _Atomic uint64_t expected_ns;        /* of the calls between the two */
+    _Atomic uint64_t longest_ns;         /* of a recent call */
+    _Atomic uint64_t at;                 /* STREAMS: odd while the GPU stands at a gate */
+    uint64_t spare1[2];
+
+    /* Written seldom: the arbiter's for `warpwell share status`, then the owner's when it takes the slot. */
+    _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting */
+    _Atomic uint64_t since_ns, used_ns, launches;
+    _Atomic uint64_t kind;
+    _Atomic int64_t pid, priority; /* process in its own namespace; larger is sooner */
+    uint64_t spare2;
+
+    _Alignas(64) char tenant[WW_GATE_NAME]; /* ends with a zero byte */
+};
+
+_Static_assert(sizeof(struct ww_gate_slot) == WW_GATE_SLOT_BYTES, "slots of the board have 256 bytes");
+
+/* -- the program's side ---------------------------------------------------------------------------------------------
+ */
+
+struct ww_gate {
+    struct ww_gate_head *head;
+    struct ww_gate_slot *slot; /* NULL: not attached, nothing waits */
+    uint64_t serial, issued, done, expected_ns;
+    uint64_t beat, beat_seen_ns; /* while it waits: the last change of `beat`, by this process's clock */
+    bool is_waiting;
+    int fd; /* never closed while attached: to close any descriptor of the file would free the lock */
+};
+
+/* Take a slot of the board in `fd`, which belongs to the gate from then on. Return false if that is not a board or all
+ * slots are in use: then nothing waits, and `fd` is closed. */
+bool ww_gate_attach(struct ww_gate *g, int fd, enum ww_gate_kind kind, int64_t pid, int64_t priority,
+                    const char *tenant);
+
+/* The gate is closed: tell the arbiter that this program waits. Return true if it need not wait, because no arbiter is
+ * alive or the slot is no longer its own. Call it again after at most 50 ms while the program waits. */
+bool ww_gate_fails_open(struct ww_gate *g);
+
+/* The program waits for nothing. */
+void ww_gate_stop_waiting(struct ww_gate *g);
+
+static inline bool ww_gate_is_open(const struct ww_gate *g) {
+    return !g->slot || atomic_load_explicit(&g->slot->gate, memory_order_relaxed) == 1;
+}
+
+/* Count a call that is about to be given to the device. Return false, and count nothing, if it must wait. */
+static inline bool ww_gate_enter(struct ww_gate *g, bool can_wait) {
+    if (!g->slot)
+        return true;
+    atomic_store_explicit(&g->slot->issued, g->issued + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (can_wait && atomic_load_explicit(&g->slot->gate, memory_order_relaxed) != 1 && !ww_gate_fails_open(g)) {
+        atomic_store_explicit(&g->slot->issued, g->issued, memory_order_relaxed);
+        return false;
+    }
+    g->issued++;
+    if (g->is_waiting && ww_gate_is_open(g))
+        ww_gate_stop_waiting(g);
+    return true;
+}
+
+/* The device has passed `n` calls. */
+static inline void ww_gate_pass(struct ww_gate *g, uint64_t n) {
+    if (g->slot && n)
+        atomic_store_explicit(&g->slot->done, g->done += n, memory_order_release);
+}
+
+#endif
