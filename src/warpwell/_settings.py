@@ -175,6 +175,14 @@ class Settings:
         "Folder of the files by which processes take turns on a GPU; the same for all of them.",
         "a folder of the user in `/dev/shm`",
     )
+    share = Setting(
+        "WARPWELL_SHARE",
+        "",
+        str,
+        "PRIORITY:TENANT",
+        "Priority and tenant of a program that shares GPUs with others; `warpwell share` sets it.",
+        "the program shares no GPU",
+    )
 
     pool_stall_seconds = Setting(
         "WARPWELL_POOL_STALL",

@@ -35,7 +35,7 @@ RANKS = (
     ("graph", "kv", "scheduler"),
     ("table",),
     ("train",),
-    ("remote",),
+    ("programs", "remote"),
     ("testing",),
     ("cli", "gpu"),
 )

@@ -9,6 +9,7 @@
     kv.py       ``kv ...``
     table.py    ``table ...``
     sched.py    ``sched ...``
+    share.py    ``share``
     pool.py     ``run`` and ``pool ...``
     drive.py    ``drive ...``
 

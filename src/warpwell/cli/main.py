@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import drive, graph, info, kv, pool, sched, table
+from . import drive, graph, info, kv, pool, sched, share, table
 from ._common import BAD_INPUT, Commands, Parser, add_command, execute
 
 _MOVED = {
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     parser.set_defaults(handles_interrupt=False)
     commands: Commands[Any] = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in (info, graph, kv, table, sched, pool, drive):
+    for module in (info, graph, kv, table, sched, share, pool, drive):
         module.add(commands)
     _add_completion(commands)
     return parser

@@ -43,6 +43,11 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_run(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = add_command(commands, "run", run, "run a program with devices of other processes and hosts")
     parser.usage = "warpwell run [--agents N] [--hosts A:8,B:8] [options] PROGRAM [ARG ...]"
+    program_options(parser)
+
+
+def program_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that run a program with the devices of a pool."""
     parser.set_defaults(handles_interrupt=True)
     _agent_options(parser)
     parser.add_argument("--trace", metavar="FILE", help="write statistics of calls as JSON: counts, bytes and waits")

@@ -2,6 +2,7 @@
 
 - table: names, versions and roles of the driver's interface, and how each call is served
 - generate: the C sources that follow from the table
+- board: the file by which programs that share a GPU meet their arbiter
 - build: the native parts, built once into the cache folder
 - environment: variables and folders by which a program finds the layer instead of the driver
 - passthrough: the environment of programs on this machine's own driver, with the pass-through driver in front of it
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 from .. import registry
 
 if TYPE_CHECKING:
+    from .board import Board, board_folder
     from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
     from .elf import examine_program, is_compiled
     from .environment import make_library_folder
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .server import DriverServer
 
 __all__ = [
+    "Board",
     "Client",
     "ClientListener",
     "DEVICE_UNAVAILABLE",
@@ -34,6 +37,7 @@ __all__ = [
     "MISMATCH",
     "RefusedError",
     "Served",
+    "board_folder",
     "examine_program",
     "is_compiled",
     "make_library_folder",
@@ -44,6 +48,7 @@ __all__ = [
 
 _FROM = {
     "server": "DriverServer",
+    "board": "Board board_folder",
     "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
     "elf": "examine_program is_compiled",
     "environment": "make_library_folder",

@@ -55,7 +55,7 @@ class Part:
 
 
 LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"))
-WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
+WORKER = Part("ww_worker", ("worker*.c", "gate*.c"), ("-fPIE", "-pie"))
 RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
 MACHINE = "libcuda-machine.so.1"
 """Name under which the pass-through driver loads the machine's own driver, from the folder in which it lies itself."""

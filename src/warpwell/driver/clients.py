@@ -25,7 +25,7 @@ from . import generate
 
 HELLO, FACTS, OPEN, OPENED, REFUSED = range(1, 6)  # enum ww_said
 MAGIC = 0x57574352
-HELLO_PACKET = struct.Struct("=IIQII")
+HELLO_PACKET = struct.Struct("=IIQII96s")
 REFUSED_PACKET = struct.Struct("=Ii500s")
 DEVICE_UNAVAILABLE, MISMATCH = 46, 803
 LONGEST = 107
@@ -71,6 +71,8 @@ class Client:
     ----------
     request : (bytes, list of int) or None
         A packet that cannot be answered yet, and its descriptors.
+    share : bytes
+        The client's variable WARPWELL_SHARE, empty if its calls wait at no gate.
     """
 
     line: socket.socket
@@ -79,6 +81,7 @@ class Client:
     since: float = field(default_factory=time.monotonic)
     greeted: bool = False
     request: tuple[bytes, list[int]] | None = None
+    share: bytes = b""
 
     def close(self) -> None:
         """Close it."""
@@ -286,7 +289,7 @@ class ClientListener(ABC):
         """Answer a packet. Return whether the connection stays open, or None if there is no answer yet."""
         if len(packet) != HELLO_PACKET.size:
             return False
-        message, magic, protocol, _, _ = HELLO_PACKET.unpack(packet)
+        message, magic, protocol, _, _, share = HELLO_PACKET.unpack(packet)
         if magic != MAGIC:
             return False
         if protocol != self._protocol:
@@ -299,6 +302,7 @@ class ClientListener(ABC):
             return True
         if message != OPEN or len(descriptors) != 2:
             return False
+        client.share = share.rstrip(b"\0")
         return False if self.open(client, *descriptors) else None  # once open, its worker has the connection
 
 

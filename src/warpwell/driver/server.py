@@ -24,6 +24,7 @@ from typing import Any
 
 from ..errors import ArgumentError, DriverBuildError, WarpwellError
 from . import build
+from .board import Board, device_file
 from .clients import (
     CLIENTS,
     DEVICE_UNAVAILABLE,
@@ -42,6 +43,9 @@ _END_SECONDS = 5.0
 _SPARE_SECONDS = 1.0
 """Time between a client and the next spare of its device, in which the client starts."""
 _HAND_OVER = 8  # enum ww_said
+_HAND_OVER_PACKET = struct.Struct("=IIIi96s")
+_UUID = slice(680, 696)
+"""Bytes of the device's UUID in its facts."""
 _RUNS = ".launch.application"
 """End of the name of the module that runs the program of a job."""
 
@@ -56,6 +60,7 @@ class _Program:
     ordinal: int
     counts: mmap.mmap
     control: socket.socket
+    board: Board | None = None
     since: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
@@ -244,6 +249,9 @@ class DriverServer(ClientListener):
     def tick(self) -> None:
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
             self._workers.pop(worker).close()
+        for board in {program.board for program in self._workers.values()}:
+            if board is not None:
+                board.ensure_arbiter()
         self._release_claims()
         latest = time.monotonic() - _SPARE_SECONDS
         for served in self._served:
@@ -289,15 +297,31 @@ class DriverServer(ClientListener):
         try:
             os.ftruncate(counts, mmap.PAGESIZE)
             client.line.setblocking(True)  # the worker shares this flag
+            pid, board = struct.unpack("=iII", credentials)[0], self._board(client)
             handed = [client.line.fileno(), counts, output, errors]
             handed += [] if client.pidfd is None else [client.pidfd]
+            handed += [] if board is None else [board.descriptor]
+            packet = _HAND_OVER_PACKET.pack(
+                _HAND_OVER, client.pidfd is not None, board is not None, pid, client.share if board else b""
+            )
             shown = mmap.mmap(counts, 0)  # before the client is given away: it may fail
-            spare = self._hand_over(client.served, handed)
-            pid = struct.unpack("=iII", credentials)[0]
-            self._workers[spare.process] = _Program(pid, ordinal, shown, spare.control)
+            spare = self._hand_over(client.served, packet, handed)
+            self._workers[spare.process] = _Program(pid, ordinal, shown, spare.control, board)
         finally:
             os.close(counts)
         self._opened[ordinal] = time.monotonic()
+
+    @staticmethod
+    def _board(client: Client) -> Board | None:
+        """Return the board of a client's device if the client shares it with other programs."""
+        if not client.share or client.served.facts is None:
+            return None
+        try:
+            board = Board.of(device_file(client.served.facts[_UUID]))
+            board.ensure_arbiter()
+        except (WarpwellError, OSError) as error:
+            raise RefusedError(DEVICE_UNAVAILABLE, f"the device cannot be shared: {error}") from None
+        return board
 
     def _start(self, served: Served) -> _Spare:
         """Start a worker without a client."""
@@ -324,18 +348,17 @@ class DriverServer(ClientListener):
         control.settimeout(FACTS_SECONDS)
         return _Spare(process, control)
 
-    def _hand_over(self, served: Served, descriptors: list[int]) -> _Spare:
+    def _hand_over(self, served: Served, packet: bytes, descriptors: list[int]) -> _Spare:
         """Give a client to the spare, or to a new worker if the spare has exited or failed to start."""
-        packet = [struct.pack("=I", _HAND_OVER)]
         if spare := self._spares.pop(served.ordinal, None):
             with contextlib.suppress(OSError):
                 if not _has_failed(spare):
-                    socket.send_fds(spare.control, packet, descriptors)
+                    socket.send_fds(spare.control, [packet], descriptors)
                     return spare
             _end(spare)
         spare = self._start(served)
         try:
-            socket.send_fds(spare.control, packet, descriptors)
+            socket.send_fds(spare.control, [packet], descriptors)
         except OSError:
             _end(spare)
             raise

@@ -79,7 +79,7 @@ class Raw:
     @staticmethod
     def hello(said: int) -> bytes:
         """Return a greeting."""
-        return struct.pack("=IIQII", said, MAGIC, generate.protocol_hash(), os.getpid(), 0)
+        return struct.pack("=IIQII96s", said, MAGIC, generate.protocol_hash(), os.getpid(), 0, b"")
 
     def close(self) -> None:
         """Hang up."""

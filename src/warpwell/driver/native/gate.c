@@ -2,6 +2,7 @@
 #include "gate.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 static bool lock_slot(int fd, unsigned index) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = WW_GATE_LOCKS + (off_t)index, .l_len = 1};
@@ -19,7 +20,6 @@ static void take(struct ww_gate *g, enum ww_gate_kind kind, int64_t pid, int64_t
     atomic_store(&s->done, 0);
     atomic_store(&s->expected_ns, 0);
     atomic_store(&s->longest_ns, 0);
-    atomic_store(&s->at, 0);
     atomic_store(&s->used_ns, 0);
     atomic_store(&s->kind, kind);
     atomic_store(&s->pid, pid);
@@ -29,7 +29,7 @@ static void take(struct ww_gate *g, enum ww_gate_kind kind, int64_t pid, int64_t
     atomic_store(&s->serial, g->serial);
 }
 
-static void ring(struct ww_gate *g) {
+void ww_gate_ring(struct ww_gate *g) {
     atomic_fetch_add(&g->head->bell, 1);
     ww_wake_all(&g->head->bell);
 }
@@ -44,7 +44,7 @@ bool ww_gate_attach(struct ww_gate *g, int fd, enum ww_gate_kind kind, int64_t p
                 continue;
             g->slot = (void *)(board + WW_GATE_TABLE + i * WW_GATE_SLOT_BYTES);
             take(g, kind, pid, priority, tenant);
-            ring(g);
+            ww_gate_ring(g);
             return true;
         }
     }
@@ -69,12 +69,24 @@ bool ww_gate_fails_open(struct ww_gate *g) {
     }
     if (!g->is_waiting) {
         g->is_waiting = true;
-        ring(g);
+        ww_gate_ring(g);
     }
     return now - g->beat_seen_ns > WW_GATE_FAIL_OPEN_NS;
 }
 
 void ww_gate_stop_waiting(struct ww_gate *g) {
     g->is_waiting = false;
-    atomic_store_explicit(&g->slot->wants, 0, memory_order_release);
+    if (g->slot)
+        atomic_store_explicit(&g->slot->wants, 0, memory_order_release);
+}
+
+bool ww_gate_parse(const char *share, int64_t *priority, char tenant[WW_GATE_NAME]) {
+    char *rest = NULL;
+    if (!share || !*share)
+        return false;
+    *priority = strtoll(share, &rest, 10);
+    if (*rest != ':' || !rest[1] || strlen(rest + 1) >= WW_GATE_NAME)
+        return false;
+    strcpy(tenant, rest + 1);
+    return true;
 }

@@ -1,7 +1,7 @@
 /* The gate of a program: the arbiter of a GPU opens and closes it, and the program holds its calls while it is closed.
  *
- * The board is a file of the GPU in /dev/shm: a head and WW_GATE_SLOTS slots, one for each program. programs/board.py
- * has the same layout. All words are 64 bits wide and aligned; each has one writer, so no update is lost and none is
+ * The board is a file of the GPU in /dev/shm: a head and WW_GATE_SLOTS slots, one for each program. board.py has the
+ * same layout. All words are 64 bits wide and aligned; each has one writer, so no update is lost and none is
  * torn. The words are hints for performance: a wrong word delays programs or lets two run at once, and never damages
  * data.
  *
@@ -38,7 +38,8 @@
 
 enum ww_gate_kind {
     WW_GATE_WORKER = 1,  /* a worker of the driver layer: holds calls in the host */
-    WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU */
+    WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU, and a thread of the process
+                            writes the words; work behind a closed gate is not issued yet */
     WW_GATE_TURN = 3,    /* a thread with ww.turn: waits in the host */
 };
 
@@ -58,13 +59,12 @@ struct ww_gate_slot {
     _Atomic uint64_t serial;            /* the owner writes */
     uint64_t spare0[4];
 
-    /* The program writes; of WW_GATE_STREAMS, `done` and `at` are written by the GPU. */
+    /* The program writes. */
     _Alignas(64) _Atomic uint64_t wants; /* 0: no call is held. Else it changes with each look of the waiting program */
     _Atomic uint64_t issued, done;       /* calls given to the device, and passed by it */
     _Atomic uint64_t expected_ns;        /* of the calls between the two */
     _Atomic uint64_t longest_ns;         /* of a recent call */
-    _Atomic uint64_t at;                 /* STREAMS: odd while the GPU stands at a gate */
-    uint64_t spare1[2];
+    uint64_t spare1[3];
 
     /* Written seldom: the arbiter's for `warpwell share status`, then the owner's when it takes the slot. */
     _Alignas(64) _Atomic uint64_t state; /* 0 idle, 1 running, 2 leaving, 3 waiting */
@@ -102,8 +102,15 @@ bool ww_gate_fails_open(struct ww_gate *g);
 /* The program waits for nothing. */
 void ww_gate_stop_waiting(struct ww_gate *g);
 
+/* Wake the arbiter. */
+void ww_gate_ring(struct ww_gate *g);
+
+/* Read the variable WARPWELL_SHARE, PRIORITY:TENANT. Return false if it asks for no gate. */
+bool ww_gate_parse(const char *share, int64_t *priority, char tenant[WW_GATE_NAME]);
+
 static inline bool ww_gate_is_open(const struct ww_gate *g) {
-    return !g->slot || atomic_load_explicit(&g->slot->gate, memory_order_relaxed) == 1;
+    return !g->slot || (atomic_load_explicit(&g->slot->gate, memory_order_relaxed) == 1 &&
+                        atomic_load_explicit(&g->slot->serial, memory_order_relaxed) == g->serial);
 }
 
 /* Count a call that is about to be given to the device. Return false, and count nothing, if it must wait. */
@@ -112,7 +119,7 @@ static inline bool ww_gate_enter(struct ww_gate *g, bool can_wait) {
         return true;
     atomic_store_explicit(&g->slot->issued, g->issued + 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (can_wait && atomic_load_explicit(&g->slot->gate, memory_order_relaxed) != 1 && !ww_gate_fails_open(g)) {
+    if (can_wait && !ww_gate_is_open(g) && !ww_gate_fails_open(g)) {
         atomic_store_explicit(&g->slot->issued, g->issued, memory_order_relaxed);
         return false;
     }
@@ -122,10 +129,13 @@ static inline bool ww_gate_enter(struct ww_gate *g, bool can_wait) {
     return true;
 }
 
-/* The device has passed `n` calls. */
+/* The device has passed `n` calls. The arbiter may wait for the last one. */
 static inline void ww_gate_pass(struct ww_gate *g, uint64_t n) {
-    if (g->slot && n)
-        atomic_store_explicit(&g->slot->done, g->done += n, memory_order_release);
+    if (!g->slot || !n)
+        return;
+    atomic_store_explicit(&g->slot->done, g->done += n, memory_order_release);
+    if (g->done == g->issued && !ww_gate_is_open(g))
+        ww_gate_ring(g);
 }
 
 #endif

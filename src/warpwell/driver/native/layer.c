@@ -59,6 +59,9 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
 static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds) {
     struct ww_hello hello = {
         .said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(), .ordinal = (uint32_t)ordinal};
+    const char *share = getenv("WARPWELL_SHARE");
+    if (share && strlen(share) < sizeof hello.share)
+        strcpy(hello.share, share);
     for (;;) {
         if (!ww_send_packet(socket, &hello, sizeof hello, fds, (size_t)nfds, 0))
             return 0;

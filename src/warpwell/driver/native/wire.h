@@ -107,10 +107,13 @@ enum ww_said {
                      WW_REFUSED there */
 };
 
+#define WW_SHARE_BYTES 96u
+
 struct ww_hello {
     uint32_t said, magic;
     uint64_t hash; /* of the table and of this file: a layer of another build is refused */
     uint32_t pid, ordinal;
+    char share[WW_SHARE_BYTES]; /* the client's WARPWELL_SHARE; empty: its calls wait at no gate */
 };
 
 #define WW_PEERS 16u /* devices of a job on one host */
@@ -156,8 +159,10 @@ struct ww_link_message {
 };
 
 struct ww_hand_over { /* server to worker: a client, with descriptors of its socket, of counts, of stdout and stderr,
-                         and of its process (pidfd) where there is one */
-    uint32_t said;
+                         then of its process (pidfd) and of the device's board (gate.h) if there are such */
+    uint32_t said, has_process, has_board;
+    int32_t pid; /* of the client */
+    char share[WW_SHARE_BYTES];
 };
 
 struct ww_refused {

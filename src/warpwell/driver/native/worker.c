@@ -23,8 +23,10 @@
 
 static struct options {
     const char *driver, *device;
-    int control, life, pidfd, counts;
-} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .pidfd = -1, .counts = -1};
+    int control, life, pidfd, counts, board;
+    int64_t pid, priority;
+    char tenant[WW_GATE_NAME];
+} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .pidfd = -1, .counts = -1, .board = -1};
 
 /* -- ends
  * -------------------------------------------------------------------------------------------------------------------
@@ -55,22 +57,26 @@ static void start_watch(void) {
 
 /* Takes the client that the server hands over, or ends with the server. */
 static void await_client(void) {
-    int *const to[] = {&ww.socket, &given.counts, NULL, NULL, &given.pidfd}; /* NULL: the client's output */
     struct pollfd all[2] = {{given.control, POLLIN, 0}, {given.life, POLLIN, 0}};
     while (poll(all, 2, -1) < 0)
         ;
     struct ww_hand_over packet;
-    int fds[5], is_cut;
+    int fds[6], is_cut;
     if (all[1].revents ||
-        ww_receive_packet(given.control, &packet, sizeof packet, fds, 5, &is_cut) != (ssize_t)sizeof packet ||
+        ww_receive_packet(given.control, &packet, sizeof packet, fds, 6, &is_cut) != (ssize_t)sizeof packet ||
         packet.said != WW_HAND_OVER || fds[3] < 0)
         end_quietly();
-    for (int i = 0; i < 5 && fds[i] >= 0; i++) {
-        if (to[i])
-            *to[i] = fds[i];
-        else if (dup2(fds[i], i - 1) < 0 || close(fds[i]))
+    ww.socket = fds[0];
+    given.counts = fds[1];
+    for (int i = 2; i < 4; i++) /* the client's output */
+        if (dup2(fds[i], i - 1) < 0 || close(fds[i]))
             end_quietly();
-    }
+    if (packet.has_process)
+        given.pidfd = fds[4];
+    packet.share[sizeof packet.share - 1] = 0;
+    if (packet.has_board && ww_gate_parse(packet.share, &given.priority, given.tenant))
+        given.board = fds[packet.has_process ? 5 : 4];
+    given.pid = packet.pid;
     close(given.control);
     given.control = -1;
 }
@@ -282,6 +288,8 @@ int main(int argc, char **argv) {
     start_memory(fds);
     start_context(&facts);
     ww_streams_start();
+    if (given.board >= 0)
+        ww_gate_attach(&ww.gate, given.board, WW_GATE_WORKER, given.pid, given.priority, given.tenant);
     ww_heavy_start();
     tell_opened(&facts, fds);
     ww_execute();

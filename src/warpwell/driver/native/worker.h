@@ -5,6 +5,7 @@
  *     worker_process.c   state of the process, its end
  *     worker_answer.c    answers
  *     worker_heavy.c     two more threads for calls of the driver that may wait
+ *     worker_gate.c      which calls wait while another program has the device
  *     worker_arena.c     which addresses are mapped, used, free
  *     worker_streams.c   streams, events, what is parked, marks: when the device has passed a point of a stream
  *     worker_images.c    modules, functions
@@ -22,6 +23,7 @@
 
 #include "calls.h"
 #include "cu.h"
+#include "gate.h"
 #include "gen_worker.h"
 #include "system.h"
 #include "wire.h"
@@ -47,6 +49,7 @@ struct ww_worker {
     uint64_t host_most; /* bytes of pinned memory */
     int shareable;      /* other processes may map this device's memory */
     struct ww_counts *counts;
+    struct ww_gate gate; /* of this client; not attached unless it shares the device with other programs */
 };
 extern struct ww_worker ww;
 
@@ -120,6 +123,24 @@ void ww_changed(void);           /* behind a change of the status */
 void ww_wake(void);              /* from other threads: the executor looks at its lists again */
 _Noreturn void ww_execute(void); /* the main loop */
 
+/* -- gate: what calls are expected to take, measured while another program wants the device
+ * ------------------------------------------------------------------------------------------------------------- */
+
+struct ww_cost { /* of a function, or of a kind of copy */
+    uint32_t ns, calls;
+};
+
+struct ww_part { /* the calls of a stream that a mark covers first */
+    uint64_t since_ns, expected_ns;
+    struct ww_cost *cost; /* of its only call, which is measured; or NULL */
+};
+
+bool ww_gate_admits(const struct ww_call *call);  /* counts it as issued, or it must wait */
+int ww_gate_is_contended(void);                   /* whether marks are to show soon what is passed */
+int ww_part_measures(const struct ww_call *call); /* whether a mark before and behind the call measures it */
+int ww_part_add(struct ww_part *part, const struct ww_call *call); /* whether a mark is due */
+void ww_part_passed(struct ww_part *part, uint64_t *passed_ns, uint64_t calls);
+
 /* -- streams
  * -------------------------------------------------------------------------------------------------------------- */
 
@@ -130,6 +151,7 @@ struct ww_mark {
     int waited;     /* a thread waits: what the device printed is shown first */
     int counted;    /* in ww_streams_waited */
     struct ww_todo *todos;
+    struct ww_part part;
 };
 
 struct ww_stream {
@@ -142,11 +164,14 @@ struct ww_stream {
     struct ww_todo *later;        /* go to the next mark, whenever that comes */
     struct ww_call *first, *last; /* parked */
     size_t parked_bytes;
+    struct ww_part part; /* calls that no mark covers yet */
+    uint64_t passed_ns;  /* when the last mark was seen to pass */
 };
 
 void ww_streams_start(void);
 CUresult ww_stream_call(struct ww_call *call); /* issues it or parks a copy of it */
 int ww_streams_step(void);                     /* looks at marks and parked calls; whether something happened */
+void ww_streams_settle(void);                  /* marks what no mark covers, so that the arbiter sees it pass */
 int ww_streams_busy(void);                     /* whether a mark or a wait is outstanding */
 int ww_streams_waited(void);                   /* whether a thread may wait for one */
 struct ww_stream *ww_find_stream(uint32_t id);
@@ -231,6 +256,7 @@ struct ww_native_function {
     uint32_t id, params;
     CUfunction native;
     struct ww_param *param;
+    struct ww_cost cost;
 };
 
 struct ww_native_function *ww_function(uint32_t id); /* or NULL */

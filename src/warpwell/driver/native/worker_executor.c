@@ -131,6 +131,8 @@ static void rest(uint64_t since, int many) {
         return;
     }
     ww_memory_rest(now);
+    if (ww.gate.slot)
+        ww_streams_settle();
     if (!ww_streams_busy() && !ww_links_busy()) {
         if (idle < NAPS_NS)
             sleep_ns(NAP_NS, WW_NAPS);

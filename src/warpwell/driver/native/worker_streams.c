@@ -122,6 +122,8 @@ static struct ww_mark *mark(struct ww_stream *s) {
     if (s != legacy && !s->nonblocking && s->marked != s->issued)
         nunmarked--;
     m->count = s->marked = s->issued;
+    m->part = s->part;
+    s->part = (struct ww_part){0};
     m->todos = s->later;
     s->later = NULL;
     if (s->last_mark)
@@ -180,6 +182,7 @@ static int poll_stream(struct ww_stream *s) {
             ww_lost(code);
         if (m->waited)
             show_prints(m->native);
+        ww_part_passed(&m->part, &s->passed_ns, m->count - s->done);
         s->done = m->count;
         s->first_mark = m->next;
         if (!s->first_mark)
@@ -230,7 +233,7 @@ static int ready(struct ww_stream *s, const struct ww_call *call) {
     } else if (!s->nonblocking && legacy->first && legacy->first->order < call->order) {
         return 0;
     }
-    return !call->is_between_hosts || host_turn(s);
+    return (!call->is_between_hosts || host_turn(s)) && ww_gate_admits(call);
 }
 
 static void drop_generation(struct ww_generation *g) {
@@ -274,13 +277,17 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     about_to_issue(s);
     if (s != legacy && !s->nonblocking && s->marked == s->issued)
         nunmarked++;
+    int is_measured = ww.gate.slot && ww_part_measures(call);
+    if (is_measured && s->marked != s->issued)
+        mark(s);
     s->issued++; /* before the driver's call: a mark behind that covers it */
+    int is_due = ww.gate.slot && ww_part_add(&s->part, call);
     CUresult code = call->operation->issue(s, call, &held);
     if (!ww_living(code) && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
         ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
     else if (!held)
         ww_result(call, code);
-    if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2))
+    if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2) || is_due)
         mark(s);
     drop_generation(call->generation);
     call->generation = NULL;
@@ -443,7 +450,15 @@ static int poll_waiters(void) {
     return some;
 }
 
+void ww_streams_settle(void) {
+    for (struct ww_stream *s = made; s; s = s->next_made)
+        if (s->marked != s->issued)
+            mark(s);
+}
+
 int ww_streams_step(void) {
+    if (ww.gate.slot && ww_gate_is_contended())
+        ww_streams_settle();
     int some = parked ? unpark_all() : 0; /* before streams that are gone end: they leave this list first */
     for (struct ww_stream *s = made, *next; s; s = next) {
         next = s->next_made;

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._settings import settings
 from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, RefusedError, clients, generate, receive
 from ...errors import ClosedError, PoolError, StallError
 from ..agent.protocol import Op, pack
@@ -106,7 +107,8 @@ class FarEnd:
 
     def pack_hello(self, kind: int) -> bytes:
         """Return a HELLO or OPEN packet of a client."""
-        return clients.HELLO_PACKET.pack(kind, clients.MAGIC, self._protocol, os.getpid(), self.ordinal)
+        share = settings.share.encode()
+        return clients.HELLO_PACKET.pack(kind, clients.MAGIC, self._protocol, os.getpid(), self.ordinal, share)
 
     def close(self) -> None:
         """Close all clients and the server."""

@@ -1,0 +1,141 @@
+"""``warpwell share``: runs a program that shares GPUs with others, and manages such programs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+from pathlib import Path
+
+from ..errors import ArgumentError
+from ._common import Commands, add_command, json_option, output_of
+from .pool import program_options, run
+
+_VARIABLE = "WARPWELL_SHARE"
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
+
+
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``share``."""
+    parser = add_command(
+        commands,
+        "share",
+        share,
+        "run a program that shares GPUs with other programs",
+        "Run a CUDA program on this machine's GPUs under the scheduler. Programs that run this way have a GPU one at a "
+        "time: by priority, then in fair shares. Without a program: warpwell share status, end WHO, or limit.",
+    )
+    parser.usage = "warpwell share [--priority N] [--tenant NAME] [options of warpwell run] PROGRAM [ARG ...]"
+    group = parser.add_argument_group("sharing")
+    text = "programs of a larger priority come first (default: 0); an operator can limit this"
+    group.add_argument("--priority", type=int, default=0, metavar="N", help=text)
+    group.add_argument(
+        "--tenant", metavar="NAME", help="name for fair shares, limits and logs (default: your user name)"
+    )
+    program_options(parser)
+    parser.set_defaults(share_gpu=True, cuda="pool")
+
+
+def share(arguments: argparse.Namespace) -> int:
+    """Run a program, or a verb."""
+    command = arguments.program
+    if command and command[0] in _VERBS:
+        return _VERBS[command[0]](command[1:])
+    if command and os.sep not in command[0] and not os.path.exists(command[0]):
+        command[0] = shutil.which(command[0]) or command[0]
+    os.environ[_VARIABLE] = f"{arguments.priority}:{_tenant(arguments.tenant)}"
+    return run(arguments)
+
+
+def _tenant(name: str | None) -> str:
+    import getpass  # seldom needed
+
+    try:
+        found = getpass.getuser() if name is None else name
+    except (OSError, KeyError):  # the user has no name
+        found = f"user-{os.getuid()}"
+    if not _TENANT.fullmatch(found):
+        message = f"--tenant must be 1 to 63 letters, digits, dots, dashes, underscores or @, got {found!r:.70}"
+        raise ArgumentError(message, name="tenant")
+    return found
+
+
+def _parser(verb: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"warpwell share {verb}", description=description)
+    parser.set_defaults(command=f"share {verb}")
+    return parser
+
+
+def _status(argv: list[str]) -> int:
+    """Show the programs that share GPUs."""
+    from ..programs import program_status
+
+    parser = _parser("status", "Show the programs that share GPUs.")
+    json_option(parser)
+    output = output_of(parser.parse_args(argv))
+    rows = program_status()
+    if output.as_json:
+        output.print_json({"programs": rows})
+        return 0
+    heads = ("device", "process", "tenant", "priority", "state", "for, s", "busy periods", "used, s")
+    lines = [
+        (
+            row["device"],
+            str(row["process"]),
+            row["tenant"],
+            str(row["priority"]),
+            row["state"],
+            f"{row['seconds']:.3f}",
+            f"{row['launches']:,}",
+            f"{row['used']:.3f}",
+        )
+        for row in rows
+    ]
+    output.table("programs that share GPUs", heads, lines)
+    return 0
+
+
+def _end(argv: list[str]) -> int:
+    """End programs of a tenant, or a process."""
+    from ..programs import end_programs
+
+    parser = _parser("end", "End the programs of a tenant, or one by its process number.")
+    parser.add_argument("who", metavar="TENANT|PROCESS")
+    text = "time between SIGTERM and SIGKILL (default: 5)"
+    parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help=text)
+    json_option(parser)
+    arguments = parser.parse_args(argv)
+    processes = end_programs(arguments.who, arguments.grace)
+    output_of(arguments).result("Ended", {"processes": processes})
+    return 0
+
+
+def _limit(argv: list[str]) -> int:
+    """Change settings of a tenant."""
+    from ..programs import set_limits
+
+    parser = _parser("limit", "Change settings of a tenant; without settings, reset it.")
+    parser.add_argument("tenant", metavar="TENANT")
+    parser.add_argument("--weight", type=float, metavar="N", help="share of the time among tenants (default: 1)")
+    parser.add_argument("--priority", type=int, metavar="N", help="added to the priority of its programs (default: 0)")
+    parser.add_argument("--ceiling", type=int, metavar="N", help="largest priority of its programs (default: 8)")
+    json_option(parser)
+    arguments = parser.parse_args(argv)
+    names = ("weight", "priority", "ceiling")
+    values = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    output_of(arguments).result("Tenants", set_limits({arguments.tenant: values}))
+    return 0
+
+
+def _arbiter(argv: list[str]) -> int:
+    """Be the arbiter of a board. Programs start it; users need not."""
+    from ..programs import run_arbiter
+
+    if len(argv) != 1:
+        raise ArgumentError("share arbiter needs the path of a board", name="path")
+    run_arbiter(Path(argv[0]))
+    return 0
+
+
+_VERBS = {"status": _status, "end": _end, "limit": _limit, "arbiter": _arbiter}

@@ -1,0 +1,289 @@
+"""`ProgramExecutor`: runs programs by opening and closing their gates; `Program`: a slot as the arbiter sees it.
+
+A job is a busy period of a program: from a held call until the device has nothing of it. ``launch`` opens the gate,
+``preempt`` closes it; `Stopped` means that the device has passed all calls, `Ended` that the program is idle. All
+words come from other processes, which may write anything: they decide who waits, never whether this code goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .._os import clock
+from ..driver import Board
+from ..errors import TaskLostError
+from ..scheduler import Capacity, Ended, Executor, Job, Placement, Stopped
+
+IDLE_SECONDS = 1e-3
+"""Time without calls after which a busy period is over. Chosen: several times the gap between launches in Python."""
+
+START_SECONDS = 20e-3
+"""Time that a program has to pass its opened gate. A worker looks at least every 50 us, so one that needs longer is
+stopped, or the machine is overloaded."""
+
+DRAIN_SECONDS = 50e-3
+"""Minimum time that the device has to pass the calls of a closed gate. After that the program shares the device with
+the next one by the driver's time slicing, because its kernels may wait for another GPU whose gate is closed."""
+
+MAX_DRAIN_SECONDS = 1.0
+"""Largest time for that, whatever a program expects of its calls."""
+
+HOLD_SECONDS = 10.0
+"""The same for `ww.turn`, which ends only where the program says so. Chosen with the H200 turns of 23 November."""
+
+_WRAP = 1 << 64
+
+
+class Program:
+    """A slot of a board, from its taking to its release.
+
+    Attributes
+    ----------
+    wants : int
+        0 if no call is held; else it changes as long as the program's process runs.
+    issued, done : int
+        Calls given to the device, and passed by it.
+    changed : float
+        When one of these three last differed from the reading before.
+    job : Job or None
+        Its unfinished busy period.
+    is_open : bool
+        Whether the arbiter has opened its gate.
+    hold : float
+        Minimum time that the device has to pass its calls, in seconds.
+    """
+
+    def __init__(self, own_board: Board, index: int, serial: int, now: float) -> None:
+        self.board, self.index, self.serial = own_board, index, serial
+        self._at = own_board.slot(index)
+        words = own_board.words
+        self.kind, self.pid = words[self._at + Board.KIND], words[self._at + Board.PID] & 0x7FFFFFFF
+        priority = words[self._at + Board.PRIORITY]
+        self.priority = priority - _WRAP if priority >= _WRAP // 2 else priority
+        self.tenant = own_board.tenant(index)
+        self.job: Job | None = None
+        self.is_open = words[self._at + Board.GATE] == 1
+        self.hold = HOLD_SECONDS if self.kind == Board.TURN else DRAIN_SECONDS
+        self.wants = self.issued = self.done = 0
+        self.changed, self.active = now, -1.0
+        self._idle_issued = 0
+        self._stuck: tuple[int, int, int] | None = None
+        self._undrained: int | None = None
+        self.read(now)
+        self._idle_issued = self.issued
+
+    @property
+    def name(self) -> str:
+        """Its name in logs: tenant and process."""
+        return f"{self.tenant}-{self.pid}"
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the device has calls of it."""
+        return self.issued != self.done
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it still has the slot, and its process has not exited."""
+        return self.board.words[self._at + Board.SERIAL] == self.serial and self.board.is_alive(self.index)
+
+    def read(self, now: float) -> None:
+        """Read the program's words."""
+        words, at = self.board.words, self._at
+        found = words[at + Board.WANTS], words[at + Board.DONE], words[at + Board.ISSUED]  # `done` before `issued`
+        if found != (self.wants, self.done, self.issued):
+            self.wants, self.done, self.issued = found
+            self.changed = now
+            if self.done != self._undrained:
+                self._undrained = None
+        if self.job is not None:
+            self.active = now
+        if words[at + Board.GATE] != self.is_open:
+            self.board.set_gate(self.index, self.is_open)
+
+    def needs_job(self) -> bool:
+        """Return True if a busy period begins: a call is held, or calls pass the gate that is still open."""
+        if self.wants:
+            return self._stuck != (self.wants, self.done, self.issued)
+        return self.is_open and (self.in_flight or self.issued != self._idle_issued)
+
+    def set_gate(self, is_open: bool) -> None:
+        """Open or close the gate."""
+        self.is_open = is_open
+        self.board.set_gate(self.index, is_open)
+
+    def drain_seconds(self) -> float:
+        """Return the time that the device has to pass its calls; 0 if it passed none in the time that it had before."""
+        if self._undrained is not None:
+            return 0.0
+        expected = self.board.words[self._at + Board.EXPECTED_NS]
+        return max(self.hold, min(4e-9 * expected, MAX_DRAIN_SECONDS))
+
+    def mark_undrained(self) -> None:
+        """Note that the device did not pass its calls in time."""
+        self._undrained = self.done
+
+    def mark_idle(self, is_stuck: bool) -> None:
+        """Note that a busy period is over; with `is_stuck`, ignore its held call until the program's process runs."""
+        self._idle_issued = self.issued
+        self._stuck = (self.wants, self.done, self.issued) if is_stuck else None
+
+    def report(self, state: int, used_seconds: float | None = None) -> None:
+        """Write the state of the program for `program_status`, and the time of a residency that is over."""
+        words, at = self.board.words, self._at
+        words[at + Board.STATE], words[at + Board.SINCE_NS] = state, clock.monotonic_ns()
+        if used_seconds is not None:
+            words[at + Board.USED_NS] = (words[at + Board.USED_NS] + int(used_seconds * 1e9)) % _WRAP
+        if state == Board.RUNNING:
+            words[at + Board.LAUNCHES] = (words[at + Board.LAUNCHES] + 1) % _WRAP
+
+    def bound_work(self, nanoseconds: int) -> None:
+        """Set the expected work that it may have on the device; 0: no bound."""
+        if self.board.words[self._at + Board.BUDGET_NS] != nanoseconds:
+            self.board.words[self._at + Board.BUDGET_NS] = nanoseconds
+
+
+class ProgramExecutor(Executor):
+    """Opens and closes the gates of programs. The `launch` of a task is its `Program`.
+
+    Parameters
+    ----------
+    own_board : Board
+    now : callable
+        Returns the monotonic time in seconds.
+    """
+
+    def __init__(self, own_board: Board, now: Callable[[], float] = clock.monotonic) -> None:
+        self.board, self._now, self._start = own_board, now, now()
+        self._running: dict[Job, float] = {}
+        self._opening: set[Job] = set()
+        self._deadlines: dict[Job, float] = {}
+        self._lingering: set[Program] = set()
+        self._draining: dict[Program, float] = {}
+
+    @property
+    def capacity(self) -> Capacity:
+        return Capacity()
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a gate was closed and its calls are not passed yet."""
+        return bool(self._deadlines or self._opening)
+
+    def welcome(self, program: Program, limit: int) -> None:
+        """Close the gate of a new program if `limit` gates are open."""
+        if program.is_open and len(self._running) + len(self._lingering) >= limit:
+            program.set_gate(False)
+        elif program.is_open:
+            self._lingering.add(program)
+
+    def forget(self, program: Program) -> None:
+        """Forget a program whose slot is free."""
+        self._lingering.discard(program)
+        self._draining.pop(program, None)
+
+    def launch(self, job: Job, placement: Placement) -> None:
+        program, now = _program(job), self.now()
+        self._running[job] = now
+        program.report(Board.RUNNING)
+        self._lingering.discard(program)
+        self._draining.pop(program, None)
+        for other in self._lingering:
+            other.set_gate(False)
+            self._draining[other] = now + other.drain_seconds()
+        self._lingering.clear()
+        self._opening.add(job)
+        self._open_gates(now)
+
+    def preempt(self, job: Job, mode: str = "drain") -> None:
+        program = _program(job)
+        self._opening.discard(job)
+        program.set_gate(False)
+        program.report(Board.LEAVING)
+        self._deadlines[job] = self.now() + program.drain_seconds()
+
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
+        """Do nothing: a program has the whole device."""
+
+    def progress(self, job: Job) -> int:
+        return 0
+
+    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+        words, at = self.board.words, self.board.slot(_program(victim).index)
+        return 1e-9 * min(words[at + Board.EXPECTED_NS] + words[at + Board.LONGEST_NS], 1 << 40) + 0.3e-3
+
+    def poll(self) -> list[Ended | Stopped]:
+        now = self.now()
+        found: list[Ended | Stopped] = []
+        for job in list(self._running):
+            program = _program(job)
+            program.read(now)
+            event = self._event_of(job, program, now)
+            if event is not None:
+                found.append(event)
+                self._leave(job, program, event, now)
+        self._open_gates(now)
+        return found
+
+    def now(self) -> float:
+        return self._now() - self._start
+
+    def wait(self, until: float | None) -> None:
+        seconds = 1.0 if until is None else min(1.0, max(0.0, until - self.now()))
+        self.board.wait(self.board.bell, seconds)
+
+    def wake(self) -> None:
+        self.board.ring()
+
+    def discard(self, job: Job) -> None:
+        program = _program(job)
+        program.report(Board.IDLE)
+        program.job = None
+
+    def _event_of(self, job: Job, program: Program, now: float) -> Ended | Stopped | None:
+        if not program.is_attached:
+            error = TaskLostError(f"program {program.name!r} has exited", task=program.name)
+            return Ended(job, now, error)
+        deadline, quiet = self._deadlines.get(job), now - max(program.changed, self._running[job])
+        if deadline is not None:
+            if program.in_flight and now < deadline:
+                return None
+            if program.in_flight:
+                program.mark_undrained()
+            is_frozen = program.in_flight and now - program.changed >= program.hold
+            return Stopped(job, now, 0) if program.wants and not is_frozen else Ended(job, now)
+        if job in self._opening or program.in_flight:
+            return None
+        return Ended(job, now) if quiet >= (START_SECONDS if program.wants else IDLE_SECONDS) else None
+
+    def _leave(self, job: Job, program: Program, event: Ended | Stopped, now: float) -> None:
+        used = now - self._running.pop(job)
+        self._opening.discard(job)
+        if isinstance(event, Stopped):
+            program.report(Board.WAITING, used)
+        else:
+            program.mark_idle(bool(program.wants))
+            program.job = None
+            if event.error is None:
+                program.report(Board.IDLE, used)
+            if program.is_open and event.error is None:
+                self._lingering.add(program)
+        self._deadlines.pop(job, None)
+
+    def _open_gates(self, now: float) -> None:
+        """Open the gates of launched programs if the device has passed the calls of programs whose gate lingered."""
+        for program, deadline in list(self._draining.items()):
+            program.read(now)
+            if not program.in_flight or now >= deadline or not program.is_attached:
+                del self._draining[program]
+        if not self._draining:
+            for job in self._opening:
+                program = _program(job)
+                program.set_gate(True)
+                program.changed = now
+            self._opening.clear()
+
+
+def _program(job: Job) -> Program:
+    program: Program = job.task.launch
+    return program

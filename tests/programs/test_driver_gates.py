@@ -1,0 +1,295 @@
+"""Gates in workers of the driver layer, on the fake driver: right results under any gate, any death, any board."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.harness.until import HANG_SECONDS, until
+
+from lab.driver import build
+from lab.driver.serve import serve
+from warpwell.cli.main import main
+from warpwell.driver import Board, DriverServer
+from warpwell.errors import ArgumentError
+from warpwell.programs import end_programs, program_status
+
+ROOT = Path(__file__).parents[2]
+DEVICES = ("gpu-" + "fa" * 15 + "00", "gpu-" + "fa" * 15 + "01")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverServer]:
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    with serve(2, driver=build.build().fake) as made:
+        yield made
+    for name in DEVICES:
+        kill_arbiter(Board.of(name))
+
+
+@pytest.fixture
+def manual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No arbiter starts: the test writes the gates."""
+    monkeypatch.setattr(Board, "ensure_arbiter", lambda board: None)
+
+
+class Program:
+    """A process of `tests.harness.driver.gated`, or of random programs."""
+
+    def __init__(self, server: DriverServer, share: str, *arguments: str, module: str = "gated") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments],
+            env={**server.environ(), "WARPWELL_SHARE": share},
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> str:
+        return self.process.communicate(timeout=HANG_SECONDS)[0].strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(server: DriverServer) -> Iterator[Start]:
+    made = Start(server)
+    yield made
+    for program in made.started:
+        program.kill()
+
+
+class Start:
+    """Starts programs that end with the test."""
+
+    def __init__(self, server: DriverServer) -> None:
+        self.server, self.started = server, []
+
+    def __call__(self, share: str, kind: str, microseconds: int = 100) -> Program:
+        self.started.append(Program(self.server, share, kind, str(microseconds)))
+        assert self.started[-1].line() == "ready"
+        return self.started[-1]
+
+    def random(self, share: str, seeds: range) -> Program:
+        text = f"{seeds.start}:{seeds.stop}"
+        program = Program(self.server, share, "--devices", "2", "--seeds", text, module="programs")
+        self.started.append(program)
+        return program
+
+
+def slots(board: Board) -> list[int]:
+    return [index for index, _ in board.used_slots()]
+
+
+def only_slot(board: Board) -> int:
+    until(lambda: len(slots(board)) == 1)
+    return slots(board)[0]
+
+
+def kill_arbiter(board: Board, number: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to the arbiter of a board if it has one."""
+    owner = board.arbiter
+    if owner is not None and owner != os.getpid():
+        try:
+            os.kill(owner, number)
+        except ProcessLookupError:
+            pass
+
+
+class Background:
+    """Repeats a function in a thread until the block ends."""
+
+    def __init__(self, function: object, seconds: float) -> None:
+        self._function, self._seconds, self._over = function, seconds, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._over.wait(random.random() * self._seconds):
+            self._function()  # type: ignore[operator]
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.slow)], ids=str)
+def test_random_programs_are_right_under_random_gates(start: Start, manual: None, seeds: range) -> None:
+    rng, boards = random.Random(7), [Board.of(name) for name in DEVICES]
+
+    def change() -> None:
+        for board in boards:
+            board.beat(2)
+            for index in slots(board):
+                board.set_gate(index, rng.random() < 0.5)
+                board.words[board.slot(index) + Board.BUDGET_NS] = rng.choice((0, 1, 100_000))
+
+    with Background(change, 3e-3):
+        assert start.random("0:random", seeds).end() == f"{len(seeds)} programs are right"
+
+
+def test_random_programs_are_right_while_arbiters_are_killed(start: Start) -> None:
+    rng, boards = random.Random(7), [Board.of(name) for name in DEVICES]
+
+    def disturb() -> None:
+        board = rng.choice(boards)
+        kill_arbiter(board, rng.choice((signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT)))
+        board.ensure_arbiter()
+
+    programs = [start.random(f"{k}:t{k}", range(6 * k, 6 * k + 6)) for k in range(2)]
+    with Background(disturb, 0.4):
+        assert [program.end() for program in programs] == ["6 programs are right"] * 2
+
+
+def test_random_programs_are_right_beside_a_hostile_client_of_the_board(start: Start) -> None:
+    rng, boards = random.Random(7), [Board.of(name) for name in DEVICES]
+
+    def write() -> None:
+        for board in boards:
+            for _ in range(8):
+                at = rng.randrange(8, len(board.words))  # all but the format
+                board.words[at] = rng.choice((0, 1, 3, (1 << 64) - 1, rng.getrandbits(64)))
+            for index in range(4):
+                at = board.slot(index)
+                board.words[at + rng.randrange(32)] = rng.choice((0, 1, 3, rng.getrandbits(64)))
+
+    programs = [start.random(f"{k}:t{k}", range(4 * k, 4 * k + 4)) for k in range(2)]
+    with Background(write, 2e-3):
+        assert [program.end() for program in programs] == ["4 programs are right"] * 2
+
+
+def test_calls_wait_at_a_closed_gate_while_an_arbiter_is_alive(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "each")
+    index = only_slot(board)
+    at = board.slot(index)
+    board.set_gate(index, False)
+    with Background(lambda: board.beat(1), 10e-3):
+        program.tell()
+        until(lambda: board.words[at + Board.WANTS] != 0)
+        issued, seen = board.words[at + Board.ISSUED], board.words[at + Board.WANTS]
+        time.sleep(0.4)
+        assert board.words[at + Board.ISSUED] == issued
+        assert board.words[at + Board.WANTS] not in (0, seen)
+        board.set_gate(index, True)
+        assert float(program.line()) >= 0.4
+    until(lambda: board.words[at + Board.ISSUED] == board.words[at + Board.DONE])
+    assert board.words[at + Board.WANTS] == 0
+
+
+def test_calls_wait_for_a_bounded_time_without_an_arbiter(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "each")
+    board.set_gate(only_slot(board), False)
+    program.tell()
+    assert 0.1 <= float(program.line()) < HANG_SECONDS
+    times = []
+    for _ in range(5):
+        program.tell()
+        times.append(float(program.line()))
+    assert min(times) < 0.1  # it does not wait again
+
+
+def test_a_program_whose_slot_was_taken_waits_for_nothing(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "each")
+    index = only_slot(board)
+    board.set_gate(index, False)
+    board.words[board.slot(index) + Board.SERIAL] += 2
+    with Background(lambda: board.beat(1), 10e-3):
+        program.tell()
+        assert float(program.line()) < HANG_SECONDS
+
+
+def test_a_program_without_share_has_no_slot(server: DriverServer, start: Start) -> None:
+    program = start("", "each")
+    program.tell()
+    program.line()
+    assert not slots(Board.of(DEVICES[0]))
+
+
+def test_two_programs_progress_and_are_listed(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    programs = [start("0:first", "loop"), start("2:second", "each", 300)]
+
+    def are_listed() -> bool:
+        programs[1].tell()
+        assert float(programs[1].line()) < HANG_SECONDS
+        return {row["tenant"] for row in program_status() if row["launches"]} == {"first", "second"}
+
+    until(are_listed)
+    assert main(["share", "status", "--json"]) == 0
+    rows = {row["tenant"]: row for row in json.loads(capsys.readouterr().out)["programs"]}
+    assert rows["second"]["priority"] == 2
+    assert rows["first"]["process"] == programs[0].process.pid
+    programs[0].tell()
+    assert int(programs[0].end()) > 0
+
+
+def test_an_arbiter_is_the_only_one_of_its_board(start: Start) -> None:
+    start("0:one", "each")
+    board = Board.of(DEVICES[0])
+    until(lambda: board.arbiter is not None)
+    assert main(["share", "arbiter", str(board.path)]) == 0  # at once
+
+
+@pytest.mark.parametrize("who", ["tenant", "process"])
+def test_end_ends_programs(start: Start, who: str) -> None:
+    program, other = start("0:first", "each"), start("0:second", "each")
+    name = "first" if who == "tenant" else str(program.process.pid)
+    assert end_programs(name) == [program.process.pid]
+    until(lambda: [row["tenant"] for row in program_status()] == ["second"])
+    with pytest.raises(ArgumentError, match="there is second"):
+        end_programs(name)
+    other.tell()
+    assert other.line()
+
+
+def test_a_killed_program_frees_its_slot_and_its_place(start: Start) -> None:
+    first, second = start("1:first", "loop", 1000), start("0:second", "each")
+    board = Board.of(DEVICES[0])
+    first.process.send_signal(signal.SIGKILL)
+    second.tell()
+    assert float(second.line()) < HANG_SECONDS
+    until(lambda: len(slots(board)) == 1)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("fate", ["killed", "stopped", "spinning"])
+def test_a_program_that_fails_delays_others_by_a_bounded_time(server: DriverServer, start: Start, fate: str) -> None:
+    first = start("0:first", "loop", 30_000_000 if fate == "spinning" else 500)
+    second = start("0:second", "each", 100)
+    until(lambda: any(row["tenant"] == "first" and row["state"] == "running" for row in program_status()))
+    worker = next(row["worker"] for row in server.programs() if row["pid"] == first.process.pid)
+    if fate != "spinning":
+        os.kill(worker, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    times = []
+    for _ in range(10):
+        second.tell()
+        times.append(float(second.line()))
+    if fate == "stopped":
+        os.kill(worker, signal.SIGCONT)
+    assert sorted(times)[-2] < 0.1, times

@@ -1,0 +1,246 @@
+"""The arbiter on a virtual clock: shares, priorities, slices, drains and stuck programs, with simulated programs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from warpwell.driver import Board
+from warpwell.programs import Arbiter, set_limits
+from warpwell.programs.executor import DRAIN_SECONDS, MAX_DRAIN_SECONDS, START_SECONDS
+from warpwell.programs.policy import AGING_SECONDS, TIME_SLICE_SECONDS
+
+TICK = 0.2e-3
+
+
+@dataclass(eq=False)
+class Client:
+    """A simulated program: it holds calls at its gate, and its calls take `call_seconds` on the device."""
+
+    board: Board
+    index: int
+    call_seconds: float = 0.2e-3
+    has_calls: Callable[[float], bool] = lambda now: True
+    is_frozen: bool = False
+    ends: float | None = None
+    used: float = 0.0
+    first_use: float | None = None
+
+    def word(self, name: int) -> int:
+        return self.board.words[self.board.slot(self.index) + name]
+
+    def put(self, name: int, value: int) -> None:
+        self.board.words[self.board.slot(self.index) + name] = value
+
+    def step(self, now: float, number: int) -> None:
+        if self.ends is not None and now >= self.ends:
+            self.ends, self.used = None, self.used + self.call_seconds
+            self.put(Board.DONE, self.word(Board.ISSUED))
+            if self.word(Board.GATE) != 1:
+                self.board.ring()
+        if self.is_frozen or not self.has_calls(now) or self.ends is not None:
+            return
+        if self.word(Board.GATE) != 1:
+            if not self.word(Board.WANTS):
+                self.board.ring()
+            self.put(Board.WANTS, 2 * number + 1)
+            return
+        self.put(Board.WANTS, 0)
+        self.put(Board.ISSUED, self.word(Board.ISSUED) + 1)
+        self.ends = now + self.call_seconds
+        self.first_use = now if self.first_use is None else self.first_use
+
+
+class World:
+    """A board, its arbiter and simulated programs on a virtual clock."""
+
+    def __init__(self, path: Path) -> None:
+        self.now, self.numbers = 0.0, itertools.count(1)
+        self.board = Board(path / "gpu.board")
+        self.arbiter = Arbiter(self.board, now=lambda: self.now)
+        self.clients: list[Client] = []
+        self.bell, self.due = -1, 0.0
+
+    def add(self, tenant: str, priority: int = 0, **options: object) -> Client:
+        taken = self.board.take_slot(Board.WORKER, len(self.clients) + 1, priority, tenant)
+        assert taken is not None
+        self.clients.append(Client(self.board, taken[0], **options))  # type: ignore[arg-type]
+        return self.clients[-1]
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            if self.board.bell != self.bell or self.now >= self.due:
+                self.bell = self.board.bell
+                self.due = self.now + self.arbiter.step()
+            for client in self.clients:
+                client.step(self.now, next(self.numbers))
+            self.now += TICK
+
+    def on_device(self) -> int:
+        return sum(client.ends is not None for client in self.clients)
+
+    def rules(self, kind: str) -> list[str]:
+        return [event.why["rule"] for event in self.arbiter.core.log if event.kind == kind]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    return World(tmp_path)
+
+
+@pytest.mark.parametrize("weights", [(3, 1), (1, 1), (1, 2, 5)])
+def test_shares_follow_the_weights(world: World, weights: tuple[int, ...]) -> None:
+    set_limits({f"t{k}": {"weight": float(weight)} for k, weight in enumerate(weights)})
+    for k in range(len(weights)):
+        world.add(f"t{k}", call_seconds=(k + 1) * TICK)
+    world.run(3.0)
+    total = sum(client.used for client in world.clients)
+    for client, weight in zip(world.clients, weights, strict=True):
+        bound = 2 * TIME_SLICE_SECONDS / total  # where a whole slice is more than 5 %
+        assert client.used / total == pytest.approx(weight / sum(weights), rel=0.05, abs=bound)
+
+
+def test_weights_that_change_reach_running_programs(world: World) -> None:
+    first, second = world.add("a"), world.add("b")
+    world.run(1.0)
+    set_limits({"a": {"weight": 4.0}})
+    before = first.used, second.used
+    world.run(2.0)
+    assert (first.used - before[0]) / (second.used - before[1]) == pytest.approx(4, rel=0.1)
+
+
+def test_one_program_at_a_time_has_the_device(world: World) -> None:
+    for k in range(4):
+        world.add(f"t{k % 2}", priority=k % 3, call_seconds=0.5e-3)
+    overlaps = 0
+    for _ in range(1500):
+        world.run(TICK)
+        overlaps += world.on_device() > 1
+    assert overlaps <= 1  # the first programs attach with open gates
+
+
+def test_a_higher_priority_comes_at_the_end_of_the_call_that_runs(world: World) -> None:
+    world.add("training", call_seconds=2e-3)
+    world.run(0.1)
+    urgent = world.add("inference", priority=1)
+    began = world.now
+    world.run(0.05)
+    assert urgent.first_use is not None
+    assert urgent.first_use - began <= 2e-3 + 4 * TICK
+    assert "priority" in world.rules("preempt")
+
+
+def test_an_equal_waits_for_the_end_of_the_time_slice(world: World) -> None:
+    world.add("first")
+    world.run(TICK * 3)
+    second = world.add("second")
+    world.run(0.9 * TIME_SLICE_SECONDS)
+    assert second.first_use is None
+    world.run(0.3 * TIME_SLICE_SECONDS)
+    assert second.first_use is not None
+
+
+def test_a_low_priority_is_not_starved(world: World) -> None:
+    world.add("urgent", priority=3)
+    low = world.add("low")
+    world.run(3 * AGING_SECONDS)
+    assert low.first_use is None
+    world.run(2 * AGING_SECONDS)
+    assert low.used > 0.5 * TIME_SLICE_SECONDS
+
+
+def test_the_ceiling_of_a_tenant_bounds_its_priorities(world: World) -> None:
+    set_limits({"greedy": {"ceiling": 0}})
+    world.add("other", call_seconds=0.4e-3)
+    world.add("greedy", priority=1 << 40, call_seconds=0.4e-3)
+    world.run(2.0)
+    assert world.clients[0].used == pytest.approx(world.clients[1].used, rel=0.05)
+
+
+def test_idle_time_earns_no_credit(world: World) -> None:
+    world.add("busy")
+    late = world.add("late", has_calls=lambda now: now > 3.0)
+    world.run(3.0)
+    busy = world.clients[0].used
+    world.run(1.0)
+    assert late.used == pytest.approx(world.clients[0].used - busy, rel=0.15)
+
+
+def test_an_idle_program_keeps_its_gate_open_until_another_one_comes(world: World) -> None:
+    first = world.add("first", has_calls=lambda now: now < 0.01 or 0.05 < now < 0.06)
+    world.run(0.1)
+    assert first.word(Board.GATE) == 1 and first.word(Board.BUDGET_NS) == 0
+    world.add("second", has_calls=lambda now: now > 0.15)
+    world.run(0.2)
+    assert first.word(Board.GATE) == 0
+
+
+def test_work_is_bounded_only_while_another_program_is_active(world: World) -> None:
+    first = world.add("first")
+    second = world.add("second", has_calls=lambda now: now < 0.1)
+    world.run(0.1)
+    assert first.word(Board.BUDGET_NS) == second.word(Board.BUDGET_NS) > 0
+    world.run(2.0)
+    assert first.word(Board.BUDGET_NS) == 0
+
+
+def test_a_program_that_does_not_drain_shares_the_device(world: World) -> None:
+    spinning = world.add("spinning", call_seconds=1e9)
+    world.run(0.1)
+    other = world.add("other")
+    began = world.now
+    world.run(0.2)
+    assert other.first_use is not None
+    assert other.first_use - began < TIME_SLICE_SECONDS + DRAIN_SECONDS + 0.01
+    used = other.used
+    world.run(1.0)
+    assert other.used - used > 0.95  # no wait for the same calls again
+    assert spinning.ends is not None
+
+
+def test_a_frozen_program_costs_one_slice_and_returns(world: World) -> None:
+    frozen = world.add("frozen", call_seconds=0.1e-3)
+    other = world.add("other")
+    world.run(0.1)
+    frozen.is_frozen = True
+    used = other.used
+    world.run(1.0)
+    assert other.used - used > 1.0 - 0.1 - START_SECONDS
+    frozen.is_frozen = False
+    used = frozen.used
+    world.run(0.5)
+    assert frozen.used - used > 0.1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_words_stop_no_other_program(world: World, seed: int) -> None:
+    """A client writes anything into its slot, and into the words of the arbiter and of the other slots."""
+    import random
+
+    rng = random.Random(seed)
+    honest = world.add("honest", call_seconds=0.4e-3)
+    hostile = world.add("hostile", priority=0)
+    values = (0, 1, 2, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+
+    def vandalize(now: float) -> bool:
+        base = world.board.slot(hostile.index)
+        for _ in range(3):
+            word = rng.choice([w for w in range(32) if w != Board.SERIAL])
+            world.board.words[base + word] = rng.choice((*values, rng.getrandbits(64)))
+        if rng.random() < 0.1:
+            world.board.words[world.board.slot(honest.index) + Board.GATE] = rng.choice(values)
+            world.board.words[world.board.slot(rng.randrange(2, 128)) + Board.SERIAL] = rng.getrandbits(64)
+        return False
+
+    hostile.has_calls = vandalize
+    world.run(0.5)
+    used = honest.used
+    world.run(2.5)
+    cycle = 2 * TIME_SLICE_SECONDS + MAX_DRAIN_SECONDS  # whatever the other one says, as if it had long calls
+    assert honest.used - used > 0.9 * TIME_SLICE_SECONDS * int(2.5 / cycle)
