@@ -60,7 +60,7 @@ class Program:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def tell(self) -> None:
+    def post(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -146,7 +146,7 @@ def test_random_programs_are_right_under_random_gates(start: Start, manual: None
             board.beat(2)
             for index in slots(board):
                 board.set_gate(index, rng.random() < 0.5)
-                board.words[board.slot(index) + Board.BUDGET_NS] = rng.choice((0, 1, 100_000))
+                board.fields[board.slot(index) + Board.BUDGET_NS] = rng.choice((0, 1, 100_000))
 
     with Background(change, 3e-3):
         assert start.random("0:random", seeds).end() == f"{len(seeds)} programs are right"
@@ -171,11 +171,11 @@ def test_random_programs_are_right_beside_a_hostile_client_of_the_board(start: S
     def write() -> None:
         for board in boards:
             for _ in range(8):
-                at = rng.randrange(8, len(board.words))  # all but the format
-                board.words[at] = rng.choice((0, 1, 3, (1 << 64) - 1, rng.getrandbits(64)))
+                at = rng.randrange(8, len(board.fields))  # all but the format
+                board.fields[at] = rng.choice((0, 1, 3, (1 << 64) - 1, rng.getrandbits(64)))
             for index in range(4):
                 at = board.slot(index)
-                board.words[at + rng.randrange(32)] = rng.choice((0, 1, 3, rng.getrandbits(64)))
+                board.fields[at + rng.randrange(32)] = rng.choice((0, 1, 3, rng.getrandbits(64)))
 
     programs = [start.random(f"{k}:t{k}", range(4 * k, 4 * k + 4)) for k in range(2)]
     with Background(write, 2e-3):
@@ -189,27 +189,27 @@ def test_calls_wait_at_a_closed_gate_while_an_arbiter_is_alive(start: Start, man
     at = board.slot(index)
     board.set_gate(index, False)
     with Background(lambda: board.beat(1), 10e-3):
-        program.tell()
-        until(lambda: board.words[at + Board.WANTS] != 0)
-        issued, seen = board.words[at + Board.ISSUED], board.words[at + Board.WANTS]
+        program.post()
+        until(lambda: board.fields[at + Board.HELD] != 0)
+        issued, held = board.fields[at + Board.ISSUED], board.fields[at + Board.HELD]
         time.sleep(0.4)
-        assert board.words[at + Board.ISSUED] == issued
-        assert board.words[at + Board.WANTS] not in (0, seen)
+        assert board.fields[at + Board.ISSUED] == issued
+        assert board.fields[at + Board.HELD] not in (0, held)
         board.set_gate(index, True)
         assert float(program.line()) >= 0.4
-    until(lambda: board.words[at + Board.ISSUED] == board.words[at + Board.DONE])
-    assert board.words[at + Board.WANTS] == 0
+    until(lambda: board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE])
+    assert board.fields[at + Board.HELD] == 0
 
 
 def test_calls_wait_for_a_bounded_time_without_an_arbiter(start: Start, manual: None) -> None:
     board = Board.of(DEVICES[0])
     program = start("0:one", "each")
     board.set_gate(only_slot(board), False)
-    program.tell()
+    program.post()
     assert 0.1 <= float(program.line()) < HANG_SECONDS
     times = []
     for _ in range(5):
-        program.tell()
+        program.post()
         times.append(float(program.line()))
     assert min(times) < 0.1  # it does not wait again
 
@@ -219,15 +219,15 @@ def test_a_program_whose_slot_was_taken_waits_for_nothing(start: Start, manual: 
     program = start("0:one", "each")
     index = only_slot(board)
     board.set_gate(index, False)
-    board.words[board.slot(index) + Board.SERIAL] += 2
+    board.fields[board.slot(index) + Board.SERIAL] += 2
     with Background(lambda: board.beat(1), 10e-3):
-        program.tell()
+        program.post()
         assert float(program.line()) < HANG_SECONDS
 
 
 def test_a_program_without_share_has_no_slot(server: DriverServer, start: Start) -> None:
     program = start("", "each")
-    program.tell()
+    program.post()
     program.line()
     assert not slots(Board.of(DEVICES[0]))
 
@@ -236,7 +236,7 @@ def test_two_programs_progress_and_are_listed(start: Start, capsys: pytest.Captu
     programs = [start("0:first", "loop"), start("2:second", "each", 300)]
 
     def are_listed() -> bool:
-        programs[1].tell()
+        programs[1].post()
         assert float(programs[1].line()) < HANG_SECONDS
         return {row["tenant"] for row in program_status() if row["launches"]} == {"first", "second"}
 
@@ -245,7 +245,7 @@ def test_two_programs_progress_and_are_listed(start: Start, capsys: pytest.Captu
     rows = {row["tenant"]: row for row in json.loads(capsys.readouterr().out)["programs"]}
     assert rows["second"]["priority"] == 2
     assert rows["first"]["process"] == programs[0].process.pid
-    programs[0].tell()
+    programs[0].post()
     assert int(programs[0].end()) > 0
 
 
@@ -256,23 +256,23 @@ def test_an_arbiter_is_the_only_one_of_its_board(start: Start) -> None:
     assert main(["share", "arbiter", str(board.path)]) == 0  # at once
 
 
-@pytest.mark.parametrize("who", ["tenant", "process"])
-def test_end_ends_programs(start: Start, who: str) -> None:
-    program, other = start("0:first", "each"), start("0:second", "each")
-    name = "first" if who == "tenant" else str(program.process.pid)
+@pytest.mark.parametrize("target", ["tenant", "process"])
+def test_end_ends_programs(start: Start, target: str) -> None:
+    program, second = start("0:first", "each"), start("0:second", "each")
+    name = "first" if target == "tenant" else str(program.process.pid)
     assert end_programs(name) == [program.process.pid]
     until(lambda: [row["tenant"] for row in program_status()] == ["second"])
     with pytest.raises(ArgumentError, match="there is second"):
         end_programs(name)
-    other.tell()
-    assert other.line()
+    second.post()
+    assert second.line()
 
 
 def test_a_killed_program_frees_its_slot_and_its_place(start: Start) -> None:
     first, second = start("1:first", "loop", 1000), start("0:second", "each")
     board = Board.of(DEVICES[0])
     first.process.send_signal(signal.SIGKILL)
-    second.tell()
+    second.post()
     assert float(second.line()) < HANG_SECONDS
     until(lambda: len(slots(board)) == 1)
 
@@ -288,7 +288,7 @@ def test_a_program_that_fails_delays_others_by_a_bounded_time(server: DriverServ
         os.kill(worker, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
     times = []
     for _ in range(10):
-        second.tell()
+        second.post()
         times.append(float(second.line()))
     if fate == "stopped":
         os.kill(worker, signal.SIGCONT)

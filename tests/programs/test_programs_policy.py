@@ -31,10 +31,10 @@ class Client:
     first_use: float | None = None
 
     def word(self, name: int) -> int:
-        return self.board.words[self.board.slot(self.index) + name]
+        return self.board.fields[self.board.slot(self.index) + name]
 
     def put(self, name: int, value: int) -> None:
-        self.board.words[self.board.slot(self.index) + name] = value
+        self.board.fields[self.board.slot(self.index) + name] = value
 
     def step(self, now: float, number: int) -> None:
         if self.ends is not None and now >= self.ends:
@@ -45,11 +45,11 @@ class Client:
         if self.is_frozen or not self.has_calls(now) or self.ends is not None:
             return
         if self.word(Board.GATE) != 1:
-            if not self.word(Board.WANTS):
+            if not self.word(Board.HELD):
                 self.board.ring()
-            self.put(Board.WANTS, 2 * number + 1)
+            self.put(Board.HELD, 2 * number + 1)
             return
-        self.put(Board.WANTS, 0)
+        self.put(Board.HELD, 0)
         self.put(Board.ISSUED, self.word(Board.ISSUED) + 1)
         self.ends = now + self.call_seconds
         self.first_use = now if self.first_use is None else self.first_use
@@ -66,9 +66,9 @@ class World:
         self.bell, self.due = -1, 0.0
 
     def add(self, tenant: str, priority: int = 0, **options: object) -> Client:
-        taken = self.board.take_slot(Board.WORKER, len(self.clients) + 1, priority, tenant)
-        assert taken is not None
-        self.clients.append(Client(self.board, taken[0], **options))  # type: ignore[arg-type]
+        slot = self.board.take_slot(Board.WORKER, len(self.clients) + 1, priority, tenant)
+        assert slot is not None
+        self.clients.append(Client(self.board, slot[0], **options))  # type: ignore[arg-type]
         return self.clients[-1]
 
     def run(self, seconds: float) -> None:
@@ -165,11 +165,11 @@ def test_the_ceiling_of_a_tenant_bounds_its_priorities(world: World) -> None:
 
 def test_idle_time_earns_no_credit(world: World) -> None:
     world.add("busy")
-    late = world.add("late", has_calls=lambda now: now > 3.0)
+    newcomer = world.add("newcomer", has_calls=lambda now: now > 3.0)
     world.run(3.0)
     busy = world.clients[0].used
     world.run(1.0)
-    assert late.used == pytest.approx(world.clients[0].used - busy, rel=0.15)
+    assert newcomer.used == pytest.approx(world.clients[0].used - busy, rel=0.15)
 
 
 def test_an_idle_program_keeps_its_gate_open_until_another_one_comes(world: World) -> None:
@@ -193,25 +193,25 @@ def test_work_is_bounded_only_while_another_program_is_active(world: World) -> N
 def test_a_program_that_does_not_drain_shares_the_device(world: World) -> None:
     spinning = world.add("spinning", call_seconds=1e9)
     world.run(0.1)
-    other = world.add("other")
+    second = world.add("other")
     began = world.now
     world.run(0.2)
-    assert other.first_use is not None
-    assert other.first_use - began < TIME_SLICE_SECONDS + DRAIN_SECONDS + 0.01
-    used = other.used
+    assert second.first_use is not None
+    assert second.first_use - began < TIME_SLICE_SECONDS + DRAIN_SECONDS + 0.01
+    used = second.used
     world.run(1.0)
-    assert other.used - used > 0.95  # no wait for the same calls again
+    assert second.used - used > 0.95  # no wait for the same calls again
     assert spinning.ends is not None
 
 
 def test_a_frozen_program_costs_one_slice_and_returns(world: World) -> None:
     frozen = world.add("frozen", call_seconds=0.1e-3)
-    other = world.add("other")
+    second = world.add("other")
     world.run(0.1)
     frozen.is_frozen = True
-    used = other.used
+    used = second.used
     world.run(1.0)
-    assert other.used - used > 1.0 - 0.1 - START_SECONDS
+    assert second.used - used > 1.0 - 0.1 - START_SECONDS
     frozen.is_frozen = False
     used = frozen.used
     world.run(0.5)
@@ -220,7 +220,7 @@ def test_a_frozen_program_costs_one_slice_and_returns(world: World) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_words_stop_no_other_program(world: World, seed: int) -> None:
-    """A client writes anything into its slot, and into the words of the arbiter and of the other slots."""
+    """A client writes anything into its slot, and into the fields of the arbiter and of the other slots."""
     import random
 
     rng = random.Random(seed)
@@ -232,15 +232,15 @@ def test_random_words_stop_no_other_program(world: World, seed: int) -> None:
         base = world.board.slot(hostile.index)
         for _ in range(3):
             word = rng.choice([w for w in range(32) if w != Board.SERIAL])
-            world.board.words[base + word] = rng.choice((*values, rng.getrandbits(64)))
+            world.board.fields[base + word] = rng.choice((*values, rng.getrandbits(64)))
         if rng.random() < 0.1:
-            world.board.words[world.board.slot(honest.index) + Board.GATE] = rng.choice(values)
-            world.board.words[world.board.slot(rng.randrange(2, 128)) + Board.SERIAL] = rng.getrandbits(64)
+            world.board.fields[world.board.slot(honest.index) + Board.GATE] = rng.choice(values)
+            world.board.fields[world.board.slot(rng.randrange(2, 128)) + Board.SERIAL] = rng.getrandbits(64)
         return False
 
     hostile.has_calls = vandalize
     world.run(0.5)
     used = honest.used
     world.run(2.5)
-    cycle = 2 * TIME_SLICE_SECONDS + MAX_DRAIN_SECONDS  # whatever the other one says, as if it had long calls
+    cycle = 2 * TIME_SLICE_SECONDS + MAX_DRAIN_SECONDS  # the most, as if it had long calls
     assert honest.used - used > 0.9 * TIME_SLICE_SECONDS * int(2.5 / cycle)

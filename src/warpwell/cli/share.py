@@ -79,7 +79,7 @@ def _status(argv: list[str]) -> int:
         output.print_json({"programs": rows})
         return 0
     heads = ("device", "process", "tenant", "priority", "state", "for, s", "busy periods", "used, s")
-    lines = [
+    cells = [
         (
             row["device"],
             str(row["process"]),
@@ -92,7 +92,7 @@ def _status(argv: list[str]) -> int:
         )
         for row in rows
     ]
-    output.table("programs that share GPUs", heads, lines)
+    output.table("programs that share GPUs", heads, cells)
     return 0
 
 
@@ -101,12 +101,12 @@ def _end(argv: list[str]) -> int:
     from ..programs import end_programs
 
     parser = _parser("end", "End the programs of a tenant, or one by its process number.")
-    parser.add_argument("who", metavar="TENANT|PROCESS")
+    parser.add_argument("name", metavar="TENANT|PROCESS")
     text = "time between SIGTERM and SIGKILL (default: 5)"
     parser.add_argument("--grace", type=float, default=5.0, metavar="SECONDS", help=text)
     json_option(parser)
     arguments = parser.parse_args(argv)
-    processes = end_programs(arguments.who, arguments.grace)
+    processes = end_programs(arguments.name, arguments.grace)
     output_of(arguments).result("Ended", {"processes": processes})
     return 0
 

@@ -29,7 +29,7 @@ NBYTES = TABLE + SLOTS * SLOT_BYTES
 _SLOT_LOCKS, _ARBITER_LOCK = 1 << 40, (1 << 40) - 1
 """Bytes of the file that the kernel locks for the owners of slots, and for the arbiter."""
 _FORMAT, _ARBITER, _BEAT, _PROGRAMS, _BELL = 0, 1, 8, 9, 16
-"""64-bit words of the head."""
+"""64-bit fields of the head."""
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
 _FUTEX = {"x86_64": 202, "ppc64le": 221, "s390x": 238}.get(os.uname().machine, 98)
@@ -86,7 +86,7 @@ class Board:
     ----------
     name : str
         Name of the device.
-    words : memoryview of uint64
+    fields : memoryview of uint64
     descriptor : int
     GATE, BUDGET_NS, OPENED, SERIAL, ... : int
         Words of a slot.
@@ -97,7 +97,7 @@ class Board:
     """
 
     GATE, BUDGET_NS, OPENED, SERIAL = range(4)
-    WANTS, ISSUED, DONE, EXPECTED_NS, LONGEST_NS = range(8, 13)
+    HELD, ISSUED, DONE, EXPECTED_NS, LONGEST_NS = range(8, 13)
     STATE, SINCE_NS, USED_NS, LAUNCHES, KIND, PID, PRIORITY = range(16, 23)
     TENANT = 24
     WORKER, STREAMS, TURN = 1, 2, 3
@@ -117,12 +117,12 @@ class Board:
         if os.fstat(self.descriptor).st_size < NBYTES:
             os.posix_fallocate(self.descriptor, 0, NBYTES)  # else a write to the mapping could kill the process
         self._map = mmap.mmap(self.descriptor, NBYTES)
-        self.words = memoryview(self._map).cast("B").cast("Q")
+        self.fields = memoryview(self._map).cast("B").cast("Q")
         self._halves = memoryview(self._map).cast("B").cast("I")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if self.words[_FORMAT] not in (0, FORMAT):
+        if self.fields[_FORMAT] not in (0, FORMAT):
             raise SchedulerError(f"{path} is of another version of Warpwell: end its programs, then remove the file")
-        self.words[_FORMAT] = FORMAT
+        self.fields[_FORMAT] = FORMAT
         self._own: set[int] = set()
         self._started: subprocess.Popen[bytes] | None = None
 
@@ -202,13 +202,13 @@ class Board:
 
     def beat(self, programs: int) -> None:
         """Show that the arbiter is alive, and how many programs it sees."""
-        self.words[_ARBITER], self.words[_PROGRAMS] = os.getpid(), programs
-        self.words[_BEAT] = (self.words[_BEAT] + 1) & 0xFFFFFFFF
+        self.fields[_ARBITER], self.fields[_PROGRAMS] = os.getpid(), programs
+        self.fields[_BEAT] = (self.fields[_BEAT] + 1) & 0xFFFFFFFF
 
     @property
     def beats(self) -> int:
         """The word that changes while the arbiter is alive and a program waits."""
-        return self.words[_BEAT]
+        return self.fields[_BEAT]
 
     @property
     def bell(self) -> int:
@@ -232,8 +232,8 @@ class Board:
 
     def used_slots(self) -> Iterator[tuple[int, int]]:
         """Yield index and serial of the slots in use; their owners may have exited."""
-        words, base = self.words, TABLE // 8 + self.SERIAL
-        for index, serial in enumerate(words[base :: SLOT_BYTES // 8].tolist()):
+        fields, base = self.fields, TABLE // 8 + self.SERIAL
+        for index, serial in enumerate(fields[base :: SLOT_BYTES // 8].tolist()):
             if serial & 1:
                 yield index, serial
 
@@ -244,8 +244,8 @@ class Board:
     def free_slot(self, index: int, serial: int) -> None:
         """Mark the slot of an exited process as free, unless another process has taken it."""
         if self.lock(_SLOT_LOCKS + index):
-            if self.words[self.slot(index) + self.SERIAL] == serial:
-                self.words[self.slot(index) + self.SERIAL] = (serial + 1) % (1 << 64)
+            if self.fields[self.slot(index) + self.SERIAL] == serial:
+                self.fields[self.slot(index) + self.SERIAL] = (serial + 1) % (1 << 64)
             self.unlock(_SLOT_LOCKS + index)
 
     def take_slot(self, kind: int, pid: int, priority: int, tenant: str) -> tuple[int, int] | None:
@@ -255,41 +255,43 @@ class Board:
                 continue
             at = self.slot(index)
             self._own.add(index)
-            serial = (self.words[at + self.SERIAL] & ~1) + 2
-            self.words[at + self.SERIAL] = serial
-            for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.WANTS, self.TENANT)):
-                self.words[at + word] = 0
-            self.words[at + self.GATE] = 1
-            self.words[at + self.KIND], self.words[at + self.PID] = kind, pid
-            self.words[at + self.PRIORITY] = priority % (1 << 64)
+            serial = (self.fields[at + self.SERIAL] & ~1) + 2
+            self.fields[at + self.SERIAL] = serial
+            for word in (*range(self.BUDGET_NS, self.SERIAL), *range(self.HELD, self.TENANT)):
+                self.fields[at + word] = 0
+            self.fields[at + self.GATE] = 1
+            self.fields[at + self.KIND], self.fields[at + self.PID] = kind, pid
+            self.fields[at + self.PRIORITY] = priority % (1 << 64)
             name = tenant.encode()[: NAME_BYTES - 1]
             self._map[8 * (at + self.TENANT) : 8 * (at + self.TENANT) + NAME_BYTES] = name.ljust(NAME_BYTES, b"\0")
-            self.words[at + self.SERIAL] = serial + 1
+            self.fields[at + self.SERIAL] = serial + 1
             self.ring()
             return index, serial + 1
         return None
 
     def release_slot(self, index: int) -> None:
         """Free a slot of this process."""
-        self.words[self.slot(index) + self.SERIAL] = (self.words[self.slot(index) + self.SERIAL] + 1) % (1 << 64)
+        self.fields[self.slot(index) + self.SERIAL] = (self.fields[self.slot(index) + self.SERIAL] + 1) % (1 << 64)
         self._own.discard(index)
         self.unlock(_SLOT_LOCKS + index)
         self.ring()
 
     def tenant(self, index: int) -> str:
-        """Return the tenant of a slot, whatever its bytes are."""
+        """Return the tenant of a slot; its bytes may be invalid UTF-8."""
         at = 8 * (self.slot(index) + self.TENANT)
         return self._map[at : at + NAME_BYTES].split(b"\0")[0].decode(errors="replace") or "default"
 
     def set_gate(self, index: int, is_open: bool) -> None:
         """Open or close the gate of a slot, and wake its program. A full memory fence."""
-        self.words[self.slot(index) + self.GATE] = is_open
+        self.fields[self.slot(index) + self.GATE] = is_open
         self._change(2 * (self.slot(index) + self.OPENED))
 
     def _change(self, half: int) -> None:
         self._halves[half] = (self._halves[half] + 1) & 0xFFFFFFFF
         _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * half), 1, 1 << 30, None, None, 0)
 
-    def _wait(self, half: int, seen: int, seconds: float) -> None:
+    def _wait(self, half: int, expected: int, seconds: float) -> None:
         limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * half), 0, ctypes.c_uint(seen), ctypes.byref(limit))
+        _libc.syscall(
+            _FUTEX, ctypes.c_void_p(self._address + 4 * half), 0, ctypes.c_uint(expected), ctypes.byref(limit)
+        )

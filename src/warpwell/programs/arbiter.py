@@ -75,10 +75,10 @@ class Arbiter:
         until = self.core.step()
         self._bound_work(now)
         self.board.beat(len(self.programs))
-        waits = self.core.first_waiting is not None
+        is_contended = self.core.first_waiting is not None
         if self.executor.waits_for_device:
             return 0.2e-3
-        if waits:
+        if is_contended:
             return min(1e-3, max(0.0, (until or now + 1.0) - self.executor.now()))
         return 20e-3 if self.core.running else 0.5
 
@@ -180,7 +180,7 @@ def write_limits(folder: Path, tenants: dict[str, dict[str, Any]]) -> None:
 
 
 def run_arbiter(path: Path) -> None:
-    """Schedule the programs of a board until it has none, unless another process does."""
+    """Schedule the programs of a board until all have exited, unless another process does."""
     own_board = Board(path)
     while own_board.become_arbiter():
         Arbiter(own_board).run()

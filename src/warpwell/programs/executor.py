@@ -1,8 +1,8 @@
 """`ProgramExecutor`: runs programs by opening and closing their gates; `Program`: a slot as the arbiter sees it.
 
 A job is a busy period of a program: from a held call until the device has nothing of it. ``launch`` opens the gate,
-``preempt`` closes it; `Stopped` means that the device has passed all calls, `Ended` that the program is idle. All
-words come from other processes, which may write anything: they decide who waits, never whether this code goes on.
+``preempt`` closes it; `Stopped` means that the device has passed all calls, `Ended` that the program is idle. Other
+processes write the fields of slots and may write any value: a wrong one delays programs, and raises no error here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ DRAIN_SECONDS = 50e-3
 the next one by the driver's time slicing, because its kernels may wait for another GPU whose gate is closed."""
 
 MAX_DRAIN_SECONDS = 1.0
-"""Largest time for that, whatever a program expects of its calls."""
+"""Maximum of that time, because programs themselves report the expected time of their calls."""
 
 HOLD_SECONDS = 10.0
-"""The same for `ww.turn`, which ends only where the program says so. Chosen with the H200 turns of 23 November."""
+"""Minimum of that time for `ww.turn`, which the program ends. Chosen with the H200 turns of 23 November."""
 
 _WRAP = 1 << 64
 
@@ -39,12 +39,12 @@ class Program:
 
     Attributes
     ----------
-    wants : int
+    held : int
         0 if no call is held; else it changes as long as the program's process runs.
     issued, done : int
         Calls given to the device, and passed by it.
     changed : float
-        When one of these three last differed from the reading before.
+        When one of the three fields last differed from the previous reading.
     job : Job or None
         Its unfinished busy period.
     is_open : bool
@@ -56,15 +56,15 @@ class Program:
     def __init__(self, own_board: Board, index: int, serial: int, now: float) -> None:
         self.board, self.index, self.serial = own_board, index, serial
         self._at = own_board.slot(index)
-        words = own_board.words
-        self.kind, self.pid = words[self._at + Board.KIND], words[self._at + Board.PID] & 0x7FFFFFFF
-        priority = words[self._at + Board.PRIORITY]
+        fields = own_board.fields
+        self.kind, self.pid = fields[self._at + Board.KIND], fields[self._at + Board.PID] & 0x7FFFFFFF
+        priority = fields[self._at + Board.PRIORITY]
         self.priority = priority - _WRAP if priority >= _WRAP // 2 else priority
         self.tenant = own_board.tenant(index)
         self.job: Job | None = None
-        self.is_open = words[self._at + Board.GATE] == 1
+        self.is_open = fields[self._at + Board.GATE] == 1
         self.hold = HOLD_SECONDS if self.kind == Board.TURN else DRAIN_SECONDS
-        self.wants = self.issued = self.done = 0
+        self.held = self.issued = self.done = 0
         self.changed, self.active = now, -1.0
         self._idle_issued = 0
         self._stuck: tuple[int, int, int] | None = None
@@ -85,26 +85,26 @@ class Program:
     @property
     def is_attached(self) -> bool:
         """Whether it still has the slot, and its process has not exited."""
-        return self.board.words[self._at + Board.SERIAL] == self.serial and self.board.is_alive(self.index)
+        return self.board.fields[self._at + Board.SERIAL] == self.serial and self.board.is_alive(self.index)
 
     def read(self, now: float) -> None:
-        """Read the program's words."""
-        words, at = self.board.words, self._at
-        found = words[at + Board.WANTS], words[at + Board.DONE], words[at + Board.ISSUED]  # `done` before `issued`
-        if found != (self.wants, self.done, self.issued):
-            self.wants, self.done, self.issued = found
+        """Read the program's fields."""
+        fields, at = self.board.fields, self._at
+        found = fields[at + Board.HELD], fields[at + Board.DONE], fields[at + Board.ISSUED]  # `done` before `issued`
+        if found != (self.held, self.done, self.issued):
+            self.held, self.done, self.issued = found
             self.changed = now
             if self.done != self._undrained:
                 self._undrained = None
         if self.job is not None:
             self.active = now
-        if words[at + Board.GATE] != self.is_open:
+        if fields[at + Board.GATE] != self.is_open:
             self.board.set_gate(self.index, self.is_open)
 
     def needs_job(self) -> bool:
         """Return True if a busy period begins: a call is held, or calls pass the gate that is still open."""
-        if self.wants:
-            return self._stuck != (self.wants, self.done, self.issued)
+        if self.held:
+            return self._stuck != (self.held, self.done, self.issued)
         return self.is_open and (self.in_flight or self.issued != self._idle_issued)
 
     def set_gate(self, is_open: bool) -> None:
@@ -116,7 +116,7 @@ class Program:
         """Return the time that the device has to pass its calls; 0 if it passed none in the time that it had before."""
         if self._undrained is not None:
             return 0.0
-        expected = self.board.words[self._at + Board.EXPECTED_NS]
+        expected = self.board.fields[self._at + Board.EXPECTED_NS]
         return max(self.hold, min(4e-9 * expected, MAX_DRAIN_SECONDS))
 
     def mark_undrained(self) -> None:
@@ -126,21 +126,21 @@ class Program:
     def mark_idle(self, is_stuck: bool) -> None:
         """Note that a busy period is over; with `is_stuck`, ignore its held call until the program's process runs."""
         self._idle_issued = self.issued
-        self._stuck = (self.wants, self.done, self.issued) if is_stuck else None
+        self._stuck = (self.held, self.done, self.issued) if is_stuck else None
 
     def report(self, state: int, used_seconds: float | None = None) -> None:
         """Write the state of the program for `program_status`, and the time of a residency that is over."""
-        words, at = self.board.words, self._at
-        words[at + Board.STATE], words[at + Board.SINCE_NS] = state, clock.monotonic_ns()
+        fields, at = self.board.fields, self._at
+        fields[at + Board.STATE], fields[at + Board.SINCE_NS] = state, clock.monotonic_ns()
         if used_seconds is not None:
-            words[at + Board.USED_NS] = (words[at + Board.USED_NS] + int(used_seconds * 1e9)) % _WRAP
+            fields[at + Board.USED_NS] = (fields[at + Board.USED_NS] + int(used_seconds * 1e9)) % _WRAP
         if state == Board.RUNNING:
-            words[at + Board.LAUNCHES] = (words[at + Board.LAUNCHES] + 1) % _WRAP
+            fields[at + Board.LAUNCHES] = (fields[at + Board.LAUNCHES] + 1) % _WRAP
 
     def bound_work(self, nanoseconds: int) -> None:
         """Set the expected work that it may have on the device; 0: no bound."""
-        if self.board.words[self._at + Board.BUDGET_NS] != nanoseconds:
-            self.board.words[self._at + Board.BUDGET_NS] = nanoseconds
+        if self.board.fields[self._at + Board.BUDGET_NS] != nanoseconds:
+            self.board.fields[self._at + Board.BUDGET_NS] = nanoseconds
 
 
 class ProgramExecutor(Executor):
@@ -188,9 +188,9 @@ class ProgramExecutor(Executor):
         program.report(Board.RUNNING)
         self._lingering.discard(program)
         self._draining.pop(program, None)
-        for other in self._lingering:
-            other.set_gate(False)
-            self._draining[other] = now + other.drain_seconds()
+        for idle in self._lingering:
+            idle.set_gate(False)
+            self._draining[idle] = now + idle.drain_seconds()
         self._lingering.clear()
         self._opening.add(job)
         self._open_gates(now)
@@ -208,9 +208,9 @@ class ProgramExecutor(Executor):
     def progress(self, job: Job) -> int:
         return 0
 
-    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
-        words, at = self.board.words, self.board.slot(_program(victim).index)
-        return 1e-9 * min(words[at + Board.EXPECTED_NS] + words[at + Board.LONGEST_NS], 1 << 40) + 0.3e-3
+    def cost(self, victim: Job, residents: Sequence[Job]) -> float:
+        fields, at = self.board.fields, self.board.slot(_program(victim).index)
+        return 1e-9 * min(fields[at + Board.EXPECTED_NS] + fields[at + Board.LONGEST_NS], 1 << 40) + 0.3e-3
 
     def poll(self) -> list[Ended | Stopped]:
         now = self.now()
@@ -251,10 +251,10 @@ class ProgramExecutor(Executor):
             if program.in_flight:
                 program.mark_undrained()
             is_frozen = program.in_flight and now - program.changed >= program.hold
-            return Stopped(job, now, 0) if program.wants and not is_frozen else Ended(job, now)
+            return Stopped(job, now, 0) if program.held and not is_frozen else Ended(job, now)
         if job in self._opening or program.in_flight:
             return None
-        return Ended(job, now) if quiet >= (START_SECONDS if program.wants else IDLE_SECONDS) else None
+        return Ended(job, now) if quiet >= (START_SECONDS if program.held else IDLE_SECONDS) else None
 
     def _leave(self, job: Job, program: Program, event: Ended | Stopped, now: float) -> None:
         used = now - self._running.pop(job)
@@ -262,7 +262,7 @@ class ProgramExecutor(Executor):
         if isinstance(event, Stopped):
             program.report(Board.WAITING, used)
         else:
-            program.mark_idle(bool(program.wants))
+            program.mark_idle(bool(program.held))
             program.job = None
             if event.error is None:
                 program.report(Board.IDLE, used)

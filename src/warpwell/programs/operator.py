@@ -1,4 +1,4 @@
-"""Status, limits and end of the programs that share GPUs: what an operator asks for."""
+"""Status, limits and end of the programs that share GPUs."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def program_status() -> list[dict[str, Any]]:
         for index, _ in each.used_slots():
             if not each.is_alive(index):
                 continue
-            at, words = each.slot(index), each.words
-            priority = words[at + Board.PRIORITY]
+            at, fields = each.slot(index), each.fields
+            priority = fields[at + Board.PRIORITY]
             found.append(
                 {
                     "device": each.name,
-                    "process": words[at + Board.PID] & 0x7FFFFFFF,
+                    "process": fields[at + Board.PID] & 0x7FFFFFFF,
                     "tenant": each.tenant(index),
                     "priority": priority - (1 << 64) if priority >> 63 else priority,
-                    "state": _STATES.get(words[at + Board.STATE], "idle"),
-                    "seconds": max(0, clock.monotonic_ns() - words[at + Board.SINCE_NS]) / 1e9,
-                    "launches": words[at + Board.LAUNCHES],
-                    "used": words[at + Board.USED_NS] / 1e9,
+                    "state": _STATES.get(fields[at + Board.STATE], "idle"),
+                    "seconds": max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9,
+                    "launches": fields[at + Board.LAUNCHES],
+                    "used": fields[at + Board.USED_NS] / 1e9,
                 }
             )
     return found
 
 
 def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Change settings of tenants for all GPUs, those of running programs too; return all settings.
+    """Change settings of tenants for all GPUs, including running programs; return all settings.
 
     Parameters
     ----------
     tenants : mapping
-        By name, some of "weight", "priority" (added to that of its programs) and "ceiling"; an empty mapping resets a
-        tenant.
+        By name, some of "weight", "priority" (added to the priority of each program) and "ceiling"; an empty mapping
+        resets a tenant.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     return found
 
 
-def end_programs(who: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
+def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     """End the programs of a tenant, or one by its process number: SIGTERM, then SIGKILL after `seconds`.
 
     Returns
@@ -104,10 +104,10 @@ def end_programs(who: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
         A process is of another user or container, or did not exit.
     """
     rows = program_status()
-    processes = {row["process"] for row in rows if who in (row["tenant"], str(row["process"]))} - {os.getpid()}
+    processes = {row["process"] for row in rows if name in (row["tenant"], str(row["process"]))} - {os.getpid()}
     if not processes:
-        known = ", ".join(sorted({row["tenant"] for row in rows})) or "no program"
-        raise ArgumentError(f"no tenant or process {who!r} shares a GPU here; there is {known}", name="tenant")
+        tenants = ", ".join(sorted({row["tenant"] for row in rows})) or "no program"
+        raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; there is {tenants}", name="tenant")
     with contextlib.ExitStack() as stack:
         handles = {process: _open_process(process, stack) for process in processes}
         living = {process: handle for process, handle in handles.items() if handle is not None}

@@ -41,13 +41,13 @@ class Programs(Policy):
         if len(running) < len(view.running):
             return []  # a place is about to be free
         victim = min(running, key=lambda job: (self._level(view, job), -_use(view, job)))
-        theirs, resident = self._level(view, victim), view.now - victim.since
-        why |= {"victim": victim.number, "victim_level": theirs, "resident": resident}
-        if level > theirs:
+        victim_level, resident = self._level(view, victim), view.now - victim.since
+        why |= {"victim": victim.number, "victim_level": victim_level, "resident": resident}
+        if level > victim_level:
             return [Preempt(victim, "drain", best, {"rule": "priority", **why})]
         if resident < TIME_SLICE_SECONDS:
             return [Hold(best, {"rule": "time slice", **why}, again=TIME_SLICE_SECONDS - resident)]
-        if level == theirs and _use(view, best) <= _use(view, victim):
+        if level == victim_level and _use(view, best) <= _use(view, victim):
             return [Preempt(victim, "drain", best, {"rule": "time slice", **why})]
         return [Hold(best, {"rule": "fair share", **why}, again=TIME_SLICE_SECONDS)]
 
