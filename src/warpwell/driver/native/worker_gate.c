@@ -1,12 +1,11 @@
-/* The gate of the client: which calls wait while another program has the device, and what calls are expected to take.
+/* The gate of the client: which calls wait while another program has the device, and the expected time of calls.
  *
  * Expected times matter only while the arbiter bounds the work on the device. Then a function is measured alone, by
  * marks before and behind the call, at its first MEASURED_FIRST calls and at one in MEASURED_EACH after those.
  */
 #include "worker.h"
 
-#define MIN_IN_FLIGHT 2u /* calls that a program may have on the device whatever they take: the device must not idle   \
-                          */
+#define MIN_IN_FLIGHT 2u /* calls of any length, so that the device does not idle */
 #define MEASURED_FIRST 4u
 #define MEASURED_EACH 16u
 #define MARK_NS 100000u  /* expected work between two marks: a fifth of the usual bound */
