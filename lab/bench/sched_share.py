@@ -2,8 +2,9 @@
 
 Kernels are measured alone, untransformed, then their pairs; then traces run under each policy, seed by seed, so that a
 machine that changes affects all policies alike. STP is the sum of the times alone of the plain kernels, divided by the
-makespan. ``left-over`` (plain launches in arrival order) is the ceiling of every other policy. ``known`` is ``lanes``
-with the pairs that it measured in earlier traces. The simulator runs the same trace; its error is a figure.
+makespan; *pair* is the sum of rates while both classes have work. ``left-over`` (plain launches in arrival order) is
+the ceiling of every other policy, and the fluid bound of the measured pairs the ceiling of every schedule. ``known`` is
+``lanes`` with the pairs that it measured in earlier traces. The simulator runs the same trace; its error is a figure.
 
 Options: ``traces``, ``policies``, ``count`` (kernels in a trace), ``seeds``, ``first``, ``seconds`` (no seed starts
 later), ``peers`` (traces that also run by time slicing, MPS and green contexts), ``raw=FILE`` (all values and pairs,
@@ -27,6 +28,7 @@ from lab.bench import sched_peers
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
+from lab.sched.bound import bound
 from lab.sched.rates import Matrix, Pair
 from lab.sched.replay import ReplayResult, replay
 from lab.sched.simulator import HostDelays, Simulator
@@ -336,7 +338,16 @@ def run(setting: Setting, record: Record) -> None:
         record(f"stp/{title}/{name}", [row[0] for row in rows], "STP", ceiling=ceiling)
         if over and name != "left-over":
             record(f"stp/{title}/{name}/of left-over", over, "ratio", goal=0.97)
+            if all(math.isfinite(row[1]) for row in rows):
+                record(f"pair/{title}/{name}", [row[1] for row in rows], "STP")
             record(f"antt/{title}/{name}", [row[2] for row in rows], "ANTT", better="lower")
+            if ", load " not in title:
+                bounds = [bound((r.tasks[0] for r in makers[title](first + k, 0.0)), rates) for k in range(len(rows))]
+                record(
+                    f"stp/{title}/{name}/of fluid bound",
+                    [row[0] / b for row, b in zip(rows, bounds, strict=True)],
+                    "ratio",
+                )
             record(f"decision/{title}/{name}", [1e-6 * row[5] for row in rows], "s", better="lower")
         record(f"simulator/{title}/{name}", [abs(row[6]) for row in rows], "relative error", better="lower", goal=0.05)
     if "raw" in setting.options:

@@ -16,8 +16,6 @@ from warpwell.scheduler.predict.sample import Sample, sized
 ISSUED = 4
 """Warp instructions that a multiprocessor issues a cycle, at most."""
 
-_NEEDED = ("kernel", "size", "warps", "instructions", "seconds")
-
 
 def read_counts(
     path: str | os.PathLike[str], *, capacity: Capacity | None = None, machine: Machine | None = None
@@ -45,15 +43,10 @@ def read_counts(
     machine, capacity = machine or machine_for(device), capacity or Capacity()
     samples = []
     for number, row in enumerate(content["rows"]):
-        place = f"{path}: row {number}"
-        if not isinstance(row, dict) or not set(_NEEDED) <= set(row):
-            raise errors.FormatError(
-                f"{place} must have {', '.join(_NEEDED)}: was it written by sched_counts.py?", path=path
-            )
         try:
             samples.append(_measured(row, capacity, machine))
-        except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise errors.FormatError(f"{place} is damaged: {error}", path=path) from error
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise errors.FormatError(f"{path}: row {number} is damaged: {error!r}", path=path) from error
     return samples, device
 
 

@@ -169,7 +169,8 @@ def _fit_decays(decays: Sequence[tuple[Kind, float]], notes: list[str]) -> tuple
     return means, 1.0 - rest / total if total > 0 else None
 
 
-# -- input --------------------------------------------------------------------------------------------------
+NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
+"""Columns of measured preemptions with numbers."""
 
 
 def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
@@ -184,15 +185,28 @@ def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     clock : float
         Cycles a second, for ``seconds``.
     """
-    names = set(rows.header_of(path))
-    if not ({"cycles", "seconds"} & names and "miss_rate" in names) and not {"kind", "decay"} <= names:
+    names = rows.header_of(path)
+    if not ({"cycles", "seconds"} & {*names} and "miss_rate" in names) and not {"kind", "decay"} <= {*names}:
         raise errors.FormatError(
             f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles (or "
             "seconds), or kind and decay",
             path=path,
         )
+    found = []
     with rows.opened(path) as text:
-        return [_preemption(row, clock) for row in rows.read(text, path, (), ignored=names)]
+        for row in rows.read(text, path, (), ignored=names):
+            limits = {"miss_rate": 1.0, "decay": 1.0}
+            value = {n: row.number(n, maximum=limits.get(n, math.inf)) for n in NUMBERS if row.has(n)}
+            if {"registers", "blocks"} <= value.keys():
+                value.setdefault("bytes", (value["registers"] + value.get("shared", 0.0)) * value["blocks"])
+            if "seconds" in value:
+                value.setdefault("cycles", value["seconds"] * clock)
+            kind = row.get("kind", "").strip().lower()
+            if kind not in ("", *(k.value for k in Kind)):
+                raise row.error("kind", "memory or compute")
+            cost = (value.get("bytes"), value.get("miss_rate"), value.get("cycles"))
+            found.append(Preemption(*cost, Kind(kind) if kind else None, value.get("decay")))
+    return found
 
 
 def read_log(
@@ -200,37 +214,35 @@ def read_log(
 ) -> list[Preemption]:
     """Read the costs of preemptions from a log: the time from each "preempt" to its "stop".
 
-    How many bytes a multiprocessor had to save, and beside what miss rate, the event says (``saved`` in its `why`, from
-    the tasks' profiles); where a table of kernels is given, that does.
+    The bytes that a multiprocessor had to save, and the miss rate of the kernels that stayed, come from the table of
+    kernels; without one, from the event (``saved`` in its `why`).
 
     Parameters
     ----------
     path : str or os.PathLike
-        What `Log.write` wrote.
+        A file of `Log.write`.
     clock : float
         Cycles a second.
     kernels : mapping, optional
         ``bytes`` that a kernel holds on a multiprocessor, and its ``miss_rate``, by its name.
     """
     table = kernels or {}
-    names: dict[int, str] = {}
-    running: list[int] = []
-    asked: dict[int, tuple[float, float | None, float | None]] = {}
+    running: dict[int, str] = {}
+    pending: dict[int, tuple[float, float | None, float | None]] = {}
     found = []
     for event in Log.load(path):
-        names[event.task] = event.name
         if event.kind == "launch":
-            running.append(event.task)
+            running[event.task] = event.name
         elif event.kind == "preempt":
-            stays = [names[n] for n in running if n != event.task]
-            misses = [table[name]["miss_rate"] for name in stays if name in table]
+            misses = [
+                table[name]["miss_rate"] for task, name in running.items() if task != event.task and name in table
+            ]
             saved = {} if kernels else event.why.get("saved", {})
             nbytes = saved.get("bytes", table.get(event.name, {}).get("bytes"))
-            miss = saved.get("miss_rate", max(misses, default=None))
-            asked[event.task] = event.time, nbytes, miss
+            pending[event.task] = event.time, nbytes, saved.get("miss_rate", max(misses, default=None))
         elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
-            running = [n for n in running if n != event.task]
-            begun = asked.pop(event.task, None)
+            running.pop(event.task, None)
+            begun = pending.pop(event.task, None)
             if event.kind == "stop" and begun is not None:
                 found.append(Preemption(begun[1], begun[2], (event.time - begun[0]) * clock))
     return found
@@ -244,23 +256,3 @@ def read_kernels(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
             row["name"]: {k: row.number(k) if row.has(k) else 0.0 for k in columns}
             for row in rows.read(text, path, ("name", *columns), ignored=rows.header_of(path))
         }
-
-
-_NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
-
-
-def _preemption(row: rows.Row, clock: float) -> Preemption:
-    most = {"miss_rate": 1.0, "decay": 1.0}
-    values = {n: row.number(n, most=most.get(n, math.inf)) if row.has(n) else None for n in _NUMBERS}
-    nbytes, registers, blocks = values["bytes"], values["registers"], values["blocks"]
-    if nbytes is None and registers is not None and blocks is not None:
-        nbytes = (registers + (values["shared"] or 0.0)) * blocks
-    cycles, seconds = values["cycles"], values["seconds"]
-    if cycles is None and seconds is not None:
-        cycles = seconds * clock
-    kind = None
-    if row.has("kind"):
-        kind = {k.value: k for k in Kind}.get(row["kind"].strip().lower())
-        if kind is None:
-            raise row.wrong("kind", "memory or compute")
-    return Preemption(nbytes, values["miss_rate"], cycles, kind, values["decay"])

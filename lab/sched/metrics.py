@@ -132,11 +132,7 @@ def measure(
     for job in jobs:
         task = job.task
         own = alone(task) if job.state is DONE else None
-        of_request = requests.get(job.request)
-        if of_request is None:
-            requests[job.request] = [(job, own)]
-        else:
-            of_request.append((job, own))
+        requests.setdefault(job.request, []).append((job, own))
         if job.state is not DONE or job.ended is None:
             failed += job.state in (State.FAILED, State.CANCELLED)
             continue

@@ -105,13 +105,6 @@ class Simulated:
         Times of that, and of the next thing at all.
     """
 
-    __slots__ = (
-        "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
-        "mode", "next_allowed", "per_block", "plain", "position", "profile", "rate", "relieved", "resident",
-        "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
-        "younger",
-    )  # fmt: skip
-
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement) -> None:
         self.job = job
         self.shape = shape

@@ -1,7 +1,7 @@
 """Orion: kernel profiles of neural networks (EuroSys 2024, ``benchmarking/model_kernels``), measured on a V100.
 
-Each file is one model: a line a kernel, with its class (1 compute, 0 memory, -1 not known), the multiprocessors that it
-needs and its time in ns.
+Each file is a model: a line for each kernel, with its class (1 compute, 0 memory, -1 unknown), the multiprocessors that
+it needs and its time in ns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile
@@ -22,25 +22,24 @@ from . import rows
 from .trace import TracedApplication, TracedKernel
 
 COLUMNS = ("Name", "Profile", "Memory_footprint", "SM_usage", "Duration")
-KINDS = {1: Kind.COMPUTE, 0: Kind.MEMORY, -1: None}
+KINDS = {"1": Kind.COMPUTE, "0": Kind.MEMORY, "-1": None}
 V100 = Capacity(processors=80, shared=96 << 10, memory=16 << 30, clock=1.53e9)
 BLOCKS_EACH = 8
-"""Blocks of 256 threads and 32 registers a thread that a multiprocessor holds: taken for all kernels."""
+"""Blocks of 256 threads with 32 registers a thread that a multiprocessor holds: assumed for all kernels."""
 MISS_RATES = {Kind.MEMORY: 0.8, Kind.COMPUTE: 0.2}
 PLACEHOLDERS = "_fb0"
-"""Files whose name ends so hold no measurements: every duration is 7, and every class unknown."""
+"""Suffix of files without measurements: every duration is 7, and every class unknown."""
 
 
-@dataclass(frozen=True)
-class Models:
+class Models(NamedTuple):
     """The contents of an archive.
 
     Attributes
     ----------
     applications : list of TracedApplication
-        One a file.
+        One for each file.
     imputed : dict
-        Fields that the files do not have, or not for all kernels, and what was taken instead.
+        Fields that the files do not have for all kernels, and their assumed values.
     left_out : list of str
         Files that were not read.
     """
@@ -50,43 +49,32 @@ class Models:
     left_out: list[str]
 
 
-@dataclass(frozen=True)
-class _KernelRow:
-    name: str
-    kind: Kind | None
-    memory: int
-    processors: float
-    nanoseconds: float
-
-
 def read(path: str | os.PathLike[str]) -> Models:
     """Read an archive (``.tar``, ``.tar.gz``), a folder, or the file of one model.
 
     Raises
     ------
     MissingFileError, FormatError
-        Not there; no profiles in it; an unknown column; a class, time or size that cannot be.
+        The path does not exist or has no profiles; a column is unknown; a class, time or size is invalid.
     """
-    files: dict[str, list[_KernelRow]] = {}
+    files: dict[str, list[rows.Row]] = {}
     left_out = []
-    for name, text in _files(path):
+    for name, content in _files(path):
+        text = content.decode("utf-8", errors="replace")
         if name.endswith(PLACEHOLDERS) or not text.startswith(COLUMNS[0] + ","):
             left_out.append(name)
-        else:
-            files[name] = _lines(text, f"{rows.name_of(path)}: {name}")
+            continue
+        place = f"{Path(path).name}: {name}"
+        files[name] = list(rows.read(io.StringIO(text), place, COLUMNS))
+        if not files[name]:
+            raise errors.FormatError(f"{place} has no kernels: leave it out", path=path)
     if not files:
         message = f"{path} holds no kernel profiles: their first line is {','.join(COLUMNS)}"
         raise errors.FormatError(message, path=path)
-    known = Counter((line.name, line.kind) for lines in files.values() for line in lines if line.kind is not None)
-    kinds: dict[str, Kind] = {}
-    for (name, kind), _ in reversed(known.most_common()):
-        assert kind is not None
-        kinds[name] = kind
-    applications = [
-        TracedApplication(name, tuple(_kernel(line, kinds) for line in lines)) for name, lines in sorted(files.items())
-    ]
-    everything = [line for lines in files.values() for line in lines]
-    unknown = sum(line.kind is None for line in everything)
+    everything = [row for lines in files.values() for row in lines]
+    known = Counter((row["Name"], _kind(row)) for row in everything)
+    kinds = {name: kind for (name, kind), _ in reversed(known.most_common()) if kind is not None}
+    unknown = sum(_kind(row) is None for row in everything)
     imputed = {
         "class": f"of {unknown} of {len(everything)} kernels (Profile -1): that of most kernels of the same name, or "
         "else memory",
@@ -95,71 +83,59 @@ def read(path: str | os.PathLike[str]) -> Models:
         "miss_rate": f"{MISS_RATES[Kind.MEMORY]} of memory-, {MISS_RATES[Kind.COMPUTE]} of compute-intensive kernels",
         "bandwidth, compute": "those of the class, by the multiprocessors that a kernel needs",
     }
-    if not any(line.memory for line in everything):
+    if not any(row.integer("Memory_footprint") for row in everything):
         imputed["memory"] = "0: Memory_footprint is 0 for every kernel"
+    applications = [
+        TracedApplication(name, tuple(_kernel(row, kinds) for row in lines)) for name, lines in sorted(files.items())
+    ]
     return Models(applications, imputed, sorted(left_out))
 
 
-def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
-    """Give name and text of each file."""
+def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield name and content of each file."""
     place = Path(path)
     if not place.exists():
         raise errors.MissingFileError(f"{path} does not exist: give an archive of kernel profiles", path=path)
-    if place.is_dir():
-        for file in sorted(place.iterdir()):
+    if place.is_dir() or not is_archive(place):
+        for file in sorted(place.iterdir()) if place.is_dir() else [place]:
             if file.is_file():
-                yield file.name, _text(file.read_bytes(), file)
-        return
-    if not is_archive(place):
-        yield place.name, _text(place.read_bytes(), place)
+                yield file.name, file.read_bytes()
         return
     try:
         with tarfile.open(place, "r:*") as archive:
             for member in sorted(archive.getmembers(), key=lambda m: m.name):
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
-                    yield Path(member.name).name, _text(content.read(), path)
+                    yield Path(member.name).name, content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise errors.FormatError(f"{path} is damaged ({error}): copy it again", path=path) from error
 
 
 def is_archive(path: Path) -> bool:
-    """Tell whether a file is a tar archive, compressed or not."""
+    """Return True if a file is a tar archive, compressed or not."""
     try:
         return tarfile.is_tarfile(path)
     except EOFError as error:
         raise errors.FormatError(f"{path} is damaged ({error}): copy it again", path=path) from error
 
 
-def _text(content: bytes, path: str | os.PathLike[str]) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise errors.FormatError(f"{path} is not text ({error}): give kernel profiles", path=path) from error
+def _kind(row: rows.Row) -> Kind | None:
+    if row["Profile"] not in KINDS:
+        raise row.error("Profile", "1, 0 or -1")
+    return KINDS[row["Profile"]]
 
 
-def _lines(text: str, where: str) -> list[_KernelRow]:
-    found = []
-    for row in rows.read(io.StringIO(text), where, COLUMNS):
-        kind = row.number("Profile", least=-1, most=1)
-        if kind not in KINDS:
-            raise row.wrong("Profile", "1, 0 or -1")
-        memory, processors, nanoseconds = row.whole("Memory_footprint"), row.number("SM_usage"), row.number("Duration")
-        found.append(_KernelRow(row["Name"], KINDS[int(kind)], memory, processors, nanoseconds))
-    if not found:
-        raise errors.FormatError(f"{where} has no kernels: leave it out", path=where)
-    return found
-
-
-def _kernel(line: _KernelRow, kinds: dict[str, Kind]) -> TracedKernel:
-    kind = line.kind or kinds.get(line.name, Kind.MEMORY)
-    blocks = max(1, math.ceil(line.processors) * BLOCKS_EACH)
+def _kernel(row: rows.Row, kinds: dict[str, Kind]) -> TracedKernel:
+    measured = _kind(row)
+    kind = measured or kinds.get(row["Name"], Kind.MEMORY)
+    processors = row.number("SM_usage")
+    blocks = max(1, math.ceil(processors) * BLOCKS_EACH)
     profile = Profile(
         kind=kind,
-        seconds=line.nanoseconds * 1e-9,
+        seconds=row.number("Duration") * 1e-9,
         resident=min(blocks, V100.processors * BLOCKS_EACH),
         miss_rate=MISS_RATES[kind],
-        need=max(min(1.0, line.processors / V100.processors), 1 / V100.processors),
-        source="trace" if line.kind else "imputed",
+        need=max(min(1.0, processors / V100.processors), 1 / V100.processors),
+        source="trace" if measured else "imputed",
     )
-    return TracedKernel(line.name, profile, blocks, line.memory)
+    return TracedKernel(row["Name"], profile, blocks, row.integer("Memory_footprint"))

@@ -75,7 +75,7 @@ class Recipe:
             chosen = everything if self.models is None else select(everything, self.models)
         else:
             models = orion.read(self.trace)
-            everything, capacity, name = models.applications, orion.V100, rows.name_of(self.trace)
+            everything, capacity, name = models.applications, orion.V100, Path(self.trace).name
             imputed |= models.imputed
             pattern = self.models
             if pattern is None:

@@ -7,13 +7,13 @@ import csv
 import gzip
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from warpwell import errors
 
-_GZIP = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Row(dict[str, str]):
@@ -21,49 +21,43 @@ class Row(dict[str, str]):
 
     Attributes
     ----------
-    line : int
-        Its number, from 1.
-    path : path
-        Of the file, for messages.
+    place : str
+        The file and the number of the line, for messages.
     """
 
-    def __init__(self, cells: Iterable[tuple[str, str]], line: int, path: str | os.PathLike[str]) -> None:
-        super().__init__(cells)
-        self.line = line
-        self.path = path
+    place: str
 
     def has(self, column: str) -> bool:
-        """Return whether the column exists and is not blank."""
+        """Return True if the column exists and is not blank."""
         return bool(self.get(column, "").strip())
 
-    def number(self, column: str, *, least: float = 0.0, most: float = math.inf) -> float:
+    def number(self, column: str, *, minimum: float = 0.0, maximum: float = math.inf) -> float:
         """Return a number.
 
         Raises
         ------
         FormatError
-            It is no finite number, or out of its bounds: negative, where `least` is 0.
+            It is not a finite number, or is out of bounds.
         """
         try:
             value = float(self[column])
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and least <= value <= most):
-            bounds = f"from {least:g} up" if most == math.inf else f"from {least:g} to {most:g}"
-            raise self.wrong(column, f"a number {bounds}")
+        if not (math.isfinite(value) and minimum <= value <= maximum):
+            upper = "" if maximum == math.inf else f" to {maximum:g}"
+            raise self.error(column, f"a number from {minimum:g}{upper}")
         return value
 
-    def whole(self, column: str, *, least: int = 0) -> int:
-        """Return a whole number; errors as those of `number`."""
-        value = self.number(column, least=least)
+    def integer(self, column: str, *, minimum: int = 0) -> int:
+        """Return an integer; errors as those of `number`."""
+        value = self.number(column, minimum=minimum)
         if value != int(value):
-            raise self.wrong(column, f"a whole number from {least} up")
+            raise self.error(column, f"a whole number from {minimum}")
         return int(value)
 
-    def wrong(self, column: str, give: str) -> errors.FormatError:
-        """Return the error about a cell; `give` says what to give instead."""
-        message = f"{self.path}, line {self.line}: {column} is {self[column]!r}; give {give}"
-        return errors.FormatError(message, path=self.path)
+    def error(self, column: str, expected: str) -> errors.FormatError:
+        """Return the error about a cell."""
+        return errors.FormatError(f"{self.place}: {column} is {self[column]!r}; give {expected}", path=self.place)
 
 
 @contextlib.contextmanager
@@ -73,18 +67,18 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     Raises
     ------
     MissingFileError
-        It is not there, or a folder.
+        It does not exist, or is a folder.
+    FormatError
+        It is not text.
     """
-    try:
-        with open(path, "rb") as file:
-            packed = file.read(2) == _GZIP
-    except (FileNotFoundError, IsADirectoryError) as error:
-        message = f"{path} {'does not exist' if isinstance(error, FileNotFoundError) else 'is a folder'}: give a file"
-        raise errors.MissingFileError(message, path=path) from error
+    if not Path(path).is_file():
+        raise errors.MissingFileError(f"{path} does not exist or is a folder: give a file of rows", path=path)
+    with open(path, "rb") as file:
+        is_packed = file.read(2) == GZIP_MAGIC
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8", newline="")
-            if packed
+            if is_packed
             else open(path, encoding="utf-8", newline="") as text
         ):
             yield text
@@ -93,20 +87,20 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 
 def header_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the names of the columns of a CSV file; empty where it has no line."""
+    """Return the names of the columns of a CSV file; an empty list if it has no line."""
     with opened(path) as text:
-        return _names(csv.reader(_content(text)))
+        return next(_records(text, path), (0, []))[1]
 
 
 def read(
     text: Iterable[str],
     path: str | os.PathLike[str],
-    required: Iterable[str],
-    optional: Iterable[str] = (),
+    required: Collection[str],
+    optional: Collection[str] = (),
     *,
-    ignored: Iterable[str] = (),
+    ignored: Collection[str] = (),
 ) -> Iterator[Row]:
-    """Give each row; lines that begin with ``#`` are comments.
+    """Yield each row; lines that begin with ``#`` are comments.
 
     Parameters
     ----------
@@ -114,22 +108,19 @@ def read(
         Lines.
     path : path
         For messages.
-    required, optional, ignored : iterable of str
-        Columns that must be there, may be there, and may be there but are of no use. No others may.
+    required, optional, ignored : collection of str
+        Columns that must exist, may exist, and may exist but are not used. Other columns are errors.
 
     Raises
     ------
     FormatError
         A column is missing or unknown, or a row has another number of values.
     """
-    required, optional = list(required), list(optional)
-    known = [*required, *optional, *ignored]
-    reader = csv.reader(_content(text))
-    records = _records(reader, path)
-    columns = _names(records)
+    records = _records(text, path)
+    columns = next(records, (0, []))[1]
     for name in columns:
-        if name not in known:
-            message = f"{path} has a column {name!r} that is not known: take {', '.join(required + optional)}"
+        if name not in {*required, *optional, *ignored}:
+            message = f"{path} has a column {name!r} that is not known: take {', '.join([*required, *optional])}"
             raise errors.FormatError(message, path=path)
         if columns.count(name) > 1:
             raise errors.FormatError(f"{path} has two columns {name!r}: leave one", path=path)
@@ -137,35 +128,20 @@ def read(
         if name not in columns:
             message = f"{path} has no column {name!r}: its first line must have {', '.join(required)}"
             raise errors.FormatError(message, path=path)
-    for values in records:
-        if not values:
-            continue
+    for line, values in records:
         if len(values) != len(columns):
-            counts = f"{len(values)} values for {len(columns)} columns"
-            message = f"{path}, line {reader.line_num}: {counts}; correct the line"
+            message = f"{path}, line {line}: {len(values)} values for {len(columns)} columns; correct the line"
             raise errors.FormatError(message, path=path)
-        yield Row(zip(columns, values, strict=True), reader.line_num, path)
+        row = Row(zip(columns, values, strict=True))
+        row.place = f"{path}, line {line}"
+        yield row
 
 
-def name_of(path: str | os.PathLike[str]) -> str:
-    """Return the name of a file, for output."""
-    return Path(path).name
-
-
-def _records(reader: Any, path: str | os.PathLike[str]) -> Iterator[list[str]]:
-    """Give what a reader of `csv` reads; raise FormatError where it is no CSV."""
+def _records(text: Iterable[str], path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number and values of each line that has values. A comment counts as an empty line."""
+    reader = csv.reader("\n" if line.startswith("#") else line for line in text)
     try:
-        yield from reader
+        for number, values in enumerate(filter(None, reader)):
+            yield reader.line_num, values if number else [name.strip() for name in values]
     except csv.Error as error:
         raise errors.FormatError(f"{path}, line {reader.line_num}: {error}; give a file of rows", path=path) from None
-
-
-def _names(records: Iterator[list[str]]) -> list[str]:
-    """Return the names of the columns, from the first line that has something."""
-    return [name.strip() for name in next((values for values in records if values), [])]
-
-
-def _content(text: Iterable[str]) -> Iterator[str]:
-    """Give every line; comments as empty ones, so that line numbers stay right."""
-    for line in text:
-        yield "\n" if line.startswith("#") else line

@@ -77,41 +77,29 @@ def _share(memory: float) -> Callable[[random.Random], list[TracedApplication]]:
 
 
 def _pure(random_: random.Random) -> list[TracedApplication]:
-    """Each application is of one class: half of them memory-, half compute-intensive."""
+    """Return applications of one class each: half of them memory-, half compute-intensive."""
+    names = [(f"{kind.value}{number}", kind) for number in range(4) for kind in (Kind.MEMORY, Kind.COMPUTE)]
     return [
-        TracedApplication(
-            f"{kind.value}{number}",
-            tuple(kernel(f"{kind.value}{number}.{i}", kind, _seconds(random_), random_) for i in range(CHAIN)),
-        )
-        for number in range(4)
-        for kind in (Kind.MEMORY, Kind.COMPUTE)
+        TracedApplication(name, tuple(kernel(f"{name}.{i}", kind, _seconds(random_), random_) for i in range(CHAIN)))
+        for name, kind in names
     ]
 
 
 def _heavy(random_: random.Random) -> list[TracedApplication]:
-    """Sizes with a heavy tail: most chains are short, a few a hundred times as long."""
+    """Return applications whose sizes have a heavy tail: most are short, a few a hundred times as long."""
     applications = []
-    for number in range(8):
+    for name in (f"app{number}" for number in range(8)):
         scale = min(100.0, (1 - random_.random()) ** (-1 / 1.1))
-        applications.append(
-            TracedApplication(
-                f"app{number}",
-                tuple(
-                    kernel(
-                        f"app{number}.{i}",
-                        random_.choice((Kind.MEMORY, Kind.COMPUTE)),
-                        _seconds(random_) * scale,
-                        random_,
-                    )
-                    for i in range(CHAIN)
-                ),
-            )
+        kernels = tuple(
+            kernel(f"{name}.{i}", random_.choice((Kind.MEMORY, Kind.COMPUTE)), _seconds(random_) * scale, random_)
+            for i in range(CHAIN)
         )
+        applications.append(TracedApplication(name, kernels))
     return applications
 
 
 def _long(random_: random.Random) -> list[TracedApplication]:
-    """One kernel of 50 ms of each class among short ones, which is the case for preemption."""
+    """Return the applications of `_pure` and a kernel of 50 ms of each class, which is the case for preemption."""
     applications = [
         TracedApplication(f"long-{kind.value}", (kernel(f"long-{kind.value}", kind, 50e-3, random_, full=True),))
         for kind in (Kind.MEMORY, Kind.COMPUTE)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,6 @@ class TracedKernel:
     blocks: int = 1
     memory: int = 0
     deadline: float | None = None
-    size: dict[str, float] = field(default_factory=dict)
     idempotent: bool = False
 
 
@@ -76,8 +75,7 @@ class Arrivals:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """One request to come: which application, when (seconds), whose and how urgent."""
 
     time: float
@@ -153,29 +151,18 @@ class Trace:
         predicted: dict[int, list[Profile]] = {}
         requests = []
         truth: dict[Task, Profile] = {}
-        for arrival in self.arrivals:
-            application = arrival.application
+        for time, application, tenant, priority in self.arrivals:
             kernels = application.kernels
-            believed = predicted.get(id(application))
-            if believed is None:
-                believed = [_guess(kernel.profile, sigma, random_) for kernel in kernels]
-                predicted[id(application)] = believed
-            tasks = [
-                Task(
-                    kernel.name,
-                    kernel.blocks,
-                    profile,
-                    tenant=arrival.tenant,
-                    priority=arrival.priority,
-                    deadline=kernel.deadline,
-                    memory=kernel.memory,
-                    size=kernel.size,
-                )
-                for kernel, profile in zip(kernels, believed, strict=True)
-            ]
-            requests.append(Request(application.name, tasks, arrival.time))
-            if error:
-                truth.update(zip(tasks, [kernel.profile for kernel in kernels], strict=True))
+            if id(application) not in predicted:
+                predicted[id(application)] = [_guess(kernel.profile, sigma, random_) for kernel in kernels]
+            tasks = []
+            for k, profile in zip(kernels, predicted[id(application)], strict=True):
+                options: dict[str, Any] = {"tenant": tenant, "priority": priority, "deadline": k.deadline}
+                task = Task(k.name, k.blocks, profile, memory=k.memory, **options)
+                tasks.append(task)
+                if error:
+                    truth[task] = k.profile
+            requests.append(Request(application.name, tasks, time))
         return requests, truth
 
 
