@@ -117,9 +117,9 @@ def read_baseline(path: Path = BASELINE) -> Results:
 
 def write(results: Results, path: Path) -> None:
     """Write results as a baseline, one line for each trace."""
-    lines = ",\n".join(f"  {json.dumps(title)}: {json.dumps(summary)}" for title, summary in results.items())
+    entries = ",\n".join(f"  {json.dumps(title)}: {json.dumps(summary)}" for title, summary in results.items())
     head = f'{{\n "format": "{FORMAT}",\n "revision": "{REVISION}",\n "policy": "{POLICY}",\n "source": "{SOURCE[0]}"'
-    path.write_text(f'{head},\n "results": {{\n{lines}\n }}\n}}\n', encoding="utf-8")
+    path.write_text(f'{head},\n "results": {{\n{entries}\n }}\n}}\n', encoding="utf-8")
 
 
 def main(argv: list[str]) -> int:

@@ -45,12 +45,12 @@ def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
     if not work:
         raise errors.ArgumentError("no tasks: give at least one", name="tasks")
     rows = {name: k for k, name in enumerate(work)}
-    ways = [*np.eye(len(work))]
+    rates = [*np.eye(len(work))]
     for pair in pairs.pairs:
         if pair.first in rows and pair.second in rows:
-            way = np.zeros(len(work))
+            pair_rates = np.zeros(len(work))
             for name, rate in zip((pair.first, pair.second), pair.rates, strict=True):
-                way[rows[name]] += rate
-            ways.append(way)
-    found = linprog(np.ones(len(ways)), A_ub=-np.array(ways).T, b_ub=[-seconds for seconds in work.values()])
+                pair_rates[rows[name]] += rate
+            rates.append(pair_rates)
+    found = linprog(np.ones(len(rates)), A_ub=-np.array(rates).T, b_ub=[-seconds for seconds in work.values()])
     return sum(work.values()) / float(found.fun)

@@ -14,7 +14,7 @@ from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.sample import Sample, sized
 
 ISSUED = 4
-"""Warp instructions that a multiprocessor issues a cycle, at most."""
+"""Maximum number of warp instructions that a multiprocessor issues in a cycle."""
 
 
 def read_counts(
@@ -28,7 +28,7 @@ def read_counts(
         JSON that ``sched_counts.py parse`` wrote.
     capacity : Capacity, optional
     machine : Machine, optional
-        By default that of the device that the file names.
+        The machine that the file names by default.
 
     Raises
     ------

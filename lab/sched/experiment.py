@@ -75,15 +75,15 @@ class Experiment:
         return table if self.matrix is None else Matrix.read(self.matrix, table)
 
     def run(self, name: str, workload: Trace | None = None, *, log: Log | None = None) -> ReplayResult:
-        """Replay the workload, or the one of the recipe, under a policy; the log describes the run."""
+        """Replay a workload, by default the one made by the recipe, under a policy; the log describes the run."""
         workload = workload or self.recipe.make()
         capacity = self.device or workload.capacity
         requests, truth = workload.requests(self.error, self.recipe.seed)
         table, host = self.rates(capacity), HostDelays.of(self.host)
         simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth, host=host)
-        known: dict[str, Any] = {"source": {"model": self.model}, "chimera": {"idempotent": workload.idempotent}}
-        core = Core(simulator, make_policy(name, **known.get(name, {})), limit=self.limit, rates=table, log=log)
-        core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
+        options: dict[str, Any] = {"source": {"model": self.model}, "chimera": {"idempotent": workload.idempotent}}
+        core = Core(simulator, make_policy(name, **options.get(name, {})), limit=self.limit, rates=table, log=log)
+        core.log.about = {**self.describe(workload), "policy": name, "rates": table.name}
         enabled = gc.isenabled()
         gc.disable()  # A run makes millions of objects, hardly any of them in cycles.
         try:
@@ -101,7 +101,7 @@ class Experiment:
         rejected = {"rejected": len(result.rejected)} if result.rejected else {}
         return {**result.metrics().as_dict(), "rates": result.log.about["rates"], **rejected}
 
-    def about(self, workload: Trace) -> dict[str, Any]:
+    def describe(self, workload: Trace) -> dict[str, Any]:
         """Return a description of the run as plain data."""
         capacity = self.device or workload.capacity
         return {
@@ -149,10 +149,10 @@ def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
     ArgumentError
         It is a folder.
     """
-    place = Path(path)
-    if place.is_dir():
-        raise errors.ArgumentError(f"{place} is a folder: give the name of a file", name="path")
-    if not place.parent.is_dir():
-        message = f"{place.parent} does not exist: create it, or write elsewhere"
-        raise errors.MissingFileError(message, path=place.parent)
-    return place.with_name(f"{place.stem}.{name}{place.suffix}") if several else place
+    target = Path(path)
+    if target.is_dir():
+        raise errors.ArgumentError(f"{target} is a folder: give the name of a file", name="path")
+    if not target.parent.is_dir():
+        message = f"{target.parent} does not exist: create it, or write elsewhere"
+        raise errors.MissingFileError(message, path=target.parent)
+    return target.with_name(f"{target.stem}.{name}{target.suffix}") if several else target

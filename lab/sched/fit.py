@@ -22,13 +22,15 @@ def main(argv: list[str]) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    what = "preemptions: .csv (miss_rate, bytes, cycles or seconds; kind, decay), or a log"
-    parser.add_argument("measurements", nargs="*", metavar="FILE", help=what)
+    text = "preemptions: .csv (miss_rate, bytes, cycles or seconds; kind, decay), or a log"
+    parser.add_argument("measurements", nargs="*", metavar="FILE", help=text)
     parser.add_argument("--kernels", metavar="FILE.csv", help="name, bytes, miss_rate of the kernels of a log")
     parser.add_argument("--clock", type=float, default=1.755e9, metavar="HZ", help="cycles a second (default 1.755e9)")
     parser.add_argument("--out", metavar="FILE.json", help="write the constants, for --model of other commands")
     parser.add_argument("--counts", metavar="FILE.json", help="counted launches")
-    parser.add_argument("--device", metavar="NAME", help="whose history the launches go to (default: as measured)")
+    parser.add_argument(
+        "--device", metavar="NAME", help="device whose history records the launches (default: as measured)"
+    )
     parser.add_argument("--history", metavar="FILE.json", help="where it is (default: the user's cache folder)")
     json_option(parser)
 
@@ -66,12 +68,12 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.out:
         done.model.save(arguments.out)
     values = {k: v for k, v in asdict(done.model).items() if k != "origin"}
-    others = {k: v for k, v in asdict(done).items() if k not in ("model", "notes")}
+    statistics = {k: v for k, v in asdict(done).items() if k not in ("model", "notes")}
     notes = list(done.notes)
     unknown = sum(p.cycles is not None and (p.nbytes is None or p.miss_rate is None) for p in rows)
     if unknown:
         notes.append(f"{unknown} preemptions were left out: their bytes or miss rate are not known (--kernels)")
-    return {**values, **others, "written": arguments.out, "notes": notes if arguments.json else "; ".join(notes)}
+    return {**values, **statistics, "written": arguments.out, "notes": notes if arguments.json else "; ".join(notes)}
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
@@ -92,8 +94,8 @@ def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
         rows = [s for s in samples if s.kernel == kernel]
         for left_out in rows:
             predictor = Predictor(r for r in rows if r is not left_out)
-            wanted = Sample(kernel, left_out.size, left_out.warps, left_out.moving)
-            got = predictor.predict(wanted)
+            target = Sample(kernel, left_out.size, left_out.warps, left_out.moving)
+            got = predictor.predict(target)
             for name, values in off.items():
                 true, predicted = getattr(left_out, name), getattr(got, name)
                 if got.how == "interpolation" and true and predicted:

@@ -1,4 +1,4 @@
-"""Fits the source's cost and decay constants to measurements of preemptions, and says how well they fit."""
+"""Fits the source's cost and decay constants to measurements of preemptions, and measures how well they fit."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Fit:
     Attributes
     ----------
     model : SourceModel
-        With the source's constants where nothing was measured; its `r2` is that of the costs.
+        With the source's constants for quantities without measurements; its `r2` describes the costs.
     costs, decays : int
         Measurements of each.
     r2_source : float or None
@@ -57,7 +57,7 @@ class Fit:
     r2_decay : float or None
         How much of the spread of decays the class explains.
     fixed_cycles, r2_fixed : float or None
-        A constant time beside the formula, and the coefficient of determination with it: where blocks drain and
+        A constant time in addition to the formula, and the coefficient of determination with it: where blocks drain and
         nothing is saved, the cost is mostly constant.
     notes : list of str
         Constants that the measurements do not determine.
@@ -85,11 +85,11 @@ def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
     Raises
     ------
     ArgumentError
-        There is neither a cost nor a decay among them.
+        The measurements have no cost and no decay.
     """
-    those = list(preemptions)
-    costs = [(p.nbytes, p.miss_rate, p.cycles) for p in those if None not in (p.nbytes, p.miss_rate, p.cycles)]
-    decays = [(p.kind, p.decay) for p in those if p.kind is not None and p.decay is not None]
+    measured = list(preemptions)
+    costs = [(p.nbytes, p.miss_rate, p.cycles) for p in measured if None not in (p.nbytes, p.miss_rate, p.cycles)]
+    decays = [(p.kind, p.decay) for p in measured if p.kind is not None and p.decay is not None]
     if not costs and not decays:
         raise errors.ArgumentError(
             "no preemption with its cost (bytes, miss_rate, and cycles or seconds) or decay (kind and decay) was "
@@ -133,7 +133,7 @@ def _fit_costs(costs: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, fl
 
 
 def _nonnegative(design: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Least squares with weights of 0 or more: of all subsets of columns, the one that fits best."""
+    """Least squares with weights of 0 or more: the subset of columns that fits best."""
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
     best: tuple[float, Any] = (math.inf, np.zeros(design.shape[1]))
     for subset in range(1, 1 << design.shape[1]):
@@ -156,17 +156,17 @@ def _r2(y: np.ndarray[Any, Any], predicted: np.ndarray[Any, Any]) -> float | Non
 
 def _fit_decays(decays: Sequence[tuple[Kind, float]], notes: list[str]) -> tuple[dict[Kind, float], float | None]:
     means = {Kind.MEMORY: SOURCE.memory_decay, Kind.COMPUTE: SOURCE.compute_decay}
-    rest = 0.0
+    residual = 0.0
     for kind in means:
         values = [value for of, value in decays if of is kind]
         if not values:
             notes.append(f"no decay of a {kind.value}-intensive kernel was measured: {means[kind]:g} is the source's")
             continue
         means[kind] = min(1.0, max(0.0, float(np.mean(values))))
-        rest += float(((np.array(values) - np.mean(values)) ** 2).sum())
+        residual += float(((np.array(values) - np.mean(values)) ** 2).sum())
     everything = np.array([value for _, value in decays])
     total = float(((everything - everything.mean()) ** 2).sum()) if decays else 0.0
-    return means, 1.0 - rest / total if total > 0 else None
+    return means, 1.0 - residual / total if total > 0 else None
 
 
 NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
@@ -242,9 +242,9 @@ def read_log(
             pending[event.task] = event.time, nbytes, saved.get("miss_rate", max(misses, default=None))
         elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
             running.pop(event.task, None)
-            begun = pending.pop(event.task, None)
-            if event.kind == "stop" and begun is not None:
-                found.append(Preemption(begun[1], begun[2], (event.time - begun[0]) * clock))
+            preempted = pending.pop(event.task, None)
+            if event.kind == "stop" and preempted is not None:
+                found.append(Preemption(preempted[1], preempted[2], (event.time - preempted[0]) * clock))
     return found
 
 

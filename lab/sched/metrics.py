@@ -1,6 +1,6 @@
 """Metrics: figures of a run, made of its jobs; the same for a simulation and for hardware.
 
-The terms are those of Eyerman and Eeckhout (IEEE Micro 2008), taken over requests, which are the programs here: a
+Eyerman and Eeckhout (IEEE Micro 2008) define the terms. They are taken over requests, which are the programs here: a
 request is a chain of kernels, of which only the head competes.
 """
 
@@ -57,14 +57,14 @@ class Metrics:
     failed : int
         Kernels that failed or were cancelled.
     turnaround : dict
-        `Turnaround` of kernels by class: "memory", "compute", "unknown". A kernel arrives when the one before it ends.
+        `Turnaround` of kernels by class: "memory", "compute", "unknown". A kernel arrives when its predecessor ends.
     requests_by_priority : dict
         `Turnaround` of requests by priority of their first kernel.
     deadlines, missed : int
         Kernels with a deadline, and how many missed it.
     preemptions : int
     preemption_p50, preemption_p99 : float
-        Seconds from a preemption to when the kernel has left. (nan: there was none.)
+        Seconds from a preemption to when the kernel has left. (nan: no preemption.)
     holds : int
         Preemptions that were weighed and not done.
     decisions : int
@@ -143,7 +143,7 @@ def measure(
         if task.deadline is not None:
             deadlines += 1
             missed += took > task.deadline
-    by_class = {"unknown" if kind is None else kind.value: those for kind, those in by_kind.items() if those}
+    by_class = {"unknown" if kind is None else kind.value: times for kind, times in by_kind.items() if times}
     return Metrics(
         makespan=(makespan := _makespan(jobs)),
         stp=total / makespan if makespan else 0.0,
@@ -195,7 +195,7 @@ def _of_requests(requests: dict[Request, list[tuple[Job, float | None]]]) -> dic
         if None not in times and own > 0 and took > 0:
             slowdowns.append(took / own)
             progress.setdefault(request.name, []).append(own / took)
-    means = [float(np.mean(those)) for those in progress.values()]
+    means = [float(np.mean(times)) for times in progress.values()]
     return {
         "requests": count,
         "antt": float(np.mean(slowdowns)) if slowdowns else math.nan,
@@ -206,18 +206,18 @@ def _of_requests(requests: dict[Request, list[tuple[Job, float | None]]]) -> dic
 
 
 def _of_events(events: Iterable[Event]) -> dict[str, Any]:
-    asked: dict[int, float] = {}
+    requested: dict[int, float] = {}
     latencies = []
     holds = 0
     for event in events:
         kind = event.kind
         if kind == "preempt":
-            asked[event.task] = event.time
+            requested[event.task] = event.time
         elif kind == "hold":
             holds += 1
         elif kind == "stop":
-            if event.task in asked:
-                latencies.append(event.time - asked.pop(event.task))
+            if event.task in requested:
+                latencies.append(event.time - requested.pop(event.task))
     found: dict[str, Any] = {"holds": holds}
     if latencies:
         p50, p99 = np.percentile(latencies, (50, 99))

@@ -1,6 +1,6 @@
 """Rates of a simulation: `Matrix` goes by pairs that were measured.
 
-Schedulers that run go by `warpwell.scheduler.predict.rates.ClassTable` and by what they measure.
+Schedulers that run go by `warpwell.scheduler.predict.rates.ClassTable` and by measured pairs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Matrix(RateModel):
     """Measured pairs, by the kernels' names and their order of residency.
 
     Of several measurements of a pair, that with the nearest quotas counts. More than two kernels are
-    composed of their pairs. What was not measured has the rates of another model, and its pairs are counted.
+    composed of their pairs. Pairs without measurements have the rates of another model.
 
     Parameters
     ----------
@@ -83,13 +83,13 @@ class Matrix(RateModel):
         return composed(residents, self._pair)
 
     def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
-        known = self._measured.get((older.name, newer.name))
-        if not known:
+        measured = self._measured.get((older.name, newer.name))
+        if not measured:
             if len(self.missing) < REMEMBERED:
                 self.missing.add((older.name, newer.name))
             return self.otherwise.of([older, newer])
-        one, other = older.share, newer.share
-        return min(known, key=lambda pair: abs(pair.shares[0] - one) + abs(pair.shares[1] - other)).rates
+        shares = older.share, newer.share
+        return min(measured, key=lambda pair: abs(pair.shares[0] - shares[0]) + abs(pair.shares[1] - shares[1])).rates
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the measurements."""

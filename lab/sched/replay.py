@@ -57,9 +57,9 @@ def replay(
     requests : iterable of Request
         In any order. Arrivals are in seconds of the executor's clock.
     core : Core
-        A fresh one: its executor's clock stands at the beginning, or is running.
+        A new one.
     alone : callable, optional
-        Seconds that a task takes alone; what the executor takes for the truth by default.
+        Seconds that a task takes alone; the true profile of the executor by default.
     progress : callable, optional
         ``progress(done, total)``, called now and then with kernels.
 
@@ -93,7 +93,7 @@ def replay(
             break
         elif until is None and not core.running:
             raise errors.SchedulerError(
-                f"policy {core.policy.name!r} lets {len(core.waiting)} tasks wait beside an idle device: correct it"
+                f"policy {core.policy.name!r} lets {len(core.waiting)} tasks wait although the device is idle: fix it"
             )
         executor.wait(until)
         if progress is not None and len(steps) % 4096 == 0:

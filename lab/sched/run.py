@@ -35,14 +35,16 @@ SOLO_RUNS = 3
 def main(argv: list[str]) -> int:
     """Run the command."""
     parser = parser_of("sched run", "Run programs under policies, on the CPU or a GPU, and compare.")
-    what = "programs, each with an optional size (all: every one; default: two of each class)"
-    parser.add_argument("--workload", metavar="A,B:SIZE", help=what)
+    text = "programs, each with an optional size (all: every one; default: two of each class)"
+    parser.add_argument("--workload", metavar="A,B:SIZE", help=text)
     parser.add_argument("--repeat", type=int, default=4, metavar="N", help="runs of each program (default 4)")
-    what = "random arrivals, so that the device is busy for L of the time with solo runs (default: all at once)"
-    parser.add_argument("--load", type=float, metavar="L", help=what)
+    text = "random arrivals, so that the device is busy for L of the time with solo runs (default: all at once)"
+    parser.add_argument("--load", type=float, metavar="L", help=text)
     parser.add_argument("--policy", default="lanes", metavar="A,B", help="policies, or all (default lanes)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
-    parser.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
+    parser.add_argument(
+        "--limit", type=int, default=2, metavar="N", help="number of kernels that run together (default 2)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of inputs, order and arrivals")
     parser.add_argument("--log", metavar="FILE", help="write the log, for sched explain")
     view_options(parser)
@@ -174,27 +176,29 @@ def _share(
     """
     log = Log()
     log.about = {"policy": policy, **{k: v for k, v in _options(arguments, device).items() if v is not None}}
-    known: dict[Task, float] = {}
+    solo_seconds: dict[Task, float] = {}
     with contextlib.closing(executor_of(device)()) as executor:
         core = Core(executor, policy, limit=arguments.limit, log=log)
         began = executor.now()
         requests = [
-            _request(application, solo[application.workload.name], began + arrival, known)
+            _request(application, solo[application.workload.name], began + arrival, solo_seconds)
             for application, arrival in zip(runs, arrivals, strict=True)
         ]
-        result = replay(requests, core, alone=known.get)
+        result = replay(requests, core, alone=solo_seconds.get)
     failures = [job.error for job in result.jobs if job.error is not None] + [error for _, error in result.rejected]
     if failures:
         raise SchedulerError(f"a task failed under policy {policy}: {failures[0]}") from failures[0]
     return result
 
 
-def _request(application: Application, seconds: Sequence[float], arrival: float, known: dict[Task, float]) -> Request:
+def _request(
+    application: Application, seconds: Sequence[float], arrival: float, solo_seconds: dict[Task, float]
+) -> Request:
     times, kinds = iter(seconds), application.workload.kinds
     request = application.request(
         lambda step: Profile(kind=kinds[step.name], seconds=next(times), source="measured"), arrival=arrival
     )
-    known.update(zip(request.tasks, seconds, strict=True))
+    solo_seconds.update(zip(request.tasks, seconds, strict=True))
     return request
 
 

@@ -20,19 +20,21 @@ def main(argv: list[str]) -> int:
     """Run the command."""
     parser = parser_of("sched simulate", "Replay a trace under policies, in virtual time.")
     trace_options(parser)
-    group = parser.add_argument_group("what runs it")
+    group = parser.add_argument_group("policies and device")
     group.add_argument("--policy", default="source,lanes", metavar="A,B", help="or all (default source,lanes)")
-    group.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
-    what = "pairs measured by `python -m lab bench sched-pairs` (default: rates by class)"
-    group.add_argument("--matrix", metavar="FILE.json", help=what)
-    what = "switch: contexts are saved, as in the source; drain: blocks end, as on stock GPUs (default switch)"
-    group.add_argument("--mode", choices=("switch", "drain"), default="switch", help=what)
+    group.add_argument(
+        "--limit", type=int, default=2, metavar="N", help="number of kernels that run together (default 2)"
+    )
+    text = "pairs measured by `python -m lab bench sched-pairs` (default: rates by class)"
+    group.add_argument("--matrix", metavar="FILE.json", help=text)
+    text = "switch: contexts are saved, as in the source; drain: blocks end, as on stock GPUs (default switch)"
+    group.add_argument("--mode", choices=("switch", "drain"), default="switch", help=text)
     group.add_argument("--model", metavar="FILE.json", help="constants of the cost formula, from sched fit")
-    what = f"median relative error of predicted times (default {ERROR})"
-    group.add_argument("--error", type=float, default=ERROR, metavar="E", help=what)
-    what = "microseconds of the host for a decision with its launch (default 0; beside an H200 it took 145)"
-    group.add_argument("--host", type=float, default=0.0, metavar="US", help=what)
-    group.add_argument("--device", choices=tuple(CAPACITIES), help="default: that of the trace")
+    text = f"median relative error of predicted times (default {ERROR})"
+    group.add_argument("--error", type=float, default=ERROR, metavar="E", help=text)
+    text = "microseconds of the host for a decision with its launch (default 0; 145 with an H200)"
+    group.add_argument("--host", type=float, default=0.0, metavar="US", help=text)
+    group.add_argument("--device", choices=tuple(CAPACITIES), help="default: the device of the trace")
     parser.add_argument("--log", metavar="FILE", help="write the log; of several policies, one file each")
     json_option(parser)
     return run_command(run, parser, argv)
@@ -40,20 +42,22 @@ def main(argv: list[str]) -> int:
 
 def trace_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a workload: the fields of `Recipe`."""
-    group = parser.add_argument_group("what runs")
-    what = "Orion's profiles (archive, folder or file), or a table; default: a built-in mix"
-    group.add_argument("--trace", metavar="PATH", help=what)
-    what = "Azure's or Alibaba's trace, or poisson, or bursts (default poisson)"
-    group.add_argument("--arrivals", metavar="PATH", help=what)
-    what = "built-in mix: half, pure, quarter, memory, compute, heavy, long (default half)"
-    group.add_argument("--mix", default="half", metavar="NAME", help=what)
-    what = "applications that arrivals are drawn of (default: *_fwd of Orion's: inferences)"
-    group.add_argument("--models", metavar="A,B*", help=what)
-    group.add_argument("--kernels", type=int, default=100_000, metavar="N", help="at least so many (default 100000)")
-    what = "time that all takes alone, over the time in which it arrives; time is compressed to it; inf: all at once "
-    group.add_argument("--load", type=float, metavar="L", help=what + "(default 1.5; of a table: as it says)")
-    what = "of requests with priority 1, where the trace has none (default 0.25)"
-    group.add_argument("--urgent", type=float, default=0.25, metavar="SHARE", help=what)
+    group = parser.add_argument_group("workload")
+    text = "Orion's profiles (archive, folder or file), or a table; default: a built-in mix"
+    group.add_argument("--trace", metavar="PATH", help=text)
+    text = "Azure's or Alibaba's trace, or poisson, or bursts (default poisson)"
+    group.add_argument("--arrivals", metavar="PATH", help=text)
+    text = "built-in mix: half, pure, quarter, memory, compute, heavy, long (default half)"
+    group.add_argument("--mix", default="half", metavar="NAME", help=text)
+    text = "applications that arrivals are drawn of (default: *_fwd of Orion's: inferences)"
+    group.add_argument("--models", metavar="A,B*", help=text)
+    group.add_argument(
+        "--kernels", type=int, default=100_000, metavar="N", help="minimum number of kernels (default 100000)"
+    )
+    text = "time that all takes alone, over the time in which it arrives; time is compressed to it; inf: all at once "
+    group.add_argument("--load", type=float, metavar="L", help=text + "(default 1.5; of a table: as it says)")
+    text = "share of requests with priority 1, if the trace has no priorities (default 0.25)"
+    group.add_argument("--urgent", type=float, default=0.25, metavar="SHARE", help=text)
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all random choices (default 0)")
 
 
@@ -86,17 +90,17 @@ def run(arguments: argparse.Namespace) -> int:
         for name in names:
             report("simulate", len(found), len(names))
             found[name] = experiment.metrics(name, workload, logs.get(name))
-    about = {**experiment.about(workload), "rates": found[names[0]]["rates"]}
+    description = {**experiment.describe(workload), "rates": found[names[0]]["rates"]}
     seconds = time.perf_counter() - began
     if arguments.json:
-        values = {**about, "seconds": seconds, "logs": [str(p) for p in logs.values()], "policies": found}
+        values = {**description, "seconds": seconds, "logs": [str(p) for p in logs.values()], "policies": found}
         output.result("", finite(values))
     else:
-        _print(output, about, found, seconds)
+        _print(output, description, found, seconds)
     return 0
 
 
-def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
+def _print(output: Output, description: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
     keys = (
         "requests",
         "kernels",
@@ -109,14 +113,14 @@ def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any
         "prediction_error",
         "seed",
     )
-    shown = {key.replace("_", " "): about.get(key) for key in keys}
+    shown = {key.replace("_", " "): description.get(key) for key in keys}
     shown |= {
-        "applications": ", ".join(about.get("applications", ())),
-        "host, us": 1e6 * about["host"] or None,
-        "left out": ", ".join([*about.get("placeholders", ()), *about.get("not_drawn", ())]) or None,
-        **{f"imputed: {name}": text for name, text in about["imputed"].items()},
+        "applications": ", ".join(description.get("applications", ())),
+        "host, us": 1e6 * description["host"] or None,
+        "left out": ", ".join([*description.get("placeholders", ()), *description.get("not_drawn", ())]) or None,
+        **{f"imputed: {name}": text for name, text in description["imputed"].items()},
     }
-    output.result(str(about["workload"]), {k: v for k, v in shown.items() if v is not None})
+    output.result(str(description["workload"]), {k: v for k, v in shown.items() if v is not None})
     classes = sorted({name for values in found.values() for name in values["turnaround"]})
     levels = sorted({level for values in found.values() for level in values["requests_by_priority"]}, key=int)
     heads = ["policy", "STP", "ANTT", "fairness", "Jain"]

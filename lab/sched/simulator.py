@@ -21,33 +21,31 @@ FLAG_SPREAD = 0.3
 """Standard deviation of its logarithm: p99 is twice the median, as measured."""
 
 RELIEVED = 0.91
-"""Part of its rate beside an older memory-intensive kernel that a compute-intensive one keeps once it was relieved.
+"""Relative rate of a compute-intensive kernel that was re-issued while an older memory-intensive kernel runs.
 
-On an H200 it had 0.77 with half of the device, in place of 0.84 where the memory-intensive one had begun first, and
-0.75 with a quarter, in place of 0.81. Why is not known: workers lie evenly, and 2 to 5 ms later it still had 0.84
-(lab/results/h200/sched).
+On an H200 with half of the device, its rate was 0.77 after a re-issue and 0.84 if the memory-intensive kernel had begun
+first; with a quarter, 0.75 and 0.81. The reason is unknown (lab/results/h200/sched).
 """
 
-
 LAUNCH, SIGNAL, NOTICE = 60e-6, 15e-6, 100e-6
-"""Seconds of a host beside an H200 for a launch and for a word to workers, and from an event to its decision with the
-way from its launch to the first block: 248 us lay between kernels that it launched, with decisions of 145 us."""
+"""Seconds of a host with an H200: for a launch, for a word to workers, and from an event to its decision plus from a
+launch to its first block. The host left 248 us between two kernels, with decisions of 145 us."""
 
 
 class HostDelays(NamedTuple):
-    """Seconds that the host takes, one thing after another, while the device goes on with what it has.
+    """Delays of the host in seconds, one after another. The device continues in the meantime.
 
     Attributes
     ----------
     decision : float
-        From the moment that something is noticed to the first command, or until nothing is decided.
+        From the detection of an event to the first command, or to the end of a decision without commands.
     launch : float
-        For a launch, also of workers that relieve others or that a larger quota wants; who is behind these on the
-        device is launched once more.
+        For a launch, including workers that replace others or raise a quota. Jobs behind them on the device are
+        launched again.
     signal : float
-        For a preemption or a smaller quota, before workers can see it.
+        For a preemption or a smaller quota, until workers can see it.
     notice : float
-        From an event to the moment that a host that waits has noticed it.
+        From an event to its detection by a waiting host.
     """
 
     decision: float = 0.0
@@ -57,7 +55,7 @@ class HostDelays(NamedTuple):
 
     @classmethod
     def of(cls, step: float, launch: float = LAUNCH) -> HostDelays:
-        """Return those of a host that takes `step` seconds for a decision with its launch; none where that is 0."""
+        """Return the delays of a host that takes `step` seconds for a decision with its launch; no delays for 0."""
         return cls(max(0.0, step - launch), min(step, launch), SIGNAL, NOTICE) if step else cls()
 
 
@@ -67,8 +65,8 @@ NO_DELAYS = HostDelays()
 class Simulated:
     """A job that was launched.
 
-    Blocks run in waves: as many as are resident begin together and end together, so a drain lasts to the end of the
-    wave, however long one that starves takes for it. Positions are in blocks and may lie within a block.
+    Blocks run in waves: all resident blocks begin and end together, so a drain lasts to the end of the wave, even at a
+    low rate. Positions are in blocks and may lie within a block.
 
     Attributes
     ----------
@@ -76,33 +74,33 @@ class Simulated:
         Blocks of work that are done.
     base : int
         Where the waves began: the position at launch, or at the last change of the quota.
-    alone, allowed, wanted, found, kept : int
-        Blocks that would be resident alone; that the quota allows; that are left of those; that have found room; that
-        had it before.
+    alone, allowed, demand, found, previous : int
+        Blocks that would be resident without other kernels; that the quota allows; that remain of those; that have
+        room; that had room before.
     width : int
         Blocks of a wave.
-    said : int
-        Blocks that it was said to have done: none of them is taken back.
+    reported : int
+        Blocks reported as done, which are not run again.
     speed : float
         Blocks a second.
     hold : float or None
-        Time until which nothing is done, because registers are saved or restored.
+        Time until which registers are saved or restored, and no block runs.
     easy : bool
-        Whether it has never been asked for anything.
+        Whether the job has run without any request.
     saving : bool
         Whether it leaves at `hold`.
     younger : bool
-        Whether its workers are relieved when the quota changes, so that it is the youngest from then on.
+        Whether its workers are replaced when the quota changes, so that they become the youngest.
     relieved : bool
-        Whether that slows it beside an older memory-intensive kernel; see `RELIEVED`.
+        Whether that slows it while an older memory-intensive kernel runs; see `RELIEVED`.
     stop_at, resize_at : float
-        Time at which it sees that it is to stop, or that its quota is `next_allowed`.
+        Time at which workers see a stop flag, or the quota `next_allowed`.
     stop_goal, resize_goal : float
-        Position, once it has seen that, at which it does so.
+        Position at which they then stop, or change to the quota.
     goal : float
-        The next position at which something happens.
+        Position of the next event.
     goal_due, due : float
-        Times of that, and of the next thing at all.
+        Times of that event, and of the next event of any type.
     """
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement) -> None:
@@ -119,10 +117,10 @@ class Simulated:
         self.next_allowed = self.allowed
         self.load = shape.load
         self.width = self.allowed
-        self.said = self.base
+        self.reported = self.base
         self.plain = placement.plain
         self.goal: float = shape.blocks
-        self.found = self.kept = self.wanted = 0
+        self.found = self.previous = self.demand = 0
         self.rate = self.speed = 0.0
         self.stop_at = self.resize_at = self.stop_goal = self.resize_goal = self.goal_due = self.due = NEVER
         self.hold: float | None = None
@@ -137,10 +135,10 @@ class Simulated:
         return base + (self.blocks - base - 1) // allowed * allowed
 
     def wave_end(self) -> int:
-        """Return the position at which its blocks will have ended: who has room has some, though none is done yet."""
+        """Return the position at which the resident blocks will have ended."""
         waves = (self.position - self.base) / self.width
-        whole = math.floor(waves + 1e-9) + 1 if self.found else math.ceil(waves - 1e-9)
-        return min(self.blocks, self.base + whole * self.width)
+        count = math.floor(waves + 1e-9) + 1 if self.found else math.ceil(waves - 1e-9)
+        return min(self.blocks, self.base + count * self.width)
 
     def wave_begin(self) -> int:
         """Return the position at which the blocks that run now began."""
@@ -157,7 +155,7 @@ class Simulated:
             Whether a younger kernel waits for room, so that it matters when the last wave begins.
         """
         if self.easy and not squeezed:
-            # Nothing is asked of it, and nobody waits for its room: it just goes on.
+            # Without requests and waiting kernels, only its end matters.
             self.goal = self.blocks
             rate = self.rate
             if rate > 0:
@@ -197,32 +195,32 @@ class Simulated:
 
 
 class Simulator(Executor):
-    """Simulates a device by rates alone: the normalized IPC of kernels that run together, and costs of preemptions.
+    """A device that consists of rates: the normalized IPC of kernels that run together, and the costs of preemptions.
 
     Parameters
     ----------
     rates : RateModel
-        How fast kernels really run together.
+        Rates of kernels that run together.
     capacity : Capacity, optional
-        That of the rates by default.
+        The capacity of the rates by default.
     model : SourceModel, optional
-        Cost of a switch, and what it does to those that stay.
+        Cost of a switch, and its effect on the other kernels.
     mode : {"switch", "drain"}
         "switch": the source's hardware. Registers and shared memory of resident blocks are saved in `model`'s cycles
         (all multiprocessors at the same time, so its `tb` are the blocks of one of them) and restored before the job
-        goes on; progress is known by instruction. A flush drops the
-        work of resident blocks at once. "drain": stock hardware. The flag is seen after `flag` seconds
-        (seeded, lognormal), then the wave ends; progress is known in whole waves; a relief slows (`RELIEVED`).
+        continues; progress is known by instruction. A flush drops the work of resident blocks at once. "drain": stock
+        hardware. The flag is seen after `flag` seconds (seeded, lognormal), then the wave ends; progress is known in
+        waves; a re-issue slows a kernel (`RELIEVED`).
     truth : mapping, optional
-        What tasks are really like; what is not there is as its `Task.profile` says. `Profile.seconds` must be known.
+        True profiles of tasks, `Task.profile` by default. `Profile.seconds` must be known.
     flag : float
         Median seconds until a flag is seen.
     seed : int
-        Of the time until a flag is seen.
+        Seed of the time until a flag is seen.
     host : HostDelays
-        What the host takes to notice, decide and command; nothing by default.
+        Times of the host; no delays by default.
     workers : float
-        Rate of a kernel that is alone and can be preempted, over that of the untransformed one.
+        Relative rate of a solo kernel that can be preempted; the unmodified kernel has 1.
 
     Attributes
     ----------
@@ -247,9 +245,9 @@ class Simulator(Executor):
             raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
         if not (flag >= 0 and math.isfinite(flag)):
             raise errors.ArgumentError(f"flag takes {flag} s: give 0 or more", name="flag")
-        for what, seconds in host._asdict().items():
+        for name, seconds in host._asdict().items():
             if not (seconds >= 0 and math.isfinite(seconds)):
-                raise errors.ArgumentError(f"{what} of the host takes {seconds} s: give 0 or more", name="host")
+                raise errors.ArgumentError(f"{name} of the host takes {seconds} s: give 0 or more", name="host")
         modes = ("switch", "drain", "flush") if mode == "switch" else ("drain",)
         self.rates = rates
         self.model = model or SourceModel()
@@ -267,10 +265,10 @@ class Simulator(Executor):
         self._settled = 0.0
         self._changed = False
         self._runs: dict[Job, Simulated] = {}
-        self._kept: dict[Job, float] = {}
+        self._saved_positions: dict[Job, float] = {}
         self._behind: dict[Job, tuple[Job, Placement]] = {}
         self._relieves: dict[Job, Job] = {}
-        self._said: list[Ended | Stopped] = []
+        self._events: list[Ended | Stopped] = []
 
     @property
     def capacity(self) -> Capacity:
@@ -290,11 +288,11 @@ class Simulator(Executor):
         self._take(job, placement)
         self._begin(job, placement)
 
-    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+    def launch_behind(self, job: Job, placement: Placement, predecessor: Job) -> bool:
         """Start or resume a job when another one has left; no host takes part."""
         self._take(job, placement)
-        if self._there(other):
-            self._behind[other] = job, placement
+        if self._is_present(predecessor):
+            self._behind[predecessor] = job, placement
         else:
             self._begin(job, placement)
         return True
@@ -304,18 +302,18 @@ class Simulator(Executor):
         self._command(mate, True)
         if job in self._runs:
             self._relieve(mate)  # it has begun
-        elif self._there(job):
+        elif self._is_present(job):
             self._relieves[job] = mate
         return True
 
     def _relieve(self, job: Job) -> None:
         run = self._runs.get(job)
         if run is not None and not run.plain and not run.mode:
-            self._ask(run, run.next_allowed, True)
+            self._request_quota(run, run.next_allowed, True)
 
     def _take(self, job: Job, placement: Placement) -> None:
         """Check a launch, and let the time pass that the host takes for it."""
-        if self._there(job):
+        if self._is_present(job):
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
         if placement.workers is not None and placement.workers < 1:
             raise errors.ArgumentError(f"a quota of {placement.workers} workers: give at least one", name="workers")
@@ -326,15 +324,15 @@ class Simulator(Executor):
         if self._slow:
             self._busy(self._host.launch)
 
-    def _there(self, job: Job) -> bool:
+    def _is_present(self, job: Job) -> bool:
         """Return whether a job runs, or is to begin when another one has left."""
-        return job in self._runs or any([its is job for its, _ in self._behind.values()])
+        return job in self._runs or any([successor is job for successor, _ in self._behind.values()])
 
     def _begin(self, job: Job, placement: Placement) -> None:
         """Start a job now."""
         task = job.task
         profile = self._truth.get(task, task.profile)
-        position = self._kept.pop(job, None)
+        position = self._saved_positions.pop(job, None)
         shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
@@ -346,9 +344,9 @@ class Simulator(Executor):
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Ask a running job to leave; see `Executor.preempt`."""
         self._busy(self._host.signal)
-        other = next((other for other, its in self._behind.items() if its[0] is job), None)
-        if other is not None:
-            self._withdraw(job, other)
+        predecessor = next((first for first, (second, _) in self._behind.items() if second is job), None)
+        if predecessor is not None:
+            self._withdraw(job, predecessor)
             return
         run = self._find(job)
         if run is None or run.plain or run.mode:
@@ -362,19 +360,19 @@ class Simulator(Executor):
             self._settle()
             run.saving = True
             run.resize_at = run.resize_goal = NEVER
-            self._transfer(run, run.found, [other for other in self._runs.values() if other is not run])
+            self._transfer(run, run.found, [r for r in self._runs.values() if r is not run])
         else:
             run.stop_at = self._now + self._latency()
         self._changed = True
 
-    def _withdraw(self, job: Job, other: Job) -> None:
-        """Take back what has not begun: who is behind it comes behind `other`."""
-        del self._behind[other]
+    def _withdraw(self, job: Job, predecessor: Job) -> None:
+        """Withdraw a job that has not begun; its successor follows its predecessor."""
+        del self._behind[predecessor]
         self._relieves.pop(job, None)
         following = self._behind.pop(job, None)
         if following is not None:
-            self._behind[other] = following
-        self._said.append(Stopped(job, self._now, job.done))
+            self._behind[predecessor] = following
+        self._events.append(Stopped(job, self._now, job.done))
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
@@ -385,21 +383,21 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        self._ask(run, run.shape.allowed(workers), younger)
+        self._request_quota(run, run.shape.allowed(workers), younger)
 
     def _command(self, job: Job, more: bool) -> None:
         """Let the time pass that the host takes to tell workers something, or to launch more of them."""
         self._busy(self._host.launch * (1 + (job in self._behind)) if more else self._host.signal)
 
-    def _ask(self, run: Simulated, allowed: int, younger: bool) -> None:
+    def _request_quota(self, run: Simulated, allowed: int, younger: bool) -> None:
         """Tell workers of their new quota."""
         run.easy = False
         run.younger |= younger
         run.next_allowed = allowed
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
-                gone = run.found if run.younger else max(0, run.found - run.next_allowed)
-                run.resize_at = self._now + self._switch_seconds(run.profile, gone, self._stays(run))
+                leaving = run.found if run.younger else max(0, run.found - run.next_allowed)
+                run.resize_at = self._now + self._switch_seconds(run.profile, leaving, self._co_runners(run))
             else:
                 run.resize_at = self._now + self._latency()
         self._changed = True
@@ -410,44 +408,42 @@ class Simulator(Executor):
         if run is None:
             return job.done
         if run.plain and self.mode == "drain":
-            return run.said  # nobody counts its blocks
+            return run.reported  # the blocks of an unmodified kernel are not counted
         self._settle()
         done = int(run.position + 1e-9) if self.mode == "switch" else run.wave_begin()
-        if done > run.said:
-            run.said = done
-        if run.said >= run.blocks:
-            run.said = run.blocks - 1
-        return run.said
+        if done > run.reported:
+            run.reported = done
+        if run.reported >= run.blocks:
+            run.reported = run.blocks - 1
+        return run.reported
 
-    def cost(self, victim: Job, stays: Sequence[Job]) -> float:
+    def cost(self, victim: Job, staying: Sequence[Job]) -> float:
         """Return the expected seconds of a preemption, from predicted figures."""
         run = self._runs.get(victim)
         profile = victim.task.profile
         if run is not None and run.plain:
             return math.inf
         if run is not None and self.mode == "switch":
-            return self._switch_seconds(profile, run.found, [job.task.profile for job in stays])
+            return self._switch_seconds(profile, run.found, [job.task.profile for job in staying])
         alone = shape_of(profile, victim.task.blocks, self._capacity).alone
         if self.mode == "switch":
-            return self._switch_seconds(profile, alone, [job.task.profile for job in stays])
+            return self._switch_seconds(profile, alone, [job.task.profile for job in staying])
         again = self._host.notice + self._host.decision + self._host.launch
         return self._flag + again + 0.5 * (profile.seconds or 0.0) * min(1.0, alone / victim.task.blocks)
 
     def poll(self) -> list[Ended | Stopped]:
         """Return the events so far; the host begins to decide."""
         self._thinks = self._slow and self._host.decision > 0
-        said = self._said
-        if said:
-            self._said = []
-        return said
+        events, self._events = self._events, []
+        return events
 
     def wait(self, until: float | None) -> None:
         """Let time pass until something happens, and at most until `until`."""
         if self._thinks:
             self._busy(0.0)
-        if self._said:
+        if self._events:
             return
-        while not self._said:
+        while not self._events:
             due = self._due()
             if until is not None and until < due:
                 self._now = max(self._now, until)
@@ -491,17 +487,17 @@ class Simulator(Executor):
         self._settle()
         if self._runs.pop(job, None) is not None:
             self._changed = True
-            self._said.append(Ended(job, self._now, error))
+            self._events.append(Ended(job, self._now, error))
             self._succeed(job)
 
     def discard(self, job: Job) -> None:
         """Forget where a job stopped."""
-        self._kept.pop(job, None)
+        self._saved_positions.pop(job, None)
 
     def _find(self, job: Job) -> Simulated | None:
         """Return the run of a job; None if it has left and its event was not polled yet."""
         run = self._runs.get(job)
-        if run is None and not any(event.job is job for event in self._said):
+        if run is None and not any(event.job is job for event in self._events):
             raise errors.SchedulerError(f"task {job.task.name!r} does not run", task=job.task.name)
         return run
 
@@ -537,7 +533,7 @@ class Simulator(Executor):
             elif run.hold is not None and run.hold <= now:
                 run.hold = None
                 if run.saving:
-                    self._kept[run.job] = run.position
+                    self._saved_positions[run.job] = run.position
                     self._leave(run, Stopped(run.job, now, min(run.blocks - 1, int(run.position + 1e-9))))
             elif run.stop_at <= now:
                 run.stop_at = run.resize_at = run.resize_goal = NEVER
@@ -551,7 +547,7 @@ class Simulator(Executor):
 
     def _leave(self, run: Simulated, event: Ended | Stopped) -> None:
         del self._runs[run.job]
-        self._said.append(event)
+        self._events.append(event)
         self._succeed(run.job)
 
     def _succeed(self, job: Job) -> None:
@@ -580,7 +576,7 @@ class Simulator(Executor):
         runs = list(self._runs.values())
         if len(runs) == 1:
             run = runs[0]
-            run.found = run.width = run.allowed  # more than there are in its last wave, which nobody is in need of
+            run.found = run.width = run.allowed  # even in its last wave: no other kernel needs the room
             run.rate = 0.0
             if run.hold is None:
                 share = run.allowed / run.alone
@@ -592,7 +588,7 @@ class Simulator(Executor):
             return
         lacks = self._find_room(runs)
         residents: list[ResidentKernel] = []
-        there = []
+        active = []
         moving = False
         for run in runs:
             run.rate = 0.0
@@ -600,24 +596,24 @@ class Simulator(Executor):
                 moving = True
             elif run.found:
                 share = run.allowed / run.alone
-                if run.found < run.wanted:
-                    share *= run.found / run.wanted
+                if run.found < run.demand:
+                    share *= run.found / run.demand
                 resident = run.resident
                 if resident is None or resident.share != share:
                     resident = self._resident(run, share)
                 residents.append(resident)
-                there.append(run)
-        if there:
-            beside = False
-            for run, rate in zip(there, self.rates.of(residents), strict=True):
-                # What is saved and restored takes bandwidth from those that stay.
+                active.append(run)
+        if active:
+            is_contended = False
+            for run, rate in zip(active, self.rates.of(residents), strict=True):
+                # Saving and restoring registers takes bandwidth from the other kernels.
                 run.rate = rate * self.model.decay(run.profile.kind) if moving else rate
-                if run.relieved and beside:
+                if run.relieved and is_contended:
                     run.rate *= RELIEVED
-                beside = beside or class_of(run.profile) is Kind.MEMORY
+                is_contended = is_contended or class_of(run.profile) is Kind.MEMORY
         now = self._now
         for i, run in enumerate(runs):
-            # The end of a kernel's waves matters where a younger one waits for its room.
+            # The end of its waves matters if a younger kernel waits for its room.
             run.plan(now, i < lacks)
 
     def _resident(self, run: Simulated, share: float) -> ResidentKernel:
@@ -630,32 +626,31 @@ class Simulator(Executor):
         for run in runs:
             base, allowed = run.base, run.allowed
             last = base + (run.blocks - base - 1) // allowed * allowed
-            # In its last wave, what is left; as `Shape.wanted`, written out.
-            wanted = run.blocks - last if run.position >= last else allowed
-            load += run.load * wanted
-            run.kept = run.found
-            run.found = run.wanted = wanted
+            # As `Shape.wanted`, inlined: in its last wave, it needs the remaining blocks.
+            run.previous = run.found
+            run.found = run.demand = run.blocks - last if run.position >= last else allowed
+            load += run.load * run.demand
             run.width = allowed
         if load <= 1.0:
             return -1
-        takers, asked = [], []
+        takers, requests = [], []
         for run in runs:
-            if run.kept > run.wanted:
-                run.kept = run.wanted
-            if run.kept:
+            if run.previous > run.demand:
+                run.previous = run.demand
+            if run.previous:
                 takers.append(run)
-                asked.append(run.kept)
+                requests.append(run.previous)
             run.found = 0
         for run in runs:
-            if run.wanted > run.kept:
+            if run.demand > run.previous:
                 takers.append(run)
-                asked.append(run.wanted - run.kept)
-        counts = fit(asked, [run.shape for run in takers])
+                requests.append(run.demand - run.previous)
+        counts = fit(requests, [run.shape for run in takers])
         for run, count in zip(takers, counts, strict=True):
             run.found += count
         lacks = -1
         for i, run in enumerate(runs):
-            if run.found < run.wanted:
+            if run.found < run.demand:
                 lacks = i
                 run.width = run.found or run.allowed
         return lacks
@@ -664,18 +659,18 @@ class Simulator(Executor):
     def _latency(self) -> float:
         return self._flag * math.exp(FLAG_SPREAD * self._random.gauss(0.0, 1.0)) if self._flag else 0.0
 
-    def _stays(self, run: Simulated) -> list[Profile]:
-        return [other.profile for other in self._runs.values() if other is not run]
+    def _co_runners(self, run: Simulated) -> list[Profile]:
+        return [r.profile for r in self._runs.values() if r is not run]
 
-    def _switch_seconds(self, profile: Profile, blocks: int, stays: Sequence[Profile]) -> float:
+    def _switch_seconds(self, profile: Profile, blocks: int, staying: Sequence[Profile]) -> float:
         """Return how long blocks of all multiprocessors take to be saved, or restored."""
-        miss_rate = max([other.miss_rate for other in stays], default=0.0)
+        miss_rate = max([profile.miss_rate for profile in staying], default=0.0)
         each = math.ceil(blocks / self._capacity.processors)
         return self.model.preempt_cycles(miss_rate, profile.registers, profile.shared, each) / self._capacity.clock
 
-    def _transfer(self, run: Simulated, blocks: int, stays: Sequence[Simulated]) -> None:
+    def _transfer(self, run: Simulated, blocks: int, staying: Sequence[Simulated]) -> None:
         """Let a job pause while its blocks are saved or restored."""
-        seconds = self._switch_seconds(run.profile, blocks, [other.profile for other in stays])
+        seconds = self._switch_seconds(run.profile, blocks, [run.profile for run in staying])
         self.saved_seconds += seconds
         run.hold = self._now + seconds
         run.easy = False

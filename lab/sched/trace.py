@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         applications[application.name] = {**values, **by_class}
     if arguments.out is not None:
         table.write(workload, arguments.out)
-    about = {
+    description = {
         "workload": workload.name,
         "requests": len(workload.arrivals),
         "kernels": workload.kernels,
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         "out": arguments.out,
     }
     if arguments.json:
-        output.result("", finite({**about, "applications": applications}))
+        output.result("", finite({**description, "applications": applications}))
         return 0
-    shown = {k: v for k, v in about.items() if k not in ("workload", "imputed") and v is not None}
+    shown = {k: v for k, v in description.items() if k not in ("workload", "imputed") and v is not None}
     shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
     output.result(workload.name, shown | {f"imputed: {name}": text for name, text in workload.imputed.items()})
     heads = ("application", "requests", "kernels", "solo, ms", "memory, ms", "compute, ms", "unknown, ms")

@@ -1,4 +1,4 @@
-"""PolicyConformance: tests that every policy passes; a subclass says how to make one.
+"""PolicyConformance: tests that every policy passes. A subclass creates the policy.
 
 Needs pytest and hypothesis. A subclass in a test module is collected as it is::
 
@@ -24,7 +24,7 @@ from warpwell.scheduler.predict.rates import ClassTable
 
 CAPACITY = Capacity(memory=1000)
 LIFE = re.compile(r"arrive( launch( resize)*( preempt stop)?)* (end|fail|cancel|preempt end)")
-"""Events of a task, in order: what it may live through. ("hold" concerns others and is left out.)"""
+"""Events of a task, in order: the valid sequences. ("hold" concerns other tasks and is left out.)"""
 
 
 class Failing(Simulator):
@@ -109,7 +109,7 @@ class PolicyConformance:
             core.submit(request)
         jobs = core.jobs
         heavy = [job for job in jobs if job.task.memory]
-        tasks, steps, seen, ended = len(jobs), 0, 0, 0
+        tasks, steps, log_length, ended = len(jobs), 0, 0, 0
         while core.busy and (stop is None or ended < stop):
             until = core.step()
             self.check(core)
@@ -118,8 +118,8 @@ class PolicyConformance:
             )
             assert held + core.free_memory == core.executor.capacity.memory
             assert core.free_memory >= 0
-            ended += sum(event.kind == "end" for event in core.log.events[seen:])
-            seen = len(core.log)
+            ended += sum(event.kind == "end" for event in core.log.events[log_length:])
+            log_length = len(core.log)
             if core.busy:
                 core.executor.wait(until)
             steps += 1
@@ -160,7 +160,7 @@ class PolicyConformance:
             assert job.started is not None and job.ended is not None
             assert job.arrival <= job.started <= job.ended
         assert [event.time for event in core.log] == sorted(event.time for event in core.log)
-        # Nobody is charged for time that the device did not run.
+        # No tenant is charged for time in which the device was idle.
         used = sum(account.used for account in core.tenants.values())
         assert used <= core.executor.now() * CAPACITY.processors * (1 + 1e-9)
         assert core.free_memory == CAPACITY.memory
@@ -184,28 +184,30 @@ class PolicyConformance:
         rivals=st.sampled_from(["memory", "compute", "both"]),
         milliseconds=st.sampled_from([0.3, 1.0]),
         priority=st.sampled_from([0, 1]),
-        beside=st.sampled_from([None, Kind.MEMORY, Kind.COMPUTE]),
+        co_runner=st.sampled_from([None, Kind.MEMORY, Kind.COMPUTE]),
     )
-    def test_nothing_starves(self, kind, rivals, milliseconds, priority, beside) -> None:  # type: ignore[no-untyped-def]
-        victim = self.starving(kind, rivals, milliseconds, priority, beside)
+    def test_nothing_starves(self, kind, rivals, milliseconds, priority, co_runner) -> None:  # type: ignore[no-untyped-def]
+        victim = self.starving(kind, rivals, milliseconds, priority, co_runner)
         assert victim.started is not None, f"it waits after {RIVALS - 20} others have ended"
-        assert beside or victim.state is State.DONE, f"it is {victim.state.value} after {RIVALS - 20} others have ended"
+        assert co_runner or victim.state is State.DONE, (
+            f"it is {victim.state.value} after {RIVALS - 20} others have ended"
+        )
 
     def starving(
-        self, kind: Kind, rivals: str, milliseconds: float, priority: int = 0, beside: Kind | None = None
+        self, kind: Kind, rivals: str, milliseconds: float, priority: int = 0, co_runner: Kind | None = None
     ) -> Job:
         """Return a victim, after rivals have come for a long time, faster than they can run.
 
-        With `beside`, a kernel of that class is there from the beginning, and longer than all others together.
+        With `co_runner`, a kernel of that class runs from the beginning, and longer than all rivals together.
         """
         core = self.core(mode="drain")
-        if beside is not None:
-            # few blocks: others find room beside it however they are launched
-            core.submit(Request("long", [task(beside, 3.0 * RIVALS, "long", blocks=100)]))
+        if co_runner is not None:
+            # few blocks: the rivals find room in any form
+            core.submit(Request("long", [task(co_runner, 3.0 * RIVALS, "long", blocks=100)]))
         kinds = {"memory": [Kind.MEMORY], "compute": [Kind.COMPUTE], "both": list(Kind)}[rivals]
         for number in range(RIVALS):
-            one = task(kinds[number % len(kinds)], 0.3, "rival", priority=priority)
-            core.submit(Request("rival", [one], number * 0.3e-3 / 3))
+            rival = task(kinds[number % len(kinds)], 0.3, "rival", priority=priority)
+            core.submit(Request("rival", [rival], number * 0.3e-3 / 3))
         victim = core.submit(Request("victim", [task(kind, milliseconds, "victim")], 0.5e-3))[0]
         self.drive(core, stop=RIVALS - 20)
         return victim
@@ -266,11 +268,11 @@ class PolicyConformance:
 
     def test_kernels_of_which_nothing_is_known_run_too(self) -> None:
         tasks = [task(), task(None), task(Kind.MEMORY), task(None)]
-        truth = {one: one.profile for one in tasks}
-        for one in (tasks[1], tasks[3]):
-            truth[one] = Profile(kind=Kind.MEMORY, seconds=1e-3)
-            one.profile = Profile()
-        core = self.drive(self.core(truth=truth), [Request("r", [one]) for one in tasks])
+        truth = {each: each.profile for each in tasks}
+        for unknown in (tasks[1], tasks[3]):
+            truth[unknown] = Profile(kind=Kind.MEMORY, seconds=1e-3)
+            unknown.profile = Profile()
+        core = self.drive(self.core(truth=truth), [Request("r", [each]) for each in tasks])
         assert all(job.state is State.DONE for job in core.jobs)
 
     def test_a_tenant_keeps_to_its_quota(self) -> None:
@@ -291,4 +293,4 @@ CEILING_RIVALS = 340
 """More than the patience of a policy (32) for each of 9 priorities: up to the ceiling of a tenant without a setting."""
 
 RIVALS = 240
-"""More than a task may be passed by: twice the patience of a policy (32) for one priority, and what waits before it."""
+"""More than a task may be passed by: twice the patience of a policy (32) for one priority, and the tasks before it."""

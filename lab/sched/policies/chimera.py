@@ -15,9 +15,9 @@ BOUND_SECONDS = 15e-6
 class Chimera(Policy):
     """Kernels in order of priority and arrival, each with an even share of the device.
 
-    Below the limit, running kernels make room for a new one. At the limit, a kernel of higher priority replaces the one
-    with the lowest. The technique that loses least is taken of those whose latency is within the bound; if all
-    are slower, the fastest:
+    Below the limit, running kernels make room for a new one. At the limit, a kernel of higher priority replaces
+    the kernel with the lowest. Of the techniques within the latency bound, the one with the smallest loss is taken; if
+    all are slower, the fastest:
 
     - A drain waits for the end of the resident blocks and loses nothing.
     - A switch takes the time to save the blocks, and loses this time and as much to restore them.

@@ -55,9 +55,9 @@ def read_azure(path: str | os.PathLike[str]) -> Arrivals:
             for column in AZURE[1:]:
                 row.integer(column)
             # Seven decimals, one more than Python's times have.
-            whole, _, fraction = row["TIMESTAMP"].strip().partition(".")
+            date, _, fraction = row["TIMESTAMP"].strip().partition(".")
             try:
-                moment = datetime.fromisoformat(whole)
+                moment = datetime.fromisoformat(date)
                 times.append((moment - datetime(2000, 1, 1)).total_seconds() + float(f"0.{fraction or 0}"))
             except (ValueError, TypeError) as error:
                 raise row.error("TIMESTAMP", "a time such as 2023-11-16 18:15:46.6805900") from error

@@ -64,45 +64,46 @@ def read(path: str | os.PathLike[str]) -> Models:
         if name.endswith(PLACEHOLDERS) or not text.startswith(COLUMNS[0] + ","):
             left_out.append(name)
             continue
-        place = f"{Path(path).name}: {name}"
-        files[name] = list(rows.read(io.StringIO(text), place, COLUMNS))
+        source = f"{Path(path).name}: {name}"
+        files[name] = list(rows.read(io.StringIO(text), source, COLUMNS))
         if not files[name]:
-            raise errors.FormatError(f"{place} has no kernels: leave it out", path=path)
+            raise errors.FormatError(f"{source} has no kernels: leave it out", path=path)
     if not files:
         message = f"{path} holds no kernel profiles: their first line is {','.join(COLUMNS)}"
         raise errors.FormatError(message, path=path)
-    everything = [row for lines in files.values() for row in lines]
-    known = Counter((row["Name"], _kind(row)) for row in everything)
-    kinds = {name: kind for (name, kind), _ in reversed(known.most_common()) if kind is not None}
+    everything = [row for entries in files.values() for row in entries]
+    counts = Counter((row["Name"], _kind(row)) for row in everything)
+    kinds = {name: kind for (name, kind), _ in reversed(counts.most_common()) if kind is not None}
     unknown = sum(_kind(row) is None for row in everything)
     imputed = {
-        "class": f"of {unknown} of {len(everything)} kernels (Profile -1): that of most kernels of the same name, or "
-        "else memory",
+        "class": f"of {unknown} of {len(everything)} kernels (Profile -1): the class of most kernels with "
+        "the same name, or else memory",
         "blocks": f"SM_usage times {BLOCKS_EACH}",
         "registers, shared, threads": f"32 registers a thread, none, 256: {BLOCKS_EACH} blocks a multiprocessor",
         "miss_rate": f"{MISS_RATES[Kind.MEMORY]} of memory-, {MISS_RATES[Kind.COMPUTE]} of compute-intensive kernels",
-        "bandwidth, compute": "those of the class, by the multiprocessors that a kernel needs",
+        "bandwidth, compute": "by class and the multiprocessors that a kernel needs",
     }
     if not any(row.integer("Memory_footprint") for row in everything):
         imputed["memory"] = "0: Memory_footprint is 0 for every kernel"
     applications = [
-        TracedApplication(name, tuple(_kernel(row, kinds) for row in lines)) for name, lines in sorted(files.items())
+        TracedApplication(name, tuple(_kernel(row, kinds) for row in entries))
+        for name, entries in sorted(files.items())
     ]
     return Models(applications, imputed, sorted(left_out))
 
 
 def _files(path: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
     """Yield name and content of each file."""
-    place = Path(path)
-    if not place.exists():
+    root = Path(path)
+    if not root.exists():
         raise errors.MissingFileError(f"{path} does not exist: give an archive of kernel profiles", path=path)
-    if place.is_dir() or not is_archive(place):
-        for file in sorted(place.iterdir()) if place.is_dir() else [place]:
+    if root.is_dir() or not is_archive(root):
+        for file in sorted(root.iterdir()) if root.is_dir() else [root]:
             if file.is_file():
                 yield file.name, file.read_bytes()
         return
     try:
-        with tarfile.open(place, "r:*") as archive:
+        with tarfile.open(root, "r:*") as archive:
             for member in sorted(archive.getmembers(), key=lambda m: m.name):
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:

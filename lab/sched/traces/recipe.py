@@ -34,7 +34,7 @@ class Recipe:
     models : str
         Pattern of names of applications, of which arrivals are drawn.
     kernels : int
-        How many to have at least. A table has as many as it has.
+        Minimum number of kernels, except for a table.
     load : float or None
         Time that all kernels take alone over the time in which they arrive; inf: all at once. None: 1.5, or as a table
         says.
@@ -67,11 +67,11 @@ class Recipe:
         if self.trace is not None and _is_table(self.trace):
             return self._of_table(self.trace)
         imputed: dict[str, str] = {}
-        about: dict[str, object] = {}
+        description: dict[str, object] = {}
         if self.trace is None:
             everything, capacity = synthetic.mix(self.mix, self.seed), synthetic.CAPACITY
             name = f"built-in mix {self.mix}"
-            about["mix"] = synthetic.MIXES[self.mix][1]
+            description["mix"] = synthetic.MIXES[self.mix][1]
             chosen = everything if self.models is None else select(everything, self.models)
         else:
             models = orion.read(self.trace)
@@ -81,18 +81,18 @@ class Recipe:
             if pattern is None:
                 pattern = INFERENCE if any(a.name.endswith(INFERENCE[1:]) for a in everything) else "*"
             chosen = select(everything, pattern)
-            about["placeholders"] = models.left_out
-            about["not_drawn"] = [a.name for a in everything if a not in chosen]
+            description["placeholders"] = models.left_out
+            description["not_drawn"] = [a.name for a in everything if a not in chosen]
         when = self._arrivals(len(chosen))
         load = 1.5 if self.load is None else self.load
         plan = compose(chosen, when, kernels=self.kernels, load=load, seed=self.seed, urgent=self.urgent)
         imputed |= when.notes
         if when.priorities is None:
             imputed["priority"] = f"1 with a chance of {self.urgent:g}, else 0"
-        about |= {"applications": [a.name for a in chosen], "arrivals": when.name, "load": load}
+        description |= {"applications": [a.name for a in chosen], "arrivals": when.name, "load": load}
         span = float(when.times[len(plan) - 1] - when.times[0])
-        about["compressed"] = span / plan[-1].time if plan[-1].time else None
-        return Trace(name, plan, capacity, imputed, about)
+        description["compressed"] = span / plan[-1].time if plan[-1].time else None
+        return Trace(name, plan, capacity, imputed, description)
 
     def _of_table(self, path: str) -> Trace:
         if self.arrivals is not None:
@@ -105,8 +105,8 @@ class Recipe:
             scale = found.load / self.load if found.load < float("inf") else 1.0
             plan = [Arrival((a.time - plan[0].time) * scale, a.application, a.tenant, a.priority) for a in plan]
         names = sorted({a.application.name for a in plan})
-        about = {"applications": names, "arrivals": found.name, "load": self.load or found.load}
-        return Trace(found.name, plan, found.capacity, found.imputed, about)
+        description = {"applications": names, "arrivals": found.name, "load": self.load or found.load}
+        return Trace(found.name, plan, found.capacity, found.imputed, description)
 
     def _arrivals(self, applications: int) -> Arrivals:
         if self.arrivals in (None, "poisson"):
@@ -118,9 +118,9 @@ class Recipe:
 
 def _is_table(path: str) -> bool:
     """Tell our own traces from Orion's archives and files."""
-    place = Path(path)
-    if not place.exists():
+    file = Path(path)
+    if not file.exists():
         raise errors.MissingFileError(f"{path} does not exist: give a trace, or none for a built-in mix", path=path)
-    if place.is_dir() or orion.is_archive(place):
+    if file.is_dir() or orion.is_archive(file):
         return False
     return len(set(rows.header_of(path)) & set(orion.COLUMNS)) < 2

@@ -21,11 +21,11 @@ class Row(dict[str, str]):
 
     Attributes
     ----------
-    place : str
+    source : str
         The file and the number of the line, for messages.
     """
 
-    place: str
+    source: str
 
     def has(self, column: str) -> bool:
         """Return True if the column exists and is not blank."""
@@ -57,7 +57,7 @@ class Row(dict[str, str]):
 
     def error(self, column: str, expected: str) -> errors.FormatError:
         """Return the error about a cell."""
-        return errors.FormatError(f"{self.place}: {column} is {self[column]!r}; give {expected}", path=self.place)
+        return errors.FormatError(f"{self.source}: {column} is {self[column]!r}; give {expected}", path=self.source)
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def read(
             message = f"{path}, line {line}: {len(values)} values for {len(columns)} columns; correct the line"
             raise errors.FormatError(message, path=path)
         row = Row(zip(columns, values, strict=True))
-        row.place = f"{path}, line {line}"
+        row.source = f"{path}, line {line}"
         yield row
 
 

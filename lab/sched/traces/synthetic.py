@@ -53,7 +53,7 @@ def mix(name: str, seed: int) -> list[TracedApplication]:
     Raises
     ------
     ArgumentError
-        There is no such mix.
+        The name is unknown.
     """
     if name not in MIXES:
         raise errors.ArgumentError(f"no mix {name!r}: take one of {', '.join(MIXES)}", name="mix")

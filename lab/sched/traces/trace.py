@@ -23,7 +23,7 @@ MEDIAN_OF_ABSOLUTE = 0.6745
 
 @dataclass(frozen=True)
 class TracedKernel:
-    """One kernel of an application; its fields are those of a `Task`.
+    """A kernel of an application, with the fields of a `Task`.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Arrivals:
 
 
 class Arrival(NamedTuple):
-    """One request to come: which application, when (seconds), whose and how urgent."""
+    """A future request: time in seconds, application, tenant and priority."""
 
     time: float
     application: TracedApplication
@@ -96,9 +96,9 @@ class Trace:
     capacity : Capacity
         The device that its figures are from.
     imputed : dict
-        Fields that the files do not have, and what was taken instead.
+        Fields that the files do not have, and their assumed values.
     about : dict
-        What else to say about it, as plain data.
+        Further description as plain data.
     """
 
     name: str
@@ -182,7 +182,7 @@ def compose(
     applications : sequence of TracedApplication
     arrivals : Arrivals
     kernels : int
-        How many kernels to have at least: no more arrivals are taken than that needs.
+        Minimum number of kernels; later arrivals are left out.
     load : float
         Time that all kernels take alone over the time in which they arrive; inf: all arrive at once.
     seed : int

@@ -25,7 +25,7 @@ class Step(NamedTuple):
     arguments : tuple
         What it is called with: ``step.launch(*step.arguments)``. Arrays are in the memory of the application's device.
     size : dict
-        Names and numbers that say how large the input is: features of the predictor.
+        Names and numbers of the input size: features of the predictor.
     """
 
     launch: Launch
@@ -167,9 +167,9 @@ class Application(Sequence[Step]):
             An error is above the workload's tolerance, or a result is not a number.
         """
         worst = 0.0
-        wanted = self.built.reference()
+        expected_arrays = self.built.reference()
         for name, values in self.results().items():
-            expected = wanted[name]
+            expected = expected_arrays[name]
             if values.dtype.kind in "iu":
                 wrong = int(np.count_nonzero(values != expected))
                 assert not wrong, f"{self.workload.name}: {wrong} items of {name} are not what NumPy computes"
@@ -202,12 +202,12 @@ class Application(Sequence[Step]):
         """
         tasks = []
         for step in self:
-            known = Profile(kind=self.workload.kinds[step.name]) if profile is None else profile(step)
+            kernel_profile = Profile(kind=self.workload.kinds[step.name]) if profile is None else profile(step)
             tasks.append(
                 Task(
                     step.name,
                     step.blocks(self.device),
-                    known,
+                    kernel_profile,
                     step.launch,
                     step.arguments,
                     tenant=tenant,

@@ -25,9 +25,9 @@ def bfs_level(pointers, neighbours, levels, depth):
     i = grid(1)
     if levels[i] == depth:
         for k in range(i64(pointers[i]), i64(pointers[i + 1])):
-            other = i64(neighbours[k])
-            if levels[other] < 0:
-                levels[other] = depth + 1  # several threads may; all write the same
+            neighbour = i64(neighbours[k])
+            if levels[neighbour] < 0:
+                levels[neighbour] = depth + 1  # several threads may; all write the same
 
 
 @kernel

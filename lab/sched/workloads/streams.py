@@ -13,7 +13,7 @@ from warpwell.targets.primitives import grid
 
 from .application import Built, Inputs, Step, Workload
 
-ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+ZERO, HALF, UNIT = np.float32(0), np.float32(0.5), np.float32(1)
 C1, C2, C3 = np.float32(0.31938153), np.float32(-0.356563782), np.float32(1.781477937)
 C4, C5, SCALE = np.float32(-1.821255978), np.float32(1.330274429), np.float32(0.2316419)
 ROOT = np.float32(0.3989422804)  # 1 / sqrt(2 pi)
@@ -32,9 +32,9 @@ def triad(a, b, c, factor):
 @device
 def normal(x):
     """Return the cumulative normal distribution (a polynomial of Abramowitz and Stegun, 26.2.17)."""
-    k = ONE / (ONE + SCALE * abs(x))
+    k = UNIT / (UNIT + SCALE * abs(x))
     tail = ROOT * math.exp(-HALF * x * x) * (k * (C1 + k * (C2 + k * (C3 + k * (C4 + k * C5)))))
-    return ONE - tail if x > ZERO else tail
+    return UNIT - tail if x > ZERO else tail
 
 
 @kernel(max_registers=64)
@@ -61,7 +61,7 @@ def nbody(x, y, z, mass, ax, ay, az, bodies):
     for k in range(bodies):
         dx, dy, dz = x[k] - xi, y[k] - yi, z[k] - zi
         square = dx * dx + dy * dy + dz * dz + SOFTENING
-        inverse = ONE / math.sqrt(square)
+        inverse = UNIT / math.sqrt(square)
         pull = mass[k] * inverse * inverse * inverse
         fx += pull * dx
         fy += pull * dy
@@ -110,10 +110,10 @@ def _nbody(size: int, make: Inputs) -> Built:
     arguments = (*(make.put(v) for v in (x, y, z, mass)), *out.values(), size)
 
     def reference() -> dict[str, NDArray[np.float64]]:
-        places = np.stack([x, y, z]).astype(np.float64)
-        total = np.zeros_like(places)
+        positions = np.stack([x, y, z]).astype(np.float64)
+        total = np.zeros_like(positions)
         for first in range(0, size, 256):  # a strip at a time: memory for all pairs would be large
-            away = places[:, None, :] - places[:, first : first + 256, None]
+            away = positions[:, None, :] - positions[:, first : first + 256, None]
             pull = mass / ((away * away).sum(axis=0) + 1e-2) ** 1.5
             total[:, first : first + 256] = (pull * away).sum(axis=2)
         return dict(zip(out, total, strict=True))
