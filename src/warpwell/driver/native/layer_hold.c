@@ -7,17 +7,19 @@ pthread_mutex_t ww_hosts_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t ww_hosts_changed = PTHREAD_COND_INITIALIZER;
 struct ww_host *ww_hosts;
 
-static unsigned char non_blocking[WW_DEVICES][WW_IDS / 8];
+static _Atomic unsigned char non_blocking[WW_DEVICES][WW_IDS / 8];
 
 void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one) {
-    pthread_mutex_lock(&ww_hosts_lock);
-    unsigned char *byte = &non_blocking[d - layer.devices][stream / 8], bit = (unsigned char)(1u << stream % 8);
-    *byte = (unsigned char)(free_one ? *byte | bit : *byte & ~bit);
-    pthread_mutex_unlock(&ww_hosts_lock);
+    _Atomic unsigned char *byte = &non_blocking[d - layer.devices][stream / 8];
+    unsigned char bit = (unsigned char)(1u << stream % 8);
+    if (free_one)
+        atomic_fetch_or(byte, bit);
+    else
+        atomic_fetch_and(byte, (unsigned char)~bit);
 }
 
 bool ww_host_blocking(const struct ww_device *d, uint32_t stream) {
-    return !(non_blocking[d - layer.devices][stream / 8] >> stream % 8 & 1);
+    return !(atomic_load(&non_blocking[d - layer.devices][stream / 8]) >> stream % 8 & 1);
 }
 
 /* Return whether a call to the stream must wait for the function. */
