@@ -41,7 +41,8 @@ thorough: test sanitize
 	$(PYTEST) -m timing $(TESTS) $(ARGS) $(OR_NONE) || $(PYTEST) -m timing --last-failed $(TESTS) $(ARGS)
 
 # The driver layer under AddressSanitizer and UndefinedBehaviorSanitizer, with gcc. The compiler itself runs without the
-# preloaded libraries. Python keeps memory until it exits, so leaks are not reported.
+# preloaded libraries. Python keeps memory until it exits, so leaks are not reported. Then random programs run with layer
+# and worker under ThreadSanitizer.
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1
 
 sanitize: export WARPWELL_CACHE_DIR = $(CURDIR)/build/sanitized
@@ -50,6 +51,7 @@ sanitize: $(STAMP)
 	CFLAGS='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	    $(PYTEST) $(PARALLEL) -m $(QUICK) tests/driver $(ARGS)
+	$(PYTEST) -m slow tests/driver/test_driver_races.py $(ARGS)
 
 test-loaded: $(STAMP)
 	$(BIN)/python tools/busy.py 4 --times 3 -- $(MAKE) test
