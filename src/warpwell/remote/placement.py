@@ -369,7 +369,7 @@ class Placements:
         except errors.DeviceLostError:
             return True
         if has_ended:
-            self._end(chain, following, None, cancelled=True)
+            self._settle(following, None, cancelled=True)
         return bool(will_end) or handle.cancelled()
 
     @staticmethod
@@ -467,7 +467,7 @@ class Placements:
             self._handle_loss(chain, error)
             return
         except Exception as error:  # an argument cannot be sent
-            self._end(chain, chain.handles, error)
+            self._settle(chain.handles, error)
             return
         for handle, result in ends:
             end = functools.partial(self._handle_end, chain, handle, member, result)
@@ -477,8 +477,6 @@ class Placements:
         """Return the open tasks of a batch. With `is_sent`, its device cancels them from now on."""
         with self._lock:
             chain.is_sent = is_sent and bool(chain.batch)
-            if not chain.batch:
-                self._remove(chain)
             return list(chain.batch)
 
     def _handle_end(self, chain: Chain, handle: PoolHandle, member: Member, result: CallResult) -> None:
@@ -488,7 +486,7 @@ class Placements:
         try:
             state, seconds = member.wait_for_end(result)
             if state == "cancelled":
-                self._end(chain, chain.following(handle), None, cancelled=True)
+                self._settle(chain.following(handle), None, cancelled=True)
                 return
             member.fetch(chain)
         except errors.DeviceLostError as error:
@@ -496,13 +494,13 @@ class Placements:
             return
         except BaseException as error:  # raised by the task
             following = chain.following(handle)[1:]
-            self._end(chain, [handle], error)
-            self._end(chain, following, None, cancelled=True)
+            self._settle([handle], error)
+            self._settle(following, None, cancelled=True)
             return
         with self._lock:
             member.add_measurement(handle.task, seconds)
         is_last = len(chain.batch) == 1
-        self._end(chain, [handle], None)
+        self._settle([handle], None)
         if is_last:
             self.dispatch(chain)
 
@@ -511,15 +509,7 @@ class Placements:
         error.add_note(f"while {chain.name!r} was sent to a device of a pool, or fetched")
         if not chain.handles:
             raise error  # no handle is left to raise it
-        self._end(chain, chain.handles, error)
-
-    def _end(
-        self, chain: Chain, handles: Iterable[PoolHandle], error: BaseException | None, *, cancelled: bool = False
-    ) -> None:
-        with self._lock:
-            if chain.batch.keys() <= set(handles):
-                self._remove(chain)
-        self._settle(handles, error, cancelled=cancelled)
+        self._settle(chain.handles, error)
 
     def _remove(self, chain: Chain) -> None:
         """Remove a batch from its device, and place waiting batches that fit."""
@@ -568,13 +558,16 @@ class Placements:
             self._settle([handle], lost)
 
     def _settle(self, handles: Iterable[PoolHandle], error: BaseException | None, *, cancelled: bool = False) -> None:
-        settled = []
+        """Complete tasks, and remove batches without remaining tasks from their devices."""
+        settled: dict[PoolHandle, Chain] = {}
         with self._lock:
             for handle in list(handles):
                 if (chain := self._open.pop(handle, None)) is not None:
                     del chain.handles[handle]
                     chain.batch.pop(handle, None)
-                    settled.append(handle)
+                    settled[handle] = chain
+        for chain in {id(chain): chain for chain in settled.values() if not chain.batch}.values():
+            self._remove(chain)
         for handle in settled:
             handle.settle(error, cancelled)
 
