@@ -244,13 +244,13 @@ def test_no_room(devices: Devices) -> None:
     scale[4](x[:4], y, 1.0)
     y.fill(5.0)
     devices[1].empty(4, np.uint8).copy_from(x[:4])
-    with pytest.raises(errors.RemoteError, match=r"allocation failed on device 0.*no room") as caught:
+    with pytest.raises(errors.RemoteError, match=r"allocation failed on device 0.*has no memory for") as caught:
         devices[0].synchronize(30)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert y.copy_to_host().tolist() == [5.0] * 4
-    with pytest.raises(errors.RemoteError, match="no room"):
+    with pytest.raises(errors.RemoteError, match="has no memory for"):
         devices[1].synchronize(30)
-    with pytest.raises(errors.RemoteError, match="no room"):
+    with pytest.raises(errors.RemoteError, match="has no memory for"):
         x[:4].copy_to_host()
 
 

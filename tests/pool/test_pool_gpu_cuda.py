@@ -183,7 +183,7 @@ def test_no_room_is_told_and_room_comes_back(devices: Devices) -> None:
     gc.collect()
     gpu.synchronize(60)
     free, total = gpu.memory_info()
-    with pytest.raises(errors.RemoteError, match="no room"):
+    with pytest.raises(errors.RemoteError, match="has no memory for"):
         gpu.empty(total + 1, np.uint8)
         gpu.synchronize(60)
     for _ in range(4):  # each takes more than half: the one before has to be gone

@@ -16,7 +16,6 @@ from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel
 from .reply import ArrayReply, Reply
-from .transport.bulk import Transfer
 from .transport.transport import Tags, Transport
 from .tuning import Tuning
 
@@ -130,14 +129,7 @@ class AgentConnection:
             self._send_locked(pack(op.value, stream, 0, *operands))
 
     def request(
-        self,
-        channel: Channel | None,
-        op: Op,
-        *operands: Any,
-        cost: int = 0,
-        nbytes: int = 0,
-        transfer: Transfer | None = None,
-        keep: bool = False,
+        self, channel: Channel | None, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0, keep: bool = False
     ) -> Reply:
         """Send a request with `post`, or with `send` if `channel` is None, and return the future of its reply.
 
@@ -149,13 +141,10 @@ class AgentConnection:
             The class `Reply` as an operand is replaced by the number of the request.
         cost, nbytes : int
             See `post`.
-        transfer : Transfer, optional
-            Cancelled if the request fails.
         keep : bool
             Whether the next synchronization raises a failure, too.
         """
         reply = Reply(channel if keep else None)
-        reply.transfer = transfer
         number = reply.number
         packed = [number if operand is Reply else operand for operand in operands]
         self.caller.replies[number] = (self.rank, reply)

@@ -63,16 +63,10 @@ def upload(connection: AgentConnection, channel: Channel, handle: int, source: N
 def download(connection: AgentConnection, channel: Channel, handle: int, out: NDArray[Any]) -> None:
     """Copy a buffer to an array of its shape and dtype, and wait for the copy."""
     nbytes, description = out.nbytes, f"a copy from {connection.label}"
-
-    def wait(reply: Reply) -> Any:
-        reply.wait(description)
-        channel.raise_failures()
-        return reply.get(description)
-
     if (shared := _shared_with(connection, out)) is not None or nbytes <= INLINE:
         reply = connection.request(channel, Op.READ, handle, Reply, shared, nbytes=nbytes)
         try:
-            data = wait(reply)
+            data = reply.get_after_failures(channel, description)
         except BaseException:
             if shared is not None:
                 _cancel_shared(connection, reply)
@@ -82,7 +76,8 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
     else:
         array = out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
         with BulkCopy(connection, channel) as bulk:
-            wait(bulk.start(array, Op.READ_BULK, handle, outgoing=False, nbytes=nbytes))
+            reply = bulk.start(array, Op.READ_BULK, handle, outgoing=False, nbytes=nbytes)
+            reply.get_after_failures(channel, description)
             bulk.finish()
         if array is not out:
             out[...] = array
@@ -213,7 +208,8 @@ class BulkCopy:
                     connection.raise_lost(str(error))
                 tags.reserve(*ends, self._transfer)
                 call = (op, handle, Reply, tag, tuple(plan), *operands)
-                self._reply = connection.request(channel, *call, transfer=self._transfer, **counts)
+                self._reply = connection.request(channel, *call, **counts)
+                self._reply.cancel_on_failure(self._transfer)
         return self._reply
 
     def finish(self) -> None:

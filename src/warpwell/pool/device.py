@@ -121,11 +121,9 @@ class Event(AgentObject):
         timeout = checked_timeout(timeout)
         if self.recorded:
             connection, description = self.device.connection, self._description
-            reply = connection.request(None, Op.UNTIL, self._handle, Reply)
-            reply.wait(description, timeout)
             assert self._channel is not None
-            self._channel.raise_failures()
-            reply.get(description)
+            reply = connection.request(None, Op.UNTIL, self._handle, Reply)
+            reply.get_after_failures(self._channel, description, timeout)
 
     def elapsed(self, earlier: Event) -> float:
         """Wait for both events and return the seconds from `earlier`, an event of the same device, to this one."""
@@ -199,12 +197,9 @@ class Stream:
             The calls were not done after `timeout` seconds.
         """
         connection = self.device.connection
-        description = f"a stream of {connection.label}"
         timeout = checked_timeout(timeout)
         reply = connection.request(self.channel, Op.SYNCHRONIZE, Reply)
-        reply.wait(description, timeout)
-        self.channel.raise_failures()
-        reply.get(description)
+        reply.get_after_failures(self.channel, f"a stream of {connection.label}", timeout)
 
     def record(self, event: Event | None = None) -> Event:
         """Record an event after all previous calls of the stream, and return it.

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
@@ -169,22 +169,11 @@ class Devices(DeviceGroup):
                     if not is_busy and not any(c.failures for c in list(device.connection.channels.values())):
                         self._leave(device, 0.0)
 
-    @overload
-    def __getitem__(self, index: int) -> Device: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Device]: ...
-    def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
-        try:
-            return super().__getitem__(index)
-        except IndexError:
-            if self._leases.spares is not None:
-                raise IndexError(
-                    f"devices()[{index}]: {len(self)} devices have joined; ww.devices().lease() lets more join"
-                ) from None
-            count = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
-            raise IndexError(
-                f"devices()[{index}]: {count}; `warpwell run --agents N FILE.py` starts a program with more"
-            ) from None
+    def _describe_range(self, index: Any) -> str:
+        if self._leases.spares is not None:
+            return f"devices()[{index}]: {len(self)} devices have joined; ww.devices().lease() lets more join"
+        count = "there is one device" if len(self) == 1 else f"there are {len(self)} devices"
+        return f"devices()[{index}]: {count}; `warpwell run --agents N FILE.py` starts a program with more"
 
     def lease(
         self,

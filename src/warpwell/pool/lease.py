@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_timeout
@@ -39,7 +39,14 @@ class DeviceGroup(Sequence[Device]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Device]: ...
     def __getitem__(self, index: int | slice) -> Device | Sequence[Device]:
-        return self._devices[index]
+        try:
+            return self._devices[index]
+        except IndexError:
+            raise IndexError(self._describe_range(index)) from None
+
+    def _describe_range(self, index: Any) -> str:
+        """Return the message for an index that is out of range."""
+        return f"index {index} is out of range for a lease of {len(self)} devices"
 
     def __len__(self) -> int:
         return len(self._devices)

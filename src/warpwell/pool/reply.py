@@ -31,25 +31,27 @@ class Reply(Milestone):
     ----------
     number : int
         Number of the request.
-    transfer : Transfer or None
-        Bulk data of the request; cancelled if the request fails.
     counters : list of float or None
         Counters of the kind of request, for `Device.trace`; the third one is the time waited in seconds.
     """
 
-    __slots__ = ("channel", "counters", "number", "transfer")
+    __slots__ = ("channel", "counters", "number")
 
     def __init__(self, channel: Channel | None = None) -> None:
         super().__init__()
         self.number = new_id()
         self.counters: list[float] | None = None
-        self.transfer: Transfer | None = None
         self.channel = channel
 
-    def fail(self, failure: BaseException) -> None:
-        super().fail(failure)
-        if self.transfer is not None:
-            self.transfer.cancel()  # its waiter then raises the failure of the reply, which has the cause
+    def cancel_on_failure(self, transfer: Transfer) -> None:
+        """Cancel a transfer if the request fails. Its waiter then raises the failure, which has the cause."""
+        self.when_set(lambda _: None if self.failure is None else transfer.cancel())
+
+    def get_after_failures(self, channel: Channel, description: str, timeout: float | None = None) -> Any:
+        """Wait for the reply; raise failures of earlier calls of the stream first. Return the value."""
+        self.wait(description, timeout)
+        channel.raise_failures()
+        return self.get(description)
 
     def wait(self, event: str, timeout: float | None = None, alive: Callable[[], None] | None = None) -> None:
         start = time.perf_counter()

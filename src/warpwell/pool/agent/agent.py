@@ -48,7 +48,6 @@ class Agent(AgentState):
         self.counts: dict[str, int] = {}
         self.programs: Callable[[], list[dict[str, Any]]] = list
         """Returns the CUDA programs that this agent's process also serves."""
-        self._start_time = time.time()
 
     def run(self) -> None:
         """Serve until the program sends GOODBYE or is lost."""
@@ -98,27 +97,13 @@ class Agent(AgentState):
         }
         views = [v for v in list(self.handles.values()) if isinstance(v, BufferView)]
         held = {id(v.memory): v.memory.nbytes for v in views if v.memory.block is not None}
-        return {
-            **self.runtime.info(),
-            "target": self.runtime.target,
-            "joined": True,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "python": sys.version.split()[0],
-            "seconds": time.time() - self._start_time,
-            "free": free,
-            "total": total,
-            "held": sum(held.values()),
-            "buffers": len(self.handles),
-            "calls": dict(self.counts),
-            "lanes": lanes,
-            "shared": self.sharing.count(),
-            "unreachable": self.sharing.unreachable(),
-            "copies": len(self.incoming) + len(self.outgoing),
-            "transport": self.transport.statistics(),
-            "programs": self.programs(),
-            **({} if self.spare is None else self.spare.info()),
-        }
+        info = {**self.runtime.info(), "target": self.runtime.target, "joined": True}
+        info |= {"host": socket.gethostname(), "pid": os.getpid(), "python": sys.version.split()[0]}
+        info |= {"free": free, "total": total, "held": sum(held.values()), "buffers": len(self.handles)}
+        info |= {"calls": dict(self.counts), "lanes": lanes, "copies": len(self.incoming) + len(self.outgoing)}
+        info |= {"shared": self.sharing.count(), "unreachable": self.sharing.unreachable()}
+        info |= {"transport": self.transport.statistics(), "programs": self.programs()}
+        return info if self.spare is None else {**info, **self.spare.info()}
 
     def _end(self) -> None:
         end = time.monotonic() + DRAIN_SECONDS

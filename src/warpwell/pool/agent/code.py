@@ -1,4 +1,4 @@
-"""`Code`: a kernel or a function in the form in which it is sent to agents, once each, by the hash of its content."""
+"""`Code`: a serialized kernel or function, which is sent to each agent once, and identified by a hash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...targets import CudaSource, Kernel, is_device
 from ...targets import device as mark_device
 from ...targets.compiler import cloudpickle, names_of
 
-_lock = threading.RLock()  # pickling an object may call a device, which pickles again
+_lock = threading.RLock()  # reentrant, because pickling an object may call a device, which pickles
 _made: weakref.WeakKeyDictionary[Any, Code] = weakref.WeakKeyDictionary()
 _PACKAGE = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ MAX_BYTES = (1 << 31) - 1
 class Code:
     """A kernel or a function as bytes.
 
-    Modules that are not installed packages travel with it, so agents on other nodes need no copy of the user's files.
+    It contains modules that are not installed packages, so agents on other hosts do not need the user's files.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Code:
         Raises
         ------
         CodeError
-            An object that it names cannot be serialized; the message names it.
+            An object in the code cannot be serialized; the message names the object.
         """
         if isinstance(value, Kernel):
             compiled = value.current().compiled
@@ -71,7 +71,7 @@ class Code:
             return code
         try:
             made = _made.get(value)
-        except TypeError:  # an object that cannot be referred to weakly
+        except TypeError:  # the object has no weak references
             made = None
         if made is None:
             made = cls(_name(value), _serialize(value))
@@ -81,7 +81,7 @@ class Code:
 
 
 class LoadedCode:
-    """Code on an agent. It is made when a lane first needs it, so that slow imports delay no other lane."""
+    """Code on an agent. The first lane that uses it deserializes it, so that slow imports do not delay other lanes."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -103,15 +103,15 @@ class LoadedCode:
         return self._value
 
     def launch(self, configuration: Any) -> Any:
-        """Return ``kernel[configuration]``, made once."""
-        launches = self._launches  # before the value: a global variable that is set meanwhile changes both
+        """Return ``kernel[configuration]``, which is cached."""
+        launches = self._launches  # before the value, because `set_global` changes both
         made = launches.get(configuration)
         if made is None:
             made = launches[configuration] = self.value[configuration]
         return made
 
     def set_global(self, name: str, value: Any) -> None:
-        """Change a global variable of the kernel: it is compiled again, because compiled code has the old value."""
+        """Set a global variable of the kernel, which is then compiled again."""
         function = getattr(self.value, "function", self.value)
         if not isinstance(function, types.FunctionType) or name not in function.__globals__:
             raise errors.ArgumentError(f"{self.name!r} uses no global variable {name!r}", name="name")
@@ -125,12 +125,12 @@ class LoadedCode:
 
 
 def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[bytes, tuple[Any, ...]]:
-    """Pickle a value; objects with a handle, which is not None, are left out, and their handles are returned too.
+    """Pickle a value without the objects that have a handle; return the bytes, and these handles.
 
     Raises
     ------
     ArgumentError
-        It has more bytes than a message may.
+        The bytes exceed the maximum size of a message.
     """
     handles: list[Any] = []
 
@@ -142,35 +142,25 @@ def dumps(value: Any, handle_of: Callable[[Any], Any] | None = None) -> tuple[by
         return len(handles) - 1
 
     out = io.BytesIO()
-    if _is_plain(value, handle_of):
-        # most arguments and results: to look for modules of the user would take a hundred times as long
-        plain = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL)
-        # set, not overridden: a subclass that knows these handles would have to be made for each call
-        plain.persistent_id = persistent_id  # type: ignore[method-assign]
-        plain.dump(value)
-        return _message(out), tuple(handles)
-    any_value = cloudpickle().Pickler(out)
-    any_value.persistent_id = persistent_id
-    with _by_value():
-        any_value.dump(value)
-    return _message(out), tuple(handles)
-
-
-def _message(out: io.BytesIO) -> bytes:
-    nbytes = out.tell()
-    if nbytes > MAX_BYTES:
+    # Most arguments and results are plain: searching for modules of the user would take a hundred times as long.
+    is_plain = _is_plain(value, handle_of)
+    pickler: Any = pickle.Pickler(out, pickle.HIGHEST_PROTOCOL) if is_plain else cloudpickle().Pickler(out)
+    pickler.persistent_id = persistent_id  # set, not overridden, because each call has another function
+    with contextlib.nullcontext() if is_plain else _by_value():
+        pickler.dump(value)
+    if (nbytes := out.tell()) > MAX_BYTES:
         raise errors.ArgumentError(
             f"arguments and results of a call must have at most {MAX_BYTES} bytes without large NumPy arrays, got "
             f"{nbytes}: convert large values to plain arrays (numpy.asarray), or write them to a file"
         )
-    return out.getvalue()
+    return out.getvalue(), tuple(handles)
 
 
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
 
 
 def _is_plain(value: Any, handle_of: Callable[[Any], Any] | None) -> bool:
-    """Return whether a value consists of numbers, texts, arrays and objects on the device."""
+    """Return True if a value consists of numbers, strings, arrays and objects on the device."""
     kind = type(value)
     if kind in _PLAIN:
         return True
@@ -203,16 +193,16 @@ def _serialize(value: Any) -> bytes:
         return dumps(content)[0]
     except errors.WarpwellError:
         raise
-    except Exception as error:  # pickling an object may raise anything
+    except Exception as error:  # pickling may raise any exception
         culprit = _culprit(getattr(value, "function", value))
         raise errors.CodeError(
-            f"{_name(value)!r} cannot be sent to a device: {culprit or error}. Pass it as an argument, or make it in "
-            f"the function itself"
+            f"{_name(value)!r} cannot be sent to a device: {culprit or error}. Pass the object as an argument, or "
+            f"create it in the function"
         ) from error
 
 
 def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
-    """Return the kernel or function whose `Code` this is, with other values of its global variables."""
+    """Return the kernel or function of a `Code`, with values for its global variables."""
     kind, *content = loads(data)
     if kind == "cuda":
         return content[0]
@@ -231,7 +221,9 @@ def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
 def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
     module = sys.modules.get(str(function.__module__))
     if module is None or function.__globals__ is not vars(module):
-        function.__globals__.update(variables)  # these came with the code, for it and its helpers alone
+        function.__globals__.update(
+            variables
+        )  # the globals arrived with the code, so only the code and its helpers use them
         return function
     scope = {**function.__globals__, **variables}
     copied = types.FunctionType(
@@ -242,7 +234,7 @@ def _with_globals(function: Any, variables: dict[str, Any]) -> Any:
 
 
 def _device_functions(function: Any) -> list[Any]:
-    """Return the device functions that a function calls: they must be marked as such on the agent, too."""
+    """Return the device functions that a function calls. The agent must mark them as such, too."""
     found: dict[int, Any] = {}
     visited: set[int] = set()
 
@@ -266,7 +258,7 @@ def _device_functions(function: Any) -> list[Any]:
 
 
 def _culprit(function: Any) -> str | None:
-    """Name the object that cannot be pickled."""
+    """Return which object cannot be pickled, as text."""
     if not isinstance(function, types.FunctionType):
         return None
     scope = function.__globals__
@@ -284,12 +276,12 @@ def _culprit(function: Any) -> str | None:
 
 @contextlib.contextmanager
 def _by_value() -> Iterator[None]:
-    """Let modules that are not installed travel by value for a block."""
+    """Pickle modules that are not installed packages by value, within a block."""
     pickling = cloudpickle()
     with _lock:
         added = []
         registered = pickling.list_registry_pickle_by_value()
-        for name, module in sys.modules.copy().items():  # a copy: a finalizer or a thread may import meanwhile
+        for name, module in sys.modules.copy().items():  # of a copy, because a finalizer or a thread may import modules
             if name not in registered and _is_users(name, module):
                 pickling.register_pickle_by_value(module)
                 added.append(module)
@@ -321,7 +313,7 @@ def _installed() -> list[str]:
     folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
     with contextlib.suppress(AttributeError):
         folders |= {*site.getsitepackages(), site.getusersitepackages()}
-    # wherever else packages were installed: pip's --target, a second environment
+    # other folders with packages: of pip --target, or a second environment
     folders |= {path for path in sys.path if path and next(Path(path).glob("*.dist-info"), None) is not None}
     return sorted(folders)
 

@@ -192,19 +192,15 @@ class DeferredCalls:
                 if self._agent.stopped:
                     continue  # the program has exited
                 if mark is None or self._reached(mark):
-                    self._call(call)
+                    try:
+                        call()
+                    except Exception:  # later calls must still run
+                        traceback.print_exc()
                 else:
                     waiting.append((call, mark))
             nap = _SHORTEST if len(waiting) < len(marks) else min(2 * nap, _LONGEST)
             marks = waiting
             item = call = mark = None  # type: ignore[assignment]  # or an idle thread would hold the last call's memory
-
-    @staticmethod
-    def _call(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:  # later calls must still run
-            traceback.print_exc()
 
     def _reached(self, mark: Any) -> bool:
         try:

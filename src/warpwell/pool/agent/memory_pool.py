@@ -193,7 +193,7 @@ class PoolMemory:
                 return PoolBlock(self, address, nbytes)
             if time.monotonic() > until:
                 free, total = self.info()
-                raise MemoryError(f"the GPU has no room for {nbytes} bytes: {free} of {total} are free")
+                raise MemoryError(f"the GPU has no memory for {nbytes} bytes: {free} of {total} are free")
             time.sleep(0.01)
             self._gpu.synchronize(self._freeing)
             self.pool.trim()

@@ -216,25 +216,20 @@ class Transfer:
         else:
             self._changes.raise_()
 
-    def finish(self, status: int, reason: str = "") -> None:
-        """Set the final status, unless one is set, and release the memory."""
+    def finish(self, status: int, reason: str = "", keep_memory: bool = False) -> None:
+        """Set the final status, unless one is set, and release the memory.
+
+        With `keep_memory`, never release the memory, because MPI may still access it.
+        """
         with self._lock:
             if self.status == RUNNING:
                 self.reason = reason
                 self._control[STATUS] = status
-            self._release()
+            if not keep_memory:
+                self._control[HELD] = 0
+                self.region = None
         self._changes.raise_()
 
     def fail(self, reason: str, keep_memory: bool = False) -> None:
-        """Mark the peer as lost. With `keep_memory`, never release the memory, because MPI may still access it."""
-        with self._lock:
-            if self.status == RUNNING:
-                self.reason = reason
-                self._control[STATUS] = LOST
-        if not keep_memory:
-            self._release()
-        self._changes.raise_()
-
-    def _release(self) -> None:
-        self._control[HELD] = 0
-        self.region = None
+        """Mark the peer as lost; see `finish`."""
+        self.finish(LOST, reason, keep_memory)

@@ -11,6 +11,8 @@ continues in the next fragments; short messages share one.
 
 from __future__ import annotations
 
+import itertools
+
 from ...targets import device
 from ...targets.primitives import (
     SYSTEM,
@@ -73,103 +75,61 @@ DRAIN_INTERVAL = 2 * MS
 EXIT_POLLS = 2 * IDLE_POLLS
 """Number of polls without data, in addition to `EXIT_DELAY`, after which an exited process counts as lost."""
 
-# -- the global block -----------------------------------------------------------------------------------------
-(
-    G_DOORBELL,  # signals: from Python to the loop;
-    G_ARRIVED,  # a message has arrived;
-    G_ACKNOWLEDGED,  # a peer has received messages
-    G_LOSSES,  # number of lost peers to report to Python
-    G_CLOSE_BY,  # deadline of closing; 0: not closing
-    G_CHECKED,  # time of the last `check_peers`
-    G_COMM,  # MPI handles and functions
-    G_BYTE,
-    G_ISEND,
-    G_ISSEND,
-    G_IRECV,
-    G_TEST,
-    G_CANCEL,
-    G_IMPROBE,
-    G_IMRECV,
-    G_MALLOC,
-    G_FREE,
-    G_SYSCALL,
-    G_FUTEX,
-    G_SILENCE,
-    G_PEERS,  # number of peers, and address of their blocks
-    G_PEER_TABLE,
-    G_ROWS,
-    G_ROW_TABLE,
-    G_INBOX,  # ring of (rank, address, bytes): its address, its slots, entries taken by Python, entries put by the loop
-    G_INBOX_SLOTS,
-    G_INBOX_HEAD,
-    G_INBOX_TAIL,
-    G_FINISHED,  # number of finished transfers
-    G_FLAG,  # scratch: MPI's flag, its status, a timespec
-    G_STATUS,
-    G_STATUS_END,
-) = range(0, 8 * 32, 8)
+# -- the global block: byte offsets of its fields ----------------------------------------------------------------
+_offsets = itertools.count(0, 8)
+# Signals: from Python to the loop; a message has arrived; a peer has received messages.
+G_DOORBELL, G_ARRIVED, G_ACKNOWLEDGED = itertools.islice(_offsets, 3)
+# Number of lost peers to report to Python; deadline of closing, or 0; time of the last `check_peers`.
+G_LOSSES, G_CLOSE_BY, G_CHECKED = itertools.islice(_offsets, 3)
+# MPI handles and functions, other foreign functions, and the number of the system call futex.
+G_COMM, G_BYTE, G_ISEND, G_ISSEND, G_IRECV, G_TEST, G_CANCEL, G_IMPROBE, G_IMRECV = itertools.islice(_offsets, 9)
+G_MALLOC, G_FREE, G_SYSCALL, G_FUTEX = itertools.islice(_offsets, 4)
+# Nanoseconds after which a silent peer is lost; number of peers, and of rows of transfers, each with their address.
+G_SILENCE, G_PEERS, G_PEER_TABLE, G_ROWS, G_ROW_TABLE = itertools.islice(_offsets, 5)
+# Ring of (rank, address, bytes): its address, its slots, entries taken by Python, entries put by the loop.
+G_INBOX, G_INBOX_SLOTS, G_INBOX_HEAD, G_INBOX_TAIL = itertools.islice(_offsets, 4)
+# Number of finished transfers; scratch memory: the flag of MPI, its status, a timespec.
+G_FINISHED, G_FLAG, G_STATUS = itertools.islice(_offsets, 3)
 G_TIME = G_STATUS + 8 * 16
 GLOBAL_WORDS = G_TIME // 8 + 2
 
-# -- a peer ---------------------------------------------------------------------------------------------------
-(
-    P_RANK,
-    P_LOST,  # why the peer is lost; 0: it is not
-    P_CODE,  # detail of the loss: an MPI error, nanoseconds of silence, or bytes
-    P_LOSS_REPORTED,  # 1: Python has reported the loss, so transfers may fail
-    P_ACKNOWLEDGED,  # bytes of messages that the peer has received from this process
-    P_CONSUMED,  # bytes of messages that Python has received from the peer
-    P_REPORTED,  # the value of P_CONSUMED that was last sent to the peer
-    P_LAST_RECEIVE,  # times of the last fragment received and sent
-    P_LAST_SEND,
-    P_GOODBYE,  # 1: GOODBYE was sent
-    P_EXITED,  # when Python learned that the process has exited; 0: it has not
-    P_EXIT_POLLS,  # consecutive polls since then without data
-    P_OUT,  # ring of (address, bytes): its address, its slots, entries taken by the loop, entries put by Python
-    P_OUT_SLOTS,
-    P_OUT_HEAD,
-    P_OUT_TAIL,
-    P_OFFSET,  # bytes of the first message that are in fragments; -1: not even its length
-    P_MESSAGE,  # the message being received: its address, bytes, bytes received (-1: no message)
-    P_LENGTH,
-    P_FILLED,
-    P_SENT,  # number of fragments whose send has completed, was started, and that were received
-    P_SENDS,
-    P_RECEIVED,
-    P_SEND_BUFFERS,
-    P_RECEIVE_BUFFERS,
-    P_DRAIN_REQUEST,  # operand of the DRAIN to send; 0: none
-    P_DRAINING_ROW,  # row of the transfer whose DRAIN is unanswered; 0: none
-    P_DRAIN,  # operand of the DRAIN that the peer has sent; 0: none
-    P_DRAIN_DONE,  # 1: DRAINED is to be sent
-    P_SCRATCH,  # memory for discarded data (0: none), the matched message, and the request of its receive
-    P_SCRATCH_MESSAGE,
-    P_SCRATCH_REQUEST,
-    P_SEND_REQUESTS,
-) = range(0, 8 * 33, 8)
+# -- a peer: byte offsets of its fields --------------------------------------------------------------------------
+_offsets = itertools.count(0, 8)
+# Why the peer is lost, or 0; detail of the loss: an MPI error, nanoseconds of silence, or bytes; 1: Python has reported
+# the loss, so transfers may fail.
+P_RANK, P_LOST, P_CODE, P_LOSS_REPORTED = itertools.islice(_offsets, 4)
+# Bytes of messages: that the peer has received from this process; that Python has received from the peer; that were
+# last reported to the peer.
+P_ACKNOWLEDGED, P_CONSUMED, P_REPORTED = itertools.islice(_offsets, 3)
+# Times of the last fragment received and sent; 1: GOODBYE was sent; when Python learned that the process has exited, or
+# 0; consecutive polls since then without data.
+P_LAST_RECEIVE, P_LAST_SEND, P_GOODBYE, P_EXITED, P_EXIT_POLLS = itertools.islice(_offsets, 5)
+# Ring of (address, bytes): its address, its slots, entries taken by the loop, entries put by Python; bytes of the first
+# message that are in fragments, or -1: not even its length.
+P_OUT, P_OUT_SLOTS, P_OUT_HEAD, P_OUT_TAIL, P_OFFSET = itertools.islice(_offsets, 5)
+# The message that is being received: its address, bytes, bytes received (-1: no message).
+P_MESSAGE, P_LENGTH, P_FILLED = itertools.islice(_offsets, 3)
+# Number of fragments whose send has completed, whose send was started, and that were received; their buffers.
+P_SENT, P_SENDS, P_RECEIVED, P_SEND_BUFFERS, P_RECEIVE_BUFFERS = itertools.islice(_offsets, 5)
+# Operand of the DRAIN to send, or 0; row of the transfer whose DRAIN is unanswered, or 0; operand of the DRAIN that the
+# peer has sent, or 0; 1: DRAINED is to be sent.
+P_DRAIN_REQUEST, P_DRAINING_ROW, P_DRAIN, P_DRAIN_DONE = itertools.islice(_offsets, 4)
+# Memory for discarded data, or 0; the matched message; the request of its receive.
+P_SCRATCH, P_SCRATCH_MESSAGE, P_SCRATCH_REQUEST, P_SEND_REQUESTS = itertools.islice(_offsets, 4)
 P_RECEIVE_REQUESTS = P_SEND_REQUESTS + 8 * SLOTS
 PEER_BYTES = P_RECEIVE_REQUESTS + 8 * SLOTS
 
 SILENT, PEER_CLOSED, MPI_FAILED, EXITED, NO_MEMORY = 1, 2, 3, 4, 5
 """Reasons why a peer is lost."""
 
-# -- a transfer -----------------------------------------------------------------------------------------------
-(
-    R_STATE,
-    R_PEER,  # address of the peer's block
-    R_OUTGOING,
-    R_TAG,
-    R_CONTROL,  # address of the control words of the `Transfer`
-    R_ADDRESS,  # the fields of its region
-    R_NBYTES,
-    R_CHUNK,
-    R_SLOTS,
-    R_CHUNKS,
-    R_POSTED,  # number of chunks that were started, and that have completed
-    R_DONE,
-    R_DRAINED,  # time of the last DRAINED
-    R_REQUESTS,
-) = range(0, 8 * 14, 8)
+# -- a transfer: byte offsets of its fields ----------------------------------------------------------------------
+_offsets = itertools.count(0, 8)
+# State; address of the block of the peer; whether this side sends; tag; address of the control words of the `Transfer`.
+R_STATE, R_PEER, R_OUTGOING, R_TAG, R_CONTROL = itertools.islice(_offsets, 5)
+# The fields of the region.
+R_ADDRESS, R_NBYTES, R_CHUNK, R_SLOTS, R_CHUNKS = itertools.islice(_offsets, 5)
+# Number of chunks that were started, and that have completed; time of the last DRAINED; requests.
+R_POSTED, R_DONE, R_DRAINED, R_REQUESTS = itertools.islice(_offsets, 4)
 ROW_BYTES = R_REQUESTS + 8 * AHEAD
 
 

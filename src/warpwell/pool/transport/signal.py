@@ -26,17 +26,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_gil = ctypes.PyDLL(None)  # releasing and reacquiring the GIL may take longer than a wake-up
 
 
-class Timespec(ctypes.Structure):
-    """``struct timespec``."""
-
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-    @classmethod
-    def of(cls, seconds: float) -> Timespec:
-        """Return `seconds` as a ``struct timespec``."""
-        return cls(int(seconds), int(seconds % 1 * 1e9))
-
-
 class Signal:
     """A counter that is incremented with each change of the state it belongs to.
 
@@ -72,7 +61,7 @@ class Signal:
         if not FUTEX:
             time.sleep(min(seconds, 1e-4) if self.value == version else 0)
             return
-        timeout = Timespec.of(seconds)
+        timeout = (ctypes.c_long * 2)(int(seconds), int(seconds % 1 * 1e9))  # struct timespec
         number, address = ctypes.c_long(FUTEX), ctypes.c_void_p(self.address)
         status = _libc.syscall(number, address, FUTEX_WAIT, ctypes.c_int(version), ctypes.byref(timeout), None, 0)
         if status and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
