@@ -514,14 +514,9 @@ class Device:
         self.connection = connection
         self.index = index
         self.info = info
-        self.name = str(info["name"])
-        self.host = str(info["host"])
-        self.uuid = str(info["uuid"])
-        self.target = str(info["target"])
-        self.memory = int(info["memory"])
-        self.process = int(info["pid"])
-        capability = info["compute_capability"]
-        self.compute_capability: tuple[int, int] | None = None if capability is None else (capability[0], capability[1])
+        self.name, self.host, self.uuid, self.target = (str(info[key]) for key in ("name", "host", "uuid", "target"))
+        self.memory, self.process = int(info["memory"]), int(info["pid"])
+        self.compute_capability: tuple[int, int] | None = info["compute_capability"]
         self.link = caller.transport.name
         self.peers: tuple[Device, ...] = ()
         self.leave_pool: Callable[[Device, float], None]
@@ -745,14 +740,10 @@ class Device:
         if stream is None:
             return self.default_stream.channel
         if not isinstance(stream, Stream):
-            raise errors.ArgumentError(
-                f"{stream!r:.60} is not a stream of a device: use device.stream()", name="stream"
-            )
+            raise errors.ArgumentError(f"stream must be a device.stream(), got {stream!r:.60}", name="stream")
         if stream.device is not self:
-            raise errors.ArgumentError(
-                f"the stream belongs to device {stream.device.index}, but the call to device {self.index}",
-                name="stream",
-            )
+            text = f"the stream belongs to device {stream.device.index}, but the call to device {self.index}"
+            raise errors.ArgumentError(text, name="stream")
         return stream.channel
 
     # -- properties --------------------------------------------------------------------------------------------

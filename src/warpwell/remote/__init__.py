@@ -23,12 +23,5 @@ if TYPE_CHECKING:
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
 
 if not TYPE_CHECKING:  # an agent that opens an array does not need stores or schedulers
-    __getattr__, __dir__ = registry.on_first_use(
-        __name__,
-        {
-            "PoolHandle": "placement:",
-            "PoolScheduler": "scheduler:",
-            "RemoteArray": "array:",
-            "RemoteStore": "store:",
-        },
-    )
+    _MODULES = {"PoolHandle": "placement", "PoolScheduler": "scheduler", "RemoteArray": "array", "RemoteStore": "store"}
+    __getattr__, __dir__ = registry.on_first_use(__name__, {name: f"{home}:" for name, home in _MODULES.items()})

@@ -38,9 +38,6 @@ class RemoteArray(OnStorage, RemoteResource):
         super().__init__(device, handle, path)
         self.shape: tuple[int, ...]
         self.dtype: np.dtype[Any]
-        self.name: str
-        self.tier: str
-        self.writable: bool
         self.shape, self.dtype, self.name, self.tier, self.writable = self._wait_until_open(_describe)
 
     # -- items -------------------------------------------------------------------------------------------------

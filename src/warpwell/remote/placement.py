@@ -151,12 +151,10 @@ class Member:
         self._closed = False
         self.rates: dict[str, float] = {}
         self._submits = threading.RLock()  # reentrant, because a signal handler may interrupt a submit
-        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Callable[[BaseException], None]] | None]
-        self._calls = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         ordinal = int(device.info.get("ordinal", 0))
-        self.service = device.create(
-            "scheduler", device.target, ordinal, stream=self.stream, tenants=tenants, **options
-        )
+        options = {"stream": self.stream, "tenants": tenants, **options}
+        self.service = device.create("scheduler", device.target, ordinal, **options)
         self._capacity = self.call("inspect", lambda core: core.executor.capacity)
         self._settings = tenants
         self.tenants: Tenants
@@ -164,8 +162,7 @@ class Member:
 
     def call(self, method: str, *args: Any) -> CallResult:
         """Call a method of the device's scheduler asynchronously."""
-        result: CallResult = self.service.call(method, *args, stream=self.stream)
-        return result
+        return self.service.call(method, *args, stream=self.stream)  # type: ignore[no-any-return]
 
     def start(self) -> None:
         """Wait until the agent has created its scheduler; raise its failure."""
@@ -549,10 +546,9 @@ class Placements:
         for handle in handles:
             device = chain.home.device if chain.home is not None else handle.device
             reason = (
-                "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
+                "no other device can run it" if device is None else f"device {device.index} is lost ({device.lost})"
             )
-            if chain.home is not None:
-                reason += ", and its arguments with it"
+            reason += ", and its arguments with it" if chain.home is not None else ""
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
             lost.__cause__ = error
             self._settle([handle], lost)

@@ -61,7 +61,7 @@ def argument(
 
 
 def take_objects(agent: AgentState, handles: Any) -> list[Any]:
-    """Return the objects of the handles of a call, and forget the arrays among them that were sent for this call."""
+    """Return the objects of the handles of a call, and remove the arrays that were sent for this call."""
     objects = [agent.view(handle) for handle in handles]
     for handle, value in zip(handles, objects, strict=True):
         if isinstance(value, PendingCopy):
@@ -70,7 +70,7 @@ def take_objects(agent: AgentState, handles: Any) -> list[Any]:
 
 
 def answer(agent: AgentState, reply: int, result: Any) -> Callable[[], None]:
-    """Begin to send a result; return the function that sends the reply with it to the application."""
+    """Start to send a result; return the function that sends the reply to the program."""
     parts: dict[int, tuple[int, NDArray[Any]]] = {}
 
     def number_of(value: Any) -> int | None:

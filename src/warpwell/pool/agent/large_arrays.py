@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .protocol import pack_dtype, unpack_dtype
 
 LARGE = 256 << 10
-"""Minimum size of an array that is sent as bulk data, in bytes; smaller ones arrive as soon in the message."""
+"""Size in bytes above which an array is sent as bulk data. Below it, sending it in the message is as fast."""
 
 
 def is_large(value: Any) -> bool:
@@ -26,7 +26,7 @@ def flat(array: NDArray[Any]) -> tuple[NDArray[Any], tuple[Any, ...]]:
 
 
 def shaped(memory: NDArray[np.uint8], dtype: Any, shape: Any, fortran: bool, writeable: bool) -> NDArray[Any]:
-    """Return the array whose bytes have come."""
+    """Return the array with the received bytes."""
     array = np.ndarray(shape, unpack_dtype(dtype), memory, order="F" if fortran else "C")
     array.flags.writeable = writeable
     return array

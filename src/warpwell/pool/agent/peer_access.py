@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ... import errors
 
 PIECE = 64 << 20
-"""Bytes of one system call, which takes at most 2 GiB."""
+"""Size in bytes of a system call, which moves at most 2 GiB."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -27,7 +27,7 @@ class PeerAccess(Protocol):
         return
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """Copy this device's memory to the other's, in the order of a stream of this device."""
+        """Copy memory of this device to the other device, in the order of a stream of this device."""
 
 
 class _Vector(ctypes.Structure):
@@ -63,7 +63,7 @@ class HostAccess(PeerAccess):
         return SimpleNamespace(address=block)
 
     def put(self, stream: Any, to: int, source: int, nbytes: int) -> None:
-        """Copy; the data have arrived when it returns."""
+        """Copy memory of this device to the other process before it returns."""
         for offset in range(0, nbytes, PIECE):
             self._transfer(_libc.process_vm_writev, source + offset, to + offset, min(PIECE, nbytes - offset))
 

@@ -75,12 +75,8 @@ class Runtime:
 
     def info(self) -> dict[str, Any]:
         """Return name, uuid, memory (bytes) and compute_capability (a pair, or None)."""
-        return {
-            "name": _processor(),
-            "uuid": self._uuid,
-            "memory": self.memory_info()[1],
-            "compute_capability": None,
-        }
+        name, memory = _processor(), self.memory_info()[1]
+        return {"name": name, "uuid": self._uuid, "memory": memory, "compute_capability": None}
 
     def memory_info(self) -> tuple[int, int]:
         """Return free and total bytes."""

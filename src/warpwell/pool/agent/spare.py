@@ -101,7 +101,7 @@ class SpareDevice:
 
 
 def _holdings(agent: AgentState) -> str:
-    """Return the objects that prevent a device from leaving as text, or "" if there are none."""
+    """Return the objects that prevent a device from leaving as text; empty if nothing does."""
     objects = [v for v in agent.handles.values() if not isinstance(v, MappedArray)]
     buffers = sum(isinstance(v, BufferView) for v in objects)
     shared = agent.sharing.count()

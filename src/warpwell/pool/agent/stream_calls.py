@@ -229,13 +229,8 @@ def _value(agent: AgentState, lane: Lane, item: Any, *, kernel: bool = False) ->
 def set_global(agent: AgentState, stream: int, sequence: int, key: str, name: str, handles: Any, data: bytes) -> None:
     """Set a global variable of a kernel."""
     loaded = agent.codes[key]
-    agent.lane(stream).put(
-        sequence,
-        f"global variable {name!r} of {loaded.name!r}",
-        0,
-        len(data),
-        lambda lane: loaded.set_global(name, codes.loads(data)),
-    )
+    label = f"global variable {name!r} of {loaded.name!r}"
+    agent.lane(stream).put(sequence, label, 0, len(data), lambda lane: loaded.set_global(name, codes.loads(data)))
 
 
 # -- events ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The GPUs of this host: which there are (`list_gpus`), and which agent gets each (`assign`)."""
+"""The GPUs of this host: `list_gpus`, and their assignment to agents: `assign`."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def list_gpus() -> list[str]:
 
 
 def has_driver(environ: Mapping[str, str]) -> bool:
-    """Return whether this process finds the driver of this machine, and not the layer of another job."""
+    """Return True if this process finds the driver of this machine, and not the layer of another job."""
     return not environ.get(LAYER) and driver() is not None
 
 
 def visible(own: str, gpus: Sequence[str]) -> str:
     """Return an agent's ``CUDA_VISIBLE_DEVICES``: its own GPU first, which becomes ordinal 0, and then the others.
 
-    The agent does not compute on the others. But only to a GPU that the process sees can the copy engine write; to
-    others the driver copies with a kernel, which waits until multiprocessors are free (H200, driver 580). A part of a
-    GPU (MIG) stands alone: a process can use only one.
+    The agent does not compute on the other GPUs. But the copy engine can only write to GPUs that the process sees; to
+    other GPUs, the driver copies with a kernel, which waits until multiprocessors are free (H200, driver 580). A
+    process can use only one part of a GPU (MIG).
     """
     return own if own.startswith("MIG") else ",".join([own, *(uuid for uuid in gpus if uuid != own)])
 
@@ -61,10 +61,10 @@ def assign(
     agents : sequence of int
         Ranks.
     gpus : sequence of str
-        UUIDs, in the order in which they are taken.
+        UUIDs, in the order of their assignment.
     target : {"auto", "cpu", "cuda"}
     share : bool
-        Several agents may use one GPU.
+        Whether several agents may use one GPU.
     host : str
         For messages.
 

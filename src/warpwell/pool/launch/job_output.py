@@ -1,7 +1,7 @@
-"""The output of the processes of a job, and the input of the application.
+"""The output of the processes of a job, and the input of the program.
 
-`MpiexecOutput` passes on what agents write to stdout and stderr; `AgentOutput` takes it to the kernel of a notebook,
-which shows it in a cell; `standard_input` is the application's stdin.
+`MpiexecOutput` forwards the output of agents; `AgentOutput` forwards it to the kernel of a notebook, which shows it in
+a cell; `standard_input` is the stdin of the program.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CHUNK = 65536
 
 
 class MpiexecOutput:
-    """Passes on what agents write, and keeps the messages of mpiexec itself, for example about processes that ended.
+    """Forwards the output of agents, and stores the messages of mpiexec itself, for example about exited processes.
 
     Parameters
     ----------
     streams : sequence of (binary file, int)
-        Pipes that mpiexec writes to, and for each the descriptor that its text goes to.
+        Pipes to which mpiexec writes, and the descriptor to which the text of each pipe is forwarded.
 
     Attributes
     ----------
@@ -51,13 +51,13 @@ class MpiexecOutput:
             thread.start()
 
     def messages(self) -> str:
-        """Return the messages of mpiexec, for the end of an error message."""
+        """Return the messages of mpiexec as the end of an error message."""
         messages = self._messages if len(self._messages) <= _MAX_LINES else [*self._messages[:_MAX_LINES], b"..."]
         text = b"\n".join(messages).decode(errors="replace").strip()
         return f"\noutput of mpiexec:\n{text}" if text else ""
 
     def settle(self) -> None:
-        """Wait a moment for text that is on its way."""
+        """Wait at most 0.5 s for text that has not arrived."""
         for thread in self._threads:
             thread.join(_SETTLE_SECONDS)
 
@@ -90,8 +90,8 @@ class MpiexecOutput:
 class AgentOutput:
     """Two pipes from the launcher to the kernel of a notebook, in the job's folder.
 
-    Jupyter's kernel captures the descriptors 1 and 2 of its own process, so the text must be written there. It does not
-    go through the supervisor, because the kernel may not read for a while.
+    Jupyter's kernel captures the descriptors 1 and 2 of its own process, so the text must be written there. The
+    supervisor does not forward it, because the kernel may not read for a while.
 
     Parameters
     ----------
@@ -116,12 +116,11 @@ class AgentOutput:
         return found
 
     def show(self) -> None:
-        """Write what arrives to the descriptors of this process, from now on."""
+        """Start to write the text to the descriptors of this process."""
         for number, path in self._paths.items():
-            # for writing as well: a pipe without a writer, which comes later, would be at its end
-            threading.Thread(
-                target=_show, args=(os.open(path, os.O_RDWR), number), name="warpwell output", daemon=True
-            ).start()
+            # also for writing, because a pipe without a writer would be at its end
+            ends = os.open(path, os.O_RDWR), number
+            threading.Thread(target=_show, args=ends, name="warpwell output", daemon=True).start()
 
 
 def _show(reading: int, target: int) -> None:
@@ -130,7 +129,7 @@ def _show(reading: int, target: int) -> None:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all data to a descriptor; drop them if no process reads."""
+    """Write all data to a descriptor; drop the data if no process reads it."""
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(target, data) :]
@@ -138,10 +137,10 @@ def write(target: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def standard_input() -> Iterator[int]:
-    """Yield the descriptor that the application reads from.
+    """Yield the descriptor from which the program reads.
 
-    It is the stdin of this process, unless that is a terminal: the application is not in the terminal's foreground, and
-    would be stopped when it reads there. In that case lines are read here and piped.
+    It is the stdin of this process, unless that is a terminal: the program is not in the foreground of the terminal, so
+    the kernel would stop it when it reads. In that case, this process reads lines and writes them to a pipe.
     """
     try:
         terminal = os.isatty(0)

@@ -23,19 +23,19 @@ from .job_files import JobFiles
 from .supervise import JsonLines
 
 _ANSWER_SECONDS = 2.0
-"""How long agents may take to answer an observer; an agent whose call holds the interpreter lock may not."""
+"""Time in which agents must answer an observer. An agent whose call holds the GIL may not answer."""
 _ASK_SECONDS = 5.0
 
 
 class Connection(JsonLines):
-    """A supervisor of a job, or an observer, as the launcher sees it.
+    """The launcher's connection to a supervisor of the job, or to an observer.
 
     Attributes
     ----------
     facts : dict
-        What it has sent: the last value of each key.
+        The last value of each key that the peer has sent.
     is_open : bool
-        Whether it is connected.
+        Whether the connection is open.
     """
 
     def __init__(self, opened: socket.socket) -> None:
@@ -81,14 +81,14 @@ class Listener:
     ----------
     files : JobFiles
     away : bool
-        Whether processes of other hosts will connect.
+        Whether processes of other hosts connect.
 
     Attributes
     ----------
     events : TimedQueue
         ``(connection, message)`` for each message, and ``(connection, None)`` when a connection has closed.
     token : str
-        The password that every process must send first.
+        The password that each process must send first.
     address : str
         For `supervise.connect`.
     """
@@ -96,7 +96,7 @@ class Listener:
     def __init__(self, files: JobFiles, away: bool) -> None:
         self.events: TimedQueue[tuple[Connection | None, dict[str, Any] | None]] = TimedQueue()
         self.token = secrets.token_hex(16)
-        (files.folder / "token").write_text(self.token, encoding="utf-8")  # the folder is its owner's alone
+        (files.folder / "token").write_text(self.token, encoding="utf-8")  # only the owner has access to the folder
         self._sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)]
         self._sockets[0].bind(str(files.socket))
         self.address = f"unix:{files.socket}"
@@ -127,9 +127,8 @@ class Listener:
                 if accepted.family != socket.AF_UNIX:
                     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                     accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(
-                    target=self._serve, args=(Connection(accepted),), name="warpwell process", daemon=True
-                ).start()
+                connection = Connection(accepted)
+                threading.Thread(target=self._serve, args=(connection,), name="warpwell process", daemon=True).start()
 
     def _serve(self, connection: Connection, trusted: bool = False) -> None:
         messages = connection.incoming()
@@ -146,12 +145,12 @@ class Listener:
 
 
 class Observer:
-    """Asks all agents for a caller of `ask_job`, and answers when they have answered.
+    """Requests a report of all agents for a caller of `ask_job`, and sends the reports together.
 
     Parameters
     ----------
     connection : Connection
-        The caller's.
+        The connection of the caller.
     agents : iterable of Connection
     """
 
@@ -163,7 +162,7 @@ class Observer:
             agent.send(ask=True)
 
     def answer(self) -> bool:
-        """Answer if all agents have, or their time is over; return whether it has answered."""
+        """Send the reports if all agents have answered or have had enough time; return True if they were sent."""
         waiting = [a for a in self._agents if a.is_open and a.facts.get("ready") and "reply" not in a.facts]
         if waiting and clock.monotonic() < self._until:
             return False
@@ -179,9 +178,9 @@ class Observer:
 
 
 def ask_job(files: JobFiles) -> list[dict[str, Any]]:
-    """Ask the launcher of a running job what its agents do; return an object for each.
+    """Return the reports of the agents of a running job, from its launcher.
 
-    It has rank, host, pid and state, and info if the agent answered.
+    Each has rank, host, pid and state, and info if the agent has answered.
 
     Raises
     ------
@@ -209,6 +208,6 @@ def _names() -> list[str]:
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(found[0], None, type=socket.SOCK_STREAM)]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("10.255.255.255", 1))  # this sends nothing; the kernel chooses the address of the sender
+        probe.connect(("10.255.255.255", 1))  # sends nothing, but the kernel chooses the address of the sender
         found.append(probe.getsockname()[0])
     return [name for name in dict.fromkeys(found) if ":" not in name] + ["127.0.0.1"]

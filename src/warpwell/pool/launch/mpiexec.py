@@ -66,13 +66,9 @@ class Mpiexec:
         if found is None:
             raise AgentError(_NO_MPI.format(python=python))
         try:
+            command, environ, null = [found, "--version"], root_allowed(os.environ), subprocess.DEVNULL
             done = subprocess.run(
-                [found, "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_VERSION_SECONDS,
-                env=root_allowed(os.environ),
+                command, stdin=null, capture_output=True, text=True, timeout=_VERSION_SECONDS, env=environ
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AgentError(f"{found} --version: {error}; check the MPI that it belongs to") from error

@@ -195,17 +195,10 @@ class MpiTransport(PeerTransport):
     def _start(self, transfer: Transfer, outgoing: bool) -> None:
         region = transfer.region
         assert region is not None
-        fields = {
-            loop.R_PEER: self._block[transfer.peer].ctypes.data,
-            loop.R_OUTGOING: outgoing,
-            loop.R_TAG: loop.FIRST_BULK + transfer.tag % self._tags,
-            loop.R_CONTROL: transfer.address,
-            loop.R_ADDRESS: region.address,
-            loop.R_NBYTES: region.nbytes,
-            loop.R_CHUNK: region.chunk,
-            loop.R_SLOTS: region.slots or 0,
-            loop.R_CHUNKS: region.chunks,
-        }
+        peer, tag = self._block[transfer.peer].ctypes.data, loop.FIRST_BULK + transfer.tag % self._tags
+        memory = region.address, region.nbytes, region.chunk, region.slots or 0, region.chunks
+        values = peer, outgoing, tag, transfer.address, *memory
+        fields = dict(zip(range(loop.R_PEER, loop.R_POSTED, 8), values, strict=True))
         transfer.wake = self._wake
         self._table.add(transfer, fields)
         if not self._thread.is_alive():  # it exited concurrently
