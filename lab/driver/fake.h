@@ -9,6 +9,7 @@
  *
  *     FAKE_DEVICES  how many (2)           FAKE_MEMORY   bytes of each (8 GiB)      FAKE_SEED  of the delays (0: none)
  *     FAKE_VERSION  of the driver (13000)  FAKE_LOG      file: calls that it lacks
+ *     FAKE_GATES    0: streams do not wait at words of memory (1)
  *     FAKE_PEERS    0: no device reads another's memory (1)
  *     FAKE_WEAK     1: pageable copies with Async are late, cuMemFreeHost waits for nothing, and small copies from
  * pinned memory pass what only the order of the legacy stream puts before them, as on an H200 (0) FAKE_BLOCKED  file: a

@@ -411,8 +411,44 @@ CUresult cuStreamIsCapturing(CUstream handle, int32_t *status) {
     if (error)
         return error;
     if (status)
-        *status = 0;
+        *status = stream->record != NULL;
     return leave(status ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+/* -- operations on memory --- */
+
+struct memory_operation { /* CUstreamBatchMemOpParams, of 64-bit waits (4) and writes (5) */
+    uint64_t operation, address, value, flags, rest[2];
+};
+
+static int write_word(struct fake_op *op) {
+    __atomic_store_n((uint64_t *)op->to, op->size, __ATOMIC_SEQ_CST);
+    return CUDA_SUCCESS;
+}
+
+static int wait_word(struct fake_op *op) {
+    CUcontext context = op->context;
+    while ((int64_t)(__atomic_load_n((uint64_t *)op->to, __ATOMIC_SEQ_CST) - op->size) < 0 &&
+           !__atomic_load_n(&context->sticky, __ATOMIC_ACQUIRE) && op->life == context->life)
+        usleep(10);
+    return CUDA_SUCCESS;
+}
+
+WW_API CUresult cuStreamBatchMemOp_v2(CUstream handle, uint32_t count, struct memory_operation *operations,
+                                      uint32_t flags) {
+    CUstream stream;
+    int error = flags || !operations ? CUDA_ERROR_INVALID_VALUE : enter_stream(handle, &stream);
+    if (error)
+        return error;
+    if (stream->record || fake_number("FAKE_GATES", 1) == 0)
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    for (struct memory_operation *m = operations; m < operations + count && !error; m++) {
+        struct fake_op *op = fake_op(stream->object.context, m->operation == 4 ? wait_word : write_word);
+        op->to = m->address;
+        op->size = m->value;
+        fake_enqueue(stream, op, 0, "cuStreamBatchMemOp_v2");
+    }
+    return leave(CUDA_SUCCESS);
 }
 
 CUresult cuCtxSynchronize(void) {

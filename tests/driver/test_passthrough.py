@@ -63,8 +63,7 @@ OLD = {"cuLaunchKernelEx", "cuLaunchKernelEx_ptsz"}
 
 def symbols() -> dict[str, table.Call]:
     """Return the functions with arguments that the pass-through defines, by symbol."""
-    entries = [entry.symbol for entry in generate.passed() if "GetProcAddress" not in entry.symbol]
-    return {symbol: table.calls()[table.plain_symbol(symbol)] for symbol in entries}
+    return {entry.symbol: call for entry, call in generate.passed() if "GetProcAddress" not in entry.symbol}
 
 
 def compile_library(folder: Path, name: str, source: str, *options: str) -> Path:
@@ -119,9 +118,9 @@ def test_every_function_arrives_at_the_machines_driver_with_its_arguments(record
             print(code == 1000 + number and called.value == symbol.encode() and arrived == expected, symbol)
         """,
     )
-    lines = out.splitlines()
-    assert len(lines) == len(symbols()) > 50
-    assert [line for line in lines if not line.startswith("True")] == []
+    printed = out.splitlines()
+    assert len(printed) == len(symbols()) > 50
+    assert [line for line in printed if not line.startswith("True")] == []
 
 
 def test_functions_that_nobody_knew_at_build_time_are_the_machines_own(recorder: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ MACHINE = "libcuda-machine.so.1"
 """Name under which the pass-through driver loads the machine's own driver, from the folder in which it lies itself."""
 PASSTHROUGH = Part(
     "_passthrough.so",
-    ("passthrough*.c",),
+    ("passthrough*.c", "gate*.c"),
     (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed"),
 )
 PARTS = (LAYER, WORKER, RELAY, PASSTHROUGH)

@@ -159,7 +159,7 @@ def exported_symbols(
     for entry in table.entries():
         plain = table.plain_symbol(entry.symbol)
         if plain not in served:
-            c_lines.append(f"WW_API CUresult {entry.symbol}(void);")
+            c_lines.append(f"WW_API __attribute__((weak)) CUresult {entry.symbol}(void);")
             c_lines.append(f"CUresult {entry.symbol}(void)\n{{\n    {absent.format(_quoted(entry.symbol))}\n}}")
         elif entry.per_thread:
             c_lines.append(_per_thread(served[plain], entry.symbol))
@@ -417,38 +417,75 @@ def _replay(call: table.Call) -> Iterator[str]:
 
 # -- the pass-through --------------------------------------------------------------------------------------------------
 
-PASSED = re.compile(r"cu(Launch(Kernel|KernelEx|CooperativeKernel)|GraphLaunch|Mem(cpy|set)\w*|GetProcAddress(_v2)?)")
+PASSED = re.compile(
+    r"cu(Launch(Kernel|KernelEx|CooperativeKernel)|GraphLaunch|Mem(cpy|set)\w*|Stream(Synchronize|Query|WaitEvent)|"
+    r"CtxSynchronize|StreamDestroy_v2|DevicePrimaryCtxRe(lease|set)(_v2)?|CtxDestroy_v2|GetProcAddress(_v2)?)"
+)
 """Symbols that the pass-through driver defines, without the suffixes of per-thread streams."""
+_ONLY_PASSED = {"cuCtxDestroy_v2": table.Call("cuCtxDestroy_v2", "near", ("ctx",))}
+"""Calls that the layer refuses."""
 
 
-def passed() -> list[table.Entry]:
-    """Return the entries of the symbols that the pass-through driver defines."""
-    known = table.calls()
-    plain = {entry.symbol: table.plain_symbol(entry.symbol) for entry in table.entries()}
-    return [e for e in table.entries() if plain[e.symbol] in known and PASSED.fullmatch(plain[e.symbol])]
+def passed() -> list[tuple[table.Entry, table.Call]]:
+    """Return the symbols that the pass-through driver defines, with their calls."""
+    known = table.calls() | _ONLY_PASSED
+    found = [(entry, table.plain_symbol(entry.symbol)) for entry in table.entries()]
+    return [(entry, known[symbol]) for entry, symbol in found if symbol in known and PASSED.fullmatch(symbol)]
 
 
 def _passthrough_h() -> str:
     c_lines = ["/* Generated: functions of the machine's driver. */", "struct ww_machine {"]
-    for entry in passed():
-        c_lines.append(
-            f"    CUresult (*{entry.symbol})({_parameters(table.calls()[table.plain_symbol(entry.symbol)])});"
-        )
+    c_lines += [f"    CUresult (*{entry.symbol})({_parameters(call)});" for entry, call in passed()]
     c_lines += ["};", "extern struct ww_machine ww_machine;", f"#define WW_PASSED {len(passed())}u"]
     return "\n".join([*c_lines, "extern const struct ww_passed ww_passed[WW_PASSED];", ""])
 
 
 def _passthrough_c() -> str:
     c_lines, rows = ["/* Generated: the pass-through driver. */", '#include "passthrough.h"'], []
-    for entry in passed():
-        call, symbol = table.calls()[table.plain_symbol(entry.symbol)], entry.symbol
+    for number, (entry, call) in enumerate(passed()):
+        symbol = entry.symbol
         rows.append(
             f'    {{"{symbol}", "{entry.name}", {entry.version}, {int(entry.per_thread)}, (void *){symbol}, '
             f"(void **)&ww_machine.{symbol}}},"
         )
-        if "GetProcAddress" in symbol:
-            continue
-        c_lines += [f"WW_API {_prototype(call, symbol)};", f"{_prototype(call, symbol)}", "{"]
-        c_lines += [f"    if (!ww_machine.{symbol})", "        return CUDA_ERROR_NOT_SUPPORTED;"]
-        c_lines += [f"    return ww_machine.{symbol}({_passed(call)});", "}"]
+        if "GetProcAddress" not in symbol:
+            c_lines += [f"WW_API {_prototype(call, symbol)};", f"{_prototype(call, symbol)}", "{"]
+            c_lines += [f"    if (!ww_machine.{symbol})", "        return CUDA_ERROR_NOT_SUPPORTED;"]
+            c_lines += [f"    {statement}" for statement in _pass_on(number, entry, call)] + ["}"]
     return "\n".join([*c_lines, "const struct ww_passed ww_passed[WW_PASSED] = {", *rows, "};", ""])
+
+
+def _pass_on(number: int, entry: table.Entry, call: table.Call) -> Iterator[str]:
+    """Yield statements that call the machine's function, with what gates need before and after it."""
+    given = call.roles.index("stream") if "stream" in call.roles else None
+    stream, default = f"a{given}", "CU_STREAM_PER_THREAD" if entry.per_thread else "CU_STREAM_LEGACY"
+    if call.symbol == "cuLaunchKernelEx":
+        stream, given = "((const struct cu_launch_config *)a0)->stream", 0
+    stream = default if given is None else f"{stream} ? {stream} : {default}"
+    machine = f"ww_machine.{entry.symbol}({_passed(call)})"
+    if re.match("cu(StreamDestroy|CtxDestroy|DevicePrimary)", call.symbol):
+        if call.symbol == "cuStreamDestroy_v2":
+            yield "ww_forget_stream(a0);"
+        yield f"CUresult result = {machine};"
+        if call.symbol != "cuStreamDestroy_v2":
+            yield f"ww_forget_contexts({'a0' if call.roles == ('ctx',) else 'NULL'});"
+        yield "return result;"
+        return
+    yield "if (!ww_is_contended())"
+    yield f"    return {machine};"
+    if call.symbol == "cuStreamWaitEvent":
+        yield f"return ww_wait_event({stream}, a1, a2, ww_machine.{entry.symbol});"
+    elif re.match("cu(Stream|Ctx)", call.symbol):
+        stream = "NULL" if given is None else stream
+        yield f"uint64_t entered[WW_STREAMS];\n    ww_before_wait({stream}, entered);"
+        yield f"CUresult result = {machine};"
+        yield "if (!result)\n        ww_after_wait(entered);\n    return result;"
+    else:
+        key = f"(uintptr_t)a{call.roles.index('func')}" if "func" in call.roles else "(uintptr_t)a0"
+        if call.symbol.startswith("cuMem"):
+            sizes = [i for i, role in enumerate(call.roles) if role == "size"]
+            key = f"ww_size_key({number}, {' * '.join(f'a{i}' for i in sizes[-2:]) or '1'})"
+        yield "struct ww_call call;"
+        yield f"if (!ww_before({stream}, {key}, &call))\n        return {machine};"
+        yield f"CUresult result = {machine};"
+        yield f"ww_after(&call, {'!result' if call.symbol == 'cuMemcpyDtoH_v2' else 'false'});\n    return result;"

@@ -72,7 +72,7 @@ def passthrough_environ(environ: Mapping[str, str], driver: Path | None = None) 
     Parameters
     ----------
     environ : mapping
-        Its other variables are kept, except ``NUMBA_CUDA_DRIVER`` and those of the pool's driver layer.
+        Its variables, of which ``NUMBA_CUDA_DRIVER`` and the variables of the pool's driver layer are dropped.
     driver : path, optional
         By default, the machine's driver.
     """

@@ -7,7 +7,8 @@ WW_API extern const int ww_passthrough; /* tells this library from a driver */
 const int ww_passthrough = 1;
 struct ww_machine ww_machine;
 
-static void *answered[WW_PASSED]; /* what the driver returns by name for each function that is defined here */
+static void
+    *answered[WW_PASSED]; /* addresses that the driver returns by name, for each function that is defined here */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* The dynamic linker runs the constructors of the machine's driver before this one. */

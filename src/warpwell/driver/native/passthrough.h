@@ -1,13 +1,20 @@
 /* The pass-through driver: a libcuda.so.1 in front of the machine's own driver, in the same process.
  *
  * The machine's driver is a dependency of this library, under the name WW_MACHINE. So the dynamic linker itself finds
- * each function that is not defined here, for linked programs and for dlsym: those of future drivers, too, and NVIDIA's
- * private tables, which nothing here reads. The functions that are defined here are those of generate.PASSED.
+ * each function that is not defined here, for linked programs and for dlsym. That includes functions of future drivers
+ * and NVIDIA's private tables, which nothing here reads. generate.PASSED matches the functions that are defined here.
+ *
+ * While another program is attached to the board of a GPU, the streams of this one get gates: the GPU writes that it
+ * stands there, waits until the word `gate` of the program's slot is 1, and writes that it has passed. So the host goes
+ * on, and the arbiter stops the program between two gates (passthrough_gate.c). Without the variable WARPWELL_SHARE
+ * there are no gates.
  */
 #ifndef WW_PASSTHROUGH_H
 #define WW_PASSTHROUGH_H
 
 #include "gen_calls.h"
+#include <stdatomic.h>
+#include <stdbool.h>
 
 #define WW_MACHINE "libcuda-machine.so.1"
 
@@ -20,5 +27,51 @@ struct ww_passed {
 };
 
 #include "gen_passthrough.h"
+
+/* -- gates --------------------------------------------------------------------------------------------------------- */
+
+#define WW_WATCHED 16u /* devices that one process shares */
+#define WW_LOOK_EACH 256u
+
+struct ww_stream;
+
+/* A call between `ww_before` and `ww_after`. */
+struct ww_call {
+    struct ww_stream *stream;
+    int timing; /* of the pair of events around it, or -1 */
+};
+
+extern _Atomic uint32_t ww_nwatched, ww_must_look; /* must_look: no device is attached yet */
+extern _Atomic uint64_t *ww_watched[WW_WATCHED];   /* how many programs are attached to each device */
+extern __thread uint32_t ww_calls __attribute__((tls_model("initial-exec")));
+
+/* Return true if the call may need a gate. One in WW_LOOK_EACH calls of a thread does: it attaches further devices. */
+static inline bool ww_is_contended(void) {
+    if (ww_calls++ % WW_LOOK_EACH == 0)
+        return true;
+    uint32_t n = atomic_load_explicit(&ww_nwatched, memory_order_acquire);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load_explicit(ww_watched[i], memory_order_relaxed) > 1)
+            return true;
+    return !n && atomic_load_explicit(&ww_must_look, memory_order_relaxed);
+}
+
+/* Prepare a call that gives work to a stream. `key` names what is expected to take equally long. Return false if the
+ * call has no gate. */
+bool ww_before(CUstream stream, uint64_t key, struct ww_call *call);
+void ww_after(const struct ww_call *call, bool is_done);
+
+/* Calls that wait: what the stream (NULL: each stream of the context) has before the call is done after it. */
+void ww_before_wait(CUstream stream, uint64_t entered[]);
+void ww_after_wait(const uint64_t entered[]);
+#define WW_STREAMS 16u
+
+CUresult ww_wait_event(CUstream stream, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t));
+void ww_forget_stream(CUstream stream);
+void ww_forget_contexts(CUcontext context); /* the one that has been destroyed, or NULL: look which primary ones are */
+
+static inline uint64_t ww_size_key(uint64_t kind, uint64_t nbytes) {
+    return kind << 8 | (uint64_t)(64 - __builtin_clzll(nbytes | 1));
+}
 
 #endif

@@ -1,0 +1,680 @@
+/* Gates in the streams of a program that shares its GPU. See passthrough.h and gate.h.
+ *
+ * A stream has a record with counters: of gates; of calls that entered and left the driver; of calls that the GPU is
+ * known to have passed, because the host has waited for them or because the GPU has written `reached`. Two words are
+ * written by the GPU: `at`, odd while it stands at a gate, and `reached`.
+ *
+ * Three kinds of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
+ * is idle, runs, or stands at its closed gate, and opens the gate if no arbiter is alive. It calls nothing of the
+ * driver, which may have its caller wait for the very gate. The marker appends `reached` to quiet streams, and reads
+ * the times of calls. If the driver blocks the marker, the program counts as busy for longer, and nothing else.
+ *
+ * Locks: `attaching`; a stream's `lock`, held while a gate or a mark is put; a device's `publishing`, in which the
+ * driver is not called. The second may be held while the third is taken.
+ */
+#include "gate.h"
+#include "passthrough.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define GATE_SPACING_NS 200000u /* expected work between two gates; to be fitted on a GPU (sharing.md, section 11) */
+#define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: ten of them get a gate */
+#define MEASURED_FIRST 4u       /* calls of a key that are measured, and then one in MEASURED_EACH */
+#define MEASURED_EACH 16u
+#define QUIET_NS 200000u /* a stream without a call for so long gets a mark */
+#define LOOK_NS 20000  /* between two looks at `at`: longer than the GPU takes from reading the gate to writing `at` */
+#define MARK_NS 500000 /* between two rounds of the marker while another program is attached */
+#define IDLE_NS 20000000    /* between two looks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
+#define STALLED_NS 2000000u /* without progress while a stream stands at the gate: the others wait for that one */
+#define COSTS 1024u
+#define TIMINGS 64u
+
+#define WAIT_VALUE_64 4u /* operations of cuStreamBatchMemOp */
+#define WRITE_VALUE_64 5u
+#define DEVICEMAP_PORTABLE (CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP)
+
+struct operation { /* CUstreamBatchMemOpParams */
+    uint64_t operation, address, value, flags, rest[2];
+};
+
+/* The machine's functions that are called here and not defined here. */
+#define FUNCTIONS(X)                                                                                                   \
+    X(cuCtxGetCurrent, CUcontext *)                                                                                    \
+    X(cuCtxSetCurrent, CUcontext)                                                                                      \
+    X(cuCtxGetDevice, CUdevice *)                                                                                      \
+    X(cuDeviceGetUuid_v2, void *, CUdevice)                                                                            \
+    X(cuDevicePrimaryCtxGetState, CUdevice, uint32_t *, int32_t *)                                                     \
+    X(cuStreamBatchMemOp_v2, CUstream, uint32_t, struct operation *, uint32_t)                                         \
+    X(cuStreamIsCapturing, CUstream, int32_t *)                                                                        \
+    X(cuThreadExchangeStreamCaptureMode, int32_t *)                                                                    \
+    X(cuMemHostRegister_v2, void *, size_t, uint32_t)                                                                  \
+    X(cuMemHostGetDevicePointer_v2, CUdeviceptr *, void *, uint32_t)                                                   \
+    X(cuEventCreate, CUevent *, uint32_t)                                                                              \
+    X(cuEventRecord, CUevent, CUstream)                                                                                \
+    X(cuEventQuery, CUevent)                                                                                           \
+    X(cuEventElapsedTime, float *, CUevent, CUevent)
+
+static struct {
+#define X(name, ...) CUresult (*name)(__VA_ARGS__);
+    FUNCTIONS(X)
+#undef X
+} machine;
+
+struct device;
+
+struct ww_stream {
+    pthread_mutex_t lock;
+    CUstream handle; /* NULL: the stream is destroyed, or the record was never used */
+    CUcontext context;
+    pthread_t thread;               /* of the stream CU_STREAM_PER_THREAD */
+    struct device *device;          /* NULL: never used */
+    _Atomic uint64_t *at, *reached; /* the GPU writes */
+    CUdeviceptr at_address, reached_address;
+    uint64_t gates, marked, expected_ns; /* gates put; value of the last mark; since the last gate */
+    _Atomic uint64_t entered, left, known, last_ns;
+};
+
+enum state { IDLE, RUNNING, HELD };
+
+struct device {
+    CUdevice number;
+    CUcontext context; /* in which the words are registered; NULL: they are not, and the host waits at the gate */
+    bool is_refused;   /* by the driver, which does not let the GPU wait */
+    struct ww_gate gate;
+    struct ww_gate_slot *slot; /* also if the slot is lost: gates in streams still read it */
+    CUdeviceptr gate_address, words_address;
+    _Atomic uint64_t *words;
+    struct ww_stream streams[WW_STREAMS];
+    pthread_mutex_t publishing;
+    enum state state;
+    _Atomic uint32_t hosts; /* threads that wait at the gate */
+    uint64_t progress, progress_ns;
+    pthread_t keeper;
+};
+
+/* Expected time of calls, by key. A wrong one costs a gate too many or too few. */
+struct cost {
+    _Atomic uint64_t key;
+    _Atomic uint32_t ns, calls;
+};
+
+enum timing_state { FREE, TAKEN, RECORDED };
+
+struct timing {
+    _Atomic int state;
+    CUcontext context;
+    CUevent begin, end;
+    uint64_t key;
+};
+
+_Atomic uint32_t ww_nwatched, ww_must_look;
+_Atomic uint64_t *ww_watched[WW_WATCHED];
+__thread uint32_t ww_calls __attribute__((tls_model("initial-exec")));
+
+static struct device devices[WW_WATCHED];
+static struct cost costs[COSTS];
+static struct timing timings[TIMINGS];
+static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER, marking = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int disabled = 1, ending; /* disabled: this process shares nothing */
+static int64_t priority;
+static char tenant[WW_GATE_NAME];
+static __thread CUcontext last_context __attribute__((tls_model("initial-exec")));
+static __thread struct device *last_device __attribute__((tls_model("initial-exec")));
+
+static void *keep(void *device);
+static void *mark(void *unused);
+
+/* -- the arbiter's view -------------------------------------------------------------------------------------------- */
+
+static uint64_t passed(const struct ww_stream *s) {
+    uint64_t known = atomic_load(&s->known), reached = s->device ? atomic_load(s->reached) : 0;
+    return known > reached ? known : reached;
+}
+
+static bool is_active(const struct ww_stream *s) { return s->device && passed(s) < atomic_load(&s->entered); }
+
+static bool is_closed(const struct device *d) { return atomic_load(&d->slot->gate) != 1; }
+
+/* Return what the GPU has of the program. */
+static enum state observe(struct device *d) {
+    uint32_t active = 0, standing = 0;
+    uint64_t progress = 0, now = ww_now_ns();
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+        if (!is_active(s))
+            continue;
+        uint64_t at = atomic_load(s->at);
+        active++;
+        standing += (uint32_t)(at & 1);
+        progress += at + passed(s);
+    }
+    if (progress != d->progress)
+        d->progress_ns = now;
+    d->progress = progress;
+    if (!is_closed(d))
+        return active ? RUNNING : IDLE;
+    if (!active)
+        return atomic_load(&d->hosts) ? HELD : IDLE;
+    uint64_t longest = 4 * atomic_load(&d->slot->longest_ns);
+    bool is_stalled = standing && now - d->progress_ns > (longest > STALLED_NS ? longest : STALLED_NS);
+    /* What a held program enqueues begins with a gate, which the GPU may not have reached yet. */
+    return standing == active || is_stalled || d->state == HELD ? HELD : RUNNING;
+}
+
+/* Report a state; publishing held. The arbiter takes a program that wants nothing and has nothing on the GPU for idle:
+ * `wants` is written before `done`. */
+static void report(struct device *d, enum state state) {
+    struct ww_gate *g = &d->gate;
+    if (state == d->state || !g->slot)
+        return;
+    if (state == RUNNING) {
+        atomic_store(&g->slot->issued, ++g->issued);
+        ww_gate_stop_waiting(g);
+    } else {
+        if (state == HELD)
+            ww_gate_fails_open(g);
+        else
+            ww_gate_stop_waiting(g);
+        if (d->state == RUNNING)
+            ww_gate_pass(g, 1);
+        if (state == IDLE)
+            ww_gate_ring(g);
+    }
+    d->state = state;
+}
+
+/* A caller is about to put work of an idle program. */
+static void report_work(struct device *d) {
+    pthread_mutex_lock(&d->publishing);
+    if (d->state == IDLE)
+        d->state = ww_gate_enter(&d->gate, true) ? RUNNING : HELD;
+    pthread_mutex_unlock(&d->publishing);
+}
+
+/* Report that the program is idle, if it is. */
+static void report_idle(struct device *d) {
+    pthread_mutex_lock(&d->publishing);
+    if (d->state != IDLE && observe(d) == IDLE)
+        report(d, IDLE);
+    pthread_mutex_unlock(&d->publishing);
+}
+
+/* The keeper of a device. Between two looks at a stream that stands at the gate, the GPU may have passed the gate just
+ * before it was closed: the program is held if both looks find it there. */
+static void *keep(void *device) {
+    struct device *d = device;
+    enum state before = IDLE;
+    while (true) {
+        uint32_t opened = atomic_load(&d->slot->opened);
+        pthread_mutex_lock(&d->publishing);
+        enum state found = observe(d);
+        bool is_sure = found != HELD || before == HELD || d->state == HELD;
+        if (is_sure)
+            report(d, found);
+        bool is_lost = d->gate.slot && atomic_load(&d->slot->serial) != d->gate.serial;
+        if ((d->state == HELD && ww_gate_fails_open(&d->gate)) || (!d->gate.slot && found != IDLE) || is_lost)
+            atomic_store(&d->slot->gate, 1);
+        bool drains = is_closed(d) ? d->state == RUNNING : d->state == HELD;
+        pthread_mutex_unlock(&d->publishing);
+        before = found;
+        ww_futex_wait(&d->slot->opened, opened, drains || !is_sure ? LOOK_NS : IDLE_NS);
+    }
+    return NULL;
+}
+
+/* -- attaching ----------------------------------------------------------------------------------------------------- */
+
+static void in_child(void) { /* the slot is the parent's, and so are the threads */
+    if (atomic_load(&ww_nwatched))
+        atomic_store(&disabled, 1);
+    atomic_store(&ww_nwatched, 0);
+}
+
+/* The driver ends after this. */
+static void at_exit(void) {
+    struct timespec until;
+    atomic_store(&ending, 1);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    if (!pthread_mutex_timedlock(&marking, &until))
+        pthread_mutex_unlock(&marking);
+}
+
+static void start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (pthread_create(thread, NULL, run, argument))
+        atomic_store(&disabled, 1);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Open the board of a device; create it if it does not exist. Return a descriptor, or -1. */
+static int open_board(CUdevice number) {
+    const char *folder = getenv("WARPWELL_TURNS");
+    unsigned char uuid[16];
+    char path[4096], *name = path;
+    struct stat about;
+    if (machine.cuDeviceGetUuid_v2(uuid, number))
+        return -1;
+    int n = folder && *folder ? snprintf(path, sizeof path - 64, "%s/gpu-", folder)
+                              : snprintf(path, sizeof path - 64, "/dev/shm/warpwell-%u/gpu-", (unsigned)getuid());
+    if (n < 0 || n >= (int)sizeof path - 64)
+        return -1;
+    name += n;
+    for (size_t i = 0; i < sizeof uuid; i++)
+        name += sprintf(name, "%02x", uuid[i]);
+    strcpy(name, ".board");
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return -1;
+    uint64_t format = WW_GATE_FORMAT;
+    if (fstat(fd, &about) || (about.st_size < (off_t)WW_GATE_BYTES && posix_fallocate(fd, 0, WW_GATE_BYTES)) ||
+        (about.st_size < (off_t)WW_GATE_BYTES && pwrite(fd, &format, sizeof format, 0) != sizeof format)) {
+        close(fd);
+        return -1;
+    }
+    return fd;
+}
+
+/* Let the GPU see the gate and the words of the streams. */
+static bool register_words(struct device *d, CUcontext context) {
+    CUdeviceptr board = 0;
+    size_t nbytes = (size_t)sysconf(_SC_PAGESIZE);
+    if (machine.cuMemHostRegister_v2(d->gate.head, WW_GATE_BYTES, DEVICEMAP_PORTABLE) ||
+        machine.cuMemHostRegister_v2(d->words, nbytes, DEVICEMAP_PORTABLE) ||
+        machine.cuMemHostGetDevicePointer_v2(&board, d->gate.head, 0) ||
+        machine.cuMemHostGetDevicePointer_v2(&d->words_address, d->words, 0))
+        return false;
+    d->gate_address = board + (CUdeviceptr)((char *)&d->slot->gate - (char *)d->gate.head);
+    d->context = context;
+    return true;
+}
+
+/* Take a slot of the current device's board; attaching held. */
+static struct device *attach(CUcontext context, CUdevice number) {
+    uint32_t n = atomic_load(&ww_nwatched);
+    struct device *d = &devices[n];
+    int fd = n < WW_WATCHED ? open_board(number) : -1;
+    if (fd < 0)
+        return NULL;
+    if (!ww_gate_attach(&d->gate, fd, WW_GATE_STREAMS, getpid(), priority, tenant))
+        return NULL;
+    size_t nbytes = (size_t)sysconf(_SC_PAGESIZE);
+    d->slot = d->gate.slot;
+    d->words = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (d->words == MAP_FAILED)
+        return NULL;
+    d->number = number;
+    pthread_mutex_init(&d->publishing, NULL);
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+        pthread_mutex_init(&s->lock, NULL);
+        s->at = d->words + 2 * (s - d->streams);
+        s->reached = s->at + 1;
+    }
+    d->is_refused = !register_words(d, context);
+    if (d->is_refused)
+        fprintf(stderr, "warpwell share: the GPU cannot wait at its board; the host waits instead. Name a folder of a"
+                        " tmpfs in WARPWELL_TURNS\n");
+    if (!n) {
+        pthread_t marker;
+        pthread_atfork(NULL, NULL, in_child);
+        atexit(at_exit);
+        start_thread(&marker, mark, NULL);
+    }
+    start_thread(&d->keeper, keep, d);
+    ww_watched[n] = &d->gate.head->programs;
+    atomic_store_explicit(&ww_nwatched, n + 1, memory_order_release);
+    return d;
+}
+
+__attribute__((constructor)) static void load_machine(void) {
+    void *library = dlopen(WW_MACHINE, RTLD_LAZY | RTLD_NOLOAD);
+    bool is_complete = library && ww_gate_parse(getenv("WARPWELL_SHARE"), &priority, tenant);
+#define X(name, ...) is_complete = is_complete && (*(void **)&machine.name = dlsym(library, #name));
+    FUNCTIONS(X)
+#undef X
+    atomic_store(&disabled, !is_complete);
+    atomic_store(&ww_must_look, is_complete);
+}
+
+/* Return the current context's device, or NULL. A device is attached at the first call. */
+static struct device *current_device(CUcontext *context) {
+    CUdevice number;
+    if (atomic_load_explicit(&disabled, memory_order_relaxed) || machine.cuCtxGetCurrent(context) || !*context)
+        return NULL;
+    if (*context == last_context && last_device && (last_device->context || last_device->is_refused))
+        return last_device;
+    if (machine.cuCtxGetDevice(&number))
+        return NULL;
+    struct device *found = NULL;
+    pthread_mutex_lock(&attaching);
+    for (uint32_t i = 0; i < atomic_load(&ww_nwatched) && !found; i++)
+        found = devices[i].number == number ? &devices[i] : NULL;
+    if (!found)
+        found = attach(*context, number);
+    if (!found)
+        atomic_store(&ww_must_look, 0);                 /* the board cannot be used now: look seldom */
+    if (found && !found->context && !found->is_refused) /* the context was destroyed, and is made again */
+        found->is_refused = !register_words(found, *context);
+    pthread_mutex_unlock(&attaching);
+    last_context = *context;
+    last_device = found;
+    return found;
+}
+
+/* -- streams ------------------------------------------------------------------------------------------------------- */
+
+static bool is_stream(const struct ww_stream *s, CUstream handle, CUcontext context) {
+    if (s->handle != handle)
+        return false;
+    if (handle == CU_STREAM_PER_THREAD)
+        return s->context == context && pthread_equal(s->thread, pthread_self());
+    return handle != CU_STREAM_LEGACY || s->context == context;
+}
+
+/* Return the record of a stream, or NULL if it has none and (with `make`) all are in use. */
+static struct ww_stream *stream_of(struct device *d, CUstream handle, CUcontext context, bool make) {
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++)
+        if (is_stream(s, handle, context))
+            return s;
+    struct ww_stream *found = NULL;
+    if (!make)
+        return NULL;
+    pthread_mutex_lock(&attaching);
+    for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS && !found && d->context && !d->is_refused; s++)
+        found = !s->handle && !is_active(s) ? s : NULL;
+    if (found) {
+        found->context = context;
+        found->thread = pthread_self();
+        found->at_address = d->words_address + 16 * (CUdeviceptr)(found - d->streams);
+        found->reached_address = found->at_address + 8;
+        found->device = d;
+        found->handle = handle;
+    }
+    pthread_mutex_unlock(&attaching);
+    return found;
+}
+
+static bool is_capturing(CUstream handle) {
+    int32_t status = 0;
+    return machine.cuStreamIsCapturing(handle, &status) || status;
+}
+
+static CUresult write_mark(struct ww_stream *s) {
+    s->marked = atomic_load(&s->entered);
+    struct operation mark = {WRITE_VALUE_64, s->reached_address, s->marked, 0, {0, 0}};
+    return machine.cuStreamBatchMemOp_v2(s->handle, 1, &mark, 0);
+}
+
+/* Put a gate. The work between its two halves, an event that the stream waits for, is no work of the GPU. */
+static CUresult put_gate(struct ww_stream *s, bool first, bool second) {
+    uint64_t gate = s->gates += first;
+    struct operation operations[3] = {{WRITE_VALUE_64, s->at_address, 2 * gate - 1, 0, {0, 0}},
+                                      {WAIT_VALUE_64, s->device->gate_address, 1, 0, {0, 0}},
+                                      {WRITE_VALUE_64, s->at_address, 2 * gate, 0, {0, 0}}};
+    s->expected_ns = 0;
+    return machine.cuStreamBatchMemOp_v2(s->handle, first + 2u * second, operations + !first, 0);
+}
+
+/* -- expected times ------------------------------------------------------------------------------------------------ */
+
+static struct cost *cost_of(uint64_t key) {
+    struct cost *cost = &costs[(key * 0x9e3779b97f4a7c15ull) >> 54];
+    _Static_assert(COSTS == 1 << 10, "ten bits of the hash");
+    if (atomic_load_explicit(&cost->key, memory_order_relaxed) != key) {
+        atomic_store(&cost->key, key);
+        atomic_store(&cost->calls, 0);
+        atomic_store(&cost->ns, UNKNOWN_NS);
+    }
+    return cost;
+}
+
+/* Begin to measure a call. Return the number of its pair of events, or -1. */
+static int begin_timing(struct ww_stream *s, uint64_t key) {
+    for (int i = 0; i < (int)TIMINGS; i++) {
+        struct timing *t = &timings[i];
+        int free_state = FREE;
+        if (t->begin && t->context != s->context)
+            continue; /* an event belongs to a context */
+        if (!atomic_compare_exchange_strong(&t->state, &free_state, TAKEN))
+            continue;
+        t->key = key;
+        t->context = s->context;
+        if ((t->end || !machine.cuEventCreate(&t->end, 0)) && (t->begin || !machine.cuEventCreate(&t->begin, 0)) &&
+            !machine.cuEventRecord(t->begin, s->handle))
+            return i;
+        atomic_store(&t->state, FREE);
+        return -1;
+    }
+    return -1;
+}
+
+static void learn(struct device *d, uint64_t key, float milliseconds) {
+    struct cost *cost = cost_of(key);
+    float ns = 1e6f * milliseconds, before = (float)atomic_load(&cost->ns);
+    ns = ns < 0 ? 0 : ns > 4e9f ? 4e9f : ns;
+    atomic_store(&cost->ns, (uint32_t)(atomic_load(&cost->calls) > MEASURED_FIRST ? before + (ns - before) / 4 : ns));
+    uint64_t longest = atomic_load(&d->slot->longest_ns);
+    longest -= longest / 64;
+    longest = longest > (uint64_t)ns ? longest : (uint64_t)ns;
+    atomic_store(&d->slot->longest_ns, longest);
+    atomic_store(&d->slot->expected_ns, longest + GATE_SPACING_NS);
+}
+
+static void read_timings(struct device *d) {
+    for (struct timing *t = timings; t < timings + TIMINGS; t++) {
+        float milliseconds;
+        if (atomic_load(&t->state) != RECORDED || t->context != d->context)
+            continue;
+        CUresult error = machine.cuEventQuery(t->end);
+        if (error == CUDA_ERROR_NOT_READY)
+            continue;
+        if (!error && !machine.cuEventElapsedTime(&milliseconds, t->begin, t->end))
+            learn(d, t->key, milliseconds);
+        atomic_store(&t->state, FREE);
+    }
+}
+
+/* -- calls --------------------------------------------------------------------------------------------------------- */
+
+/* The stream has no record: wait in the host while the gate is closed. */
+static void hold_host(struct device *d) {
+    atomic_fetch_add(&d->hosts, 1);
+    while (is_closed(d) && d->gate.slot && !atomic_load(&disabled)) {
+        uint32_t opened = atomic_load(&d->slot->opened);
+        pthread_mutex_lock(&d->publishing);
+        bool fails_open = d->gate.slot && ww_gate_fails_open(&d->gate);
+        if (d->state == IDLE)
+            d->state = HELD;
+        pthread_mutex_unlock(&d->publishing);
+        if (fails_open)
+            break;
+        if (is_closed(d))
+            ww_futex_wait(&d->slot->opened, opened, IDLE_NS);
+    }
+    atomic_fetch_sub(&d->hosts, 1);
+}
+
+static bool is_shared(const struct device *d) {
+    return d && d->gate.slot && (atomic_load(&d->gate.head->programs) > 1 || is_closed(d));
+}
+
+/* Let this thread make calls that are not allowed while another one captures, until `mode` is exchanged back. */
+static void exchange_mode(int32_t *mode) { machine.cuThreadExchangeStreamCaptureMode(mode); }
+
+bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
+    CUcontext context;
+    struct device *d = current_device(&context);
+    if (!is_shared(d))
+        return false;
+    int32_t mode = CU_CAPTURE_RELAXED;
+    exchange_mode(&mode);
+    bool captures = is_capturing(handle);
+    struct ww_stream *s = captures || d->is_refused ? NULL : stream_of(d, handle, context, true);
+    if (s) {
+        struct cost *cost = cost_of(key);
+        uint32_t calls = atomic_fetch_add_explicit(&cost->calls, 1, memory_order_relaxed);
+        pthread_mutex_lock(&s->lock);
+        bool begins = !is_active(s);
+        if (begins)
+            report_work(d);
+        if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true))
+            d->is_refused = true; /* from the next call on the host waits */
+        s->expected_ns += atomic_load_explicit(&cost->ns, memory_order_relaxed);
+        *call = (struct ww_call){s, -1};
+        if (calls < MEASURED_FIRST || calls % MEASURED_EACH == 0)
+            call->timing = begin_timing(s, key);
+        atomic_fetch_add(&s->entered, 1);
+        pthread_mutex_unlock(&s->lock);
+    } else if (!captures) {
+        hold_host(d);
+    }
+    exchange_mode(&mode);
+    return s != NULL;
+}
+
+void ww_after(const struct ww_call *call, bool is_done) {
+    struct ww_stream *s = call->stream;
+    int32_t mode = CU_CAPTURE_RELAXED;
+    exchange_mode(&mode);
+    if (call->timing >= 0) {
+        bool is_recorded = !machine.cuEventRecord(timings[call->timing].end, s->handle);
+        atomic_store(&timings[call->timing].state, is_recorded ? RECORDED : FREE);
+    }
+    atomic_store(&s->last_ns, ww_now_ns());
+    uint64_t left = atomic_fetch_add(&s->left, 1) + 1;
+    if (is_done && left == atomic_load(&s->entered)) {
+        atomic_store(&s->known, left);
+        report_idle(s->device);
+    } else if (s->handle == CU_STREAM_PER_THREAD) { /* the marker cannot name it */
+        pthread_mutex_lock(&s->lock);
+        write_mark(s);
+        pthread_mutex_unlock(&s->lock);
+    }
+    exchange_mode(&mode);
+}
+
+void ww_before_wait(CUstream handle, uint64_t entered[]) {
+    CUcontext context;
+    struct device *d = current_device(&context);
+    for (size_t i = 0; i < WW_STREAMS; i++) {
+        struct ww_stream *s = d ? &d->streams[i] : NULL;
+        bool is_meant = s && s->device && (handle ? is_stream(s, handle, context) : s->context == context);
+        entered[i] = is_meant ? atomic_load(&s->left) : 0;
+    }
+}
+
+void ww_after_wait(const uint64_t entered[]) {
+    CUcontext context;
+    struct device *d = current_device(&context);
+    bool is_known = false;
+    for (size_t i = 0; d && i < WW_STREAMS; i++) {
+        uint64_t before = atomic_load(&d->streams[i].known);
+        while (entered[i] > before && !atomic_compare_exchange_weak(&d->streams[i].known, &before, entered[i]))
+            ;
+        is_known |= entered[i] > 0;
+    }
+    if (is_known)
+        report_idle(d);
+}
+
+/* A stream that waits for an event counts as standing at the gate behind it: that of another stream may be closed. */
+CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t)) {
+    CUcontext context;
+    struct device *d = current_device(&context);
+    struct ww_stream *s = is_shared(d) ? stream_of(d, handle, context, false) : NULL;
+    if (!s || d->is_refused || is_capturing(handle))
+        return wait(handle, event, flags);
+    int32_t mode = CU_CAPTURE_RELAXED;
+    exchange_mode(&mode);
+    pthread_mutex_lock(&s->lock);
+    bool is_put = !put_gate(s, true, false);
+    exchange_mode(&mode);
+    CUresult error = wait(handle, event, flags);
+    exchange_mode(&mode);
+    if (is_put && !is_capturing(handle)) /* the event may have taken the stream into a capture */
+        put_gate(s, false, true);
+    pthread_mutex_unlock(&s->lock);
+    exchange_mode(&mode);
+    return error;
+}
+
+void ww_forget_stream(CUstream handle) {
+    uint32_t n = atomic_load(&ww_nwatched);
+    for (struct device *d = devices; d < devices + n; d++)
+        for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+            if (s->handle != handle || !handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+                continue;
+            pthread_mutex_lock(&s->lock);
+            if (is_active(s) && (is_capturing(handle) || write_mark(s)))
+                atomic_store(&s->known, atomic_load(&s->entered));
+            s->handle = NULL;
+            pthread_mutex_unlock(&s->lock);
+        }
+}
+
+void ww_forget_contexts(CUcontext context) {
+    uint32_t n = atomic_load(&ww_nwatched), flags;
+    for (struct device *d = devices; d < devices + n; d++) {
+        int32_t is_active_primary = 1;
+        bool is_gone = context && d->context == context;
+        if (!context && !machine.cuDevicePrimaryCtxGetState(d->number, &flags, &is_active_primary))
+            is_gone = !is_active_primary;
+        for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
+            if (!is_gone && !(context && s->context == context))
+                continue;
+            pthread_mutex_lock(&s->lock);
+            atomic_store(&s->known, atomic_load(&s->entered));
+            s->handle = NULL;
+            pthread_mutex_unlock(&s->lock);
+        }
+        for (struct timing *t = timings; t < timings + TIMINGS && is_gone; t++)
+            if (t->context == d->context) {
+                t->begin = t->end = NULL;
+                atomic_store(&t->state, FREE);
+            }
+        if (is_gone)
+            d->context = NULL;
+    }
+}
+
+/* -- the marker ---------------------------------------------------------------------------------------------------- */
+
+static void mark_quiet(struct ww_stream *s, uint64_t now) {
+    uint64_t entered = atomic_load(&s->entered);
+    if (!is_active(s) || !s->handle || s->handle == CU_STREAM_PER_THREAD || s->marked == entered ||
+        atomic_load(&s->left) != entered || now - atomic_load(&s->last_ns) < QUIET_NS ||
+        pthread_mutex_trylock(&s->lock))
+        return;
+    if (s->handle && !machine.cuCtxSetCurrent(s->context) && !is_capturing(s->handle) && write_mark(s))
+        atomic_store(&s->known, entered);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *mark(void *unused) {
+    int32_t mode = CU_CAPTURE_RELAXED;
+    machine.cuThreadExchangeStreamCaptureMode(&mode);
+    while (!atomic_load(&ending)) {
+        uint32_t n = atomic_load(&ww_nwatched);
+        bool is_busy = false;
+        pthread_mutex_lock(&marking);
+        for (struct device *d = devices; d < devices + n && !atomic_load(&ending); d++) {
+            uint64_t now = ww_now_ns();
+            is_busy |= is_shared(d) || d->state != IDLE;
+            if (!d->context || machine.cuCtxSetCurrent(d->context))
+                continue;
+            read_timings(d);
+            for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++)
+                mark_quiet(s, now);
+            report_idle(d);
+        }
+        pthread_mutex_unlock(&marking);
+        struct timespec pause = {0, is_busy ? MARK_NS : IDLE_NS};
+        nanosleep(&pause, NULL);
+    }
+    return unused;
+}

@@ -1,0 +1,346 @@
+"""Gates in the streams of programs on the fake driver, which has the pass-through driver in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.harness.driver.gates import FAKE_UUID, Gates, flipping
+from tests.harness.until import HANG_SECONDS, until
+
+from lab.driver.build import build_fake
+from warpwell.driver import passthrough_environ
+
+ROOT = Path(__file__).parents[2]
+BEFORE = """
+import ctypes, os, sys, threading, time
+from tests.harness.driver.calls import *
+cuda = Cuda()
+cuda.start(1)
+cuda.use(0)
+def launch(stream, microseconds=1000, count=1):
+    for _ in range(count):
+        cuda.launch(0, stream, "nap", microseconds)
+def said(*words):
+    print(*words, flush=True)
+launch(cuda.stream(NON_BLOCKING))
+cuda.cuCtxSynchronize()
+said("ready")
+sys.stdin.readline()
+"""
+CAPTURE = """
+graph, kept, executable = cuda.out("cuGraphCreate", 0), cuda.stream(NON_BLOCKING), ctypes.c_uint64()
+address, ended = cuda.alloc(4096), ctypes.c_uint64()
+cuda.cuStreamBeginCaptureToGraph(kept, graph, None, None, 0, 2)
+cuda.launch(0, kept, "fill", address, 1024, 7)
+cuda.cuStreamEndCapture(kept, ctypes.byref(ended))
+cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), ended.value, 0)
+said("captured")
+"""
+
+
+class Program:
+    """A program that shares a GPU, at its start."""
+
+    def __init__(self, folder: Path, text: str, **variables: str) -> None:
+        environ = passthrough_environ(os.environ, build_fake()) | {"CUDA_MODULE_LOADING": "EAGER", **variables}
+        environ |= {"WARPWELL_SHARE": "3:tenant", "WARPWELL_TURNS": str(folder)}
+        line = [sys.executable, "-c", BEFORE + textwrap.dedent(text)]
+        self.process = subprocess.Popen(
+            line, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def post(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def code(self) -> int:
+        return self.process.wait(HANG_SECONDS)
+
+
+@pytest.fixture
+def gates(tmp_path: Path) -> Gates:
+    return Gates(tmp_path / f"gpu-{FAKE_UUID}00.board")
+
+
+@contextlib.contextmanager
+def started(tmp_path: Path, text: str, **variables: str) -> Iterator[Program]:
+    program = Program(tmp_path, text, **variables)
+    try:
+        yield program
+    finally:
+        program.process.kill()
+        program.process.communicate()
+
+
+def wait_until(gates: Gates, name: str) -> None:
+    """Wait for a state of a program, as an arbiter that is alive."""
+    until(lambda: gates.beat() or getattr(gates, name))
+
+
+def stay_closed(gates: Gates, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        gates.beat()
+        assert gates.is_waiting
+        time.sleep(5e-3)
+
+
+@pytest.mark.parametrize("stream", ["cuda.stream(NON_BLOCKING)", "LEGACY", "PER_THREAD"])
+def test_the_gpu_stands_at_the_closed_gate_and_the_host_goes_on(tmp_path: Path, gates: Gates, stream: str) -> None:
+    text = f"""
+        stream, event = {stream}, cuda.event()
+        launch(stream, 1000, 300)
+        said("enqueued")
+        sys.stdin.readline()
+        said(cuda.code("cuStreamQuery", stream))
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        assert gates.is_attached
+        wait_until(gates, "is_idle")
+        program.post()
+        assert program.line() == "enqueued" and not gates.is_idle
+        gates.set_gate(False)
+        wait_until(gates, "is_waiting")
+        stay_closed(gates, 0.2)
+        program.post()
+        assert program.line() == "600"
+        gates.set_gate(True)
+        assert program.line() == "done"
+        wait_until(gates, "is_idle")
+        assert program.code() == 0
+
+
+def test_a_program_that_comes_to_a_closed_gate_asks_for_the_gpu(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream)
+        said("enqueued")
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        gates.set_gate(False)
+        program.post()
+        assert program.line() == "enqueued" and gates.is_waiting
+        stay_closed(gates, 0.1)
+        gates.set_gate(True)
+        assert program.line() == "done" and program.code() == 0
+
+
+def test_without_an_arbiter_gates_open(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream, 100, 100)
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        gates.set_gate(False)
+        program.post()
+        wait_until(gates, "is_waiting")
+        began = time.monotonic()
+        assert program.line() == "done"  # nothing beats
+        assert 0.05 < time.monotonic() - began and program.code() == 0
+
+
+def test_streams_that_wait_for_events_of_standing_streams_stand(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        streams = [cuda.stream(NON_BLOCKING) for _ in range(3)]
+        for _ in range(60):
+            for k, stream in enumerate(streams):
+                event = cuda.event()
+                launch(stream, 300)
+                cuda.cuEventRecord(event, stream)
+                cuda.cuStreamWaitEvent(streams[(k + 1) % 3], event, ctypes.c_uint(0))
+        said("enqueued")
+        cuda.cuCtxSynchronize()
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        for _ in range(5):
+            gates.set_gate(False)
+            wait_until(gates, "is_waiting")
+            stay_closed(gates, 0.02)
+            gates.set_gate(True)
+            time.sleep(2e-3)
+        assert program.line() == "done" and program.code() == 0
+
+
+def test_streams_without_a_record_wait_in_the_host(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        streams = [cuda.stream(NON_BLOCKING) for _ in range(20)]
+        for stream in streams:
+            launch(stream, 10)
+            said("enqueued")
+        cuda.cuCtxSynchronize()
+        """
+    with started(tmp_path, text) as program:
+        gates.set_gate(False)
+        program.post()
+        for _ in range(15):  # one more has its record from the start
+            assert program.line() == "enqueued"
+        stay_closed(gates, 0.1)
+        gates.set_gate(True)
+        for _ in range(5):
+            assert program.line() == "enqueued"
+        assert program.code() == 0
+
+
+def test_records_of_destroyed_streams_are_used_again(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        for _ in range(60):
+            stream = cuda.stream(NON_BLOCKING)
+            launch(stream, 10)
+            cuda.cuStreamDestroy_v2(stream)
+            time.sleep(2e-3)
+        launch(cuda.stream(NON_BLOCKING), 1000, 20)
+        said("enqueued")
+        cuda.cuCtxSynchronize()
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        gates.set_gate(False)
+        wait_until(gates, "is_waiting")
+        gates.set_gate(True)
+        assert program.code() == 0
+
+
+def test_captures_have_no_gates_and_a_graph_is_one_call(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        for _ in range(3):
+            cuda.cuGraphLaunch(executable.value, stream)
+        said("enqueued")
+        cuda.cuStreamSynchronize(stream)
+        said(cuda.read(address, 1)[0])
+        """
+    with started(tmp_path, CAPTURE + textwrap.dedent(text)) as program:
+        gates.set_gate(False)
+        program.post()
+        assert [program.line(), program.line()] == ["captured", "enqueued"]
+        assert gates.is_waiting
+        gates.set_gate(True)
+        assert program.line() == "7" and program.code() == 0
+
+
+def test_a_context_that_is_reset_works_again(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        launch(cuda.stream(NON_BLOCKING), 100, 30)
+        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
+        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
+        again = Cuda()
+        again.start(1)
+        again.use(0)
+        stream = again.stream(NON_BLOCKING)
+        for _ in range(30):
+            again.launch(0, stream, "nap", 1000)
+        said("enqueued")
+        again.cuCtxSynchronize()
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        gates.set_gate(False)
+        wait_until(gates, "is_waiting")
+        gates.set_gate(True)
+        assert program.line() == "done" and program.code() == 0
+
+
+def test_where_the_driver_refuses_gates_the_host_waits(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream, 10, 2)
+        said("enqueued")
+        """
+    with started(tmp_path, text, FAKE_GATES="0") as program:
+        gates.set_gate(False)
+        program.post()
+        stayed = time.monotonic() + 0.1
+        wait_until(gates, "is_waiting")
+        while time.monotonic() < stayed:
+            gates.beat()
+            time.sleep(5e-3)
+        gates.set_gate(True)
+        assert program.line() == "enqueued" and program.code() == 0
+
+
+def test_a_quiet_stream_is_found_idle_although_the_host_waits_for_nothing(tmp_path: Path, gates: Gates) -> None:
+    with started(tmp_path, "launch(cuda.stream(NON_BLOCKING), 1000, 5)\nsys.stdin.readline()") as program:
+        program.post()
+        until(lambda: not gates.is_idle)
+        wait_until(gates, "is_idle")
+        program.post()
+        assert program.code() == 0
+
+
+def test_programs_end_while_the_gpu_stands_at_a_gate(tmp_path: Path, gates: Gates) -> None:
+    """At an exit, by Ctrl-C, by a signal, and in a forked child, which shares nothing."""
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream, 100, 50)
+        if not os.fork():
+            os._exit(cuda.code("cuCtxSynchronize"))
+        said(os.waitstatus_to_exitcode(os.wait()[1]))
+        if {0}:
+            cuda.cuCtxSynchronize()
+        """
+    for number, waits in ((0, False), (signal.SIGINT, True), (signal.SIGTERM, True)):
+        gates.set_gate(True)
+        with started(tmp_path, textwrap.dedent(text).replace("{0}", str(waits))) as program:
+            gates.set_gate(False)
+            program.post()
+            assert program.line() == "3"  # not initialized
+            if number:
+                program.process.send_signal(number)
+            assert program.code() in (0, -signal.SIGINT, -signal.SIGTERM, 1)
+        assert gates.is_attached  # the arbiter frees the slot
+
+
+def test_random_programs_are_right_under_random_gates(tmp_path: Path) -> None:
+    for options in (["--seeds", "0:8"], ["--seeds", "8:16", "--threads", "3"]):
+        environ = passthrough_environ(os.environ, build_fake()) | {"FAKE_SEED": "7", "WARPWELL_SHARE": "0:t"}
+        environ["WARPWELL_TURNS"] = str(tmp_path)
+        line = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--relies", "", *options]
+        with flipping(tmp_path) as sums:
+            found = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=HANG_SECONDS)
+        assert found.stdout == "8 programs are right\n", found.stderr
+        assert sums.closings > 20 and sums.held > 0
+
+
+def test_an_arbiter_that_is_killed_at_random_moments_stops_no_program(tmp_path: Path) -> None:
+    text = """
+        streams = [cuda.stream(NON_BLOCKING) for _ in range(3)]
+        for round in range(40):
+            for stream in streams:
+                launch(stream, 200, 5)
+            cuda.cuCtxSynchronize()
+        said("done")
+        """
+    for seed in range(4):
+        with started(tmp_path, text) as program:
+            with flipping(tmp_path, seed):
+                program.post()
+                time.sleep(0.03 * seed)
+            Gates(tmp_path / f"gpu-{FAKE_UUID}00.board").set_gate(seed % 2 == 0)
+            assert program.line() == "done" and program.code() == 0
