@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, MissingFileError
 from ._common import Commands, add_command, json_option, output_of
 from .pool import program_options, run
 
@@ -24,7 +25,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         share,
         "run a program that shares GPUs with other programs",
         "Run a CUDA program on this machine's GPUs under the scheduler. Programs that run this way have a GPU one at a "
-        "time: by priority, then in fair shares. Without a program: warpwell share status, end WHO, or limit.",
+        "time: by priority, then in fair shares. They use the machine's own driver (--cuda local), or the driver layer "
+        "of warpwell run (--cuda pool). Without a program: warpwell share status, end WHO, or limit.",
     )
     parser.usage = "warpwell share [--priority N] [--tenant NAME] [options of warpwell run] PROGRAM [ARG ...]"
     group = parser.add_argument_group("sharing")
@@ -34,7 +36,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         "--tenant", metavar="NAME", help="name for fair shares, limits and logs (default: your user name)"
     )
     program_options(parser)
-    parser.set_defaults(share_gpu=True, cuda="pool")
+    parser.set_defaults(share_gpu=True, cuda="local")
 
 
 def share(arguments: argparse.Namespace) -> int:
@@ -45,7 +47,23 @@ def share(arguments: argparse.Namespace) -> int:
     if command and os.sep not in command[0] and not os.path.exists(command[0]):
         command[0] = shutil.which(command[0]) or command[0]
     os.environ[_VARIABLE] = f"{arguments.priority}:{_tenant(arguments.tenant)}"
-    return run(arguments)
+    return _run_on_machine(arguments) if arguments.cuda == "local" else run(arguments)
+
+
+def _run_on_machine(arguments: argparse.Namespace) -> int:
+    """Run a program behind the pass-through driver."""
+    from ..driver import is_compiled
+    from ..programs import run_program
+
+    for option, text in (("-m", arguments.of_module), ("-c", arguments.of_text)):
+        if text:
+            return run_program([sys.executable, option, *text], os.environ[_VARIABLE])
+    command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+    if not command:
+        raise ArgumentError("name a program: warpwell share --priority 1 python serve.py", name="program")
+    if not os.path.exists(command[0]):
+        raise MissingFileError(f"{command[0]} is neither a file nor a program on PATH", path=command[0])
+    return run_program(command if is_compiled(command[0]) else [sys.executable, *command], os.environ[_VARIABLE])
 
 
 def _tenant(name: str | None) -> str:

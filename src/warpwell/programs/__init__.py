@@ -7,10 +7,12 @@ the driver layer. One process, the arbiter, opens and closes the gates. Without 
 - policy: `Programs`: priority with aging, then least use over weight, in time slices
 - arbiter: `Arbiter`: attached programs, their jobs, tenants, log; the process of a board
 - operator: status, limit and end
+- launch: runs a program on this machine's own driver, with the pass-through driver in front of it
 """
 
 from .arbiter import Arbiter, run_arbiter
 from .executor import Program, ProgramExecutor
+from .launch import run_program
 from .operator import end_programs, program_status, set_limits
 from .policy import Programs
 
@@ -22,5 +24,6 @@ __all__ = [
     "end_programs",
     "program_status",
     "run_arbiter",
+    "run_program",
     "set_limits",
 ]

@@ -1,0 +1,65 @@
+"""`run_program`: runs a program on this machine's own driver, with the pass-through driver in front of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..driver import board_folder, passthrough_environ
+from ..errors import WarpwellError
+from .operator import boards
+
+ARBITER_CHECK_SECONDS = 0.5
+"""Interval at which shared GPUs without an arbiter get one. Until then their gates are open."""
+
+_FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_program(command: Sequence[str], share: str) -> int:
+    """Run a program that shares this machine's GPUs, and return its exit code: 128 + N if signal N ended it.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Path of the program, and its arguments.
+    share : str
+        Priority and tenant: PRIORITY:TENANT.
+    """
+    environ = passthrough_environ(os.environ) | {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(board_folder())}
+    with subprocess.Popen(command, env=environ) as child, _forward_signals(child):
+        while True:
+            try:
+                code = child.wait(ARBITER_CHECK_SECONDS)
+                return code if code >= 0 else 128 - code
+            except subprocess.TimeoutExpired:
+                _ensure_arbiters()
+
+
+def _ensure_arbiters() -> None:
+    for board in boards():
+        with contextlib.suppress(WarpwellError, OSError):
+            if any(board.is_alive(index) for index, _ in board.used_slots()):
+                board.ensure_arbiter()
+
+
+@contextlib.contextmanager
+def _forward_signals(child: subprocess.Popen[Any]) -> Iterator[None]:
+    """Send signals that end a process to the program. A terminal sends Ctrl-C to both."""
+
+    def forward(number: int, frame: object) -> None:
+        child.send_signal(number)
+
+    def ignore(number: int, frame: object) -> None:
+        pass
+
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, ignore)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

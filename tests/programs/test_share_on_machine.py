@@ -1,0 +1,120 @@
+"""``warpwell share`` on the machine's own driver, which is the fake driver here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.until import HANG_SECONDS, until
+
+from lab.driver.build import build_fake
+from warpwell.driver import Board
+from warpwell.programs import program_status
+
+ROOT = Path(__file__).parents[2]
+DEVICE = "gpu-" + "fa" * 15 + "00"
+BEFORE = """
+import sys, time
+from tests.harness.driver.calls import Cuda, NON_BLOCKING
+cuda = Cuda()
+cuda.start(1)
+cuda.use(0)
+stream = cuda.stream(NON_BLOCKING)
+def launch(count=10):
+    for _ in range(count):
+        cuda.launch(0, stream, "nap", 200)
+    cuda.cuStreamSynchronize(stream)
+launch()
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def shared(tmp_path: Path, text: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program by ``warpwell share``; yield when it is ready."""
+    machine = tmp_path / "machine"
+    machine.mkdir(exist_ok=True)
+    if not (machine / "libcuda.so.1").exists():
+        (machine / "libcuda.so.1").symlink_to(build_fake())
+    line = [sys.executable, "-m", "warpwell", "share", *options, "-c", BEFORE + textwrap.dedent(text)]
+    with subprocess.Popen(
+        line,
+        cwd=ROOT,
+        env=os.environ | {"LD_LIBRARY_PATH": str(machine), "CUDA_MODULE_LOADING": "EAGER"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.terminate()  # which ends the program, too
+
+
+@pytest.fixture
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Board]:
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    yield Board.of(DEVICE)
+    if arbiter := Board.of(DEVICE).arbiter:
+        os.kill(arbiter, signal.SIGKILL)
+
+
+def post_line(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def row() -> dict[str, Any]:
+    return next(iter(program_status()), {})
+
+
+def test_a_program_is_listed_and_has_an_arbiter_which_is_replaced(tmp_path: Path, board: Board) -> None:
+    with shared(tmp_path, "sys.exit(7)", "--priority", "2", "--tenant", "me") as process:
+        until(lambda: board.arbiter)
+        first = board.arbiter
+        assert (row()["tenant"], row()["priority"]) == ("me", 2)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        until(lambda: board.arbiter not in (None, first))
+        post_line(process)
+        assert process.wait(HANG_SECONDS) == 7
+    until(lambda: not row())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_program_too(tmp_path: Path, board: Board, number: signal.Signals) -> None:
+    with shared(tmp_path, "time.sleep(1000)", "--tenant", "me") as process:
+        post_line(process)
+        process.send_signal(number)
+        assert process.wait(HANG_SECONDS) == 128 + number
+        until(lambda: not row())
+
+
+def test_two_programs_get_the_gpu_in_turn_and_one_that_dies_stops_no_other(tmp_path: Path, board: Board) -> None:
+    busy = "while True:\n    launch(50)"
+    text = """
+        for _ in range(20):
+            launch()
+            time.sleep(2e-3)
+        print("served", flush=True)
+        """
+    with shared(tmp_path, busy, "--tenant", "train") as train:
+        post_line(train)
+        until(lambda: board.arbiter)
+        with shared(tmp_path, text, "--priority", "1", "--tenant", "serve") as serve:
+            post_line(serve)
+            assert serve.stdout is not None
+            assert serve.stdout.readline() == "served\n"
+            used = {each["tenant"]: each["launches"] for each in program_status()}
+            assert used["train"] > 0 and used["serve"] > 0
+            assert serve.wait(HANG_SECONDS) == 0
