@@ -2,8 +2,9 @@
 
 A ResNet-18 for CIFAR is trained (eager, channels-last, batch 256). A transformer of 12 layers (d 1024, batch 8,
 sequence 512, bfloat16) answers batches that arrive at random; the latency of a batch counts from its arrival. All sides
-of a load have the same arrivals. Training takes a turn a step, and pauses at residual blocks: its host waits there
-while inference has the GPU, or goes on (ahead). Inference takes a turn a batch, with priority. ::
+of a load have the same arrivals. On the side "share", `warpwell share` starts both, and their code takes no turns. Else
+training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU, or goes
+on (ahead). Inference takes a turn a batch, with priority. ::
 
     python -m lab bench sched-torch --seconds 8 --loads 0.1,0.2 --json torch.json
 
@@ -262,8 +263,10 @@ def worker(parts: str, made: Any) -> None:
 class Program:
     """A process with PyTorch."""
 
-    def __init__(self, parts: str, pretend: bool, **variables: str) -> None:
+    def __init__(self, parts: str, pretend: bool, priority: int | None = None, **variables: str) -> None:
+        share = [sys.executable, "-m", "warpwell", "share", "--priority", str(priority), "--tenant", parts]
         command = [
+            *([] if priority is None else share),
             sys.executable,
             "-m",
             "lab.bench.sched_torch",
@@ -377,10 +380,10 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
     """Run the sides."""
     sides = options.sides.split(",")
     two = [Program(TRAIN, options.pretend), Program(SERVE, options.pretend)]
+    alone = {"seconds": rows.seconds / 2, "turns": ""}
     try:
         trains, serves = two
         print(trains.started(), serves.started(), flush=True)
-        alone = {"seconds": rows.seconds / 2, "turns": ""}
         together([trains], alone)  # warms up
         rows.batch = serves.about["batch"]
         first = together([trains], alone)
@@ -401,6 +404,16 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
     finally:
         for program in two:
             program.close()
+    if "share" in sides:
+        two = [Program(TRAIN, options.pretend, 0), Program(SERVE, options.pretend, 1)]
+        try:
+            for program in two:
+                program.started()
+            rows.add("training alone, share", 0.0, together(two[:1], alone))
+            rows.pair("share", two)
+        finally:
+            for program in two:
+                program.close()
     if "streams" in sides:
         one = Program("both", options.pretend)
         try:
@@ -435,7 +448,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=8.0, help="of a side at a load")
     parser.add_argument("--loads", default="0.1,0.2", help="parts of the GPU that inference takes")
-    parser.add_argument("--sides", default=",".join((*HOW, "slicing", "streams", "mps")), help="those to run")
+    parser.add_argument("--sides", default=",".join((*HOW, "share", "slicing", "streams", "mps")), help="those to run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--batch", type=int, default=256, help="images of a step of training")
     parser.add_argument("--json", help="write the rows")
