@@ -100,7 +100,7 @@ def test_a_signal_ends_the_program_too(tmp_path: Path, board: Board, number: sig
         until(lambda: not row())
 
 
-def test_two_programs_get_the_gpu_in_turn_and_one_that_dies_stops_no_other(tmp_path: Path, board: Board) -> None:
+def test_two_programs_get_the_gpu_in_turn(tmp_path: Path, board: Board) -> None:
     busy = "while True:\n    launch(50)"
     text = """
         for _ in range(20):
