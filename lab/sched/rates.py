@@ -16,7 +16,7 @@ from typing import Any
 from warpwell import errors
 from warpwell.json_file import read_json
 from warpwell.scheduler.predict.rates import ClassTable, RateModel, composed
-from warpwell.scheduler.residency import REMEMBERED, ResidentKernel
+from warpwell.scheduler.residency import ResidentKernel
 
 FORMAT = "warpwell-pairs/1"
 
@@ -59,15 +59,12 @@ class Matrix(RateModel):
     ----------
     pairs : list of Pair
         All measurements.
-    missing : set of tuple
-        Pairs (first, second) that were asked for and are not there; the first ones, where they are many.
     """
 
     def __init__(self, pairs: Iterable[Pair], otherwise: RateModel | None = None, *, device: str = "unknown") -> None:
         self.otherwise = otherwise or ClassTable()
         super().__init__(self.otherwise.capacity)
         self.device = device
-        self.missing: set[tuple[str, str]] = set()
         self.pairs = list(pairs)
         self._measured: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
@@ -85,8 +82,6 @@ class Matrix(RateModel):
     def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
         measured = self._measured.get((older.name, newer.name))
         if not measured:
-            if len(self.missing) < REMEMBERED:
-                self.missing.add((older.name, newer.name))
             return self.otherwise.of([older, newer])
         shares = older.share, newer.share
         return min(measured, key=lambda pair: abs(pair.shares[0] - shares[0]) + abs(pair.shares[1] - shares[1])).rates

@@ -48,7 +48,6 @@ def replay(
     core: Core,
     *,
     alone: Callable[[Task], float | None] | None = None,
-    progress: Callable[[int, int], object] | None = None,
 ) -> ReplayResult:
     """Submit requests when they arrive, and let the scheduler work until all have ended.
 
@@ -60,8 +59,6 @@ def replay(
         A new one.
     alone : callable, optional
         Seconds that a task takes alone; the true profile of the executor by default.
-    progress : callable, optional
-        ``progress(done, total)``, called now and then with kernels.
 
     Raises
     ------
@@ -70,7 +67,6 @@ def replay(
     """
     executor = core.executor
     order = sorted(requests, key=lambda request: request.arrival)
-    total = sum(len(request.tasks) for request in order)
     truth = executor.truth if isinstance(executor, Simulator) else attrgetter("profile")
     result = ReplayResult([], core.log, alone or (lambda task: truth(task).seconds))
     steps, clock = result.steps, time.perf_counter
@@ -96,6 +92,4 @@ def replay(
                 f"policy {core.policy.name!r} lets {len(core.waiting)} tasks wait although the device is idle: fix it"
             )
         executor.wait(until)
-        if progress is not None and len(steps) % 4096 == 0:
-            progress(sum(job.ended is not None for job in result.jobs), total)
     return result
