@@ -336,7 +336,7 @@ _STEPS = {
 
 _WORKER = """\
 extern struct ww_native native;
-/* Open the driver and fill `native`; what an older driver lacks stays NULL. 0, or -1 and `why` has a line. */
+/* Open the driver and fill `native`; symbols that an older driver lacks stay NULL. 0, or -1 and `why` has a line. */
 int ww_load_native(const char *path, char *why, size_t room);
 /* Replay a generated call: CUresult. NOT_FOUND: no such call. INVALID_VALUE: `nargs` is less than its arguments. */
 int ww_run(uint16_t op, const void *args, uint32_t nargs, void *out, uint32_t room, uint32_t *nout);

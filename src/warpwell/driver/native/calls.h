@@ -1,5 +1,5 @@
-/* Answers, and what follows arguments, of the calls whose code is written by hand on both sides: driver_calls.txt,
- * [operations] and [arguments].
+/* Answers of the calls, and the data behind the arguments of the calls whose code is written by hand on both sides:
+ * driver_calls.txt, [operations] and [arguments].
  *
  * All structs are packed as written here (each field at its natural alignment), follow the entry's header, and are read
  * from the worker's copy of the entry. A device address is one of the arena, of pinned memory, or of a module's global:
@@ -88,7 +88,7 @@ struct ww_mem_info {
     uint64_t free, total;
 };
 
-#define WW_PIN_LOWEST 0x200000000000ull /* pinned memory lies in this range on both sides */
+#define WW_PIN_LOWEST 0x200000000000ull /* range of pinned memory, on both sides */
 #define WW_PIN_HIGHEST 0x2f0000000000ull
 
 /* -- packets of the socket (said: enum ww_said) -------------------------------------------------------------------- */
@@ -102,5 +102,5 @@ struct ww_pinned { /* with one descriptor: the memfd */
 };
 
 _Static_assert(sizeof(struct ww_function) % 8 == 0 && sizeof(struct ww_args_launch) % 16 == 0,
-               "what follows is aligned");
+               "the data behind it is aligned");
 #endif

@@ -22,7 +22,7 @@ typedef struct CUkern_st *CUkernel;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 
-/* Stream handles that name no object: the one that orders all blocking streams, and the calling thread's own. */
+/* Stream handles that name no object: the legacy stream, and the default stream of the calling thread. */
 #define CU_STREAM_LEGACY ((CUstream)1)
 #define CU_STREAM_PER_THREAD ((CUstream)2)
 
@@ -33,7 +33,7 @@ typedef struct CUevent_st *CUevent;
 #define CU_EVENT_DISABLE_TIMING 2u
 #define CU_EVENT_INTERPROCESS 4u
 #define CU_GET_PROC_ADDRESS_LEGACY 1u
-#define CU_GET_PROC_ADDRESS_PER_THREAD 2u /* flag: NULL streams of what is found are the thread's own */
+#define CU_GET_PROC_ADDRESS_PER_THREAD 2u /* flag: functions that are found use the thread's default stream */
 
 /* Flags of pinned memory. */
 #define CU_MEMHOST_PORTABLE 1u

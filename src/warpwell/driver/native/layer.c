@@ -1,4 +1,4 @@
-/* State of the process: which devices there are, the way to their servers and workers, and what a fork leaves. */
+/* State of the process: devices, connections to their servers and workers, forks. */
 #include "layer.h"
 #include "system.h"
 #include <poll.h>
@@ -28,7 +28,7 @@ void ww_say(const char *format, ...) {
         n = (int)sizeof line - 2;
     line[n++] = '\n';
     if (write(2, line, (size_t)n) < 0)
-        return; /* nobody reads it */
+        return; /* stderr is closed */
 }
 
 /* -- the socket ---------------------------------------------------------------------------------------------------- */
@@ -237,8 +237,8 @@ static void forget(struct ww_channel *c) {
     free(c);
 }
 
-/* The last reference. A thread that looks for errors has none, and may be between reading the pointer and following it:
- * a channel and its status stay until a few others have ended. */
+/* Free the channel with its last reference. A thread that looks for errors holds no reference, and may have read the
+ * pointer: a channel and its status stay until a few others have ended. */
 void ww_release(struct ww_channel *c) {
     static struct ww_channel *ended[4];
     static unsigned at;
@@ -296,7 +296,7 @@ static int open_channel(struct ww_device *d, struct ww_channel *c) {
 int ww_open(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     if (c)
-        return 0; /* one that is lost says so when it is used */
+        return 0; /* the next call reports a channel that is lost */
     pthread_mutex_lock(&d->opening);
     int error = 0;
     if (!atomic_load(&d->channel)) {
@@ -358,7 +358,7 @@ static void make_locks(void) {
 }
 
 /* In a forked child: nothing of the parent's is used, its locks may be held by threads that are not here. A child of an
- * initialized process stays without a driver; another starts anew. */
+ * initialized process has no driver; another one initializes its own. */
 static void after_fork(void) {
     if (layer.state < 2) {
         make_locks();

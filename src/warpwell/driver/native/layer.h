@@ -31,7 +31,7 @@
  *     layer_work_calls.c    .. copies, memsets, launches, host functions
  *
  * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > locks of
- * objects, ranges and host functions. No thread is made here but one for host functions, while there are any, and those
+ * objects, ranges and host functions. No thread is made here but one for pending host functions, and threads
  * of a large pageable copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED
  * before any lock is taken.
  */
@@ -66,7 +66,7 @@ enum ww_kind {
     WW_USER
 };
 
-/* What a handle points to. Objects are never given back to malloc: a stale handle is found out, it does not crash. */
+/* Target of a handle. Objects are never returned to malloc, so a stale handle is detected and does not crash. */
 struct ww_object {
     _Atomic uint32_t kind;
     uint32_t id;              /* on the wire; of its kind and device */
@@ -100,10 +100,10 @@ struct ww_channel {
     uint32_t slot_seq[WW_SLOTS];           /* of the slot's holder */
     _Atomic uint64_t slots[WW_SLOTS / 64]; /* 1: taken */
     _Atomic uint64_t seen;                 /* deferred errors that were returned */
-    uint32_t weight[WW_IDS]; /* by stream: posted since the last time that somebody waited; under device.post */
-    uint32_t copies;         /* synchronous copies that did not wait; under device.post, as behind */
-    uint32_t behind[WW_IDS]; /* by stream: how many of them it comes after; WW_ALWAYS: all */
-    pthread_mutex_t pinning; /* one PIN at a time reads the socket */
+    uint32_t weight[WW_IDS];               /* by stream: posted since a thread last waited; under device.post */
+    uint32_t copies;                       /* synchronous copies that did not wait; under device.post, as behind */
+    uint32_t behind[WW_IDS];               /* by stream: how many of them it comes after; WW_ALWAYS: all */
+    pthread_mutex_t pinning;               /* one PIN at a time reads the socket */
 };
 
 struct ww_span {
@@ -191,7 +191,7 @@ struct ww_post { /* an entry between ww_begin and ww_finish; the device's `post`
     struct ww_channel *channel;
     struct ww_entry *entry; /* in the ring; arguments follow */
     uint32_t slot, seq;
-    bool far_ahead; /* nobody asked for an answer, but the stream is behind */
+    bool far_ahead; /* the call needs no answer, but the stream is behind */
 };
 
 /* Begin an entry with room for `nbytes` behind its header. flags: 0, WW_DONE or WW_ANSWERED. */
@@ -208,7 +208,8 @@ int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, uns
 /* As ww_call without arguments, for the thread of host functions, which must not wait; NOT_READY: ask again later. */
 int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p);
 bool ww_answered(struct ww_post *p); /* it has been answered, or will not be: p is done with */
-int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
+int ww_earlier(
+    struct ww_device *d); /* an error of earlier calls that was not returned yet, once; a sticky one always */
 
 /* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. waited: the stream has
  * nothing outstanding, or the call belongs to none. WW_STREAM_FIRST: few places are left, wait for the stream, ask
@@ -251,7 +252,7 @@ bool ww_grow(void *all, size_t n, size_t each);
 
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
-#define WW_MANAGED 0x100u  /* flag of pinned memory, beside those of cuMemHostAlloc: it is managed memory */
+#define WW_MANAGED 0x100u  /* flag of pinned memory, in addition to the flags of cuMemHostAlloc: managed memory */
 #define WW_OF_GRAPH 0x200u /* .. of any memory: a graph's node allocates it */
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
@@ -288,7 +289,7 @@ int ww_receive_pinned(struct ww_channel *c, uint64_t address, size_t nbytes); /*
 void ww_unshare(const struct ww_span *r); /* other devices unmap pinned memory when they are done with it */
 void ww_unshare_all(struct ww_device *owner);
 void ww_peers_done(struct ww_device *owner); /* waits for all who may use its memory: before a free */
-struct ww_peers {                            /* the same for who must not wait: asks until it says true */
+struct ww_peers { /* the same for a thread that must not wait: call ww_peers_are_done until it returns true */
     struct ww_device *owner;
     int next;   /* the first that was not asked yet */
     bool asked; /* that before it was, and has not answered */
@@ -340,12 +341,12 @@ struct ww_host { /* a function that has not run yet; in order of posting */
     struct ww_host *next;
     struct ww_device *device;
     uint64_t life;
-    uint32_t stream, event; /* event 0: due when those of its stream before it have run */
+    uint32_t stream, event; /* event 0: due when earlier functions of its stream have run */
     bool blocking, lent;    /* lent: the event belongs to another function */
     CUstream handle;
     void (*run)(void *);
     void (*callback)(CUstream, CUresult, void *);
-    bool (*due)(void *);       /* in place of an event; it holds no stream */
+    bool (*due)(void *);       /* instead of an event; it holds no stream */
     void (*then)(void *, int); /* posts what comes behind it, while the stream is held */
     void *data;
 };
@@ -367,7 +368,7 @@ int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void 
 /* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays
  * the caller's. */
 int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data);
-/* Run `then` there when `due` says so, which is asked there again and again. */
+/* Run `then` there when `due`, which is polled there, returns true. */
 int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data);
 /* The same when all that was posted to the stream is done. */
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
@@ -386,7 +387,7 @@ void ww_unpin_pages(void *address, size_t nbytes);
 /* Of the host's pool: when its stream gets there; the caller does not wait. */
 int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
-void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there); /* .. and nobody waits */
+void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there); /* .. without waiting */
 bool ww_unkeep(struct ww_device *d); /* gives back what is kept pinned for a device, NULL: for all; false: nothing */
 
 bool ww_manages(const struct ww_device *d);      /* it may have managed memory .. */
@@ -399,7 +400,7 @@ int ww_pool_at(void *handle, struct ww_pool **p);
 struct ww_pool *ww_default_pool(struct ww_device *d, bool managed);
 int ww_pool_allocate(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
 
-/* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ----------------------------------------
+/* -- layer_launch.c, layer_copy.c: work of graph nodes, posted to a stream ----------------------------------------
  */
 
 struct ww_launch {
@@ -433,7 +434,7 @@ int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *
 /* -- layer_graph.c, layer_node.c -------------------------------------------------------------------------------------
  */
 
-struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a graph or a plan names it */
+struct ww_graph_memory { /* memory of an ALLOC node: one address, as long as a graph or a plan names it */
     _Atomic int refs;
     _Atomic int live; /* allocated by a launch, and not freed since */
     struct ww_device *device;
@@ -441,9 +442,9 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     size_t nbytes;
     bool on_host;
     uint64_t freed_in;            /* how often its device's had been trimmed when it was freed, and 1 */
-    struct ww_graph_memory *next; /* of those that nobody names any more .. */
-    struct ww_span range;         /* .. what there is to free .. */
-    struct ww_peers users;        /* .. and who may use it still */
+    struct ww_graph_memory *next; /* of the list of memory without a name .. */
+    struct ww_span range;         /* .. the memory to free .. */
+    struct ww_peers users;        /* .. and the devices that may still use it */
 };
 
 struct ww_twin {              /* a graph, or an executable one, that the worker's driver has */
@@ -452,7 +453,7 @@ struct ww_twin {              /* a graph, or an executable one, that the worker'
     uint32_t id;
 };
 
-struct ww_condition { /* what a conditional node has */
+struct ww_condition { /* of a conditional node */
     uint64_t handle;
     int32_t type;
     uint32_t size, node;      /* node: its number at the worker */
@@ -461,7 +462,7 @@ struct ww_condition { /* what a conditional node has */
     void **handles;           /* of these graphs: the program reads them */
 };
 
-struct ww_work { /* what a node does */
+struct ww_work { /* of a node */
     int kind;    /* enum cu_node */
     struct ww_device *device;
     union {
@@ -550,7 +551,7 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
 void ww_node_remove(struct ww_node *n);                       /* from its graph */
 void ww_work_drop(struct ww_work *w);
 int ww_work_copy(struct ww_work *to, const struct ww_work *from);
-bool ww_graph_has(const struct ww_graph *g, int kind); /* in its child graphs and those of conditional nodes, too */
+bool ww_graph_has(const struct ww_graph *g, int kind); /* also in child graphs and in graphs of conditional nodes */
 bool ww_graph_has_memory(const struct ww_graph *g);
 struct ww_graph *ww_graph_clone(struct ww_graph *g); /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
@@ -586,7 +587,7 @@ extern _Atomic int ww_captures; /* under way in the process */
 int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes);
 int ww_unsafe_slow(void);
 int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream);
-/* Say whether the stream records. An error: the call is not allowed there now, and ends captures that it breaks. */
+/* Set *yes if the stream records. An error: the call is not allowed there now, and ends captures that it breaks. */
 static inline int ww_captured(struct ww_device *d, uint32_t stream, bool *yes) {
     *yes = false;
     return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0)

@@ -1,17 +1,17 @@
 /* Streams that record: a call to one becomes a node of a graph and is not posted, so no worker knows of captures.
  *
  * The protocol. (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its
- * streams the nodes behind which that stream's next node comes. All that stands under `ww_graphs`; `ww_captures` counts
- * captures, so that a call pays one load while there are none. (2) A call asks ww_captured between the choice of its
+ * streams the nodes behind which that stream's next node comes. `ww_graphs` protects all of it; `ww_captures` counts
+ * captures, so that without captures a call costs one load. (2) A call asks ww_captured between the choice of its
  * stream and its post: node, post, or an error. Nothing of a capture is ever in a ring. (3) An event recorded in such a
- * stream names nodes; who waits for it in another stream joins the capture, with an error if that stream records
+ * stream names nodes; a stream that waits for it joins the capture, with an error if that stream records
  * another one. Such an event can be asked nothing, until it is recorded in a stream that posts. (4) The legacy stream
- * posts only while no blocking stream of the device records: else the call would belong to it. (5) What looks at a
- * recording stream, or at its whole context, and what the modes forbid, is refused. (6) Each such error invalidates the
- * captures that it meets: their calls fail until their first stream ends them. (7) The end comes in the first stream,
- * in the thread that began unless the mode is relaxed, and only when the nodes of all its streams lead to the first's
- * last ones; all streams leave in any case. (8) A destroyed first stream and a reset of the device end a capture; a
- * destroyed graph invalidates it.
+ * posts only while no blocking stream of the device records: else the call would belong to it. (5) Calls that query a
+ * recording stream or its whole context, and calls that the modes forbid, are refused. (6) Each such error invalidates
+ * the captures that it meets: their calls fail until their first stream ends them. (7) The end comes in the first
+ * stream, in the thread that began unless the mode is relaxed, and only when the nodes of all its streams lead to the
+ * first's last ones; all streams leave in any case. (8) A destroyed first stream and a reset of the device end a
+ * capture; a destroyed graph invalidates it.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -172,7 +172,7 @@ static struct noted *noted_of(const struct capture *c, const struct ww_object *e
     return NULL;
 }
 
-/* -- what calls ask
+/* -- queries of calls
  * ----------------------------------------------------------------------------------------------------------- */
 
 /* A call to the legacy stream while blocking streams record. */
@@ -275,7 +275,7 @@ int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdevi
  * -------------------------------------------------------------------------------------------------------------------
  */
 
-/* What the event named so far counts no more: it has another record. */
+/* Forget the event's earlier record: it has another one. */
 static void forget(const struct ww_object *event) {
     for (struct capture *c = captures; c; c = c->next) {
         struct noted *e = noted_of(c, event);
@@ -358,7 +358,7 @@ int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct 
     return leave(m ? put_all(&m->last, &e->last) : join(of, stream, ww_host_blocking(d, stream), &e->last));
 }
 
-/* What it recorded must still be joined by the end. Without its first stream nobody can end a capture. */
+/* Its recorded work must still be joined by the end. Without its first stream a capture cannot end. */
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
     struct member *m;
     enter();
@@ -369,7 +369,7 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
         if (g)
             ww_graph_end(g);
     } else if (c) {
-        m->stream = 0; /* its id may come back */
+        m->stream = 0; /* its id may be used again */
     }
     leave(0);
 }

@@ -1,8 +1,8 @@
 /* Modules, libraries, functions. A load is synchronous, and its answer has all that is asked about functions later.
  *
  * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's
- * functions are those of one load. What a reset ends (functions of that life) is not freed: a thread may still look
- * at it.
+ * functions belong to one load. Functions that a reset ends are not freed: a thread may still read
+ * them.
  */
 #include "layer.h"
 #include <stdio.h>
@@ -20,7 +20,7 @@ struct ww_loaded_image { /* an image on a device */
     struct ww_object *module; /* its handle, once asked for */
 };
 
-struct options { /* of a load, and where its logs go */
+struct options { /* of a load, and the targets of its logs */
     uint32_t n;
     struct ww_option at[WW_OPTIONS];
     char *info, *error;
@@ -439,7 +439,7 @@ static int load_library(CUlibrary *library, const void *image, size_t most, int 
     return new_library(library, start, nbytes, &o);
 }
 
-/* The library's own options say whether the caller keeps the image: it is copied. */
+/* The image is copied, so the library's own options, by which a caller promises to keep it, have no effect. */
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n,
                            int *library_names, void **library_values, unsigned nlibrary) {
     (void)library_values;
@@ -537,7 +537,7 @@ int ww_body_cuLibraryGetGlobal(struct ww_loaded_image *c, CUdeviceptr *address, 
     return global(c, name, address, nbytes);
 }
 
-/* Managed memory of an image is where the worker's driver put it, which the program cannot reach. */
+/* The worker's driver places managed memory of an image, and the program cannot access it. */
 
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 

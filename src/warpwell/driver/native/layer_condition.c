@@ -1,7 +1,7 @@
-/* Graphs with conditional nodes. What these do next is decided on the device by kernels that set a handle's value, so
+/* Graphs with conditional nodes. Kernels decide on the device, by a handle's value, how such a graph continues, so
  * that the worker's driver must have such a graph: its twin. A handle, and a conditional node with its graphs, are made
- * there at once; all else is recorded when the graph is made executable, in the order of its plan. Whatever a program
- * does with the graph's other nodes and edges is done here alone, as with graphs that have no twin.
+ * there at once; all else is recorded when the graph is made executable, in the order of its plan. Changes
+ * of the graph's other nodes and edges are made here alone, as with graphs that have no twin.
  */
 #include "layer.h"
 #include <stdlib.h>

@@ -77,7 +77,7 @@ static void *carry(void *p) {
     return NULL;
 }
 
-/* Begin a part in a thread that gets none of the program's signals; where there is no thread, in this one. */
+/* Begin a part in a thread that gets none of the program's signals; without a new thread, in this one. */
 static void begin_part(struct part *part, const pthread_attr_t *how) {
     sigset_t all, old;
     sigfillset(&all);
@@ -213,7 +213,7 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q) {
     return error;
 }
 
-/* Who holds places waits for no other: threads that each hold some and wait for one more would wait for ever. */
+/* A thread that holds places waits for no other one: threads that each hold some would deadlock. */
 static int out_pieces(const struct copy *k) {
     struct piece pieces[FAR_AHEAD];
     uint32_t ahead = k->device->facts.remote ? FAR_AHEAD : OUT_AHEAD;
@@ -382,7 +382,7 @@ static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct 
     return ww_range_holds(&r, at, nbytes) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Say whether the copy's ends are memory that is there. */
+/* Return 0 if both ends of the copy are valid memory. */
 int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c) {
     if (!c->width || !c->height || !c->depth)
         return 0;

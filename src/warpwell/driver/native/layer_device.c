@@ -4,7 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
-static const unsigned char absent[] = {WW_ABSENT}; /* attributes of what programs cannot do here */
+static const unsigned char absent[] = {WW_ABSENT}; /* attributes of features that programs cannot use here */
 
 CUresult cuInit(unsigned flags) {
     if (layer.forked)
@@ -89,7 +89,7 @@ int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
     return error;
 }
 
-/* Flags say how the calling thread waits, which is the layer's affair: kept, and told when asked. */
+/* Flags, which select how the calling thread waits, are stored and returned only: the layer waits in its own way. */
 
 int ww_synchronize(struct ww_device *d) {
     int error = ww_no_synchronize(d, 0);

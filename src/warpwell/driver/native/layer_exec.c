@@ -1,13 +1,13 @@
 /* Executable graphs: a plan is a graph's nodes in an order that its edges allow; a launch posts them to the stream, one
  * behind another, which is one of the orders that the graph allows.
  *
- * A plan is never changed: an update makes another. Whoever posts from it holds a reference, and so does what a launch
- * has left behind (a host function that has not run): user objects and memory of graphs stay until then. Behind a host
+ * A plan is never changed: an update makes another. A launch holds a reference, also through
+ * a host function that has not run: user objects and memory of graphs stay until then. Behind a host
  * node the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never
  * waits. An event behind each launch orders launches of one graph in different streams.
  *
  * From its first kernel up to its last conditional node a plan is one graph of the worker's driver, made when the plan
- * is made, and one call a launch. What comes before cannot set a condition.
+ * is made, and one call a launch. Earlier nodes cannot set a condition.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -27,7 +27,7 @@ struct ww_plan {
     struct step *steps;
     size_t *shape; /* the graph's form: numbers of nodes and edges */
     struct ww_user_ref *users;
-    size_t twins;               /* steps up to the last conditional node: 0 if there is none .. */
+    size_t twins;               /* steps up to the last conditional node, or 0 .. */
     size_t first;               /* .. and the first of them that is a kernel or conditional */
     struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
 };
@@ -261,7 +261,7 @@ static void drop_retired(void *data, int code) {
     free(r);
 }
 
-/* What launches have left on the device must be done before user objects go; nobody waits for that. */
+/* Drop a plan when its launches on the device are done, because user objects must live until then; do not wait. */
 static void retire(struct ww_plan *p, struct ww_mark *m) {
     struct ww_args_event args = {m ? m->event : 0, 0};
     struct retired *r = NULL;
@@ -448,7 +448,7 @@ int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
         drop_plan(p);
         return error;
     }
-    for (size_t i = 0; i < p->n; i++) { /* its nodes go on under the names of the graph that it was made from */
+    for (size_t i = 0; i < p->n; i++) { /* its nodes keep the names of the graph that it was made from */
         p->steps[i].node = x->plan->steps[i].node;
         p->steps[i].off = x->plan->steps[i].off;
     }
@@ -528,7 +528,7 @@ static void call_host(void *data) {
     h->run(h->data);
 }
 
-/* Post what is left up to the next host node; the run has ended, or another will go on. */
+/* Post the remaining steps up to the next host node; the run has ended, or the host function's thread continues it. */
 static int post(struct run *r) {
     int error = 0;
     while (r->at < r->plan->n && !error) {

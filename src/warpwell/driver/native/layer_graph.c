@@ -167,7 +167,7 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
         node->work.kind = CU_NODE_EMPTY;
         ww_node_remove(node);
     }
-    ww_work_drop(work); /* of a graph that nobody else has seen: no destructor is due */
+    ww_work_drop(work); /* of a graph that no other thread has seen: no destructor is due */
     return error;
 }
 
@@ -329,7 +329,7 @@ int ww_graph_find_clone(void **found, const struct ww_node *n, const struct ww_g
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* What a caller gets of a list: its length, or as many as there is room for. */
+/* The part of a list that a caller gets: its length, or the elements for which it has room. */
 struct list {
     void **to;
     size_t room, n;

@@ -1,7 +1,7 @@
 /* Host functions: code of the program that runs when a stream gets there, and before what comes behind it.
  *
  * Nothing of this travels. Behind the work before a function an event is recorded; one thread asks for these events,
- * and runs what is due. Until a function has run its stream is *held*: whoever posts to it waits, and whoever posts to
+ * and runs what is due. Until a function has run its stream is *held*: a call to it waits, and so does a call to
  * the legacy stream while a blocking one is held, or the reverse. So a call behind a function is posted after it. A
  * second function of a held stream joins its queue at once. The thread ends when it has had nothing to do for a while;
  * no other thread is ever made in a program.
@@ -24,7 +24,7 @@
 static struct ww_host *current; /* that runs */
 static bool running;
 
-/* What the worker says about a function's event: NOT_READY, 0, or the error that ended the context. */
+/* Return the state of a function's event: NOT_READY, 0, or the error that ended the context. */
 static int is_due(const struct ww_host *h) {
     struct ww_args_event args = {h->event, 0};
     if (h->due && !h->due(h->data))
@@ -122,7 +122,7 @@ static void *serve(void *unused) {
     return unused;
 }
 
-/* Make the thread where there is none; it takes no signals. The lock is held. */
+/* Make the thread unless it runs; it blocks all signals. The lock is held. */
 static int start_thread(void) {
     pthread_attr_t detached;
     pthread_t thread;
@@ -151,7 +151,7 @@ static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {
 /* Put a function into the queue; where its stream is not held yet, the event is recorded first. */
 static int enqueue(struct ww_host *h, uint32_t stream) {
     struct ww_host **at;
-    bool joined, inside = ww_in_host_thread; /* the rest of what runs there: at its place in the queue */
+    bool joined, inside = ww_in_host_thread; /* the rest of the current function: at its position in the queue */
     pthread_mutex_lock(&ww_hosts_lock);
     while (h->stream && !inside &&
            ww_hosts_hold(h->device, h->stream, false)) /* another stream's: as for any other call */
@@ -218,7 +218,7 @@ struct later {
     void *data;
 };
 
-/* The host functions before have run, and what they held back is posted: now the stream's end can be marked. */
+/* Earlier host functions have run, and the calls behind them are posted: now the stream's end can be marked. */
 static void after_all(void *data, int code) {
     struct later l = *(struct later *)data;
     free(data);

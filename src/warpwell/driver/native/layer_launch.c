@@ -46,7 +46,7 @@ static int packed(void **extra, const void **buffer, size_t *nbytes) {
     return 0;
 }
 
-/* Say whether the caller gave what the function takes. */
+/* Return 0 if the caller passed the function's parameters. */
 static int check_params(const struct ww_fn *f, const struct ww_launch *k, const void **buffer) {
     size_t nbytes;
     *buffer = NULL;

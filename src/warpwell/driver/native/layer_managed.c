@@ -30,7 +30,7 @@ int ww_body_cuMemAllocManaged(struct ww_device *d, CUdeviceptr *address, size_t 
 /* -- hints ------------------------------------------------------------------------------------------------------------
  */
 
-/* Say whether a range is managed memory, and a place one that memory may be at. */
+/* Return 0 if a range is managed memory, and the location is valid. */
 int ww_hint(CUdeviceptr address, size_t nbytes, int kind, int id) {
     struct ww_span r;
     bool place = kind == CU_LOCATION_DEVICE ? id >= 0 && id < layer.ndevices

@@ -47,7 +47,7 @@ static struct kept take_kept(struct kept *k) {
     return was;
 }
 
-/* Say whether the block is kept. One of an earlier life of the device makes room. */
+/* Keep a block, or return false. Blocks of an earlier life of the device make room. */
 static bool keep(struct ww_device *d, const struct ww_span *r) {
     uint64_t life = atomic_load(&d->life);
     struct kept *room = NULL;
@@ -130,7 +130,7 @@ int ww_unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *o
 
 /* -- pinned -------------------------------------------------------------------------------------------------------- */
 
-/* Reserve addresses of the range for pinned memory that nobody uses; the next ones at each try. */
+/* Reserve unused addresses of the range for pinned memory; the next ones at each try. */
 static void *reserve(size_t nbytes) {
     static _Atomic uint64_t next = WW_PIN_LOWEST;
     for (int i = 0; i < PIN_TRIES; i++) {
@@ -145,7 +145,7 @@ static void *reserve(size_t nbytes) {
     return NULL;
 }
 
-/* Receive the memory that the worker made and put it where its addresses were reserved. */
+/* Receive the memory that the worker made and map it at the reserved addresses. */
 static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
     int fd = ww_receive_pinned(c, (uintptr_t)at, nbytes);
     bool good = fd >= 0 && mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at;
@@ -218,7 +218,7 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++) {
         error = (at = reserve(whole)) ? pin_at(d, c, at, whole, lends) : CUDA_ERROR_OUT_OF_MEMORY;
         if (error == CUDA_ERROR_OUT_OF_MEMORY && (looks ? looks++ < LOOKS : ww_unkeep(d) && ++looks)) {
-            nanosleep(&step, NULL); /* for what was kept to be there again */
+            nanosleep(&step, NULL); /* until kept memory is available again */
             error = CUDA_ERROR_ALREADY_MAPPED;
         }
     }
@@ -280,7 +280,7 @@ int ww_pin_pages(struct ww_device *d, void *address, size_t nbytes, void **alias
 }
 
 /* A forked child would share the pages, and they could not be registered again. If the program has freed its memory, or
- * there is none for private pages, nothing changes. */
+ * the system is out of memory, nothing changes. */
 void ww_unpin_pages(void *address, size_t nbytes) {
     if (!has_pages((uintptr_t)address, nbytes, true))
         return;

@@ -56,7 +56,7 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
 /* True for the first time that the process meets the name; names are literals. */
 static bool first_time(const char *name) {
     static const char *said[REFUSED_NAMES];
-    static _Atomic int busy; /* no mutex: a forked child may come here, too */
+    static _Atomic int busy; /* no mutex: a forked child may call this, too */
     int expected = 0;
     bool first = true;
     if (!atomic_compare_exchange_strong(&busy, &expected, 1))

@@ -1,4 +1,4 @@
-/* What a node does: made from the driver's structs, and given back as such. */
+/* Parameters of nodes: read from the driver's structs, and returned in them. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,9 +1,9 @@
-/* Two workers of this process on one host: links between them, what one device may do with another's memory, and waits
+/* Two workers of this process on one host: links between them, access of one device to another's memory, and waits
  * for another device's events.
  *
  * A link is made at the first need: a socket pair, one end to each worker. Over it a worker shares its memory, by
- * direction: from then on every allocation of the owner is mapped at the user, too. What was found out about a pair
- * holds for the lives of both devices. Where there is no link, copies and waits go by way of the program.
+ * direction: from then on every allocation of the owner is mapped at the user, too. The result for a pair
+ * is valid for the lives of both devices. Without a link, copies and waits pass through the program.
  */
 #include "layer.h"
 #include "system.h"
@@ -72,7 +72,7 @@ static bool link_up(struct ww_device *a, struct ww_device *b) {
     error = error ? error : give_end(b, a, ends[1]);
     close(ends[0]);
     close(ends[1]);
-    if (error != CUDA_ERROR_NOT_READY) /* what the worker before has shared is still in use: not now */
+    if (error != CUDA_ERROR_NOT_READY) /* memory of the previous worker is still in use: not now */
         atomic_store(known, now | (error ? NO : YES));
     return !error;
 }
@@ -160,8 +160,8 @@ void ww_peers_clear(struct ww_device *d) {
 
 /* -- pinned memory ---------------------------------------------------------------------------------------------------
  *
- * Memory that one worker has pinned is mapped by the others of this host, at the same address, before the first kernel
- * or copy of theirs that may use it.
+ * Memory that one worker has pinned is mapped by the others of this host, at the same address, before their first
+ * kernel or copy that may use it.
  */
 
 #define PINNED_MS 10000 /* the packet with the memory is on its way when its answer is there */
@@ -256,7 +256,7 @@ void ww_unshare_all(struct ww_device *owner) {
 /* -- waits for another device's events ------------------------------------------------------------------------------
  */
 
-/* The owner's worker tells the waiting one when the event's last record has been passed; the stream is held there. */
+/* The owner's worker signals the waiting one when the event's last record has been passed; the stream is held there. */
 int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can) {
     struct ww_device *first = d < owner ? d : owner, *second = d < owner ? owner : d;
     if (!is_known(&linked[index_of(first)][index_of(second)], tag(first, second), can)) {

@@ -1,8 +1,8 @@
 /* Memory pools: accounts over the device's memory, and over pinned memory.
  *
  * A worker has one arena for all that its client allocates, so a pool has no memory of its own: it counts what was
- * allocated from it, and refuses what goes beyond its most. What it reserves is what is in use, by pieces; memory that
- * was freed stays mapped in the worker for whoever comes next, whatever the threshold says. Use goes down with the call
+ * allocated from it, and refuses allocations beyond its maximum. It reserves the memory in use, by pieces; freed memory
+ * stays mapped in the worker for the next allocation, regardless of the threshold. Use goes down with the call
  * that frees, not when its stream gets there. Memory of the host's pool, and managed memory, is pinned by the current
  * device's worker.
  */
@@ -25,8 +25,8 @@ struct ww_pool {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last are the host's, and that of managed memory */
-static struct ww_pool *chosen[2];                /* of these two, what cuMemGetMemPool gives; NULL: the default */
+static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last two: host memory and managed memory */
+static struct ww_pool *chosen[2];                /* of the last two: the result of cuMemGetMemPool; NULL: the default */
 
 /* -- pools ----------------------------------------------------------------------------------------------------------
  */
@@ -87,7 +87,7 @@ static bool take(struct ww_pool *p, size_t nbytes) {
     return fits;
 }
 
-/* What is beyond the threshold is given back at once. */
+/* Memory beyond the threshold is freed at once. */
 static void shrink(struct ww_pool *p, uint64_t keep) {
     size_t least = pieces(p->used);
     if (p->reserved > keep)
@@ -214,7 +214,7 @@ int ww_pool_set(struct ww_pool *p, int attribute, void *from) {
         p->threshold = *(uint64_t *)from;
         break;
     case CU_POOL_RESERVED_HIGH:
-    case CU_POOL_USED_HIGH: /* marks are set to 0: to what is there now */
+    case CU_POOL_USED_HIGH: /* marks are set to 0, which means the current value */
         if (*(uint64_t *)from)
             error = CUDA_ERROR_INVALID_VALUE;
         else if (attribute == CU_POOL_USED_HIGH)
@@ -229,7 +229,7 @@ int ww_pool_set(struct ww_pool *p, int attribute, void *from) {
     return error;
 }
 
-/* -- who may use a pool ----------------------------------------------------------------------------------------------
+/* -- access to a pool ----------------------------------------------------------------------------------------------
  */
 
 static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at) {

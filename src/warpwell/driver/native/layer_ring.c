@@ -1,7 +1,7 @@
-/* Posting calls, waiting for their answers, places of staging, errors of calls that nobody waits for.
+/* Posting calls, waiting for their answers, places of staging, errors of calls without an answer.
  *
  * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks
- * the channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
+ * the channel lost, and a waiting thread sees that within WAIT_MS. Futex waits continue after signals.
  */
 #include "layer.h"
 #include "system.h"
@@ -15,9 +15,9 @@
 #define LOOKS 32    /* between two looks at the clock */
 #define YIELDS 16   /* looks at the clock between two offers of the core to others */
 #define AHEAD (16u << 20)          /* weight of calls in a stream after which the caller waits until they are issued */
-#define CALL_WEIGHT 4096u          /* of a call, beside its bytes */
+#define CALL_WEIGHT 4096u          /* of a call, in addition to its bytes */
 #define NO_SLOT_NOW (-2)           /* many threads wait: ask again and again instead */
-#define KEPT_SLOTS (0xffull << 56) /* of 64: not for calls that may wait for ever */
+#define KEPT_SLOTS (0xffull << 56) /* of 64: not for calls that may never return */
 #define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* not for streams that have not been waited for */
 
 static bool looked(const _Atomic uint32_t *word, uint32_t value, int times) {
@@ -51,7 +51,8 @@ static void wake(struct ww_channel *c) {
     ww_wake_all(&c->ring->wake);
 }
 
-/* Wait until *word is `value`: 0, or the code of a channel that is lost. What changes it was published before. */
+/* Wait until *word is `value`: 0, or the code of a channel that is lost. The call that changes it was published before.
+ */
 static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
         wake(c);
@@ -96,13 +97,13 @@ static void give_slot(struct ww_channel *c, uint32_t slot) {
     atomic_fetch_and_explicit(&c->slots[slot / 64], ~(1ull << slot % 64), memory_order_release);
 }
 
-/* Whether an answer may come when the program itself does something: not all slots are for those. */
+/* Whether an answer may depend on a later action of the program: not all slots are for such calls. */
 static bool waits_long(uint16_t op, uint32_t flags) {
     return (flags & WW_DONE) || op == WW_OP_STREAM_SYNC || op == WW_OP_EVENT_SYNC || op == WW_OP_CTX_SYNC ||
            op == WW_OP_UNPIN;
 }
 
-/* What asks whether a call that waits would be answered; 0: nothing does. */
+/* The query that returns whether a waiting call would be answered; 0: there is no query. */
 static uint16_t query_of(uint16_t op) {
     return op == WW_OP_STREAM_SYNC ? WW_OP_STREAM_QUERY : op == WW_OP_EVENT_SYNC ? WW_OP_EVENT_QUERY : 0;
 }
@@ -250,7 +251,7 @@ static void far_ahead(struct ww_post *p) {
     p->entry->seq = p->seq = ++c->slot_seq[p->slot];
 }
 
-/* Publish and unlock. The worker is woken once for all that is posted until it has caught up with what woke it:
+/* Publish and unlock. The worker is woken once for all entries until it has caught up with the one that woke it:
  * before it sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
 static void publish(struct ww_post *p) {
     struct ww_channel *c = p->channel;

@@ -1,4 +1,4 @@
-/* Streams and events by their ids, which are chosen here, so that making one waits for nobody. */
+/* Streams and events by their ids, which are chosen here, so that making one does not wait. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>

@@ -52,7 +52,7 @@ int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is
     return waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : captured_copy(d, stream, to, to_is, from, from_is, nbytes);
 }
 
-/* Contexts are those of the addresses: arenas of devices do not overlap. */
+/* The addresses determine the contexts: arenas of devices do not overlap. */
 int ww_copy_between(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
                     bool waits) {
     if (ww_ready() || !ww_context(there) || !ww_context(here))

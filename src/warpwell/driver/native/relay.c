@@ -1,11 +1,11 @@
 /* Between hosts: two ends that stand between a layer and a worker of another host.
  *
- *     layer  -- ring, status, staging of the near end --  near  == messages, bytes ==  far  -- those of the worker --
+ *     layer  -- ring, status, staging of the near end --  near  == messages, bytes ==  far  -- ring .. of the worker --
  * worker
  *
  * The near end is a worker to the layer: it makes and seals the memory, takes entries out of the ring, and stores
- * answers. The far end is a layer to the worker, and its ring has the same bytes at the same offsets. Who carries what
- * is between them is not known here. Nothing waits here for longer than it was told to, and nothing prints.
+ * answers. The far end is a layer to the worker, and its ring has the same bytes at the same offsets. The transport
+ * between them is not known here. No function waits longer than its timeout, and none prints.
  *
  * A client may write anything at any time: the near end copies entries out before it checks them, and hands on the
  * copies. `tail` of the near ring is what was taken; the worker's is the near end's credit: it takes no entry for which
@@ -56,7 +56,7 @@ struct far {
     int again;
 };
 
-/* What goes back: a head, then for each answer a slot with its bytes, padded to 8. */
+/* An answer message: a head, then for each answer a slot with its bytes, padded to 8. */
 struct back {
     uint64_t tail, deferred;
     uint32_t sticky, answers;
@@ -91,8 +91,8 @@ static bool spins(int64_t began, int64_t now) {
     return now - began < SPIN_NS && known > 0;
 }
 
-/* Whether the other end of a socket, or its process, is gone. Packets that nobody expects are dropped, and the kernel
- * closes what came with them. */
+/* Whether the other end of a socket, or its process, is gone. Unexpected packets are dropped, and the kernel
+ * closes their descriptors. */
 API int ww_gone(int socket, int pidfd) {
     char byte;
     struct pollfd process = {pidfd, POLLIN, 0};
@@ -122,7 +122,7 @@ API void ww_near_free(struct near *n) {
     free(n);
 }
 
-/* Make the memory of a client and its descriptors, which are the caller's; NULL: there is none. */
+/* Make the memory of a client and its descriptors, which are the caller's; NULL: out of memory. */
 API struct near *ww_near_make(int fds[3]) {
     struct near *n = calloc(1, sizeof *n);
     fds[0] = fds[1] = fds[2] = -1;
@@ -224,8 +224,8 @@ static int take_one(struct near *n, struct block *b) {
     return e.op == WW_OP_PAD ? 2 : 1;
 }
 
-/* Take entries that are there, at most `room` bytes (of WW_ENTRY_MOST at least) and `*nstops` with bytes: *from to *to
- * of the ring, of which the bytes returned are the beginning. NOTHING: none came in time. */
+/* Take entries that are there, at most `room` bytes (not less than WW_ENTRY_MOST) and `*nstops` with bytes: *from to
+ * *to of the ring, of which the bytes returned are the beginning. NOTHING: none came in time. */
 API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, uint32_t room, struct stop *stops,
                      uint32_t *nstops, uint64_t *from, uint64_t *to, int timeout_ms) {
     struct block b = {.out = out, .room = room, .stops = stops, .most = *nstops};
@@ -287,7 +287,8 @@ API void ww_near_place(struct near *n, uint32_t place, uint32_t use, int32_t res
 
 static size_t padded(uint32_t nbytes) { return ((size_t)nbytes + 7) & ~(size_t)7; }
 
-/* Store what has come back: errors first, so that whoever sees an answer sees the errors before it. 0, or WRONG. */
+/* Store what has come back: errors first, so that a thread that sees an answer sees the errors before it. 0, or WRONG.
+ */
 API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes) {
     struct back head;
     struct answer a;
@@ -446,7 +447,7 @@ static int scan(struct far *f, unsigned char *out, uint32_t room, struct done *p
 }
 
 /* Wait for something new and write it: the bytes for `ww_near_apply`, and places that are done. NOTHING: none came in
- * time. *ended: the worker is gone; ask until there is nothing more. */
+ * time. *ended: the worker is gone; call until it returns NOTHING. */
 API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room, struct done *places,
                     uint32_t *nplaces, int *ended, int timeout_ms) {
     int64_t began = now_ns(), until = began + timeout_ms * 1000000ll;

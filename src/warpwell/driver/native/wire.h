@@ -1,4 +1,4 @@
-/* What the layer (in the client's process) and the worker (a process for one client and one device) share.
+/* Data shared by the layer (in the client's process) and the worker (a process for one client and one device).
  *
  * Four objects in shared memory, all made and sealed by the worker (no size changes), and one socket:
  *
@@ -27,11 +27,11 @@
 #define WW_PLACE_BYTES (1u << 20)
 #define WW_SLOTS 256u /* threads of a client that wait at one time */
 #define WW_SLOT_DATA 4032u
-#define WW_IDS 65536u      /* of streams, of events: chosen by the client, 0 is none */
+#define WW_IDS 65536u      /* of streams, of events: chosen by the client, not 0 */
 #define WW_ATTRIBUTES 160u /* of a device */
 #define WW_NO_SLOT 0xffffffffu
-#define WW_SLEEPS 1u    /* whoever publishes wakes the worker */
-#define WW_NAPS 2u      /* it looks again within 50 us: only who waits for it wakes it */
+#define WW_SLEEPS 1u    /* a client that publishes wakes the worker */
+#define WW_NAPS 2u      /* it looks again within 50 us: only a thread that waits for it wakes it */
 #define WW_LEGACY 1u    /* stream ids: CU_STREAM_LEGACY and NULL */
 #define WW_RECORDED 2u  /* not a stream: launches, copies and memsets become nodes, see WW_OP_GRAPH_BEGIN */
 #define WW_FIRST_ID 16u /* of streams that the client made */
@@ -43,7 +43,7 @@
 struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
     _Alignas(WW_LINE) _Atomic uint32_t wake; /* futex on which the worker sleeps; the client adds 1 after a publication
-                                                if `status.asleep` says so (seq_cst fence between the two) */
+                                                if `status.asleep` is not 0 (seq_cst fence between the two) */
     _Atomic uint32_t watched;                /* 1: a mirror (relay.c) sleeps on `status.changes`, or is about to */
     _Alignas(4096) unsigned char data[WW_RING_BYTES];
 };
@@ -81,7 +81,7 @@ struct ww_place {
 struct ww_status {
     _Alignas(WW_LINE) _Atomic uint64_t tail; /* bytes of the ring consumed */
     _Atomic uint32_t tail_futex; /* changes with tail while a client waits for room (client polls at 1 ms) */
-    _Atomic uint32_t changes;    /* futex: grows with each change of what stands here (of `tail`: now and
+    _Atomic uint32_t changes;    /* futex: grows with each change of this struct (of `tail`: now and
                                     then), behind it */
     _Alignas(WW_LINE) _Atomic uint32_t asleep;   /* WW_SLEEPS or WW_NAPS: the worker does, or is about to */
     _Alignas(WW_LINE) _Atomic uint64_t deferred; /* count << 32 | code of the last error of a call without an answer */
@@ -140,14 +140,14 @@ struct ww_link_packet {
     uint32_t said, serial;
 };
 
-/* -- what two workers of a client say to each other over such a pair: one message a packet, each request is answered by
+/* -- messages between two workers of a client over such a pair: one message a packet, each request is answered by
  * WW_LINK_DONE before the next
  * ----------------------------------------------------------------------------------------- */
 
 enum ww_link_said {
     WW_LINK_RANGE = 1, /* request: my arena is [at, at + nbytes); reserve these addresses */
     WW_LINK_MAP,       /* request, with a descriptor: map this piece of my memory at `at` */
-    WW_LINK_UNMAP,     /* request: let that piece go, nobody uses it */
+    WW_LINK_UNMAP,     /* request: unmap that piece, which is unused */
     WW_LINK_DONE,      /* answer: result */
     WW_LINK_SIGNAL,    /* the event that WW_OP_SIGNAL named has been passed: number */
 };

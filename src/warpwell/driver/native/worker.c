@@ -2,10 +2,10 @@
  *
  *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --control FD --life FD
  *
- * It starts the driver, tells the server its facts over `control`, and waits there for a client (a ww_hand_over): until
- * then it has no context, and takes no memory of the device. From then on it serves the client at the other end of that
- * socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of
- * `life`) is gone. It keeps a ww_counts in the file of `counts`.
+ * It starts the driver, sends its facts to the server over `control`, and waits there for a client (a ww_hand_over):
+ * until then it has no context, and takes no memory of the device. From then on it serves the client at the other end
+ * of that socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other
+ * end of `life`) is gone. It keeps a ww_counts in the file of `counts`.
  */
 #include "worker.h"
 
@@ -32,7 +32,7 @@ static struct options {
  * -------------------------------------------------------------------------------------------------------------------
  */
 
-/* A client that closes its context waits for the end of the socket: the device's memory is free by then. */
+/* A client that closes its context waits for the end of the socket: the device's memory is free before that. */
 static _Noreturn void end_quietly(void) { _exit(0); }
 
 /* Its own thread, because the executor may be held up in the driver, or by a full pipe at stdout. */
@@ -81,7 +81,7 @@ static void await_client(void) {
     given.control = -1;
 }
 
-/* The client is told, where there is one already; else the server, which may hand one over nevertheless. */
+/* Report to the client, or before there is a client to the server, which may hand one over nevertheless. */
 static _Noreturn void refuse(CUresult result, const char *why) {
     struct ww_refused said = {.said = WW_REFUSED, .result = result};
     snprintf(said.why, sizeof said.why, "%s", why);
@@ -204,7 +204,7 @@ static void start_context(struct ww_facts *facts) {
          "cells cannot be registered");
 }
 
-/* -- what is shared
+/* -- shared memory
  * ----------------------------------------------------------------------------------------------------------- */
 
 /* Memory of a client; see ww_share_memory. */
@@ -221,7 +221,7 @@ static void start_memory(int fds[3]) {
     ww.staging = share("warpwell-staging", (size_t)WW_PLACES * WW_PLACE_BYTES, 0, fds + 2);
     ww.cells = mmap(NULL, (size_t)WW_CELLS * WW_SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (ww.cells == MAP_FAILED)
-        refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no memory for a client");
+        refuse(CUDA_ERROR_OUT_OF_MEMORY, "the worker is out of memory");
     static struct ww_counts own;
     void *counts =
         given.counts < 0 ? MAP_FAILED : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, given.counts, 0);

@@ -7,9 +7,9 @@
  *     worker_heavy.c     two more threads for calls of the driver that may wait
  *     worker_gate.c      which calls wait while another program has the device
  *     worker_arena.c     which addresses are mapped, used, free
- *     worker_streams.c   streams, events, what is parked, marks: when the device has passed a point of a stream
+ *     worker_streams.c   streams, events, parked calls, marks: when the device has passed a point of a stream
  *     worker_images.c    modules, functions
- *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
+ *     worker_links.c     workers of this client on other devices: their memory and events
  *     worker_memory.c    allocations, frees, pinned memory
  *     worker_copies.c    copies, memsets, launches
  *     worker_graphs.c    graphs with conditional nodes, which the driver keeps
@@ -31,7 +31,7 @@
 /* -- the process
  * ---------------------------------------------------------------------------------------------------------- */
 
-/* What the server may see of a worker at any time (server.py has the same). */
+/* Counters of a worker that the server reads at any time (server.py has the same). */
 struct ww_counts {
     _Atomic uint64_t calls, bytes; /* entries that were read; device memory in use */
 };
@@ -63,7 +63,7 @@ void *ww_grown(void *all, size_t n, size_t *room, size_t size); /* an array of `
 struct ww_call;
 struct ww_stream;
 
-/* -- calls: entries of the ring that were copied, and what the worker itself puts into streams
+/* -- calls: entries of the ring that were copied, and items that the worker itself puts into streams
  * ---------------------------- */
 
 struct ww_generation { /* of an event: one record. Waits and queries belong to it, not to the event */
@@ -85,8 +85,8 @@ struct ww_todo { /* what happens when a mark has been passed */
 
 #define WW_LATER (-1) /* result of a call whose answer has been sent, or follows */
 
-struct ww_operation {                             /* what an entry asks for */
-    uint32_t bytes;                               /* of its arguments at least */
+struct ww_operation {                             /* of an entry */
+    uint32_t bytes;                               /* least size of its arguments */
     CUresult (*read)(const struct ww_call *call); /* carries it out when it is read; NULL: its stream does */
     CUresult (*check)(struct ww_call *call);      /* checks arguments when it is read; or NULL */
     int (*is_due)(const struct ww_call *call);    /* or NULL */
@@ -101,7 +101,7 @@ struct ww_call {
     struct ww_call *next;
     const struct ww_operation *operation; /* NULL: not an entry */
     uint64_t order;                       /* in which calls were read */
-    size_t bytes;                         /* of this struct with what follows */
+    size_t bytes;                         /* of this struct with its arguments */
     struct ww_generation *generation;     /* of waits and records */
     struct ww_native_function *function;
     struct ww_await *await;
@@ -148,7 +148,7 @@ struct ww_mark {
     struct ww_mark *next;
     CUevent native;
     uint64_t count; /* calls of the stream that it covers */
-    int waited;     /* a thread waits: what the device printed is shown first */
+    int waited;     /* a thread waits: output of kernels is shown first */
     int counted;    /* in ww_streams_waited */
     struct ww_todo *todos;
     struct ww_part part;
@@ -231,8 +231,8 @@ void ww_arena_free(struct ww_arena *a, uint64_t at);
 
 CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes);
 enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
-enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in copies */
-void ww_memory_rest(uint64_t now);               /* nothing was to be done: gives back what was kept for nobody */
+enum ww_where ww_where(uint64_t at, uint64_t n); /* memory that the client may name in copies */
+void ww_memory_rest(uint64_t now);               /* nothing was to be done: frees unused memory */
 
 /* -- workers of the same client on other devices
  * ------------------------------------------------------------------------- */
@@ -240,9 +240,9 @@ void ww_memory_rest(uint64_t now);               /* nothing was to be done: give
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
-int ww_links_step(void); /* what the links' thread has heard; whether something happened */
+int ww_links_step(void); /* handles news of the links' thread; returns whether there were any */
 int ww_links_busy(void);
-int ww_take_descriptor(uint32_t serial); /* in the heavy thread: that of a packet WW_LINK, or -1 */
+int ww_take_descriptor(uint32_t serial); /* in the heavy thread: received with WW_LINK, or -1 */
 
 /* -- graphs
  * --------------------------------------------------------------------------------------------------------------- */

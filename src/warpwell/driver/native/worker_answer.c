@@ -1,4 +1,4 @@
-/* Answers to the client: slots, places, deferred errors; and what wakes the executor. */
+/* Answers to the client: slots, places, deferred errors, and waking of the executor. */
 #include "worker.h"
 
 #include <stdlib.h>

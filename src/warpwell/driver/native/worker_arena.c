@@ -1,7 +1,8 @@
 /* Device memory of one client: a reserved range of addresses, mapped where it is used.
  *
- * Blocks lie in one array sorted by address and cover the whole range. Only the executor changes the array; what may
- * wait (making, mapping and unmapping memory) is done by the heavy thread for a block that is marked BUSY meanwhile.
+ * One array contains all blocks, sorted by address; they cover the whole range. Only the executor changes the array;
+ * calls that may wait (making, mapping and unmapping memory) are made by the heavy thread for a block that is marked
+ * BUSY meanwhile.
  */
 #include "worker.h"
 
@@ -33,7 +34,7 @@ static void drop(struct ww_arena *a, size_t i) {
     a->n--;
 }
 
-/* Cuts block i so that it has `size` bytes; what is left becomes the next block, in the same state. */
+/* Cuts block i so that it has `size` bytes; the rest becomes the next block, in the same state. */
 static void cut(struct ww_arena *a, size_t i, uint64_t size) {
     if (a->blocks[i].size == size)
         return;
@@ -121,7 +122,7 @@ void ww_arena_settle(struct ww_arena *a, uint64_t at, uint64_t size, uint64_t ha
     join(a, (size_t)i);
 }
 
-/* Chooses mapped memory that nobody uses, to be given back, if more than `keep` bytes of that are there: 0 or 1. */
+/* Chooses unused mapped memory to free, if there are more than `keep` bytes of it: 0 or 1. */
 int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out) {
     for (size_t k = a->nchunks; k-- > 0 && a->free > keep;) {
         struct ww_chunk c = a->chunks[k];
@@ -147,7 +148,7 @@ static uint64_t size_of(const struct ww_arena *a, uint64_t at) {
     return i >= 0 && a->blocks[i].at == at && a->blocks[i].state == WW_USED ? a->blocks[i].size : 0;
 }
 
-/* Whether [at, at + n) lies in one allocation, also in one that is about to be freed: its last users are at work. */
+/* Whether one allocation contains [at, at + n), also one that is about to be freed: its last users are at work. */
 int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n) {
     ptrdiff_t i = find(a, at);
     if (i < 0)

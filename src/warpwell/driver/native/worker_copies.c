@@ -1,4 +1,4 @@
-/* Copies, memsets and launches: what a stream carries out. Called when a call is read, and again when it is issued. */
+/* Copies, memsets and launches of streams. Called when a call is read, and again when it is issued. */
 #include "worker.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 
 static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
 
-/* What can be said of a call at once: sizes, places, the function. Memory is looked at when the call is issued. */
+/* Check the sizes, the place and the function of a call. Memory is checked when the call is issued. */
 CUresult ww_launch_check(struct ww_call *call) {
     const struct ww_args_launch *args = (const void *)call->args;
     if (args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)

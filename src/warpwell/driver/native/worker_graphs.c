@@ -1,17 +1,17 @@
-/* Graphs with conditional nodes. All others are kept by the layer; what these do next is decided on the device, so that
+/* Graphs with conditional nodes. All others are kept by the layer; how these continue is decided on the device, so that
  * the driver must have them: their handles, their conditional nodes, and the other nodes, recorded when they are made
  * executable.
  *
- * A recording puts nodes one behind another, as launches of other graphs do: what was recorded, a conditional node,
- * what was recorded behind that. Conditional nodes stay, because handles belong to them; other nodes are recorded anew
- * each time.
+ * A recording puts nodes one behind another, as launches of other graphs do: recorded nodes, a conditional node,
+ * the nodes recorded behind that. Conditional nodes stay, because handles belong to them; other nodes are recorded
+ * again each time.
  */
 #include "worker.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define RELAXED 2 /* mode of capture: this thread's other calls are none of it */
+#define RELAXED 2 /* mode of capture: it does not restrict other calls of this thread */
 
 struct node {
     void *native;
@@ -269,7 +269,7 @@ CUresult ww_graph_make(const struct ww_call *call) {
 static void drop_exec(struct ww_exec *x) {
     if (--x->refs)
         return;
-    native.cuGraphExecDestroy(x->native); /* what was launched goes on */
+    native.cuGraphExecDestroy(x->native); /* launches continue */
     free(x);
 }
 

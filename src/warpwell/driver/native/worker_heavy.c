@@ -1,6 +1,6 @@
-/* Two more threads: each carries out, in order, calls of the driver that may wait. One has those that wait for all work
- * of the device, and so, with a stream that never becomes ready, for ever (unpin); the other one all else (load,
- * unload, map, pin, queries).
+/* Two more threads: each carries out, in order, calls of the driver that may wait. One makes the calls that wait for
+ * all work of the device, and so, with a stream that never becomes ready, without end (unpin); the other one makes all
+ * other calls (load, unload, map, pin, queries).
  */
 #include "worker.h"
 

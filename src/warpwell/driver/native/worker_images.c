@@ -128,7 +128,7 @@ static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule
         names[n] = CU_JIT_ERROR_LOG_BYTES, values[n++] = (void *)(uintptr_t)l->error_bytes;
     }
     CUresult code = native.cuModuleLoadDataEx(out, l->image.bytes, n, names, values);
-    /* the sizes come back as what was written; a bound holds whatever the driver says */
+    /* the driver returns the written sizes, which are limited here regardless */
     uint32_t wrote = l->info_bytes ? (uint32_t)(uintptr_t)values[info + 1] : 0;
     if (wrote < l->info_bytes)
         l->info_bytes = wrote;

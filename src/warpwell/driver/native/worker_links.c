@@ -1,5 +1,5 @@
 /* Links to the workers that the same client has on other devices of this host: their memory at its own addresses, and
- * events of theirs that streams here wait for.
+ * their events, for which streams here wait.
  *
  * A link is a pair of sockets that the client made. Its thread answers what the other side asks (reserve, map, unmap)
  * and never waits for another worker; the heavy thread asks, one request at a time, and waits for each answer. So two
@@ -42,12 +42,12 @@ struct link {
     CUresult answer, owed;
     struct numbers came;          /* signals */
     int shares;                   /* the heavy thread's: this arena is mapped there */
-    struct numbers early, unsent; /* the executor's, as what follows */
+    struct numbers early, unsent; /* the executor's, as all below */
     struct ww_await *awaits;
 };
 
 static struct link links[WW_PEERS];
-static struct ww_chunk *own; /* the heavy thread's: what is mapped of this arena */
+static struct ww_chunk *own; /* the heavy thread's: mapped chunks of this arena */
 static size_t nown, own_room;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
@@ -328,7 +328,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     if (code) {
         while (done-- > 0)
             if (links[done].shares)
-                take_back(links + done, at, n); /* the one that could not refuses */
+                take_back(links + done, at, n); /* a link that could not refuses */
         return code;
     }
     own = ww_grown(own, nown, &own_room, sizeof *own);
@@ -336,7 +336,7 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     return CUDA_SUCCESS;
 }
 
-/* A chunk is about to be unmapped: nobody uses it. */
+/* An unused chunk is about to be unmapped. */
 void ww_links_drop(uint64_t at, uint64_t n) {
     for (struct link *l = links; l < links + WW_PEERS; l++)
         if (l->shares)
@@ -371,7 +371,7 @@ static int is_ours(int fd) {
            !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) && domain == AF_UNIX && type == SOCK_SEQPACKET;
 }
 
-/* The descriptor that was sent with the serial; those of calls that were not made in the end are closed. */
+/* The descriptor that was sent with the serial; descriptors of calls that were never made are closed. */
 int ww_take_descriptor(uint32_t serial) {
     for (int i = 0; i < 64; i++) {
         struct ww_link_packet packet;
@@ -413,7 +413,7 @@ static void make_link(struct ww_job *job) {
     }
     pthread_mutex_unlock(&lock);
     if (!job->result && write(bell, &ring, sizeof ring) < 0)
-        ww_die("the links' thread cannot be told");
+        ww_die("the links' thread cannot be woken");
     if (job->result && fd >= 0)
         close(fd);
 }
@@ -432,7 +432,7 @@ CUresult ww_share(const struct ww_call *call) { return from_ring(call, share_all
 /* -- signals, in the executor
  * --------------------------------------------------------------------------------------------- */
 
-/* Tells the other side; what its socket does not take now goes later. */
+/* Signals the other side; if its socket is full, later. */
 static void signal_peer(uint32_t peer, uint64_t number) {
     struct link *l = links + peer % WW_PEERS;
     struct ww_link_message m = {.said = WW_LINK_SIGNAL, .number = number};
@@ -463,7 +463,7 @@ static int send_rest(struct link *l) {
     return sent != 0;
 }
 
-/* At reading: what the call waits for. */
+/* At reading: finds the signal for which the call waits. */
 CUresult ww_await_check(struct ww_call *call) {
     const struct ww_args_signal *args = (const void *)call->args;
     if (args->peer >= WW_PEERS)
@@ -545,7 +545,8 @@ static void start_forget(struct ww_barrier *barrier) {
     ww_heavy((struct ww_job){.work = forget, .done = forgotten, .a = barrier->what});
 }
 
-/* The other side has ended: who waits for it is told, its memory goes when all that was read before has been passed. */
+/* The other side has ended: calls that wait for it fail, and its memory is unmapped when all earlier calls are passed.
+ */
 static void begin_end(struct link *l) {
     for (struct ww_await *a = l->awaits, *next; a; a = next) {
         next = a->next;

@@ -34,14 +34,14 @@ static struct wish *wishes, **wishes_end = &wishes;
 static uint32_t nwishes;
 static int mapping;             /* a range is being mapped, or given back */
 static int exact, full;         /* the last attempt found no memory: for more than was asked for; for that */
-static uint64_t *frees, *group; /* the next group, and the one that waits */
+static uint64_t *frees, *group; /* the next group, and the waiting one */
 static size_t nfrees, frees_room, ngroup;
 static uint32_t releases; /* frees of streams that were read and have not been passed */
 static struct pin *pins;  /* by address */
 static size_t npins, pins_room;
 static uint64_t pinned;
 static uint64_t keep;                /* the most bytes that are kept */
-static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the one before */
+static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the previous second */
 
 static void grant(void);
 
@@ -144,7 +144,7 @@ static void end_wish(CUresult code, uint64_t address) {
     free(w);
 }
 
-/* Maps memory for `nbytes`, and the more beside it the more is there: to map 2 MiB costs 50 us. */
+/* Maps memory for `nbytes`, and the more in addition the more is mapped already: to map 2 MiB costs 50 us. */
 static int start_map(uint64_t nbytes) {
     uint64_t size, more = ww_arena.mapped / 8 < GROW_MOST ? ww_arena.mapped / 8 : GROW_MOST;
     uint64_t at = !exact && more > nbytes ? ww_arena_choose(&ww_arena, more, &size) : 0;

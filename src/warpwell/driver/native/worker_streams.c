@@ -6,9 +6,9 @@
  * MOST calls of its stream are outstanding. The parked call with the smallest number waits for nothing but the device,
  * so there is no circle.
  *
- * Marks: an event of the driver's behind a number of calls of a stream, polled. Nothing else tells what the device has
- * passed. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not be made later
- * than the next call of a blocking stream: `about_to_issue` sees to that.
+ * Marks: an event of the driver's behind a number of calls of a stream, polled. The worker has no other way to see
+ * progress of the device. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not
+ * be made later than the next call of a blocking stream: `about_to_issue` sees to that.
  */
 #include "worker.h"
 
@@ -166,7 +166,7 @@ static void mark_for(struct ww_stream *s, struct ww_todo *todo) {
 
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) { mark_for(s, todo_copy(todo)); }
 
-/* What the device printed is shown by calls that synchronize, not by those that look: this one cannot wait. */
+/* Output of kernels is shown by calls that synchronize, not by queries: this one cannot wait. */
 static void show_prints(CUevent event) {
     ww_living(native.cuEventSynchronize(event));
     fflush(stdout);
@@ -310,10 +310,10 @@ static void park(struct ww_stream *s, struct ww_call *kept) {
         parked = s;
     }
     if (s->marked != s->issued)
-        mark(s); /* so that what is outstanding is seen to pass */
+        mark(s); /* so that the end of outstanding calls is seen */
 }
 
-/* Resolves the event at reading: what comes later to the event's id is another event, or another record of it. */
+/* Resolves the event at reading: later calls with the event's id mean another event, or another record of it. */
 CUresult ww_event_check(struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
     struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
@@ -321,7 +321,7 @@ CUresult ww_event_check(struct ww_call *call) {
         return CUDA_ERROR_INVALID_HANDLE;
     struct ww_generation *g = event->generation;
     if (call->entry.op == WW_OP_EVENT_RECORD) {
-        if (g->refs > 1) { /* somebody still waits for the last record */
+        if (g->refs > 1) { /* a call still waits for the last record */
             struct ww_generation *fresh = ww_memory(sizeof *fresh);
             CUresult code = native.cuEventCreate(&fresh->native, event->flags);
             if (code) {
@@ -539,7 +539,7 @@ CUresult ww_stream_query(const struct ww_call *call) {
     if (!s)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
-    if (!code && s->first_mark) /* what stands at the marks is done before the answer */
+    if (!code && s->first_mark) /* todos of passed marks are done before the answer */
         poll_stream(s);
     return !code && s->first_mark ? CUDA_ERROR_NOT_READY : code;
 }
@@ -548,7 +548,7 @@ static void answer_barrier(struct ww_barrier *barrier) {
     ww_answer(barrier->slot, barrier->seq, CUDA_SUCCESS, NULL, 0);
 }
 
-/* Calls of the legacy stream wait for those of all blocking streams, so who waits for it waits for them. */
+/* Calls of the legacy stream wait for the calls of all blocking streams, and so does a wait for the legacy stream. */
 static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
     struct ww_barrier *b = ww_memory(sizeof *b);
     *b = wanted;
@@ -651,7 +651,7 @@ CUresult ww_event_sync(const struct ww_call *call) {
     return WW_LATER;
 }
 
-/* Without a record, or an event, it is done at once: another device must not wait for ever. */
+/* Without a record, or an event, it is done at once: another device must not wait without end. */
 CUresult ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
     struct event *e = find_event(call);
     struct ww_generation *g = e ? e->generation : NULL;
