@@ -17,6 +17,7 @@ def sources() -> dict[str, str]:
     """Return the text of each generated file, by name."""
     return {
         "gen_numbers.h": _numbers_h(),
+        "gen_structs.h": _structs_h(),
         "gen_calls.h": _calls_h(),
         "gen_ops.h": _ops_h(),
         "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code, _forward) + _layer_calls(),
@@ -74,6 +75,13 @@ def _numbers_h() -> str:
     c_lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
     c_lines += [f"#define WW_ABSENT {', '.join(table.absent())}"]
     c_lines += ["enum {", *(f"    {name} = {number}," for name, number in table.numbers().items()), "};"]
+    return "\n".join([*c_lines, "#endif", ""])
+
+
+def _structs_h() -> str:
+    c_lines = ["/* Generated: structs. */", "#ifndef WW_GEN_STRUCTS_H", "#define WW_GEN_STRUCTS_H"]
+    for name, size, fields in table.structs():
+        c_lines += [f"struct {name} {{ {fields}; }};", f'_Static_assert(sizeof(struct {name}) == {size}, "layout");']
     return "\n".join([*c_lines, "#endif", ""])
 
 

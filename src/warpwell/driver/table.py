@@ -130,6 +130,17 @@ def operation_arguments() -> dict[str, list[tuple[str, str]]]:
 
 
 @cache
+def structs() -> list[tuple[str, int, str]]:
+    """Return the name, the size in bytes and the C fields of each struct, in the order of the data file."""
+    found = []
+    for line in _section("structs").splitlines():
+        head, _, fields = line.partition(" # ")[0].partition(": ")
+        name, size = head.split()
+        found.append((name, int(size), fields))
+    return found
+
+
+@cache
 def errors() -> dict[int, str]:
     """Names of error codes, whole."""
     pairs = (entry.split(":") for entry in _section("errors").split())
@@ -141,7 +152,7 @@ def numbers() -> dict[str, int]:
     """Return the enumerations of the driver that C code names, in the order of the data file."""
     found: dict[str, int] = {}
     for line in _section("numbers").splitlines():
-        prefix, *pairs = line.split()
+        prefix, *pairs = line.partition(" # ")[0].split()
         found |= {prefix + name: int(number) for name, number in (pair.split(":") for pair in pairs)}
     return found
 

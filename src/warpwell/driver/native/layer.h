@@ -203,7 +203,8 @@ int ww_finish(struct ww_post *p);
 int ww_send_flags(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, const void *args, size_t nargs);
 int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs);
 int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout);
-/* As ww_call, for long answers: all bytes come in malloc'd `*all` (NULL: none), with an error, too. */
+/* As ww_call, for long answers: all bytes come in malloc'd `*all` (NULL: none), with an error, too. One call at a time.
+ */
 int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall);
 /* As ww_call without arguments, for the thread of host functions, which must not wait; NOT_READY: ask again later. */
 int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p);
@@ -628,39 +629,27 @@ int ww_event_ask(CUevent h, uint16_t op); /* errors of earlier calls come with t
 int ww_text_out(char *to, int room, const char *text);
 void ww_reset(struct ww_device *d); /* lets the worker go: a new life of the device */
 int ww_synchronize(struct ww_device *d);
-int ww_stream_attribute(int attribute);
 int ww_get_attribute(const struct ww_fn *f, int attribute, int *value);
 int ww_set_attribute(struct ww_fn *f, int attribute, int value);
 int ww_param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes);
 int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what);
 int ww_give_pool(void **pool, struct ww_pool *p);
-int ww_pool_choose(struct ww_device *d, struct ww_pool *p);
-int ww_pool_trim(struct ww_pool *p, size_t keep);
-int ww_pool_get(struct ww_pool *p, int attribute, void *to);
-int ww_pool_set(struct ww_pool *p, int attribute, void *from);
 int ww_pool_set_access(struct ww_pool *p, const struct cu_mem_access *all, size_t n);
 
 /* With ww_graphs held: */
-int ww_graph_hold(struct ww_graph *g, struct ww_user *u, uint32_t count, bool moves);
-int ww_graph_let_go(struct ww_graph *g, struct ww_user *u, uint32_t count);
-int ww_graph_clone_to(void **clone, struct ww_graph *g);
-int ww_graph_find_clone(void **found, const struct ww_node *n, const struct ww_graph *clone);
 int ww_graph_nodes(const struct ww_graph *g, void **to, size_t *n, bool roots);
 int ww_graph_edges(const struct ww_graph *g, void **from, void **to, struct cu_edge *data, size_t *n);
 int ww_node_dependencies(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n);
 int ww_node_dependents(const struct ww_node *node, void **to, struct cu_edge *data, size_t *n);
 int ww_graph_connect(struct ww_graph *g, void *const *from, void *const *to, const struct cu_edge *edges, size_t n);
 int ww_graph_disconnect(struct ww_graph *g, void *const *from, void *const *to, size_t n);
-int ww_graph_draw(const struct ww_graph *g, const char *path);
 void ww_graph_end(struct ww_graph *g);
 void ww_node_end(struct ww_node *n);
 void ww_node_kernel(const struct ww_node *n, struct cu_node_kernel *to, bool second);
 void ww_node_alloc(const struct ww_node *n, struct cu_node_alloc *to);
-int ww_exec_enabled(const struct ww_exec *x, const void *node, unsigned *enabled);
 
 /* Without it: */
 #define WW_NODE_KERNEL_V1 (-1) /* a kernel with the first version of its parameters */
-int ww_graph_create(void **graph);
 int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph, void *const *deps, size_t n);
 /* params: as the driver's call for the kind has them; the event, address or graph itself where it has one. */
 int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void *params, CUcontext context);

@@ -400,7 +400,7 @@ int ww_body_cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
     return 0;
 }
 
-int ww_exec_enabled(const struct ww_exec *x, const void *node, unsigned *enabled) {
+int ww_body_cuGraphNodeGetEnabled(struct ww_exec *x, void *node, unsigned *enabled) {
     const struct step *s = step_of(x->plan, node);
     if (s)
         *enabled = !s->off;

@@ -59,14 +59,14 @@ static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count) {
     return 0;
 }
 
-int ww_graph_hold(struct ww_graph *g, struct ww_user *u, uint32_t count, bool moves) {
+int ww_body_cuGraphRetainUserObject(struct ww_graph *g, struct ww_user *u, uint32_t count, uint32_t moves) {
     int error = hold(g, u, count);
     if (!error && !moves)
         ww_user_retain(u, count);
     return error;
 }
 
-int ww_graph_let_go(struct ww_graph *g, struct ww_user *u, uint32_t count) {
+int ww_body_cuGraphReleaseUserObject(struct ww_graph *g, struct ww_user *u, uint32_t count) {
     struct ww_user_ref *r = ref_of(g, u);
     if (!r || !count || count > r->count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -304,7 +304,7 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g) {
 /* -- calls on graphs
  * ---------------------------------------------------------------------------------------------------- */
 
-int ww_graph_create(void **graph) {
+int ww_body_cuGraphCreate(void **graph) {
     struct ww_graph *g = ww_graph_new();
     if (!g)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -312,7 +312,7 @@ int ww_graph_create(void **graph) {
     return 0;
 }
 
-int ww_graph_clone_to(void **clone, struct ww_graph *g) {
+int ww_body_cuGraphClone(void **clone, struct ww_graph *g) {
     if (ww_graph_has_memory(g) || ww_graph_has(g, CU_NODE_CONDITION))
         return CUDA_ERROR_NOT_SUPPORTED;
     struct ww_graph *c = ww_graph_clone(g);
@@ -320,7 +320,7 @@ int ww_graph_clone_to(void **clone, struct ww_graph *g) {
     return c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int ww_graph_find_clone(void **found, const struct ww_node *n, const struct ww_graph *clone) {
+int ww_body_cuGraphNodeFindInClone(void **found, struct ww_node *n, struct ww_graph *clone) {
     for (size_t i = 0; i < clone->n; i++)
         if (clone->nodes[i]->original == n->serial) {
             *found = clone->nodes[i]->object;
@@ -453,7 +453,7 @@ static void draw(FILE *to, const struct ww_graph *g) {
     fprintf(to, "}\n");
 }
 
-int ww_graph_draw(const struct ww_graph *g, const char *path) {
+int ww_body_cuGraphDebugDotPrint(struct ww_graph *g, const char *path) {
     FILE *to = fopen(path, "w");
     if (!to)
         return CUDA_ERROR_OPERATING_SYSTEM;

@@ -161,7 +161,7 @@ int ww_body_cuMemPoolDestroy(struct ww_pool *p, void *h) {
     return 0;
 }
 
-int ww_pool_trim(struct ww_pool *p, size_t keep) {
+int ww_body_cuMemPoolTrimTo(struct ww_pool *p, size_t keep) {
     pthread_mutex_lock(&lock);
     shrink(p, keep);
     pthread_mutex_unlock(&lock);
@@ -189,7 +189,7 @@ static const struct {
     {CU_POOL_MOST, offsetof(struct ww_pool, props.most), 8},
 };
 
-int ww_pool_get(struct ww_pool *p, int attribute, void *to) {
+int ww_body_cuMemPoolGetAttribute(struct ww_pool *p, int attribute, void *to) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].attribute != attribute)
             continue;
@@ -201,7 +201,7 @@ int ww_pool_get(struct ww_pool *p, int attribute, void *to) {
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-int ww_pool_set(struct ww_pool *p, int attribute, void *from) {
+int ww_body_cuMemPoolSetAttribute(struct ww_pool *p, int attribute, void *from) {
     int error = 0;
     pthread_mutex_lock(&lock);
     switch (attribute) {
@@ -298,7 +298,7 @@ int ww_give_pool(void **pool, struct ww_pool *p) {
     return p ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int ww_pool_choose(struct ww_device *d, struct ww_pool *p) {
+int ww_body_cuDeviceSetMemPool(struct ww_device *d, struct ww_pool *p) {
     if (p->device != d)
         return CUDA_ERROR_INVALID_VALUE;
     atomic_store(&d->pool, p);

@@ -333,37 +333,6 @@ bool ww_answered(struct ww_post *p) {
     return true;
 }
 
-/* Fetch what is left of a longer answer, on its slot. */
-static int fetch_more(struct ww_post *p, unsigned char *at, size_t left) {
-    const struct ww_slot *s = &p->channel->status->slots[p->slot];
-    while (left) {
-        int error;
-        struct ww_channel *c = lock_channel(p->device, &error);
-        if (c && c != p->channel) {
-            pthread_mutex_unlock(&p->device->post);
-            error = CUDA_ERROR_CONTEXT_IS_DESTROYED;
-        }
-        if (error)
-            return error;
-        p->entry = room_for(c, sizeof *p->entry);
-        if (!p->entry) {
-            pthread_mutex_unlock(&p->device->post);
-            return atomic_load(&c->lost);
-        }
-        p->seq = ++c->slot_seq[p->slot];
-        *p->entry = (struct ww_entry){.size = sizeof *p->entry, .op = WW_OP_MORE, .slot = p->slot, .seq = p->seq};
-        publish(p);
-        if ((error = await(p->channel, &s->seq, p->seq)))
-            return error;
-        if (s->result || !s->nbytes || s->nbytes > left || s->nbytes > WW_SLOT_DATA)
-            return s->result ? s->result : CUDA_ERROR_UNKNOWN;
-        memcpy(at, s->data, s->nbytes);
-        at += s->nbytes;
-        left -= s->nbytes;
-    }
-    return 0;
-}
-
 int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall) {
     struct ww_post p;
     *all = NULL;
@@ -372,22 +341,24 @@ int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, uns
     if (error)
         return error;
     const struct ww_slot *s = &p.channel->status->slots[p.slot];
-    int result = s->result;
-    size_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA, more = s->more;
-    if (n) {
-        *all = malloc(n + more);
-        if (!*all)
-            return drop_slot(&p, CUDA_ERROR_OUT_OF_MEMORY);
+    size_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA, whole = n + s->more;
+    if (n && !(*all = malloc(whole)))
+        return drop_slot(&p, CUDA_ERROR_OUT_OF_MEMORY);
+    if (n)
         memcpy(*all, s->data, n);
-        error = more ? fetch_more(&p, *all + n, more) : 0;
-        *nall = n + more;
-        if (error) {
-            free(*all);
-            *all = NULL;
-            *nall = 0;
-        }
+    int result = drop_slot(&p, s->result);
+    for (size_t at = n; at < whole && !error; at += WW_SLOT_DATA) {
+        struct ww_args_more more = {at - n};
+        error = ww_call(d, WW_OP_MORE, 0, &more, sizeof more, *all + at,
+                        whole - at < WW_SLOT_DATA ? whole - at : WW_SLOT_DATA);
     }
-    return drop_slot(&p, result ? result : error);
+    if (error) {
+        free(*all);
+        *all = NULL;
+        return result ? result : error;
+    }
+    *nall = whole;
+    return result;
 }
 
 /* -- errors -------------------------------------------------------------------------------------------------------- */

@@ -81,7 +81,7 @@ CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green) {
 }
 
 /* Windows of the L2 cache and policies of waiting change no results: they are checked and left out. */
-int ww_stream_attribute(int attribute) {
+int ww_body_cuStreamSetAttribute(int attribute) {
     if (attribute == CU_LAUNCH_ACCESS_WINDOW || attribute == CU_LAUNCH_WAIT_POLICY)
         return 0;
     return ww_refused("cuStreamSetAttribute with an attribute other than access policy and synchronization policy");

@@ -68,7 +68,7 @@ struct ww_slot {
     _Atomic uint32_t seq; /* futex; stored last, with release */
     int32_t result;       /* CUresult */
     uint32_t nbytes;
-    uint32_t more; /* bytes of a longer answer that are left: fetched by WW_OP_MORE */
+    uint32_t more; /* bytes of a longer answer that are left: WW_OP_MORE fetches them */
     uint32_t unused[12];
     unsigned char data[WW_SLOT_DATA];
 };

@@ -118,7 +118,6 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
 void ww_result(const struct ww_call *call,
                CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
-void ww_forget_rest(uint32_t slot);
 void ww_changed(void);           /* behind a change of the status */
 void ww_wake(void);              /* from other threads: the executor looks at its lists again */
 _Noreturn void ww_execute(void); /* the main loop */

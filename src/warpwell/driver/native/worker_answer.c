@@ -4,20 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct rest { /* of an answer that is longer than a slot */
-    unsigned char *bytes;
-    size_t at, n;
-};
-
-static struct rest rests[WW_SLOTS];
+static unsigned char *rest; /* of the last answer that is longer than a slot */
+static size_t nrest;
 static uint32_t errors;
-
-void ww_forget_rest(uint32_t slot) {
-    if (!rests[slot].bytes)
-        return;
-    free(rests[slot].bytes);
-    rests[slot] = (struct rest){0};
-}
 
 /* A mirror sleeps until something changes: behind the change, before the look at whether it sleeps. */
 void ww_changed(void) {
@@ -45,22 +34,20 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
         return;
     size_t now = n < WW_SLOT_DATA ? n : WW_SLOT_DATA;
     if (n > now) {
-        ww_forget_rest(slot);
-        rests[slot] = (struct rest){.bytes = ww_memory(n - now), .n = n - now};
-        memcpy(rests[slot].bytes, (const unsigned char *)data + now, n - now);
+        free(rest);
+        rest = ww_memory(nrest = n - now);
+        memcpy(rest, (const unsigned char *)data + now, nrest);
     }
     fill_slot(slot, seq, result, data, now, n - now);
 }
 
 CUresult ww_answer_more(const struct ww_call *call) {
-    if (call->entry.slot == WW_NO_SLOT)
-        return WW_LATER;
-    struct rest *r = rests + call->entry.slot;
-    size_t now = r->n - r->at < WW_SLOT_DATA ? r->n - r->at : WW_SLOT_DATA;
-    r->at += now;
-    fill_slot(call->entry.slot, call->entry.seq, CUDA_SUCCESS, r->bytes + r->at - now, now, r->n - r->at);
-    if (r->at == r->n)
-        ww_forget_rest(call->entry.slot);
+    const struct ww_args_more *args = (const void *)call->args;
+    if (call->entry.slot == WW_NO_SLOT || args->offset >= nrest)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t left = nrest - args->offset;
+    fill_slot(call->entry.slot, call->entry.seq, CUDA_SUCCESS, rest + args->offset,
+              left < WW_SLOT_DATA ? left : WW_SLOT_DATA, 0);
     return WW_LATER;
 }
 

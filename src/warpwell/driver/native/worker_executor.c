@@ -92,8 +92,6 @@ static int read_one(void) {
         call->nargs = e->size - (uint32_t)sizeof *e;
         call->bytes = sizeof *call + call->nargs;
         memcpy(call->args, ww.ring->data + at + sizeof *e, call->nargs);
-        if (e->slot != WW_NO_SLOT && e->op != WW_OP_MORE)
-            ww_forget_rest(e->slot);
     }
     passed(ahead, e->size);
     if (e->op != WW_OP_PAD)
