@@ -13,7 +13,7 @@
 
 The native sources (``native/``): ``cu.h`` has the interface's types, ``wire.h`` and ``calls.h`` the protocol between
 layer and worker, ``layer.h`` and ``worker.h`` the maps of the two, and ``relay.c`` connects them if they are on two
-hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime, ``passthrough.h`` the map of the pass-through driver.
+hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime, ``passthrough.h`` that of the pass-through library.
 """
 
 from typing import TYPE_CHECKING

@@ -197,6 +197,7 @@ CHECKS = {
     "need": "ww_need(&d)",
     "context": "ww_context_or_current({0}, &d)",
     "device": "ww_device_at({0}, &d)",
+    "owner": "ww_device_at({0}, &owner)",
     "stream": "ww_stream_of({0}, &d, &id)",
     "function": "ww_fn_any({0}, &f)",
     "kernel": "ww_fn_of({0}, d, &f)",
@@ -212,6 +213,7 @@ CHECKS = {
 _OF_GRAPHS = {"graph", "node", "exec", "user"}
 _LOCALS = {
     "d": "struct ww_device *d",
+    "owner": "struct ww_device *owner",
     "id": "uint32_t id",
     "f": "struct ww_fn *f",
     "o": "struct ww_object *o",
@@ -229,7 +231,21 @@ def _layer_h() -> str:
             types = {f"a{i}": f"{c_type} a{i}" for i, c_type in enumerate(call.c_types)}
             types |= _LOCALS | {name: f"struct ww_{name} *{name}" for name in _OF_GRAPHS}
             c_lines.append(f"int ww_body_{call.symbol}({', '.join(types[name] for name in body[1].split(', '))});")
+    c_lines += [text for name, fields in table.operation_arguments().items() for text in _senders(name, fields)]
     return "\n".join([*c_lines, ""])
+
+
+def _senders(name: str, fields: list[tuple[str, str]]) -> Iterator[str]:
+    """Yield functions that send an entry with these arguments, and that also wait for its answer."""
+    named = [(table.ROLES[role], field) for role, names in fields for field in names.split(", ") if field != "unused"]
+    parameters = "".join(f", {c_type} {field}" for c_type, field in named)
+    values = ", ".join(f".{field} = {field}" for _, field in named)
+    for verb, more, passed in (("send", "", ""), ("call", ", void *out, size_t nout", ", out, nout")):
+        head = (
+            f"static inline int ww_{verb}_{name}(struct ww_device *d, uint16_t op, uint32_t stream{parameters}{more})"
+        )
+        yield f"{head} {{ return ww_{verb}(d, op, stream, &(struct ww_args_{name}){{{values}}}, "
+        yield f"sizeof(struct ww_args_{name}){passed}); }}"
 
 
 def _forward(call: table.Call) -> str:
@@ -328,18 +344,43 @@ def _worker_h() -> str:
     for call in _native():
         c_lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
     c_lines += ["};", "struct ww_call;", "struct ww_stream;"]
-    steps = {(step, name) for operation in table.operations() for step, name in operation.steps.items()}
-    c_lines += [f"{_STEPS[step].format(name)};" for step, name in sorted(steps) if step in _STEPS]
+    c_lines += sorted({f"{_step(step, operation)};" for step, operation in _steps()})
     return "\n".join([*c_lines, _WORKER, "#endif", ""])
 
 
 _STEPS = {
-    "read": "CUresult ww_{}(const struct ww_call *call)",
-    "check": "CUresult ww_{}(struct ww_call *call)",
-    "is_due": "int ww_{}(const struct ww_call *call)",
-    "issue": "CUresult ww_{}(struct ww_stream *s, struct ww_call *call, int *held)",
+    "read": ("CUresult", "const struct ww_call *call"),
+    "check": ("CUresult", "struct ww_call *call"),
+    "is_due": ("int", "const struct ww_call *call"),
+    "issue": ("CUresult", "struct ww_stream *s, struct ww_call *call"),
 }
-"""Declaration of an operation's step; see ``struct ww_operation``."""
+"""Return type and parameters of an operation's step; see ``struct ww_operation``."""
+
+
+def _steps() -> Iterator[tuple[str, table.Operation]]:
+    """Yield each step of each operation that is a function."""
+    for operation in table.operations():
+        yield from ((step, operation) for step in operation.steps if step in _STEPS)
+
+
+def _step(step: str, operation: table.Operation) -> str:
+    """Return the head of a step's function, which gets the call, the arguments of its entry, or both."""
+    name, parameters = operation.steps[step]
+    returned, passed = _STEPS[step]
+    if "call" not in parameters:
+        passed = passed.rpartition(", ")[0]
+    if "args" in parameters:
+        passed = f"{passed}, " * bool(passed) + f"const struct ww_args_{operation.arguments} *args"
+    return f"{returned} ww_{name}({passed})"
+
+
+def _entry_of_step(step: str, operation: table.Operation) -> str:
+    """Return a function with the parameters of ``struct ww_operation`` that calls a step's function."""
+    name, parameters = operation.steps[step]
+    returned, passed = _STEPS[step]
+    values = ["s"] * (step == "issue") + ["call"] * ("call" in parameters)
+    values += ["(const void *)call->args"] * ("args" in parameters)
+    return f"static {returned} {step}_{operation.name}({passed}) {{ return ww_{name}({', '.join(values)}); }}"
 
 
 _WORKER = """\
@@ -377,13 +418,14 @@ def _worker_c() -> str:
     for call in replayed():
         c_lines += _replay(call)
     c_lines += ["    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}"]
+    c_lines += [_entry_of_step(step, operation) for step, operation in _steps()]
     c_lines += ["const struct ww_operation ww_operations[WW_HAND_OPS] = {"]
     c_lines += [f"    [WW_OP_{operation.name}] = {{{_operation(operation)}}}," for operation in table.operations()]
     return "\n".join([*c_lines, "};", ""])
 
 
 def _operation(operation: table.Operation) -> str:
-    fields = [f".{step} = ww_{name}" if step in _STEPS else f".{step} = 1" for step, name in operation.steps.items()]
+    fields = [f".{step} = {step}_{operation.name}" if step in _STEPS else f".{step} = 1" for step in operation.steps]
     size = f"sizeof(struct ww_args_{operation.arguments})" if operation.arguments else "0"
     return ", ".join([f".bytes = {size}", *fields])
 

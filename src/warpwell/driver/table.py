@@ -48,8 +48,8 @@ class Operation:
 
     name: str
     arguments: str
-    steps: dict[str, str]
-    """Names of the worker's functions without ``ww_``, by step; for ``is_node`` the name is not used."""
+    steps: dict[str, tuple[str, str]]
+    """Name of the worker's function without ``ww_`` and its parameters, by step; not used for ``is_node``."""
     description: str
 
 
@@ -103,6 +103,9 @@ def calls() -> dict[str, Call]:
     return found
 
 
+_STEP = re.compile(r"(\w+)(?:\(([\w+]+)\))?(?:=(\w+))?")
+
+
 @cache
 def operations() -> tuple[Operation, ...]:
     """Return the operations of hand-written code, in the order of their numbers."""
@@ -112,8 +115,9 @@ def operations() -> tuple[Operation, ...]:
         signature, *step_texts = head.split()
         name, _, arguments = signature.removesuffix(")").partition("(")
         steps = {}
-        for step, _, function in (text.partition("=") for text in step_texts):
-            steps[step] = function or name.lower() + ("" if step == "read" else f"_{step}")
+        for step, parameters, function in (_STEP.findall(text)[0] for text in step_texts):
+            function = function or name.lower() + ("" if step == "read" else f"_{step}")
+            steps[step] = function, parameters or ("call+args" if arguments else "call")
         found.append(Operation(name, arguments, steps, description))
     return tuple(found)
 

@@ -96,7 +96,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     },
     "a wait for another device's event is dropped": {
         "layer_peer.c": {
-            "error ? error : ww_send(d, WW_OP_AWAIT": "error || awaited.number ? error : ww_send(d, WW_OP_AWAIT"
+            "error ? error : ww_send_signal(d, WW_OP_AWAIT": "error || number ? error : ww_send_signal(d, WW_OP_AWAIT"
         }
     },
     "another device is told of an event before it has been passed": {
@@ -109,7 +109,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
         "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": "job->result = 0;"}
     },
     "kernels of a graph pass their stream": {
-        "layer_exec.c": {"ww_kernel_post(r->device, r->stream, w": "ww_kernel_post(r->device, WW_LEGACY, w"}
+        "layer_exec.c": {"ww_work_post(r->device, r->stream, w": "ww_work_post(r->device, WW_LEGACY, w"}
     },
     "a launch of a graph does not wait for its last one": {
         "layer_exec.c": {"error = behind(x, d, stream, WW_OP_STREAM_WAIT);": "error = 0;"}
@@ -166,7 +166,7 @@ PEERS: dict[str, tuple[str, Changes]] = {
     ),
     "a free does not wait for the other device": (
         "frees",
-        {"layer_memory_calls.c": {"    ww_peers_done(d);\n": ""}},
+        {"layer_memory_calls.c": {"ww_peers_done(owner);": ""}},
     ),
     "memory is given back while others have it mapped": (
         "comes_back",
@@ -249,8 +249,8 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "pool_checks",
         {
             "layer_memory.c": {
-                "        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);": (
-                    "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0);"
+                "        ww_send_free(d, WW_OP_UNPIN, 0, r->start);": (
+                    "        ww_call_free(d, WW_OP_UNPIN, 0, r->start, NULL, 0);"
                 )
             }
         },

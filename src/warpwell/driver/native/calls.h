@@ -31,9 +31,4 @@ static inline enum ww_way ww_place_way(uint16_t op) {
 #define WW_PIN_LOWEST 0x200000000000ull /* range of pinned memory, on both sides */
 #define WW_PIN_HIGHEST 0x2f0000000000ull
 
-/* -- packets of the socket (said: enum ww_said) -------------------------------------------------------------------- */
-
-/* WW_OPEN is a ww_hello with the client's stdout and stderr (or /dev/null for a closed one); WW_OPENED is a ww_facts
- * with ring, status and staging, in this order. */
-
 #endif

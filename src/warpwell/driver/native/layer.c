@@ -220,10 +220,8 @@ static void *map_shared(int fd, size_t nbytes, int protection) {
 }
 
 static void unmap(struct ww_channel *c) {
-    if (c->ring)
-        munmap(c->ring, sizeof *c->ring);
-    if (c->staging)
-        munmap(c->staging, (size_t)WW_PLACES * WW_PLACE_BYTES);
+    ww_unmap(c->ring, sizeof *c->ring);
+    ww_unmap(c->staging, (size_t)WW_PLACES * WW_PLACE_BYTES);
     if (c->socket >= 0)
         close(c->socket);
     c->ring = NULL;
@@ -232,8 +230,7 @@ static void unmap(struct ww_channel *c) {
 }
 
 static void forget(struct ww_channel *c) {
-    if (c && c->status)
-        munmap((void *)c->status, sizeof *c->status);
+    ww_unmap(c ? c->status : NULL, sizeof *c->status);
     free(c);
 }
 

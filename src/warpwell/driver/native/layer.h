@@ -239,8 +239,13 @@ static inline int ww_object_at(const void *handle, uint32_t kind, struct ww_obje
     *o = ww_object(handle, kind);
     return *o ? 0 : CUDA_ERROR_INVALID_HANDLE;
 }
-int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was); /* its last state in *was: 0, or a code */
-int ww_id_take(struct ww_ids *ids, uint32_t *id);                             /* 0 or OUT_OF_MEMORY */
+/* *was: its last state, or NULL. Return 0 or a code. */
+int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was);
+static inline void *ww_object_more(const void *handle, uint32_t kind) {
+    struct ww_object *o = ww_object(handle, kind);
+    return o ? o->more : NULL;
+}
+int ww_id_take(struct ww_ids *ids, uint32_t *id); /* 0 or OUT_OF_MEMORY */
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
 void ww_ids_clear(struct ww_device *d);
 void ww_objects_after_fork(void);
@@ -272,6 +277,7 @@ void ww_ranges_clear(struct ww_device *d, void (*give)(struct ww_pool *, size_t)
 /* -- layer_peer.c ---------------------------------------------------------------------------------------------------
  */
 
+bool ww_can_reach(const struct ww_device *user, const struct ww_device *owner); /* as the driver reports it */
 bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
 void ww_touch(struct ww_device *user,
               struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
@@ -306,14 +312,9 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
 int ww_stream(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_of(void *h, struct ww_device **d, uint32_t *id);
 int ww_stream_create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id);
-struct ww_object *ww_stream_object(CUstream h); /* NULL: a default stream */
-struct ww_ending {                              /* of a stream */
-    struct ww_device *device;
-    uint64_t life;
-    uint32_t id;
-};
-int ww_stream_end(const struct ww_ending *what);
-int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy stream returns without waiting */
+struct ww_object *ww_stream_object(CUstream h);  /* NULL: a default stream */
+int ww_stream_end(const struct ww_object *what); /* its last state */
+int ww_mark_copied(struct ww_device *d);         /* a synchronous call on the legacy stream returns without waiting */
 int ww_event(void *h, struct ww_device *d, uint32_t *id);
 int ww_function(void *h, struct ww_device *d, uint32_t *id);
 
@@ -571,6 +572,7 @@ int ww_twin_begin(const struct ww_twin *t);
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w,
                  uint32_t node); /* node: number of a conditional one */
 int ww_twin_end(const struct ww_twin *t);
+int ww_work_post(struct ww_device *d, uint32_t stream, const struct ww_work *w); /* a kernel, copy or memset */
 int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec);
 int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream);
 

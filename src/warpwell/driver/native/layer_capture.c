@@ -361,6 +361,8 @@ int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct 
 /* Its recorded work must still be joined by the end. Without its first stream a capture cannot end. */
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
     struct member *m;
+    if (!atomic_load(&ww_captures))
+        return;
     enter();
     struct capture *c = capture_of(d, stream, &m);
     if (c && c->first == stream) {

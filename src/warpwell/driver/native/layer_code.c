@@ -106,9 +106,8 @@ static int send_image(struct ww_device *d, const void *image, size_t nbytes) {
 }
 
 static void free_fn(struct ww_fn *f) {
-    struct ww_object was;
     if (f && f->object)
-        ww_object_drop(f->object, WW_FUNCTION, &was);
+        ww_object_drop(f->object, WW_FUNCTION, NULL);
     if (f) {
         free(f->name);
         free(f->params);
@@ -117,11 +116,10 @@ static void free_fn(struct ww_fn *f) {
 }
 
 static void free_code(struct ww_loaded_image *c) {
-    struct ww_object was;
     for (uint32_t i = 0; c && i < c->nfns; i++)
         free_fn(c->fns[i]);
     if (c && c->module)
-        ww_object_drop(c->module, WW_MODULE, &was);
+        ww_object_drop(c->module, WW_MODULE, NULL);
     if (c) {
         free(c->fns);
         free(c->globals);
@@ -219,13 +217,12 @@ static int load(struct ww_device *d, const void *image, size_t nbytes, bool libr
 /* Unload what is loaded; of an earlier life nothing is left to unload. */
 static int unload(struct ww_loaded_image *c) {
     struct ww_device *d = c->device;
-    struct ww_args_id args = {c->id, 0};
     struct ww_span r;
     int error = 0;
     if (c->life == atomic_load(&d->life)) {
         for (uint32_t i = 0; i < c->nglobals; i++)
             ww_range_take(&d->ranges, c->globals[i], WW_GLOBAL, &r);
-        error = ww_call(d, WW_OP_UNLOAD, 0, &args, sizeof args, NULL, 0);
+        error = ww_call_id(d, WW_OP_UNLOAD, 0, c->id, NULL, 0);
         ww_id_give(d, &d->modules, c->life, c->id);
     }
     free_code(c);
@@ -416,9 +413,8 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
         pthread_mutex_unlock(&layer.loading);
     }
     if (error) {
-        struct ww_object was;
         if (h)
-            ww_object_drop(h, WW_LIBRARY, &was);
+            ww_object_drop(h, WW_LIBRARY, NULL);
         if (l)
             free_library(l);
         return error;
@@ -594,10 +590,10 @@ int ww_get_attribute(const struct ww_fn *f, int attribute, int *value) {
 }
 
 int ww_set_attribute(struct ww_fn *f, int attribute, int value) {
-    struct ww_args_function_set args = {f->object->id, (uint32_t)attribute, value, 0};
     if (attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
-    int error = ww_call(f->object->device, WW_OP_FUNCTION_SET, 0, &args, sizeof args, NULL, 0);
+    int error = ww_call_function_set(f->object->device, WW_OP_FUNCTION_SET, 0, f->object->id, (uint32_t)attribute,
+                                     value, NULL, 0);
     if (!error)
         atomic_store_explicit(&f->attributes[attribute], value, memory_order_relaxed);
     return error;

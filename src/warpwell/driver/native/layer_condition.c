@@ -35,8 +35,7 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
     if (!error && !g->twin.device)
         error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
     if (!error && !(error = ww_twin_code(&g->twin))) {
-        struct ww_args_graph_handle args = {g->twin.id, value, flags, 0};
-        error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle);
+        error = ww_call_graph_handle(d, WW_OP_GRAPH_HANDLE, 0, g->twin.id, value, flags, handle, sizeof *handle);
     }
     ww_graphs_leave();
     return error;
@@ -100,27 +99,31 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
     return 0;
 }
 
+int ww_work_post(struct ww_device *d, uint32_t stream, const struct ww_work *w) {
+    if (w->kind == CU_NODE_COPY)
+        return ww_copy_post(d, stream, &w->of.copy, false);
+    if (w->kind == CU_NODE_SET)
+        return ww_set_post(d, stream, &w->of.set, false);
+    return w->device == d ? ww_kernel_post(d, stream, w->of.kernel)
+                          : ww_refused("graphs with kernels of several devices");
+}
+
 /* -- recording and launches
  * --------------------------------------------------------------------------------------------------- */
 
 int ww_twin_begin(const struct ww_twin *t) {
-    struct ww_args_id args = {t->id, 0};
     int error = ww_twin_code(t);
-    return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0);
+    return error ? error : ww_call_id(t->device, WW_OP_GRAPH_BEGIN, 0, t->id, NULL, 0);
 }
 
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node) {
-    struct ww_args_id args = {node, 0};
     switch (w->kind) {
     case CU_NODE_KERNEL:
-        return w->device == t->device ? ww_kernel_post(t->device, WW_RECORDED, w->of.kernel)
-                                      : ww_refused("graphs with kernels of several devices");
     case CU_NODE_COPY:
-        return ww_copy_post(t->device, WW_RECORDED, &w->of.copy, false);
     case CU_NODE_SET:
-        return ww_set_post(t->device, WW_RECORDED, &w->of.set, false);
+        return ww_work_post(t->device, WW_RECORDED, w);
     case CU_NODE_CONDITION:
-        return ww_send(t->device, WW_OP_GRAPH_NODE, 0, &args, sizeof args);
+        return ww_send_id(t->device, WW_OP_GRAPH_NODE, 0, node);
     case CU_NODE_EMPTY:
     case CU_NODE_ALLOC: /* its address is there already */
     case CU_NODE_FREE:
@@ -137,8 +140,7 @@ int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
     int error = name(exec, t->device);
     if (error)
         return error;
-    struct ww_args_graph args = {t->id, exec->id};
-    if ((error = ww_call(t->device, WW_OP_GRAPH_MAKE, 0, &args, sizeof args, NULL, 0))) {
+    if ((error = ww_call_graph(t->device, WW_OP_GRAPH_MAKE, 0, t->id, exec->id, NULL, 0))) {
         ww_id_give(exec->device, &exec->device->graphs, exec->life, exec->id);
         exec->device = NULL;
     }
@@ -146,9 +148,8 @@ int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
 }
 
 int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream) {
-    struct ww_args_id args = {exec->id, 0};
     int error = ww_twin_code(exec);
     if (!error && exec->device != d)
         error = ww_refused("launches of graphs with conditional nodes in streams of another device");
-    return error ? error : ww_send(d, WW_OP_GRAPH_LAUNCH, stream, &args, sizeof args);
+    return error ? error : ww_send_id(d, WW_OP_GRAPH_LAUNCH, stream, exec->id);
 }

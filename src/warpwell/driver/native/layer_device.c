@@ -70,14 +70,6 @@ void ww_reset(struct ww_device *d) {
     pthread_mutex_unlock(&d->opening);
 }
 
-int ww_body_cuDevicePrimaryCtxRetain(struct ww_device *d, CUcontext *context) {
-    pthread_mutex_lock(&d->opening);
-    d->retained++;
-    pthread_mutex_unlock(&d->opening);
-    *context = ww_context_handle(d);
-    return 0;
-}
-
 int ww_body_cuDevicePrimaryCtxRelease_v2(struct ww_device *d) {
     pthread_mutex_lock(&d->opening);
     bool last = d->retained == 1;

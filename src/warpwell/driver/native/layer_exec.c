@@ -226,10 +226,7 @@ static struct ww_plan *copy_plan(const struct ww_plan *from) {
 /* -- executable graphs
  * ------------------------------------------------------------------------------------------------------- */
 
-struct ww_exec *ww_exec(const void *h) {
-    struct ww_object *o = ww_object(h, WW_EXEC);
-    return o ? o->more : NULL;
-}
+struct ww_exec *ww_exec(const void *h) { return ww_object_more(h, WW_EXEC); }
 
 static void drop_mark(struct ww_mark *m) {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
@@ -263,10 +260,9 @@ static void drop_retired(void *data, int code) {
 
 /* Drop a plan when its launches on the device are done, because user objects must live until then; do not wait. */
 static void retire(struct ww_plan *p, struct ww_mark *m) {
-    struct ww_args_event args = {m ? m->event : 0, 0};
     struct retired *r = NULL;
     bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
-                ww_call(m->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0) != CUDA_ERROR_NOT_READY;
+                ww_call_event(m->device, WW_OP_EVENT_QUERY, 0, m ? m->event : 0, 0, NULL, 0) != CUDA_ERROR_NOT_READY;
     if (!over && (r = malloc(sizeof *r))) {
         *r = (struct retired){p, m};
         atomic_fetch_add(&m->refs, 1);
@@ -310,14 +306,6 @@ int ww_instantiate(void **exec, void *h, uint64_t flags, int *result) {
     return error;
 }
 
-int ww_body_cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room) {
-    if (node)
-        *(void **)node = NULL;
-    if (log && room)
-        *log = 0;
-    return ww_instantiate(exec, graph, 0, &(int){0});
-}
-
 CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params) {
     struct cu_instantiate *p = params;
     (void)per_thread; /* nothing is uploaded: the nodes' images are in the worker */
@@ -329,11 +317,10 @@ CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *grap
 }
 
 int ww_body_cuGraphExecDestroy(void *h) {
-    struct ww_object was;
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
     if (x) {
-        ww_object_drop(h, WW_EXEC, &was);
+        ww_object_drop(h, WW_EXEC, NULL);
         x->gone = true;
     }
     ww_graphs_leave();
@@ -360,45 +347,36 @@ static struct step *step_of(const struct ww_plan *p, const void *node) {
     return NULL;
 }
 
-/* Why there is no copy of a plan. */
-static int no_copy(const struct ww_plan *p) {
-    return p->twins ? ww_refused("changes of one node in an executable graph with conditional nodes")
-                    : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-int ww_exec_change(void *h, void *node, struct ww_work *work) {
-    int error = 0;
+/* Give a step of a copy of the plan other work, which is taken, or without work switch it. */
+static int change(void *h, void *node, struct ww_work *work, bool off) {
     pthread_mutex_lock(&ww_graphs);
     struct ww_exec *x = ww_exec(h);
     struct step *s = x ? step_of(x->plan, node) : NULL;
-    struct ww_plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
-    if (!p) {
-        error = s && s->work.kind == work->kind ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
-        ww_work_drop(work);
-        ww_graphs_leave();
-        return error;
-    }
-    struct ww_work *old = &p->steps[s - x->plan->steps].work, was = *old;
-    *old = *work;
-    ww_work_drop(&was);
-    replace(x, p);
-    return 0;
-}
-
-int ww_body_cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
-    pthread_mutex_lock(&ww_graphs);
-    struct ww_exec *x = ww_exec(h);
-    struct step *s = x ? step_of(x->plan, node) : NULL;
-    bool may = s && (s->work.kind == CU_NODE_KERNEL || s->work.kind == CU_NODE_COPY || s->work.kind == CU_NODE_SET);
+    int kind = s ? s->work.kind : CU_NODE_EMPTY;
+    bool may = s && (work ? kind == work->kind : kind == CU_NODE_KERNEL || kind == CU_NODE_COPY || kind == CU_NODE_SET);
     struct ww_plan *p = may ? copy_plan(x->plan) : NULL;
     if (!p) {
-        ww_graphs_leave();
-        return may ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
+        if (work)
+            ww_work_drop(work);
+        return ww_graphs_left(!may              ? CUDA_ERROR_INVALID_VALUE
+                              : !x->plan->twins ? CUDA_ERROR_OUT_OF_MEMORY
+                                                : ww_refused("changes of one node in an executable graph with"
+                                                             " conditional nodes"));
     }
-    p->steps[s - x->plan->steps].off = !enabled;
+    struct step *to = &p->steps[s - x->plan->steps];
+    if (work) {
+        ww_work_drop(&to->work);
+        to->work = *work;
+    } else {
+        to->off = off;
+    }
     replace(x, p);
     return 0;
 }
+
+int ww_exec_change(void *h, void *node, struct ww_work *work) { return change(h, node, work, false); }
+
+int ww_body_cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) { return change(h, node, NULL, !enabled); }
 
 int ww_body_cuGraphNodeGetEnabled(struct ww_exec *x, void *node, unsigned *enabled) {
     const struct step *s = step_of(x->plan, node);
@@ -456,15 +434,6 @@ int ww_body_cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     return 0;
 }
 
-int ww_body_cuGraphExecUpdate(void *h, void *graph, void **node, int *result) {
-    struct cu_update r = {0};
-    int error = cuGraphExecUpdate_v2(h, graph, &r);
-    if (node)
-        *node = r.node;
-    *result = r.result;
-    return error;
-}
-
 /* -- launches
  * ------------------------------------------------------------------------------------------------------------------ */
 
@@ -490,9 +459,7 @@ static int post_event(struct ww_device *d, uint32_t stream, const struct ww_work
     struct ww_object *o = ww_object(w->of.event, WW_EVENT);
     if (!o || o->device != d)
         return o ? ww_refused("graphs with events of another device") : CUDA_ERROR_INVALID_HANDLE;
-    struct ww_args_event args = {o->id, 0};
-    int error =
-        ww_send(d, w->kind == CU_NODE_RECORD ? WW_OP_EVENT_RECORD : WW_OP_STREAM_WAIT, stream, &args, sizeof args);
+    int error = ww_send_event(d, w->kind == CU_NODE_RECORD ? WW_OP_EVENT_RECORD : WW_OP_STREAM_WAIT, stream, o->id, 0);
     if (!error && w->kind == CU_NODE_RECORD)
         atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
     return error;
@@ -501,12 +468,9 @@ static int post_event(struct ww_device *d, uint32_t stream, const struct ww_work
 static int post_step(const struct run *r, const struct ww_work *w) {
     switch (w->kind) {
     case CU_NODE_KERNEL:
-        return w->device == r->device ? ww_kernel_post(r->device, r->stream, w->of.kernel)
-                                      : ww_refused("graphs with kernels of several devices");
     case CU_NODE_COPY:
-        return ww_copy_post(r->device, r->stream, &w->of.copy, false);
     case CU_NODE_SET:
-        return ww_set_post(r->device, r->stream, &w->of.set, false);
+        return ww_work_post(r->device, r->stream, w);
     case CU_NODE_WAIT:
     case CU_NODE_RECORD:
         return post_event(r->device, r->stream, w);
@@ -516,8 +480,7 @@ static int post_step(const struct run *r, const struct ww_work *w) {
 }
 
 static int behind(const struct ww_exec *x, struct ww_device *d, uint32_t stream, uint16_t op) {
-    struct ww_args_event args = {x->mark->event, 0};
-    return ww_send(d, op, stream, &args, sizeof args);
+    return ww_send_event(d, op, stream, x->mark->event, 0);
 }
 
 static void go_on(void *data, int code);

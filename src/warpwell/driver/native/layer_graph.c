@@ -8,23 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct ww_graph *ww_graph(const void *h) {
-    struct ww_object *o = ww_object(h, WW_GRAPH);
-    return o ? o->more : NULL;
-}
+struct ww_graph *ww_graph(const void *h) { return ww_object_more(h, WW_GRAPH); }
 
-struct ww_node *ww_node(const void *h) {
-    struct ww_object *o = ww_object(h, WW_NODE);
-    return o ? o->more : NULL;
-}
+struct ww_node *ww_node(const void *h) { return ww_object_more(h, WW_NODE); }
 
 /* -- user objects ----------------------------------------------------------------------------------------------------
  */
 
-struct ww_user *ww_user(const void *h) {
-    struct ww_object *o = ww_object(h, WW_USER);
-    return o ? o->more : NULL;
-}
+struct ww_user *ww_user(const void *h) { return ww_object_more(h, WW_USER); }
 
 int ww_body_cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count) {
     struct ww_user *u = calloc(1, sizeof *u);
@@ -132,7 +123,6 @@ static void disconnect(const struct ww_node *from, struct ww_node *to) {
 /* Take the node out of its graph and end it. */
 void ww_node_remove(struct ww_node *n) {
     struct ww_graph *g = n->graph;
-    struct ww_object was;
     size_t at = 0;
     for (size_t i = 0; i < g->n; i++) {
         disconnect(n, g->nodes[i]);
@@ -141,7 +131,7 @@ void ww_node_remove(struct ww_node *n) {
     }
     memmove(g->nodes + at, g->nodes + at + 1, (--g->n - at) * sizeof *g->nodes);
     ww_work_drop(&n->work);
-    ww_object_drop(n->object, WW_NODE, &was);
+    ww_object_drop(n->object, WW_NODE, NULL);
     free(n->edges);
     free(n);
 }
@@ -179,8 +169,7 @@ int ww_twin_code(const struct ww_twin *t) {
 }
 
 void ww_twin_drop(struct ww_twin *t, uint16_t op) {
-    struct ww_args_graph args = {t->id, 0}; /* of EXEC_DROP, too: its second number is not used */
-    if (t->device && !ww_twin_code(t) && !ww_send(t->device, op, 0, &args, sizeof args))
+    if (t->device && !ww_twin_code(t) && !ww_send_graph(t->device, op, 0, t->id, 0))
         ww_id_give(t->device, &t->device->graphs, t->life, t->id);
     t->device = NULL;
 }
@@ -191,9 +180,8 @@ void ww_condition_drop(struct ww_condition *c) {
     for (uint32_t i = 0; i < c->size; i++)
         if (c->graphs && c->graphs[i])
             ww_graph_drop(c->graphs[i]);
-    struct ww_args_graph args = {c->within.id, 1 + c->node};
     if (!ww_twin_code(&c->within))
-        ww_send(c->within.device, WW_OP_GRAPH_DROP, 0, &args, sizeof args);
+        ww_send_graph(c->within.device, WW_OP_GRAPH_DROP, 0, c->within.id, 1 + c->node);
     free(c->graphs);
     free(c->handles);
     free(c);
@@ -239,13 +227,12 @@ void ww_work_drop(struct ww_work *w) {
 }
 
 void ww_graph_drop(struct ww_graph *g) {
-    struct ww_object was;
     while (g->n)
         ww_node_remove(g->nodes[g->n - 1]);
     for (size_t i = 0; i < g->nusers; i++)
         ww_user_release(g->users[i].user, g->users[i].count);
     ww_twin_drop(&g->twin, WW_OP_GRAPH_DROP);
-    ww_object_drop(g->object, WW_GRAPH, &was);
+    ww_object_drop(g->object, WW_GRAPH, NULL);
     free(g->nodes);
     free(g->users);
     free(g);

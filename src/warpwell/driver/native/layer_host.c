@@ -26,7 +26,6 @@ static bool running;
 
 /* Return the state of a function's event: NOT_READY, 0, or the error that ended the context. */
 static int is_due(const struct ww_host *h) {
-    struct ww_args_event args = {h->event, 0};
     if (h->due && !h->due(h->data))
         return CUDA_ERROR_NOT_READY;
     if (h->life != atomic_load(&h->device->life))
@@ -35,7 +34,7 @@ static int is_due(const struct ww_host *h) {
         return 0;
     if (!h->event)
         return ww_context_code(h->device);
-    return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0);
+    return ww_call_event(h->device, WW_OP_EVENT_QUERY, 0, h->event, 0, NULL, 0);
 }
 
 static bool behind_another(const struct ww_host *one) {
@@ -144,8 +143,7 @@ static int start_thread(void) {
 /* An event behind all that was posted to the stream. */
 static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {
     int error = ww_event_new(d, CU_EVENT_DISABLE_TIMING, event);
-    struct ww_args_event args = {*event, 0};
-    return error ? error : ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args);
+    return error ? error : ww_send_event(d, WW_OP_EVENT_RECORD, stream, *event, 0);
 }
 
 /* Put a function into the queue; where its stream is not held yet, the event is recorded first. */

@@ -16,14 +16,12 @@
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address) {
-    struct ww_args_alloc args = {nbytes};
     uint64_t at = 0;
-    int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at);
+    int error = ww_call_alloc(d, op, stream, nbytes, &at, sizeof at);
     if (error)
         return error;
     if ((error = ww_range_add(&d->ranges, at, nbytes, WW_ON_DEVICE, flags, owner))) {
-        struct ww_args_free back = {at};
-        ww_send(d, WW_OP_FREE, 0, &back, sizeof back);
+        ww_send_free(d, WW_OP_FREE, 0, at);
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_UNKNOWN : error;
     }
     *address = at;
@@ -100,9 +98,8 @@ struct unpinning {
 
 /* In the thread of host functions, which must not wait: other streams may wait for it. */
 void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there) {
-    struct ww_args_free args = {r->start};
     if (there && !d->facts.remote)
-        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);
+        ww_send_free(d, WW_OP_UNPIN, 0, r->start);
     munmap((void *)(uintptr_t)r->start, r->size);
 }
 
@@ -157,8 +154,7 @@ static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
 }
 
 static int unpin(struct ww_device *d, uint64_t at, size_t nbytes) {
-    struct ww_args_free args = {at};
-    int error = d->facts.remote ? 0 : ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0);
+    int error = d->facts.remote ? 0 : ww_call_free(d, WW_OP_UNPIN, 0, at, NULL, 0);
     munmap((void *)(uintptr_t)at, nbytes);
     return error;
 }
@@ -169,9 +165,8 @@ int ww_unpin_taken(struct ww_device *d, const struct ww_span *r) {
 }
 
 static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, bool lends) {
-    struct ww_args_pin args = {(uintptr_t)at, whole, lends, 0};
     pthread_mutex_lock(&c->pinning);
-    int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0);
+    int error = ww_call_pin(d, WW_OP_PIN, 0, (uintptr_t)at, whole, lends, 0, NULL, 0);
     int unmapped = error ? 0 : map_pinned(c, at, whole);
     pthread_mutex_unlock(&c->pinning);
     if (unmapped)

@@ -38,6 +38,22 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
     return d;
 }
 
+/* d: the device of the stream in which the block is freed; NULL: without a stream. */
+static int free_block(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
+    struct ww_span r;
+    struct ww_device *owner = take_block(address, d, stream, &r);
+    if (!owner)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (r.flags & WW_OF_GRAPH)
+        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return d ? ww_unpin_in_stream(d, stream, owner, &r) : ww_unpin_taken(owner, &r);
+    if (owner == d)
+        return ww_send_free(d, WW_OP_FREE_ASYNC, stream, address);
+    ww_peers_done(owner); /* also for a stream of another device, which does not cover this one's work */
+    return ww_send_free(owner, WW_OP_FREE, 0, address);
+}
+
 /* NVIDIA's driver frees a block also if no context is current: numba.cuda.close() does so (H200). */
 CUresult cuMemFree_v2(CUdeviceptr address) {
     struct ww_device *d;
@@ -45,19 +61,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     int error = ww_need(&d);
     if (error == CUDA_ERROR_INVALID_CONTEXT && (d = ww_range_owner(address, &r)))
         error = ww_context_code(d);
-    if (error || !address)
-        return error;
-    struct ww_args_free args = {address};
-    if ((error = ww_unsafe()))
-        return error;
-    if (!(d = take_block(address, NULL, 0, &r)))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (r.flags & WW_OF_GRAPH)
-        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY)
-        return ww_unpin_taken(d, &r);
-    ww_peers_done(d);
-    return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
+    return error || !address || (error = ww_unsafe()) ? error : free_block(NULL, 0, address);
 }
 
 /* In a stream that records: a node, for memory that a graph allocates. */
@@ -71,27 +75,13 @@ static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr addre
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
-    struct ww_device *d, *owner;
-    struct ww_span r;
+    struct ww_device *d;
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
     if (error || (error = ww_stream(h, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
         return error;
-    if (captured)
-        return free_in_graph(d, stream, address);
-    struct ww_args_free args = {address};
-    if (!(owner = take_block(address, d, stream, &r)))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (r.flags & WW_OF_GRAPH)
-        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY)
-        return ww_unpin_in_stream(d, stream, owner, &r);
-    if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
-        ww_peers_done(owner);
-        return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
-    }
-    return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
+    return captured ? free_in_graph(d, stream, address) : free_block(d, stream, address);
 }
 
 int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
@@ -112,16 +102,6 @@ int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p
     if (!p && !(p = ww_pool_of(d)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     return ww_pool_allocate(p, d, stream, nbytes, address);
-}
-
-int ww_body_cuMemGetInfo_v2(struct ww_device *d, size_t *free_bytes, size_t *total) {
-    struct ww_mem_info info;
-    int error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info);
-    if (!error && free_bytes)
-        *free_bytes = info.free;
-    if (!error && total)
-        *total = info.total;
-    return error;
 }
 
 int ww_body_cuMemHostAlloc(struct ww_device *d, void **address, size_t nbytes, unsigned flags) {

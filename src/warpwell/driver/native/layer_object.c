@@ -71,7 +71,10 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
         pthread_mutex_unlock(&lock);
         return CUDA_ERROR_INVALID_HANDLE;
     }
-    memcpy(was, o, sizeof *was);
+    struct ww_device *d = o->device;
+    uint64_t life = o->life;
+    if (was)
+        memcpy(was, o, sizeof *was);
     o->next = NULL;
     if (free_last)
         free_last->next = o;
@@ -79,7 +82,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
         free_first = o;
     free_last = o;
     pthread_mutex_unlock(&lock);
-    return was->device && was->life != atomic_load(&was->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
+    return d && life != atomic_load(&d->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
 }
 
 bool ww_grow(void *all, size_t n, size_t each) {

@@ -13,11 +13,10 @@ static struct { /* without references; freed when the lock is left */
 void ww_user_retain(struct ww_user *user, uint32_t count) { user->refs += count; }
 
 void ww_user_release(struct ww_user *user, uint32_t count) {
-    struct ww_object was;
     user->refs -= count < user->refs ? count : user->refs;
     if (user->refs)
         return;
-    ww_object_drop(user->object, WW_USER, &was);
+    ww_object_drop(user->object, WW_USER, NULL);
     user->next = due.users;
     due.users = user;
 }
@@ -112,14 +111,12 @@ static bool is_unused(void *data) { return ww_peers_are_done(&((struct ww_graph_
 
 static void free_unused(void *data, int code) {
     struct ww_graph_memory *m = data;
-    struct ww_args_free args = {m->address};
     if (!code)
-        ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
+        ww_send_free(m->device, WW_OP_FREE, 0, m->address);
     free(m);
 }
 
 static void free_memory(struct ww_graph_memory *m) {
-    struct ww_args_free args = {m->address};
     if (m->range.size && m->on_host && ww_in_host_thread) { /* the end of a launch behind a host function */
         ww_unpin_posted(m->device, &m->range, m->life == atomic_load(&m->device->life));
     } else if (m->range.size && m->on_host) {
@@ -131,7 +128,7 @@ static void free_memory(struct ww_graph_memory *m) {
             return;
         }
         ww_peers_done(m->device);
-        ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
+        ww_send_free(m->device, WW_OP_FREE, 0, m->address);
     }
     free(m);
 }

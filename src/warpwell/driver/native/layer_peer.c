@@ -87,8 +87,7 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner) {
         return false;
     pthread_mutex_lock(&layer.linking);
     if (!is_known(known, now, &can) && (can = link_up(user, owner))) {
-        struct ww_args_link args = {(uint32_t)index_of(user), 0};
-        int error = ww_call(owner, WW_OP_SHARE, 0, &args, sizeof args, NULL, 0);
+        int error = ww_call_link(owner, WW_OP_SHARE, 0, (uint32_t)index_of(user), 0, NULL, 0);
         can = !error;
         atomic_store(&owner->shared,
                      1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
@@ -183,7 +182,6 @@ bool ww_maps_pinned(const struct ww_device *d, const struct ww_device *owner, co
 }
 
 static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
-    struct ww_args_free args = {r->start};
     pthread_mutex_lock(&owner->post);
     struct ww_channel *c = atomic_load(&owner->channel);
     if (c)
@@ -192,7 +190,7 @@ static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
     if (!c)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     pthread_mutex_lock(&c->pinning);
-    int error = ww_call(owner, WW_OP_LEND, 0, &args, sizeof args, NULL, 0);
+    int error = ww_call_free(owner, WW_OP_LEND, 0, r->start, NULL, 0);
     *fd = error ? -1 : ww_receive_pinned(c, r->start, r->size);
     pthread_mutex_unlock(&c->pinning);
     ww_release(c);
@@ -241,10 +239,9 @@ void ww_map_pinned(struct ww_device *d) {
 }
 
 void ww_unshare(const struct ww_span *r) {
-    struct ww_args_free args = {r->start};
     for (int i = 0; i < layer.ndevices; i++)
         if (r->users >> i & 1)
-            ww_send(&layer.devices[i], WW_OP_UNPIN, 0, &args, sizeof args);
+            ww_send_free(&layer.devices[i], WW_OP_UNPIN, 0, r->start);
 }
 
 void ww_unshare_all(struct ww_device *owner) {
@@ -266,34 +263,17 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
     }
     if (!*can)
         return 0;
-    struct ww_args_signal told = {event, (uint32_t)index_of(d), atomic_fetch_add(&numbers, 1) + 1};
-    struct ww_args_signal awaited = {0, (uint32_t)index_of(owner), told.number};
-    int error = ww_send(owner, WW_OP_SIGNAL, 0, &told, sizeof told);
-    return error ? error : ww_send(d, WW_OP_AWAIT, stream, &awaited, sizeof awaited);
+    uint64_t number = atomic_fetch_add(&numbers, 1) + 1;
+    int error = ww_send_signal(owner, WW_OP_SIGNAL, 0, event, (uint32_t)index_of(d), number);
+    return error ? error : ww_send_signal(d, WW_OP_AWAIT, stream, 0, (uint32_t)index_of(owner), number);
 }
 
 /* -- the driver's calls ---------------------------------------------------------------------------------------------
  */
 
-static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_device **owner) {
-    int error = ww_device_at(k, d);
-    return error ? error : ww_device_at(other, owner);
-}
+bool ww_can_reach(const struct ww_device *d, const struct ww_device *owner) { return d != owner && peer_of(d, owner); }
 
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other) {
-    struct ww_device *d, *owner;
-    int error = both(k, other, &d, &owner);
-    if (error || !can)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *can = d != owner && peer_of(d, owner);
-    return 0;
-}
-
-CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice other) {
-    struct ww_device *d, *owner;
-    int error = both(k, other, &d, &owner);
-    if (error || !value || attribute < 1 || attribute > 5 || d == owner)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
+int ww_body_cuDeviceGetP2PAttribute(struct ww_device *d, struct ww_device *owner, int *value, int attribute) {
     const struct ww_peer *peer = peer_of(d, owner); /* the layer does not serve attributes of arrays */
     *value = !peer                         ? 0
              : attribute == CU_P2P_RANK    ? peer->rank

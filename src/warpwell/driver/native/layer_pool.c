@@ -109,9 +109,8 @@ void ww_pool_give(struct ww_pool *p, size_t nbytes) {
 
 int ww_pool_at(void *h, struct ww_pool **p) {
     int error = ww_ready();
-    struct ww_object *o = error ? NULL : ww_object(h, WW_POOL);
-    *p = o ? o->more : NULL;
-    return error ? error : o ? 0 : CUDA_ERROR_INVALID_VALUE;
+    *p = error ? NULL : ww_object_more(h, WW_POOL);
+    return error ? error : *p ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
 int ww_body_cuMemPoolCreate(void **pool, void *wanted) {
@@ -141,8 +140,7 @@ int ww_body_cuMemPoolCreate(void **pool, void *wanted) {
 
 int ww_body_cuMemPoolDestroy(struct ww_pool *p, void *h) {
     struct ww_pool *no = NULL;
-    struct ww_object was;
-    int error = p->is_default ? CUDA_ERROR_INVALID_VALUE : ww_object_drop(h, WW_POOL, &was);
+    int error = p->is_default ? CUDA_ERROR_INVALID_VALUE : ww_object_drop(h, WW_POOL, NULL);
     if (error)
         return error;
     for (int i = 0; i < layer.ndevices; i++) {

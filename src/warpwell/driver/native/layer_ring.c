@@ -348,9 +348,8 @@ int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, uns
         memcpy(*all, s->data, n);
     int result = drop_slot(&p, s->result);
     for (size_t at = n; at < whole && !error; at += WW_SLOT_DATA) {
-        struct ww_args_more more = {at - n};
-        error = ww_call(d, WW_OP_MORE, 0, &more, sizeof more, *all + at,
-                        whole - at < WW_SLOT_DATA ? whole - at : WW_SLOT_DATA);
+        error =
+            ww_call_more(d, WW_OP_MORE, 0, at - n, *all + at, whole - at < WW_SLOT_DATA ? whole - at : WW_SLOT_DATA);
     }
     if (error) {
         free(*all);
@@ -489,15 +488,13 @@ void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place) {
 int ww_event_new(struct ww_device *d, uint32_t flags, uint32_t *id) {
     uint64_t life = atomic_load(&d->life);
     int error = ww_id_take(&d->events, id);
-    struct ww_args_event args = {*id, flags};
-    if (!error && (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+    if (!error && (error = ww_send_event(d, WW_OP_EVENT_CREATE, 0, *id, flags)))
         ww_id_give(d, &d->events, life, *id);
     return error;
 }
 
 int ww_event_end(struct ww_device *d, uint64_t life, uint32_t id) {
-    struct ww_args_event args = {id, 0};
-    int error = life == atomic_load(&d->life) ? ww_send(d, WW_OP_EVENT_DESTROY, 0, &args, sizeof args) : 0;
+    int error = life == atomic_load(&d->life) ? ww_send_event(d, WW_OP_EVENT_DESTROY, 0, id, 0) : 0;
     if (!error)
         ww_id_give(d, &d->events, life, id);
     return error;

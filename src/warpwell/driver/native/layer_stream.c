@@ -16,10 +16,8 @@ static _Thread_local struct own own;
 static pthread_key_t at_end;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static int end_now(const struct ww_ending *e) {
-    struct ww_args_id args = {e->id, 0};
-    int error =
-        e->life == atomic_load(&e->device->life) ? ww_send(e->device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args) : 0;
+static int end_now(const struct ww_object *e) {
+    int error = e->life == atomic_load(&e->device->life) ? ww_send_id(e->device, WW_OP_STREAM_DESTROY, 0, e->id) : 0;
     if (!error)
         ww_id_give(e->device, &e->device->streams, e->life, e->id);
     return error;
@@ -32,10 +30,10 @@ static void end_later(void *data, int code) {
 }
 
 /* A stream goes; behind a host function that has not run, for the rest of a graph is posted behind that. */
-int ww_stream_end(const struct ww_ending *what) {
-    struct ww_ending *e;
+int ww_stream_end(const struct ww_object *what) {
+    struct ww_object *e;
     if (atomic_load(&what->device->holds) && ww_host_has(what->device, what->id) && (e = malloc(sizeof *e))) {
-        *e = *what;
+        memcpy(e, what, sizeof *e);
         if (!ww_host_add(e->device, e->id, NULL, end_later, e))
             return 0;
         free(e);
@@ -47,7 +45,7 @@ int ww_stream_end(const struct ww_ending *what) {
 static void give_back(void *unused) {
     (void)unused;
     for (int i = 0; i < layer.ndevices && !ww_ready(); i++) {
-        struct ww_ending e = {&layer.devices[i], own.at[i].life, own.at[i].id};
+        struct ww_object e = {.device = &layer.devices[i], .life = own.at[i].life, .id = own.at[i].id};
         own.at[i].id = 0;
         if (e.id && e.life == atomic_load(&e.device->life))
             ww_stream_end(&e);
@@ -68,10 +66,9 @@ static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking) {
 
 int ww_stream_create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id) {
     int error = ww_id_take(&d->streams, id);
-    struct ww_args_stream_create args = {*id, flags, priority, 0};
     if (!error)
         place_stream(d, *id, flags & CU_STREAM_NON_BLOCKING);
-    return error ? error : ww_send(d, WW_OP_STREAM_CREATE, 0, &args, sizeof args);
+    return error ? error : ww_send_stream_create(d, WW_OP_STREAM_CREATE, 0, *id, flags, priority);
 }
 
 static int own_stream(struct ww_device *d, uint32_t *id) {

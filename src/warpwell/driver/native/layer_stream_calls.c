@@ -2,33 +2,20 @@
 #include "layer.h"
 
 int ww_body_cuStreamCreateWithPriority(struct ww_device *d, CUstream *stream, unsigned flags, int priority) {
-    int error;
     if (priority > d->facts.least_priority)
         priority = d->facts.least_priority;
     if (priority < d->facts.greatest_priority)
         priority = d->facts.greatest_priority;
     struct ww_object *o = ww_object_new(WW_STREAM, d);
-    if (!o)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    o->flags = flags;
-    o->priority = priority;
-    if ((error = ww_stream_create(d, flags, priority, &o->id))) {
-        struct ww_object was;
-        ww_object_drop(o, WW_STREAM, &was);
+    int error = o ? ww_stream_create(d, flags, priority, &o->id) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (error) {
+        ww_object_drop(o, WW_STREAM, NULL);
         return error;
     }
+    o->flags = flags;
+    o->priority = priority;
     *stream = (CUstream)(void *)o;
     return 0;
-}
-
-CUresult cuStreamDestroy_v2(CUstream h) {
-    struct ww_object was;
-    int error = ww_ready();
-    if (error || (error = (uintptr_t)h <= 2 ? CUDA_ERROR_INVALID_HANDLE : ww_object_drop(h, WW_STREAM, &was)))
-        return error;
-    if (atomic_load(&ww_captures))
-        ww_capture_stream_gone(was.device, was.id);
-    return ww_stream_end(&(struct ww_ending){was.device, was.life, was.id});
 }
 
 int ww_body_cuStreamQuery(struct ww_device *d, uint32_t id) {
@@ -70,14 +57,7 @@ int ww_body_cuStreamWaitEvent(struct ww_device *d, uint32_t id, struct ww_object
         error = ww_wait_across(d, id, e->device, e->id, &can); /* without a link between workers the program waits */
         return can ? error : ww_event_ask((CUevent)(void *)e, WW_OP_EVENT_SYNC);
     }
-    struct ww_args_event args = {e->id, 0};
-    return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
-}
-
-CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green) {
-    if (green)
-        *(void **)green = NULL;
-    return cuStreamGetCtx(h, context);
+    return ww_send_event(d, WW_OP_STREAM_WAIT, id, e->id, 0);
 }
 
 /* Windows of the L2 cache and policies of waiting change no results: they are checked and left out. */
@@ -90,28 +70,17 @@ int ww_body_cuStreamSetAttribute(int attribute) {
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
 int ww_body_cuEventCreate(struct ww_device *d, CUevent *event, unsigned flags) {
-    int error;
     if (flags & CU_EVENT_INTERPROCESS)
         return ww_refused("cuEventCreate for other processes");
     struct ww_object *o = ww_object_new(WW_EVENT, d);
-    if (!o)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    o->flags = flags;
-    if ((error = ww_event_new(d, flags, &o->id))) {
-        struct ww_object was;
-        ww_object_drop(o, WW_EVENT, &was);
+    int error = o ? ww_event_new(d, flags, &o->id) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (error) {
+        ww_object_drop(o, WW_EVENT, NULL);
         return error;
     }
+    o->flags = flags;
     *event = (CUevent)(void *)o;
     return 0;
-}
-
-CUresult cuEventDestroy_v2(CUevent h) {
-    struct ww_object was;
-    int error = ww_ready();
-    if (error || (error = ww_object_drop(h, WW_EVENT, &was)))
-        return error;
-    return ww_event_end(was.device, was.life, was.id);
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
@@ -132,8 +101,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
         return CUDA_ERROR_INVALID_VALUE; /* external records belong to captures */
     if (o->recorded == WW_IN_CAPTURE)
         ww_capture_forget_event(o);
-    struct ww_args_event args = {id, 0};
-    if (!(error = ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args)))
+    if (!(error = ww_send_event(d, WW_OP_EVENT_RECORD, stream, id, 0)))
         atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
     return error;
 }
@@ -148,8 +116,7 @@ int ww_event_ask(CUevent h, uint16_t op) {
         return CUDA_ERROR_CAPTURED_EVENT;
     if (op == WW_OP_EVENT_QUERY && (error = ww_unsafe()))
         return error;
-    struct ww_args_event args = {o->id, 0};
-    error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0);
+    error = ww_call_event(o->device, op, 0, o->id, 0, NULL, 0);
     return error ? error : ww_earlier(o->device);
 }
 
@@ -160,6 +127,5 @@ int ww_body_cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     if (!a || !b || a->device != b->device || !a->recorded || !b->recorded ||
         ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;
-    struct ww_args_elapsed args = {a->id, b->id};
-    return ww_call(a->device, WW_OP_EVENT_ELAPSED, 0, &args, sizeof args, ms, sizeof *ms);
+    return ww_call_elapsed(a->device, WW_OP_EVENT_ELAPSED, 0, a->id, b->id, ms, sizeof *ms);
 }

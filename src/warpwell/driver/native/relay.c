@@ -113,12 +113,9 @@ API int ww_gone(int socket, int pidfd) {
 /* -- near: memory -------------------------------------------------------------------------------------------------- */
 
 API void ww_near_free(struct near *n) {
-    if (n->ring)
-        munmap(n->ring, sizeof *n->ring);
-    if (n->status)
-        munmap(n->status, sizeof *n->status);
-    if (n->staging)
-        munmap(n->staging, STAGING);
+    ww_unmap(n->ring, sizeof *n->ring);
+    ww_unmap(n->status, sizeof *n->status);
+    ww_unmap(n->staging, STAGING);
     free(n);
 }
 
@@ -325,12 +322,9 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
 /* -- far ----------------------------------------------------------------------------------------------------------- */
 
 API void ww_far_free(struct far *f) {
-    if (f->ring)
-        munmap(f->ring, sizeof *f->ring);
-    if (f->status)
-        munmap((void *)f->status, sizeof *f->status);
-    if (f->staging)
-        munmap(f->staging, STAGING);
+    ww_unmap(f->ring, sizeof *f->ring);
+    ww_unmap(f->status, sizeof *f->status);
+    ww_unmap(f->staging, STAGING);
     free(f);
 }
 

@@ -80,6 +80,11 @@ static inline void *ww_map_shared(int fd, size_t nbytes, int protection) {
     return at == MAP_FAILED ? NULL : at;
 }
 
+static inline void ww_unmap(const void *at, size_t nbytes) {
+    if (at)
+        munmap((void *)(uintptr_t)at, nbytes);
+}
+
 /* Reserve addresses that are not in use, or return false. */
 static inline bool ww_reserve(void *at, size_t nbytes) {
     void *got = mmap(at, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);

@@ -14,6 +14,7 @@
 #ifndef WW_WIRE_H
 #define WW_WIRE_H
 
+#include "cu.h"
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -93,35 +94,9 @@ struct ww_status {
 /* -- socket: one message a packet -------------------------------------------------------------------------------------
  */
 
-enum ww_said {
-    WW_HELLO = 1, /* client: magic, protocol hash. Server: WW_FACTS, or WW_REFUSED with a line of text */
-    WW_FACTS,
-    WW_OPEN,   /* client, a ww_hello with descriptors of its stdout and stderr: give me a worker. The socket belongs to
-                  the worker from then on */
-    WW_OPENED, /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
-    WW_REFUSED,
-    WW_PINNED,    /* worker to client, with a descriptor: memory that WW_OP_PIN made */
-    WW_LINK,      /* client to worker, with a descriptor for the call that names the same serial: one end of a socket
-                     pair, or memory that another worker pinned */
-    WW_HAND_OVER, /* server to worker, over a socket of their own: serve this client. The worker has said WW_FACTS or
-                     WW_REFUSED there */
-};
-
-#define WW_SHARE_BYTES 96u
-
-struct ww_hello {
-    uint32_t said, magic;
-    uint64_t hash; /* of the table and of this file: a layer of another build is refused */
-    uint32_t pid, ordinal;
-    char share[WW_SHARE_BYTES]; /* the client's WARPWELL_SHARE; empty: its calls wait at no gate */
-};
+/* The first field of each packet is a number WW_..; driver_calls.txt has these, and the smaller structs. */
 
 #define WW_PEERS 16u /* devices of a job on one host */
-
-struct ww_peer { /* a device whose memory this one can read and write */
-    unsigned char uuid[16];
-    int32_t rank, atomics; /* as cuDeviceGetP2PAttribute tells them */
-};
 
 struct ww_facts {
     uint32_t said, driver_version;
@@ -136,39 +111,11 @@ struct ww_facts {
     struct ww_peer peers[WW_PEERS];
 };
 
-struct ww_link_packet {
-    uint32_t said, serial;
-};
-
-/* -- messages between two workers of a client over such a pair: one message a packet, each request is answered by
- * WW_LINK_DONE before the next
- * ----------------------------------------------------------------------------------------- */
-
-enum ww_link_said {
-    WW_LINK_RANGE = 1, /* request: my arena is [at, at + nbytes); reserve these addresses */
-    WW_LINK_MAP,       /* request, with a descriptor: map this piece of my memory at `at` */
-    WW_LINK_UNMAP,     /* request: unmap that piece, which is unused */
-    WW_LINK_DONE,      /* answer: result */
-    WW_LINK_SIGNAL,    /* the event that WW_OP_SIGNAL named has been passed: number */
-};
-
-struct ww_link_message {
-    uint32_t said;
-    int32_t result;
-    uint64_t at, nbytes, number;
-};
-
 struct ww_hand_over { /* server to worker: a client, with descriptors of its socket, of counts, of stdout and stderr,
                          then of its process (pidfd) and of the device's board (gate.h) if there are such */
     uint32_t said, has_process, has_board;
     int32_t pid; /* of the client */
     char share[WW_SHARE_BYTES];
-};
-
-struct ww_refused {
-    uint32_t said;
-    int32_t result;
-    char why[500];
 };
 
 #endif

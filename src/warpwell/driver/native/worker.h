@@ -90,8 +90,8 @@ struct ww_operation {                             /* of an entry */
     CUresult (*read)(const struct ww_call *call); /* carries it out when it is read; NULL: its stream does */
     CUresult (*check)(struct ww_call *call);      /* checks arguments when it is read; or NULL */
     int (*is_due)(const struct ww_call *call);    /* or NULL */
-    CUresult (*issue)(struct ww_stream *s, struct ww_call *call, int *held); /* held: a mark has the answer */
-    int is_node;                                                             /* graphs record it */
+    CUresult (*issue)(struct ww_stream *s, struct ww_call *call);
+    int is_node; /* graphs record it */
 };
 
 /* By number; their functions are declared in gen_worker.h. */
@@ -108,6 +108,7 @@ struct ww_call {
     struct ww_exec *exec;
     struct ww_todo *todo;             /* not an entry, but a mark for this */
     int destroys;                     /* not an entry, but the stream's end */
+    int is_held;                      /* a mark has its answer */
     int needs_cell, is_between_hosts; /* a copy of the worker's own */
     uint32_t nargs;                   /* bytes of args */
     struct ww_entry entry;
@@ -281,7 +282,8 @@ struct ww_job {
 
 void ww_heavy_start(void);
 void ww_heavy(struct ww_job job);
-CUresult ww_heavy_for(const struct ww_call *call, struct ww_job job); /* .. that answers the call: WW_LATER */
+CUresult ww_heavy_for(const struct ww_call *call, struct ww_job job);      /* .. that answers the call: WW_LATER */
+void ww_heavy_behind(const struct ww_barrier *barrier, struct ww_job job); /* .. that answers the barrier's call */
 int ww_heavy_step(void); /* carries out `done` of jobs that are; whether there was one */
 struct ww_call *ww_copy_call(const struct ww_call *call);
 

@@ -41,8 +41,7 @@ void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, s
     fill_slot(slot, seq, result, data, now, n - now);
 }
 
-CUresult ww_answer_more(const struct ww_call *call) {
-    const struct ww_args_more *args = (const void *)call->args;
+CUresult ww_answer_more(const struct ww_call *call, const struct ww_args_more *args) {
     if (call->entry.slot == WW_NO_SLOT || args->offset >= nrest)
         return CUDA_ERROR_INVALID_VALUE;
     size_t left = nrest - args->offset;

@@ -8,8 +8,7 @@
 static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
 
 /* Check the sizes, the place and the function of a call. Memory is checked when the call is issued. */
-CUresult ww_launch_check(struct ww_call *call) {
-    const struct ww_args_launch *args = (const void *)call->args;
+CUresult ww_launch_check(struct ww_call *call, const struct ww_args_launch *args) {
     if (args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     size_t bytes = sizeof *args + args->attributes * sizeof(struct ww_launch_attribute) + args->param_bytes;
@@ -26,8 +25,7 @@ CUresult ww_launch_check(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_move_check(struct ww_call *call) {
-    const struct ww_args_move *args = (const void *)call->args;
+CUresult ww_move_check(struct ww_call *call, const struct ww_args_move *args) {
     call->is_between_hosts = in_pins(args->address);
     if (call->entry.place)
         return args->nbytes == call->entry.nbytes && args->nbytes <= WW_PLACE_BYTES ? CUDA_SUCCESS
@@ -38,8 +36,7 @@ CUresult ww_move_check(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_copy_check(struct ww_call *call) {
-    const struct ww_args_copy *args = (const void *)call->args;
+CUresult ww_copy_check(struct ww_call *call, const struct ww_args_copy *args) {
     call->is_between_hosts = in_pins(args->to) && in_pins(args->from);
     return CUDA_SUCCESS;
 }
@@ -49,8 +46,7 @@ static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_move *args = (const void *)call->args;
+CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, const struct ww_args_move *args) {
     enum ww_where where = ww_where(args->address, args->nbytes);
     if (where == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -75,13 +71,12 @@ CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     if (!code && call->entry.place) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
         if (call->entry.slot == WW_NO_SLOT)
-            *held = 1;
+            call->is_held = 1;
     }
     return code;
 }
 
-CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_move *args = (const void *)call->args;
+CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, const struct ww_args_move *args) {
     enum ww_where where = ww_where(args->address, args->nbytes);
     if (where == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -94,7 +89,7 @@ CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     if (!code) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
         if (call->entry.slot == WW_NO_SLOT)
-            *held = 1;
+            call->is_held = 1;
     }
     return code;
 }
@@ -111,9 +106,7 @@ static CUresult copy_in(struct ww_stream *s, const struct ww_args_copy *args) {
     return native.cuMemcpyHtoDAsync_v2(args->to, (void *)(uintptr_t)args->from, args->nbytes, s->native);
 }
 
-CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_copy *args = (const void *)call->args;
-    (void)held;
+CUresult ww_copy_issue(struct ww_stream *s, const struct ww_args_copy *args) {
     enum ww_where to = ww_where(args->to, args->nbytes), from = ww_where(args->from, args->nbytes);
     if (to == WW_NOWHERE || from == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -126,9 +119,7 @@ CUresult ww_copy_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     return between_hosts(args->to, (void *)(uintptr_t)args->from, args->nbytes);
 }
 
-CUresult ww_memset_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_memset *args = (const void *)call->args;
-    (void)held;
+CUresult ww_memset_issue(struct ww_stream *s, const struct ww_args_memset *args) {
     if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width ||
         args->count > UINT64_MAX / 4 || ww_where(args->address, args->count * args->width) == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
@@ -169,9 +160,7 @@ static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_at
     return CUDA_SUCCESS;
 }
 
-CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_launch *args = (const void *)call->args;
-    (void)held;
+CUresult ww_launch_issue(struct ww_stream *s, struct ww_call *call, const struct ww_args_launch *args) {
     struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
     struct cu_launch_config config;
     unsigned char *params = (unsigned char *)(args + 1) + args->attributes * sizeof(struct ww_launch_attribute);
@@ -205,8 +194,7 @@ static void find_clusters(struct ww_job *job) {
     job->nbytes = job->result ? 0 : sizeof *n;
 }
 
-CUresult ww_clusters(const struct ww_call *call) {
-    const struct ww_args_launch *args = (const void *)call->args;
+CUresult ww_clusters(const struct ww_call *call, const struct ww_args_launch *args) {
     if (args->attributes > WW_LAUNCH_ATTRIBUTES ||
         args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
         return CUDA_ERROR_INVALID_VALUE;

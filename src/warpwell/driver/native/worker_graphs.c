@@ -69,8 +69,7 @@ static void add_graph(uint32_t id, struct graph g) {
         highest = id;
 }
 
-CUresult ww_graph_handle(const struct ww_call *call) {
-    const struct ww_args_graph_handle *args = (const void *)call->args;
+CUresult ww_graph_handle(const struct ww_call *call, const struct ww_args_graph_handle *args) {
     uint64_t handle = 0;
     void *made = NULL;
     CUresult code = CUDA_SUCCESS;
@@ -110,8 +109,7 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
     return CUDA_SUCCESS;
 }
 
-CUresult ww_graph_condition(const struct ww_call *call) {
-    const struct ww_args_graph_condition *args = (const void *)call->args;
+CUresult ww_graph_condition(const struct ww_call *call, const struct ww_args_graph_condition *args) {
     struct graph *g = find(args->graph);
     return args->size && args->size <= WW_BODIES && args->size * sizeof(uint32_t) <= call->nargs - sizeof *args && g &&
                    !find_node(g, args->node)
@@ -159,8 +157,7 @@ static CUresult clear(struct graph *g) {
     return code;
 }
 
-CUresult ww_graph_begin(const struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_graph_begin(const struct ww_args_id *args) {
     struct graph *g = find(args->id);
     CUresult code = g && !recording.graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!code && !recording.stream.native)
@@ -185,7 +182,6 @@ static CUresult apart(void) {
 
 static CUresult record(struct ww_call *call) {
     const struct ww_operation *o = call->operation;
-    int held = 0;
     if (!o->is_node)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUresult code = o->check ? o->check(call) : CUDA_SUCCESS;
@@ -199,7 +195,7 @@ static CUresult record(struct ww_call *call) {
             return code;
         recording.open = 1;
     }
-    return o->issue(&recording.stream, call, &held);
+    return o->issue(&recording.stream, call);
 }
 
 CUresult ww_graph_record(struct ww_call *call) {
@@ -213,8 +209,7 @@ CUresult ww_graph_record(struct ww_call *call) {
     return WW_LATER;
 }
 
-CUresult ww_graph_node(const struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_graph_node(const struct ww_call *call, const struct ww_args_id *args) {
     struct node *n = recording.graph ? find_node(recording.graph, args->id) : NULL;
     CUresult code = n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     pause_recording();
@@ -257,8 +252,7 @@ static void made(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
-CUresult ww_graph_make(const struct ww_call *call) {
-    const struct ww_args_graph *args = (const void *)call->args;
+CUresult ww_graph_make(const struct ww_call *call, const struct ww_args_graph *args) {
     struct graph *g = find(args->graph);
     if (!g || recording.graph || !args->other || args->other >= WW_GRAPHS || execs[args->other])
         return CUDA_ERROR_INVALID_HANDLE;
@@ -273,8 +267,7 @@ static void drop_exec(struct ww_exec *x) {
     free(x);
 }
 
-CUresult ww_exec_drop(const struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_exec_drop(const struct ww_args_id *args) {
     struct ww_exec *x = args->id < WW_GRAPHS ? execs[args->id] : NULL;
     if (!x)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -283,8 +276,7 @@ CUresult ww_exec_drop(const struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_graph_launch_check(struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_graph_launch_check(struct ww_call *call, const struct ww_args_id *args) {
     struct ww_exec *x = args->id < WW_GRAPHS ? execs[args->id] : NULL;
     if (!x)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -293,8 +285,7 @@ CUresult ww_graph_launch_check(struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    (void)held;
+CUresult ww_graph_launch_issue(struct ww_stream *s, struct ww_call *call) {
     CUresult code = native.cuGraphLaunch(call->exec->native, s->native);
     drop_exec(call->exec);
     call->exec = NULL;
@@ -328,8 +319,7 @@ static void destroy(struct ww_job *job) {
 
 static void destroyed(struct ww_job *job) { ww_result(job->call, job->result); }
 
-CUresult ww_graph_drop(const struct ww_call *call) {
-    const struct ww_args_graph *args = (const void *)call->args;
+CUresult ww_graph_drop(const struct ww_call *call, const struct ww_args_graph *args) {
     struct graph *g = args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
     if (!g || (args->other && !n)) /* a graph whose first handle was refused was never made: nothing is there to drop */

@@ -76,6 +76,12 @@ CUresult ww_heavy_for(const struct ww_call *call, struct ww_job job) {
     return WW_LATER;
 }
 
+void ww_heavy_behind(const struct ww_barrier *barrier, struct ww_job job) {
+    job.slot = barrier->slot;
+    job.seq = barrier->seq;
+    ww_heavy(job);
+}
+
 int ww_heavy_step(void) {
     if (!atomic_load(&any_done))
         return 0;

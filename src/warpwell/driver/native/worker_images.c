@@ -57,8 +57,7 @@ static void forget_image(struct image *image) {
     *image = (struct image){0};
 }
 
-CUresult ww_image(const struct ww_call *call) {
-    const struct ww_args_image *args = (const void *)call->args;
+CUresult ww_image(const struct ww_call *call, const struct ww_args_image *args) {
     if (args->image >= WW_IMAGES || !call->entry.place || !args->total)
         return CUDA_ERROR_INVALID_VALUE;
     struct image *image = images + args->image;
@@ -256,8 +255,7 @@ static void loaded(struct ww_job *job) {
     free(l);
 }
 
-CUresult ww_load(const struct ww_call *call) {
-    const struct ww_args_load *args = (const void *)call->args;
+CUresult ww_load(const struct ww_call *call, const struct ww_args_load *args) {
     if (args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES || args->options > WW_OPTIONS ||
         args->options * sizeof(struct ww_option) > call->nargs - sizeof *args || modules[args->module] ||
         loading[args->module])
@@ -296,16 +294,11 @@ static void unloaded(struct ww_job *job) {
 }
 
 static void start_unload(struct ww_barrier *barrier) {
-    ww_heavy((struct ww_job){.work = unload,
-                             .done = unloaded,
-                             .a = barrier->what,
-                             .with = barrier->with,
-                             .slot = barrier->slot,
-                             .seq = barrier->seq});
+    ww_heavy_behind(barrier,
+                    (struct ww_job){.work = unload, .done = unloaded, .a = barrier->what, .with = barrier->with});
 }
 
-CUresult ww_unload(const struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_unload(const struct ww_call *call, const struct ww_args_id *args) {
     struct module *m = args->id < WW_MODULES ? modules[args->id] : NULL;
     if (!m)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -362,8 +355,7 @@ static void found_global(struct ww_job *job) {
     ww_answer(job->slot, job->seq, job->result, &range, job->result ? 0 : sizeof range);
 }
 
-CUresult ww_global(const struct ww_call *call) {
-    const struct ww_args_global *args = (const void *)call->args;
+CUresult ww_global(const struct ww_call *call, const struct ww_args_global *args) {
     if (!args->name_bytes || args->name_bytes > WW_NAME_MOST || args->name_bytes > call->nargs - sizeof *args ||
         call->args[sizeof *args + args->name_bytes - 1])
         return CUDA_ERROR_INVALID_VALUE;

@@ -444,8 +444,7 @@ static void signal_peer(uint32_t peer, uint64_t number) {
     unsent = 1;
 }
 
-CUresult ww_signal(const struct ww_call *call) {
-    const struct ww_args_signal *args = (const void *)call->args;
+CUresult ww_signal(const struct ww_call *call, const struct ww_args_signal *args) {
     return ww_event_passed(
         call, (struct ww_todo){.kind = WW_THEN, .then = signal_peer, .a = args->peer, .address = args->number});
 }
@@ -464,8 +463,7 @@ static int send_rest(struct link *l) {
 }
 
 /* At reading: finds the signal for which the call waits. */
-CUresult ww_await_check(struct ww_call *call) {
-    const struct ww_args_signal *args = (const void *)call->args;
+CUresult ww_await_check(struct ww_call *call, const struct ww_args_signal *args) {
     if (args->peer >= WW_PEERS)
         return CUDA_ERROR_INVALID_VALUE;
     struct link *l = links + args->peer;
@@ -496,8 +494,8 @@ CUresult ww_await_check(struct ww_call *call) {
 
 int ww_await_is_due(const struct ww_call *call) { return call->await->came; }
 
-CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    (void)s, (void)held;
+CUresult ww_await_issue(struct ww_stream *s, struct ww_call *call) {
+    (void)s;
     CUresult code = call->await->result;
     free(call->await); /* it left the list when it came */
     call->await = NULL;

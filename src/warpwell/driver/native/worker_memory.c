@@ -198,8 +198,7 @@ void ww_memory_rest(uint64_t now) {
         give_back(kept(now));
 }
 
-CUresult ww_alloc(const struct ww_call *call) {
-    const struct ww_args_alloc *args = (const void *)call->args;
+CUresult ww_alloc(const struct ww_call *call, const struct ww_args_alloc *args) {
     if (!args->nbytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota))
@@ -243,8 +242,7 @@ static void start_group(void) {
     ww_barrier((struct ww_barrier){.then = done_group});
 }
 
-CUresult ww_free(const struct ww_call *call) {
-    const struct ww_args_free *args = (const void *)call->args;
+CUresult ww_free(const struct ww_args_free *args) {
     if (!ww_arena_freeing(&ww_arena, args->address))
         return CUDA_ERROR_INVALID_VALUE;
     frees = ww_grown(frees, nfrees, &frees_room, sizeof *frees);
@@ -254,8 +252,7 @@ CUresult ww_free(const struct ww_call *call) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_free_check(struct ww_call *call) {
-    const struct ww_args_free *args = (const void *)call->args;
+CUresult ww_free_check(const struct ww_args_free *args) {
     if (!ww_arena_freeing(&ww_arena, args->address))
         return CUDA_ERROR_INVALID_VALUE;
     releases++;
@@ -270,9 +267,7 @@ static void release(uint32_t unused, uint64_t address) {
     grant();
 }
 
-CUresult ww_free_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    const struct ww_args_free *args = (const void *)call->args;
-    (void)held;
+CUresult ww_free_issue(struct ww_stream *s, const struct ww_args_free *args) {
     ww_stream_mark(s, (struct ww_todo){.kind = WW_THEN, .then = release, .address = args->address});
     return CUDA_SUCCESS;
 }
@@ -394,15 +389,10 @@ static int may_keep(int fd) {
 static void was_pinned(struct ww_job *job) {
     if (!job->c && !job->result && send_pin(job->a, job->b, job->fd)) {
         close(job->fd); /* the client does not read its socket */
-        ww_heavy((struct ww_job){.work = unpin,
-                                 .waits = 1,
-                                 .done = job->done,
-                                 .a = job->a,
-                                 .b = job->b,
-                                 .fd = -1,
-                                 .c = 1,
-                                 .slot = job->slot,
-                                 .seq = job->seq});
+        struct ww_job again = {
+            .work = unpin, .waits = 1, .done = was_pinned, .a = job->a, .b = job->b, .fd = -1, .c = 1};
+        again.slot = job->slot, again.seq = job->seq;
+        ww_heavy(again);
         return;
     }
     struct pin *p = pins + find_pin(job->a);
@@ -434,22 +424,19 @@ static CUresult add_pin(const struct ww_args_pin *args) {
     return CUDA_SUCCESS;
 }
 
-CUresult ww_pin(const struct ww_call *call) {
-    const struct ww_args_pin *args = (const void *)call->args;
+CUresult ww_pin(const struct ww_call *call, const struct ww_args_pin *args) {
     struct ww_job job = {.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1};
     CUresult code = add_pin(args);
     return code ? code : ww_heavy_for(call, job);
 }
 
-CUresult ww_borrow(const struct ww_call *call) {
-    const struct ww_args_pin *args = (const void *)call->args;
+CUresult ww_borrow(const struct ww_call *call, const struct ww_args_pin *args) {
     struct ww_job job = {.work = borrow, .done = settle, .a = args->address, .b = args->nbytes, .c = args->serial};
     CUresult code = add_pin(args);
     return code ? code : ww_heavy_for(call, job);
 }
 
-CUresult ww_lend(const struct ww_call *call) {
-    const struct ww_args_free *args = (const void *)call->args;
+CUresult ww_lend(const struct ww_args_free *args) {
     size_t i = find_pin(args->address);
     if (i >= npins || pins[i].at != args->address || pins[i].state != HERE || pins[i].fd < 0)
         return CUDA_ERROR_INVALID_VALUE;
@@ -464,17 +451,11 @@ static void was_unpinned(struct ww_job *job) {
 static void start_unpin(struct ww_barrier *barrier) {
     struct pin *p = pins + find_pin(barrier->what);
     p->state = GOING;
-    ww_heavy((struct ww_job){.work = unpin,
-                             .waits = 1,
-                             .done = was_unpinned,
-                             .a = p->at,
-                             .b = p->nbytes,
-                             .slot = barrier->slot,
-                             .seq = barrier->seq});
+    struct ww_job job = {.work = unpin, .waits = 1, .done = was_unpinned, .a = p->at, .b = p->nbytes};
+    ww_heavy_behind(barrier, job);
 }
 
-CUresult ww_unpin(const struct ww_call *call) {
-    const struct ww_args_free *args = (const void *)call->args;
+CUresult ww_unpin(const struct ww_call *call, const struct ww_args_free *args) {
     size_t i = find_pin(args->address);
     if (i >= npins || pins[i].at != args->address || pins[i].state != HERE)
         return CUDA_ERROR_INVALID_VALUE;

@@ -273,7 +273,6 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
         s->gone = 1;
         return;
     }
-    int held = 0;
     about_to_issue(s);
     if (s != legacy && !s->nonblocking && s->marked == s->issued)
         nunmarked++;
@@ -282,10 +281,10 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
         mark(s);
     s->issued++; /* before the driver's call: a mark behind that covers it */
     int is_due = ww.gate.slot && ww_part_add(&s->part, call);
-    CUresult code = call->operation->issue(s, call, &held);
-    if (!ww_living(code) && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
+    CUresult code = call->operation->issue(s, call);
+    if (!ww_living(code) && !call->is_held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
         ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
-    else if (!held)
+    else if (!call->is_held)
         ww_result(call, code);
     if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2) || is_due)
         mark(s);
@@ -314,8 +313,7 @@ static void park(struct ww_stream *s, struct ww_call *kept) {
 }
 
 /* Resolves the event at reading: later calls with the event's id mean another event, or another record of it. */
-CUresult ww_event_check(struct ww_call *call) {
-    const struct ww_args_event *args = (const void *)call->args;
+CUresult ww_event_check(struct ww_call *call, const struct ww_args_event *args) {
     struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
     if (!event)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -341,15 +339,13 @@ CUresult ww_event_check(struct ww_call *call) {
 
 int ww_wait_is_due(const struct ww_call *call) { return !call->generation->parked; }
 
-CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call, int *held) {
-    (void)held;
+CUresult ww_wait_issue(struct ww_stream *s, struct ww_call *call) {
     return call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0) : CUDA_SUCCESS;
 }
 
-CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+CUresult ww_record_issue(struct ww_stream *s, struct ww_call *call) {
     struct ww_generation *g = call->generation;
     CUresult code = native.cuEventRecord(g->native, s->native);
-    (void)held;
     g->parked = 0;
     for (struct ww_todo *next, *t = g->signals; t; t = next) {
         next = t->next;
@@ -505,8 +501,7 @@ void ww_streams_start(void) {
     }
 }
 
-CUresult ww_stream_create(const struct ww_call *call) {
-    const struct ww_args_stream_create *args = (const void *)call->args;
+CUresult ww_stream_create(const struct ww_args_stream_create *args) {
     CUstream stream = NULL;
     if (args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
         return CUDA_ERROR_INVALID_VALUE;
@@ -516,8 +511,7 @@ CUresult ww_stream_create(const struct ww_call *call) {
     return code;
 }
 
-CUresult ww_stream_destroy(const struct ww_call *call) {
-    const struct ww_args_id *args = (const void *)call->args;
+CUresult ww_stream_destroy(const struct ww_args_id *args) {
     struct ww_stream *s = args->id >= WW_FIRST_ID ? ww_find_stream(args->id) : NULL;
     if (!s)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -600,8 +594,7 @@ static struct event *find_event(const struct ww_call *call) {
     return args->event && args->event < WW_IDS ? events[args->event] : NULL;
 }
 
-CUresult ww_event_create(const struct ww_call *call) {
-    const struct ww_args_event *args = (const void *)call->args;
+CUresult ww_event_create(const struct ww_args_event *args) {
     uint32_t allowed = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
     CUevent event = NULL;
     if (!args->event || args->event >= WW_IDS || events[args->event] || (args->flags & ~allowed))
@@ -664,8 +657,7 @@ CUresult ww_event_passed(const struct ww_call *call, struct ww_todo todo) {
     return e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult ww_event_elapsed(const struct ww_call *call) {
-    const struct ww_args_elapsed *args = (const void *)call->args;
+CUresult ww_event_elapsed(const struct ww_call *call, const struct ww_args_elapsed *args) {
     const struct event *first = args->first < WW_IDS ? events[args->first] : NULL;
     const struct event *second = args->second < WW_IDS ? events[args->second] : NULL;
     const struct ww_generation *from = first ? first->generation : NULL, *to = second ? second->generation : NULL;
