@@ -116,7 +116,8 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     },
     "a graph calls a host function when it is launched": {
         "layer_exec.c": {
-            "            error = ww_host_add(r->device, r->stream, call_host, go_on, r);\n"
+            "            error = ww_host_post(r->device, r->stream, true,"
+            " &(struct ww_host){.run = call_host, .then = go_on, .data = r});\n"
             "            if (!error)\n                return 0;\n": "            call_host(r);\n"
         }
     },

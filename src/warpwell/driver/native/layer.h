@@ -363,15 +363,11 @@ bool ww_host_blocking(const struct ww_device *d, uint32_t stream);
 bool ww_host_held(struct ww_device *d, uint32_t stream); /* calls to it must wait for a host function */
 bool ww_host_has(struct ww_device *d, uint32_t stream);  /* one of its own has not run */
 void ww_host_wait(struct ww_device *d, uint32_t stream); /* until it is not; 0: until no stream is */
-/* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which
- * may post to the stream while it is still held. */
-int ww_host_post(struct ww_device *d, uint32_t stream, const struct ww_host *what); /* of the program */
-int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data);
-/* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays
- * the caller's. */
-int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data);
-/* Run `then` there when `due`, which is polled there, returns true. */
-int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data);
+/* Run a function in the thread of host functions when the stream gets there, then `then` in that thread, which may post
+ * to the stream while it is still held. Without `holds`, no stream waits: the function runs when its event's last
+ * record is done or the context is lost (`lent`: the event stays the caller's), or when `due`, which is polled, returns
+ * true. */
+int ww_host_post(struct ww_device *d, uint32_t stream, bool holds, const struct ww_host *what);
 /* The same when all that was posted to the stream is done. */
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
 
@@ -619,13 +615,14 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream);
 
 enum ww_side { WW_ANY, WW_HOST, WW_DEVICE }; /* memory that a call names */
 
-int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is, size_t nbytes, void *h, bool waits);
-int ww_copy_between(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
-                    bool waits);
-int ww_copy_plane(const struct cu_copy2 *c, void *h, bool waits);
-int ww_copy_boxes(const struct cu_copy3 *c, void *h, bool waits);
-int ww_fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
-            bool waits);
+/* Find a stream, and whether it records. The functions below get the result. Errors of earlier calls are returned. */
+int ww_enter(void *h, struct ww_device **d, uint32_t *stream, bool *captured);
+int ww_copy(struct ww_device *d, uint32_t stream, bool captured, uint64_t to, enum ww_side to_is, uint64_t from,
+            enum ww_side from_is, size_t nbytes, bool waits);
+int ww_copy_plane(struct ww_device *d, uint32_t stream, bool captured, const struct cu_copy2 *c, bool waits);
+int ww_copy_boxes(struct ww_device *d, uint32_t stream, bool captured, const struct cu_copy3 *c, bool waits);
+int ww_fill(struct ww_device *d, uint32_t stream, bool captured, CUdeviceptr to, size_t pitch, uint32_t value,
+            uint32_t width, size_t columns, size_t rows, bool waits);
 int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h);
 int ww_event_ask(CUevent h, uint16_t op); /* errors of earlier calls come with the answer */
 int ww_text_out(char *to, int room, const char *text);
@@ -652,6 +649,7 @@ void ww_node_alloc(const struct ww_node *n, struct cu_node_alloc *to);
 
 /* Without it: */
 #define WW_NODE_KERNEL_V1 (-1) /* a kernel with the first version of its parameters */
+#define WW_NODE_UNION (-2)     /* a settable kind with the driver's union of all parameters, which names it */
 int ww_capture_begin(struct ww_device *d, uint32_t stream, int mode, void *graph, void *const *deps, size_t n);
 /* params: as the driver's call for the kind has them; the event, address or graph itself where it has one. */
 int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void *params, CUcontext context);

@@ -266,7 +266,8 @@ static void retire(struct ww_plan *p, struct ww_mark *m) {
     if (!over && (r = malloc(sizeof *r))) {
         *r = (struct retired){p, m};
         atomic_fetch_add(&m->refs, 1);
-        if (!ww_host_when(m->device, m->event, drop_retired, r))
+        if (!ww_host_post(m->device, 0, false,
+                          &(struct ww_host){.then = drop_retired, .data = r, .event = m->event, .lent = true}))
             return;
         drop_mark(m);
         free(r);
@@ -502,7 +503,8 @@ static int post(struct run *r) {
         }
         const struct step *s = &r->plan->steps[r->at++];
         if (s->work.kind == CU_NODE_HOST && !s->off) {
-            error = ww_host_add(r->device, r->stream, call_host, go_on, r);
+            error =
+                ww_host_post(r->device, r->stream, true, &(struct ww_host){.run = call_host, .then = go_on, .data = r});
             if (!error)
                 return 0;
         } else if (!s->off) {
@@ -576,14 +578,8 @@ static void count_memory(const struct ww_plan *p) {
     }
 }
 
-CUresult cuGraphLaunch(void *h, CUstream s) {
-    struct ww_device *d;
-    uint32_t stream;
-    bool captured;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(s, &d, &stream)) || (error = ww_earlier(d)) ||
-        (error = ww_captured(d, stream, &captured)))
-        return error;
+int ww_body_cuGraphLaunch(struct ww_device *d, uint32_t stream, bool captured, void *h) {
+    int error = 0;
     if (captured)
         return ww_refused("launches of graphs in a stream that records");
     ww_use_pinned(d);
@@ -606,7 +602,7 @@ CUresult cuGraphLaunch(void *h, CUstream s) {
     bool held = atomic_load(&d->holds) && ww_host_held(d, stream);
     if (!(error = order(x, d, stream)))
         count_memory(r->plan);
-    if (error || (held && (error = ww_host_add(d, stream, NULL, go_on, r)))) {
+    if (error || (held && (error = ww_host_post(d, stream, true, &(struct ww_host){.then = go_on, .data = r})))) {
         end_run(r);
         return error;
     }

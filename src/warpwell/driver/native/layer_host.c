@@ -178,7 +178,7 @@ static int enqueue(struct ww_host *h, uint32_t stream) {
     return error;
 }
 
-static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const struct ww_host *what) {
+int ww_host_post(struct ww_device *d, uint32_t stream, bool holds_it, const struct ww_host *what) {
     struct ww_host *h = malloc(sizeof *h);
     if (!h)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -191,22 +191,6 @@ static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const str
     if (error)
         free(h);
     return error;
-}
-
-int ww_host_post(struct ww_device *d, uint32_t stream, const struct ww_host *what) {
-    return add_to(d, stream, true, what);
-}
-
-int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data) {
-    return add_to(d, stream, true, &(struct ww_host){.run = run, .then = then, .data = data});
-}
-
-int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data) {
-    return add_to(d, 0, false, &(struct ww_host){.then = then, .data = data, .event = event, .lent = true});
-}
-
-int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data) {
-    return add_to(d, 0, false, &(struct ww_host){.due = due, .then = then, .data = data, .lent = true});
 }
 
 struct later {
@@ -226,12 +210,12 @@ static void after_all(void *data, int code) {
 
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data) {
     if (ww_in_host_thread || !atomic_load(&d->holds) || !ww_host_held(d, stream))
-        return add_to(d, stream, false, &(struct ww_host){.then = then, .data = data});
+        return ww_host_post(d, stream, false, &(struct ww_host){.then = then, .data = data});
     struct later *l = malloc(sizeof *l);
     if (!l)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *l = (struct later){d, stream, then, data};
-    int error = ww_host_add(d, stream, NULL, after_all, l);
+    int error = ww_host_post(d, stream, true, &(struct ww_host){.then = after_all, .data = l});
     if (error)
         free(l);
     return error;

@@ -129,9 +129,34 @@ static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
     return w->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+/* The parameters of the driver's union as the calls for single kinds have them. */
+static void *params_of(struct cu_node_params *p, CUcontext *context) {
+    *context = p->type == CU_NODE_COPY ? p->of.copy.context : p->type == CU_NODE_SET ? p->of.set.context : NULL;
+    switch (p->type) {
+    case CU_NODE_COPY:
+        return &p->of.copy.copy;
+    case CU_NODE_GRAPH:
+        return p->of.graph;
+    case CU_NODE_FREE:
+        return (void *)(uintptr_t)p->of.memory;
+    case CU_NODE_WAIT:
+    case CU_NODE_RECORD:
+        return p->of.event;
+    default:
+        return &p->of;
+    }
+}
+
 /* Work of any kind but those that need their graph; the parameters, or the event. */
 static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
     switch (kind) {
+    case WW_NODE_UNION: {
+        int type = params ? ((struct cu_node_params *)params)->type : CU_NODE_EMPTY;
+        if (type < 0 || type == CU_NODE_GRAPH || type == CU_NODE_ALLOC || type == CU_NODE_FREE || type == CU_NODE_EMPTY)
+            return CUDA_ERROR_INVALID_VALUE;
+        params = params_of(params, &context);
+        return make(type, params, context, w);
+    }
     case CU_NODE_KERNEL:
     case WW_NODE_KERNEL_V1:
         return make_kernel(params, kind == CU_NODE_KERNEL, w);
@@ -196,24 +221,6 @@ int ww_node_make(void **made, void *graph, void *deps, size_t n, int kind, void 
     return add(made, graph, deps, NULL, n, kind, params, context);
 }
 
-/* The parameters of the driver's union as the calls for single kinds have them. */
-static void *params_of(struct cu_node_params *p, CUcontext *context) {
-    *context = p->type == CU_NODE_COPY ? p->of.copy.context : p->type == CU_NODE_SET ? p->of.set.context : NULL;
-    switch (p->type) {
-    case CU_NODE_COPY:
-        return &p->of.copy.copy;
-    case CU_NODE_GRAPH:
-        return p->of.graph;
-    case CU_NODE_FREE:
-        return (void *)(uintptr_t)p->of.memory;
-    case CU_NODE_WAIT:
-    case CU_NODE_RECORD:
-        return p->of.event;
-    default:
-        return &p->of;
-    }
-}
-
 CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, size_t n, void *params) {
     struct cu_node_params *p = params;
     CUcontext context;
@@ -270,27 +277,4 @@ int ww_exec_set(void *exec, void *h, int kind, void *params, CUcontext context) 
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     int error = make(kind, params, context, &w);
     return error ? error : ww_exec_change(exec, h, &w);
-}
-
-static bool is_settable(const struct cu_node_params *p) {
-    return p && p->type >= 0 && p->type != CU_NODE_GRAPH && p->type != CU_NODE_ALLOC && p->type != CU_NODE_FREE &&
-           p->type != CU_NODE_EMPTY;
-}
-
-CUresult cuGraphNodeSetParams(void *h, void *params) {
-    struct cu_node_params *p = params;
-    CUcontext context;
-    if (!is_settable(p))
-        return CUDA_ERROR_INVALID_VALUE;
-    void *inside = params_of(p, &context);
-    return ww_node_set(h, p->type, inside, context);
-}
-
-CUresult cuGraphExecNodeSetParams(void *exec, void *h, void *params) {
-    struct cu_node_params *p = params;
-    CUcontext context;
-    if (!exec || !is_settable(p))
-        return CUDA_ERROR_INVALID_VALUE;
-    void *inside = params_of(p, &context);
-    return ww_exec_set(exec, h, p->type, inside, context);
 }

@@ -123,8 +123,9 @@ static void free_memory(struct ww_graph_memory *m) {
         ww_unpin_taken(m->device, &m->range);
     } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
         m->users = (struct ww_peers){.owner = m->device};
-        if (ww_in_host_thread && !is_unused(m)) {               /* a device that uses it may wait for a host function */
-            ww_host_once(m->device, is_unused, free_unused, m); /* without memory for that it goes with the context */
+        if (ww_in_host_thread && !is_unused(m)) { /* a device that uses it may wait for a host function */
+            ww_host_post(m->device, 0, false,     /* without memory for that it goes with the context */
+                         &(struct ww_host){.due = is_unused, .then = free_unused, .data = m, .lent = true});
             return;
         }
         ww_peers_done(m->device);

@@ -34,7 +34,7 @@ int ww_stream_end(const struct ww_object *what) {
     struct ww_object *e;
     if (atomic_load(&what->device->holds) && ww_host_has(what->device, what->id) && (e = malloc(sizeof *e))) {
         memcpy(e, what, sizeof *e);
-        if (!ww_host_add(e->device, e->id, NULL, end_later, e))
+        if (!ww_host_post(e->device, e->id, true, &(struct ww_host){.then = end_later, .data = e}))
             return 0;
         free(e);
     }

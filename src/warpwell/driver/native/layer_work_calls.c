@@ -3,8 +3,7 @@
 #include "layer.h"
 #include <string.h>
 
-/* Whether a call's stream records, and errors of earlier calls. */
-static int enter(void *h, struct ww_device **d, uint32_t *stream, bool *captured) {
+int ww_enter(void *h, struct ww_device **d, uint32_t *stream, bool *captured) {
     int error = ww_need(d);
     if (error || (error = ww_stream(h, d, stream)) || (error = ww_earlier(*d)))
         return error;
@@ -34,14 +33,9 @@ static int captured_copy(struct ww_device *d, uint32_t stream, uint64_t to, enum
     return ww_capture_add(d, stream, &work);
 }
 
-int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is, size_t nbytes, void *h, bool waits) {
-    struct ww_device *d;
+int ww_copy(struct ww_device *d, uint32_t stream, bool captured, uint64_t to, enum ww_side to_is, uint64_t from,
+            enum ww_side from_is, size_t nbytes, bool waits) {
     struct ww_span r;
-    uint32_t stream;
-    bool captured;
-    int error = enter(h, &d, &stream, &captured);
-    if (error)
-        return error;
     if (!nbytes)
         return 0;
     if (!to || !from || (to_is == WW_DEVICE && !ww_range_owner(to, &r)) ||
@@ -52,25 +46,12 @@ int ww_copy(uint64_t to, enum ww_side to_is, uint64_t from, enum ww_side from_is
     return waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : captured_copy(d, stream, to, to_is, from, from_is, nbytes);
 }
 
-/* The addresses determine the contexts: arenas of devices do not overlap. */
-int ww_copy_between(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
-                    bool waits) {
-    if (ww_ready() || !ww_context(there) || !ww_context(here))
-        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_CONTEXT;
-    return ww_copy(to, WW_DEVICE, from, WW_DEVICE, nbytes, h, waits);
-}
-
-int ww_copy_boxes(const struct cu_copy3 *c, void *h, bool waits) {
-    struct ww_work work = {.kind = CU_NODE_COPY};
-    uint32_t stream;
-    bool captured;
-    int error = !c ? CUDA_ERROR_INVALID_VALUE : enter(h, &work.device, &stream, &captured);
-    if (error || !captured)
-        return error ? error : ww_copy_post(work.device, stream, c, waits);
-    if (waits || (error = ww_copy_check(work.device, c)))
-        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    work.of.copy = *c;
-    return ww_capture_add(work.device, stream, &work);
+int ww_copy_boxes(struct ww_device *d, uint32_t stream, bool captured, const struct cu_copy3 *c, bool waits) {
+    struct ww_work work = {.kind = CU_NODE_COPY, .device = d, .of.copy = *c};
+    if (!captured)
+        return ww_copy_post(d, stream, c, waits);
+    int error = waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ww_copy_check(d, c);
+    return error ? error : ww_capture_add(d, stream, &work);
 }
 
 static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c) {
@@ -84,12 +65,10 @@ static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c
                             .height = e->y + c->height};
 }
 
-int ww_copy_plane(const struct cu_copy2 *c, void *h, bool waits) {
-    if (!c)
-        return CUDA_ERROR_INVALID_VALUE;
+int ww_copy_plane(struct ww_device *d, uint32_t stream, bool captured, const struct cu_copy2 *c, bool waits) {
     struct cu_copy3 k = {
         .from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height, .depth = 1};
-    return ww_copy_boxes(&k, h, waits);
+    return ww_copy_boxes(d, stream, captured, &k, waits);
 }
 
 static int launch(const struct ww_launch *k, void *h) {
@@ -198,45 +177,36 @@ int ww_clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t
     return ww_call(d, WW_OP_CLUSTERS, 0, &args, nbytes, n, sizeof *n);
 }
 
-static int host_call(CUstream h, struct ww_host *what) {
-    struct ww_device *d;
-    uint32_t stream;
-    bool captured;
-    int error = enter(h, &d, &stream, &captured);
-    what->handle = h;
-    if (error || !captured)
-        return error ? error : ww_host_post(d, stream, what);
+static int host_call(struct ww_device *d, uint32_t stream, bool captured, const struct ww_host *what) {
     struct ww_work work = {.kind = CU_NODE_HOST, .device = d, .of.host = {what->run, what->data}};
+    if (!captured)
+        return ww_host_post(d, stream, true, what);
     return what->run ? ww_capture_add(d, stream, &work) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data) {
+int ww_body_cuLaunchHostFunc(struct ww_device *d, uint32_t stream, bool captured, void *function, void *data) {
     struct ww_host h = {.data = data};
     *(void **)&h.run = function;
-    return function ? host_call(stream, &h) : CUDA_ERROR_INVALID_VALUE;
+    return host_call(d, stream, captured, &h);
 }
 
-CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags) {
-    struct ww_host h = {.data = data};
+int ww_body_cuStreamAddCallback(struct ww_device *d, uint32_t stream, bool captured, CUstream handle, void *callback,
+                                void *data) {
+    struct ww_host h = {.handle = handle, .data = data};
     *(void **)&h.callback = callback;
-    return callback && !flags ? host_call(stream, &h) : CUDA_ERROR_INVALID_VALUE;
+    return host_call(d, stream, captured, &h);
 }
 
-int ww_fill(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
-            bool waits) {
+int ww_fill(struct ww_device *d, uint32_t stream, bool captured, CUdeviceptr to, size_t pitch, uint32_t value,
+            uint32_t width, size_t columns, size_t rows, bool waits) {
     struct ww_work work = {
         .kind = CU_NODE_SET,
+        .device = d,
         .of.set = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows}};
-    uint32_t stream;
-    bool captured;
-    int error = enter(h, &work.device, &stream, &captured);
-    if (error)
-        return error;
     if (!columns || !rows)
         return 0;
     if (!captured)
-        return ww_set_post(work.device, stream, &work.of.set, waits);
-    if (waits || (error = ww_set_check(work.device, &work.of.set)))
-        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    return ww_capture_add(work.device, stream, &work);
+        return ww_set_post(d, stream, &work.of.set, waits);
+    int error = waits ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : ww_set_check(d, &work.of.set);
+    return error ? error : ww_capture_add(d, stream, &work);
 }

@@ -46,6 +46,13 @@ static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
     return CUDA_SUCCESS;
 }
 
+/* The place is done when the stream has passed the copy. */
+static CUresult place_later(struct ww_stream *s, struct ww_call *call) {
+    ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
+    call->is_held = call->entry.slot == WW_NO_SLOT;
+    return CUDA_SUCCESS;
+}
+
 CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, const struct ww_args_move *args) {
     enum ww_where where = ww_where(args->address, args->nbytes);
     if (where == WW_NOWHERE)
@@ -63,17 +70,9 @@ CUresult ww_in_issue(struct ww_stream *s, struct ww_call *call, const struct ww_
         from = to;
         ww_stream_later(s, (struct ww_todo){.kind = WW_CELL, .a = cell - 1});
     }
-    CUresult code = CUDA_SUCCESS;
-    if (where == WW_DEVICE)
-        code = native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native);
-    else
-        code = between_hosts(args->address, from, args->nbytes);
-    if (!code && call->entry.place) {
-        ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
-        if (call->entry.slot == WW_NO_SLOT)
-            call->is_held = 1;
-    }
-    return code;
+    CUresult code = where == WW_DEVICE ? native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native)
+                                       : between_hosts(args->address, from, args->nbytes);
+    return code || !call->entry.place ? code : place_later(s, call);
 }
 
 CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, const struct ww_args_move *args) {
@@ -81,17 +80,9 @@ CUresult ww_out_issue(struct ww_stream *s, struct ww_call *call, const struct ww
     if (where == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
     unsigned char *to = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
-    CUresult code;
-    if (where == WW_DEVICE)
-        code = native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native);
-    else
-        code = between_hosts((uintptr_t)to, (void *)(uintptr_t)args->address, args->nbytes);
-    if (!code) {
-        ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
-        if (call->entry.slot == WW_NO_SLOT)
-            call->is_held = 1;
-    }
-    return code;
+    CUresult code = where == WW_DEVICE ? native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native)
+                                       : between_hosts((uintptr_t)to, (void *)(uintptr_t)args->address, args->nbytes);
+    return code ? code : place_later(s, call);
 }
 
 /* A driver may read up to some 24 KiB of pinned memory at the call if the stream has no work of its own, although the
