@@ -249,6 +249,15 @@ void ww_release(struct ww_channel *c) {
     forget(oldest);
 }
 
+struct ww_channel *ww_hold(struct ww_device *d) {
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_load(&d->channel);
+    if (c)
+        atomic_fetch_add(&c->references, 1);
+    pthread_mutex_unlock(&d->post);
+    return c;
+}
+
 static int adopt(struct ww_channel *c, const int *fds) {
     c->ring = map_shared(fds[0], sizeof *c->ring, PROT_READ | PROT_WRITE);
     c->status = map_shared(fds[1], sizeof *c->status, PROT_READ);

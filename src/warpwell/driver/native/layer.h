@@ -164,7 +164,8 @@ int ww_facts_once(void);                 /* ask the servers, once; 0 or a code *
 int ww_open(struct ww_device *d);        /* make sure that there is a worker */
 void ww_await_end(struct ww_channel *c); /* of the worker, for a bounded time */
 void ww_release(struct ww_channel *c);
-bool ww_alive(struct ww_channel *c); /* looks at the socket; marks the channel lost */
+struct ww_channel *ww_hold(struct ww_device *d); /* its channel with a reference, or NULL */
+bool ww_alive(struct ww_channel *c);             /* looks at the socket; marks the channel lost */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
 
 /* -- layer_context.c ----------------------------------------------------------------------------------------------- */
@@ -563,7 +564,7 @@ void ww_graph_memory_live(struct ww_graph_memory *m);
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
 void ww_condition_drop(struct ww_condition *c);
 int ww_twin_code(const struct ww_twin *t);         /* 0, or why it is not there */
-void ww_twin_drop(struct ww_twin *t, uint16_t op); /* GRAPH_DROP or EXEC_DROP */
+void ww_twin_drop(struct ww_twin *t, uint16_t op); /* GRAPH_DROP, EXEC_DROP, or 0: the worker does not have it */
 int ww_twin_begin(const struct ww_twin *t);
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w,
                  uint32_t node); /* node: number of a conditional one */

@@ -23,9 +23,11 @@ struct ww_loaded_image { /* an image on a device */
 struct options { /* of a load, and the targets of its logs */
     uint32_t n;
     struct ww_option at[WW_OPTIONS];
-    char *info, *error;
-    uint32_t info_most, error_most;
-    void **info_size, **error_size; /* written with the logs' lengths */
+    struct {
+        char *to;
+        uint32_t most;
+        void **size; /* written with the log's length */
+    } logs[2];       /* information, errors */
 };
 
 struct kernel {
@@ -50,20 +52,16 @@ static int read_options(struct options *o, unsigned n, const int *names, void **
     if (n > WW_OPTIONS || (n && (!names || !values)))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < n; i++) {
+        int log = names[i] >= CU_JIT_ERROR_LOG;
         switch (names[i]) {
         case CU_JIT_INFO_LOG:
-            o->info = values[i];
-            break;
         case CU_JIT_ERROR_LOG:
-            o->error = values[i];
+            o->logs[log].to = values[i];
             break;
         case CU_JIT_INFO_LOG_BYTES:
-            o->info_most = (uint32_t)(uintptr_t)values[i];
-            o->info_size = &values[i];
-            break;
         case CU_JIT_ERROR_LOG_BYTES:
-            o->error_most = (uint32_t)(uintptr_t)values[i];
-            o->error_size = &values[i];
+            o->logs[log].most = (uint32_t)(uintptr_t)values[i];
+            o->logs[log].size = &values[i];
             break;
         case CU_JIT_WALL_TIME: { /* the result takes the value's place */
             float none = 0;
@@ -78,19 +76,21 @@ static int read_options(struct options *o, unsigned n, const int *names, void **
             o->at[o->n++] = (struct ww_option){(uint32_t)names[i], 0, (uintptr_t)values[i]};
         }
     }
-    o->info_most = !o->info ? 0 : o->info_most > WW_LOG_MOST ? WW_LOG_MOST : o->info_most;
-    o->error_most = !o->error ? 0 : o->error_most > WW_LOG_MOST ? WW_LOG_MOST : o->error_most;
+    for (int i = 0; i < 2; i++)
+        if (!o->logs[i].to || o->logs[i].most > WW_LOG_MOST)
+            o->logs[i].most = o->logs[i].to ? WW_LOG_MOST : 0;
     return 0;
 }
 
-static void write_log(char *to, uint32_t most, void **size, const unsigned char *from, uint32_t n) {
+static void write_log(const struct options *o, int log, const unsigned char *from, uint32_t n) {
+    uint32_t most = o->logs[log].most;
     n = most ? n < most ? n : most - 1 : 0;
     if (most) {
-        memcpy(to, from, n);
-        to[n] = 0;
+        memcpy(o->logs[log].to, from, n);
+        o->logs[log].to[n] = 0;
     }
-    if (size)
-        *size = (void *)(uintptr_t)n;
+    if (o->logs[log].size)
+        *o->logs[log].size = (void *)(uintptr_t)n;
 }
 
 /* -- loads --------------------------------------------------------------------------------------------------------- */
@@ -176,8 +176,8 @@ static int read_loaded(struct ww_loaded_image *c, const unsigned char *all, size
             return CUDA_ERROR_UNKNOWN;
     if ((size_t)(end - at) < (size_t)w.info_bytes + w.error_bytes)
         return CUDA_ERROR_UNKNOWN;
-    write_log(o->info, o->info_most, o->info_size, at, w.info_bytes);
-    write_log(o->error, o->error_most, o->error_size, at + w.info_bytes, w.error_bytes);
+    write_log(o, 0, at, w.info_bytes);
+    write_log(o, 1, at + w.info_bytes, w.error_bytes);
     return 0;
 }
 
@@ -187,7 +187,7 @@ static int load(struct ww_device *d, const void *image, size_t nbytes, bool libr
     struct {
         struct ww_args_load args;
         struct ww_option options[WW_OPTIONS];
-    } m = {.args = {0, 0, library, o->n, o->info_most, o->error_most}};
+    } m = {.args = {0, 0, library, o->n, o->logs[0].most, o->logs[1].most}};
     struct ww_loaded_image *c = calloc(1, sizeof *c);
     unsigned char *all = NULL;
     size_t nall = 0;

@@ -58,11 +58,8 @@ static int make_graphs(struct ww_condition *c, struct ww_device *d) {
 /* They are not there, or not any more: their names are given back, and nothing is sent. */
 static void never_made(struct ww_condition *c) {
     for (uint32_t i = 0; c->graphs && i < c->size; i++)
-        if (c->graphs[i] && c->graphs[i]->twin.device) {
-            struct ww_twin *t = &c->graphs[i]->twin;
-            ww_id_give(t->device, &t->device->graphs, t->life, t->id);
-            t->device = NULL;
-        }
+        if (c->graphs[i])
+            ww_twin_drop(&c->graphs[i]->twin, 0);
 }
 
 static int send_node(const struct ww_graph *g, const struct ww_condition *c) {
@@ -140,10 +137,8 @@ int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
     int error = name(exec, t->device);
     if (error)
         return error;
-    if ((error = ww_call_graph(t->device, WW_OP_GRAPH_MAKE, 0, t->id, exec->id, NULL, 0))) {
-        ww_id_give(exec->device, &exec->device->graphs, exec->life, exec->id);
-        exec->device = NULL;
-    }
+    if ((error = ww_call_graph(t->device, WW_OP_GRAPH_MAKE, 0, t->id, exec->id, NULL, 0)))
+        ww_twin_drop(exec, 0);
     return error;
 }
 

@@ -169,7 +169,7 @@ int ww_twin_code(const struct ww_twin *t) {
 }
 
 void ww_twin_drop(struct ww_twin *t, uint16_t op) {
-    if (t->device && !ww_twin_code(t) && !ww_send_graph(t->device, op, 0, t->id, 0))
+    if (t->device && (!op || (!ww_twin_code(t) && !ww_send_graph(t->device, op, 0, t->id, 0))))
         ww_id_give(t->device, &t->device->graphs, t->life, t->id);
     t->device = NULL;
 }

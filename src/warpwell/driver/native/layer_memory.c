@@ -199,11 +199,7 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     size_t whole = (nbytes + 4095) & ~(size_t)4095;
     if (d->facts.remote)
         return pin_here(d, address, whole, flags, owner);
-    pthread_mutex_lock(&d->post);
-    struct ww_channel *c = atomic_load(&d->channel);
-    if (c)
-        atomic_fetch_add(&c->references, 1);
-    pthread_mutex_unlock(&d->post);
+    struct ww_channel *c = ww_hold(d);
     struct timespec step = {.tv_nsec = 2000000};
     int error = c ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_CONTEXT_IS_DESTROYED, looks = 0;
     void *at = NULL;

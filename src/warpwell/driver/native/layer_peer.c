@@ -182,11 +182,7 @@ bool ww_maps_pinned(const struct ww_device *d, const struct ww_device *owner, co
 }
 
 static int lend(struct ww_device *owner, const struct ww_span *r, int *fd) {
-    pthread_mutex_lock(&owner->post);
-    struct ww_channel *c = atomic_load(&owner->channel);
-    if (c)
-        atomic_fetch_add(&c->references, 1);
-    pthread_mutex_unlock(&owner->post);
+    struct ww_channel *c = ww_hold(owner);
     if (!c)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     pthread_mutex_lock(&c->pinning);

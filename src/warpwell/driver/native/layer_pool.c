@@ -139,13 +139,12 @@ int ww_body_cuMemPoolCreate(void **pool, void *wanted) {
 }
 
 int ww_body_cuMemPoolDestroy(struct ww_pool *p, void *h) {
-    struct ww_pool *no = NULL;
     int error = p->is_default ? CUDA_ERROR_INVALID_VALUE : ww_object_drop(h, WW_POOL, NULL);
     if (error)
         return error;
     for (int i = 0; i < layer.ndevices; i++) {
         struct ww_pool *seen = p;
-        atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, no);
+        atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, NULL);
     }
     pthread_mutex_lock(&lock);
     for (int i = 0; i < 2; i++)
@@ -168,63 +167,57 @@ int ww_body_cuMemPoolTrimTo(struct ww_pool *p, size_t keep) {
     return 0;
 }
 
-static const struct {
+enum setting { FIXED, SWITCH, VALUE, MARK };
+
+static const struct field {
     int attribute;
+    enum setting setting; /* MARK: the highest value of the field before it; it can be set to 0, the current value */
     size_t at, nbytes;
 } fields[] = {
-    {CU_POOL_FOLLOW_EVENTS, offsetof(struct ww_pool, reuse[0]), 4},
-    {CU_POOL_OPPORTUNISTIC, offsetof(struct ww_pool, reuse[1]), 4},
-    {CU_POOL_INTERNAL, offsetof(struct ww_pool, reuse[2]), 4},
-    {CU_POOL_THRESHOLD, offsetof(struct ww_pool, threshold), 8},
-    {CU_POOL_RESERVED, offsetof(struct ww_pool, reserved), 8},
-    {CU_POOL_RESERVED_HIGH, offsetof(struct ww_pool, reserved_high), 8},
-    {CU_POOL_USED, offsetof(struct ww_pool, used), 8},
-    {CU_POOL_USED_HIGH, offsetof(struct ww_pool, used_high), 8},
-    {CU_POOL_TYPE, offsetof(struct ww_pool, props.type), 4},
-    {CU_POOL_HANDLE_TYPES, offsetof(struct ww_pool, props.handle_types), 4},
-    {CU_POOL_LOCATION_ID, offsetof(struct ww_pool, props.location.id), 4},
-    {CU_POOL_LOCATION, offsetof(struct ww_pool, props.location.kind), 4},
-    {CU_POOL_MOST, offsetof(struct ww_pool, props.most), 8},
+    {CU_POOL_FOLLOW_EVENTS, SWITCH, offsetof(struct ww_pool, reuse[0]), 4},
+    {CU_POOL_OPPORTUNISTIC, SWITCH, offsetof(struct ww_pool, reuse[1]), 4},
+    {CU_POOL_INTERNAL, SWITCH, offsetof(struct ww_pool, reuse[2]), 4},
+    {CU_POOL_THRESHOLD, VALUE, offsetof(struct ww_pool, threshold), 8},
+    {CU_POOL_RESERVED, FIXED, offsetof(struct ww_pool, reserved), 8},
+    {CU_POOL_RESERVED_HIGH, MARK, offsetof(struct ww_pool, reserved_high), 8},
+    {CU_POOL_USED, FIXED, offsetof(struct ww_pool, used), 8},
+    {CU_POOL_USED_HIGH, MARK, offsetof(struct ww_pool, used_high), 8},
+    {CU_POOL_TYPE, FIXED, offsetof(struct ww_pool, props.type), 4},
+    {CU_POOL_HANDLE_TYPES, FIXED, offsetof(struct ww_pool, props.handle_types), 4},
+    {CU_POOL_LOCATION_ID, FIXED, offsetof(struct ww_pool, props.location.id), 4},
+    {CU_POOL_LOCATION, FIXED, offsetof(struct ww_pool, props.location.kind), 4},
+    {CU_POOL_MOST, FIXED, offsetof(struct ww_pool, props.most), 8},
 };
 
+static const struct field *field_of(int attribute) {
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].attribute == attribute)
+            return fields + i;
+    return NULL;
+}
+
 int ww_body_cuMemPoolGetAttribute(struct ww_pool *p, int attribute, void *to) {
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].attribute != attribute)
-            continue;
-        pthread_mutex_lock(&lock);
-        memcpy(to, (const char *)p + fields[i].at, fields[i].nbytes);
-        pthread_mutex_unlock(&lock);
-        return 0;
-    }
-    return CUDA_ERROR_INVALID_VALUE;
+    const struct field *f = field_of(attribute);
+    if (!f)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    memcpy(to, (const char *)p + f->at, f->nbytes);
+    pthread_mutex_unlock(&lock);
+    return 0;
 }
 
 int ww_body_cuMemPoolSetAttribute(struct ww_pool *p, int attribute, void *from) {
-    int error = 0;
+    const struct field *f = field_of(attribute);
+    char *at = (char *)p + (f ? f->at : 0);
+    if (!f || f->setting == FIXED || (f->setting == MARK && *(uint64_t *)from))
+        return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    switch (attribute) {
-    case CU_POOL_FOLLOW_EVENTS:
-    case CU_POOL_OPPORTUNISTIC:
-    case CU_POOL_INTERNAL:
-        p->reuse[attribute - CU_POOL_FOLLOW_EVENTS] = !!*(int32_t *)from;
-        break;
-    case CU_POOL_THRESHOLD:
-        p->threshold = *(uint64_t *)from;
-        break;
-    case CU_POOL_RESERVED_HIGH:
-    case CU_POOL_USED_HIGH: /* marks are set to 0, which means the current value */
-        if (*(uint64_t *)from)
-            error = CUDA_ERROR_INVALID_VALUE;
-        else if (attribute == CU_POOL_USED_HIGH)
-            p->used_high = p->used;
-        else
-            p->reserved_high = p->reserved;
-        break;
-    default:
-        error = CUDA_ERROR_INVALID_VALUE;
-    }
+    if (f->setting == SWITCH)
+        *(int32_t *)(void *)at = !!*(int32_t *)from;
+    else
+        memcpy(at, f->setting == MARK ? at - sizeof(size_t) : from, f->nbytes);
     pthread_mutex_unlock(&lock);
-    return error;
+    return 0;
 }
 
 /* -- access to a pool ----------------------------------------------------------------------------------------------
@@ -310,9 +303,7 @@ static int place_of(const struct cu_mem_location *at, int type, const void *out,
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (type == CU_MEM_MANAGED)
         return ww_managed_check(&layer.devices[0]);
-    if (type != CU_MEM_PINNED)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (at->kind < CU_LOCATION_DEVICE || at->kind > CU_LOCATION_NUMA_CURRENT)
+    if (type != CU_MEM_PINNED || at->kind < CU_LOCATION_DEVICE || at->kind > CU_LOCATION_NUMA_CURRENT)
         return CUDA_ERROR_INVALID_VALUE;
     *d = at->kind == CU_LOCATION_DEVICE ? &layer.devices[at->id] : NULL;
     return 0;

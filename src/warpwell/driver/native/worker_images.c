@@ -30,8 +30,8 @@ struct global {
 struct load { /* of the heavy thread */
     struct image image;
     struct module *module;
-    uint32_t info_bytes, error_bytes;
-    char *info, *error;
+    uint32_t log_bytes[2]; /* information, errors */
+    char *logs[2];
     unsigned char *answer;
     size_t bytes, room;
 };
@@ -116,24 +116,19 @@ static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule
         names[n] = (int32_t)from[n].option;
         values[n] = (void *)(uintptr_t)from[n].value;
     }
-    uint32_t info = n;
-    if (l->info_bytes) {
-        names[n] = CU_JIT_INFO_LOG, values[n++] = l->info;
-        names[n] = CU_JIT_INFO_LOG_BYTES, values[n++] = (void *)(uintptr_t)l->info_bytes;
-    }
-    uint32_t error = n;
-    if (l->error_bytes) {
-        names[n] = CU_JIT_ERROR_LOG, values[n++] = l->error;
-        names[n] = CU_JIT_ERROR_LOG_BYTES, values[n++] = (void *)(uintptr_t)l->error_bytes;
+    uint32_t sizes[2] = {0};
+    for (int i = 0; i < 2; i++) {
+        if (!l->log_bytes[i])
+            continue;
+        names[n] = i ? CU_JIT_ERROR_LOG : CU_JIT_INFO_LOG, values[n++] = l->logs[i];
+        names[n] = i ? CU_JIT_ERROR_LOG_BYTES : CU_JIT_INFO_LOG_BYTES;
+        values[sizes[i] = n++] = (void *)(uintptr_t)l->log_bytes[i];
     }
     CUresult code = native.cuModuleLoadDataEx(out, l->image.bytes, n, names, values);
     /* the driver returns the written sizes, which are limited here regardless */
-    uint32_t wrote = l->info_bytes ? (uint32_t)(uintptr_t)values[info + 1] : 0;
-    if (wrote < l->info_bytes)
-        l->info_bytes = wrote;
-    wrote = l->error_bytes ? (uint32_t)(uintptr_t)values[error + 1] : 0;
-    if (wrote < l->error_bytes)
-        l->error_bytes = wrote;
+    for (int i = 0; i < 2; i++)
+        if (l->log_bytes[i] && (uint32_t)(uintptr_t)values[sizes[i]] < l->log_bytes[i])
+            l->log_bytes[i] = (uint32_t)(uintptr_t)values[sizes[i]];
     return code;
 }
 
@@ -233,10 +228,10 @@ static void load(struct ww_job *job) {
         }
     }
     head.functions = l->module ? l->module->n : 0;
-    head.info_bytes = l->info_bytes;
-    head.error_bytes = l->error_bytes;
-    put(l, l->info, l->info_bytes);
-    put(l, l->error, l->error_bytes);
+    head.info_bytes = l->log_bytes[0];
+    head.error_bytes = l->log_bytes[1];
+    for (int i = 0; i < 2; i++)
+        put(l, l->logs[i], l->log_bytes[i]);
     memcpy(l->answer, &head, sizeof head);
     job->data = l->answer;
     job->nbytes = l->bytes;
@@ -250,8 +245,8 @@ static void loaded(struct ww_job *job) {
     image_bytes -= l->image.total;
     ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);
     free(l->image.bytes);
-    free(l->info);
-    free(l->error);
+    free(l->logs[0]);
+    free(l->logs[1]);
     free(l);
 }
 
@@ -268,10 +263,10 @@ CUresult ww_load(const struct ww_call *call, const struct ww_args_load *args) {
     l->image = images[args->image];
     images[args->image] = (struct image){0};
     loading[args->module] = 1;
-    l->info = ww_memory(args->info_most + 1);
-    l->error = ww_memory(args->error_most + 1);
-    l->info_bytes = args->info_most;
-    l->error_bytes = args->error_most;
+    l->log_bytes[0] = args->info_most;
+    l->log_bytes[1] = args->error_most;
+    for (int i = 0; i < 2; i++)
+        l->logs[i] = ww_memory(l->log_bytes[i] + 1);
     return ww_heavy_for(call, (struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call)});
 }
 
@@ -347,8 +342,8 @@ static void find_global(struct ww_job *job) {
 static void found_global(struct ww_job *job) {
     const struct ww_args_global *args = (const void *)job->call->args;
     struct ww_range range = {job->a, job->b};
-    int known = ww_is_global(job->a, job->b);
-    if (!job->result && !known && nglobals < GLOBALS_MOST && modules[args->module] == job->with) {
+    if (!job->result && !ww_is_global(job->a, job->b) && nglobals < GLOBALS_MOST &&
+        modules[args->module] == job->with) {
         globals = ww_grown(globals, nglobals, &globals_room, sizeof *globals);
         globals[nglobals++] = (struct global){job->a, job->b, args->module};
     }
@@ -361,9 +356,9 @@ CUresult ww_global(const struct ww_call *call, const struct ww_args_global *args
         return CUDA_ERROR_INVALID_VALUE;
     if (args->module >= WW_MODULES || !modules[args->module])
         return CUDA_ERROR_INVALID_HANDLE;
-    struct ww_call *kept = ww_copy_call(call);
-    return ww_heavy_for(
-        call, (struct ww_job){.work = find_global, .done = found_global, .with = modules[args->module], .call = kept});
+    struct ww_job job = {.work = find_global, .done = found_global, .with = modules[args->module]};
+    job.call = ww_copy_call(call);
+    return ww_heavy_for(call, job);
 }
 
 int ww_is_global(uint64_t at, uint64_t n) {
