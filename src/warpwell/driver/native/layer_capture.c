@@ -47,8 +47,7 @@ struct capture {
     struct ww_graph *graph; /* NULL: destroyed meanwhile */
     struct member *members;
     struct noted *events;
-    void **told; /* handles that cuStreamGetCaptureInfo gave, and their edges' data: whole completion */
-    struct cu_edge *edges;
+    void **told; /* handles that cuStreamGetCaptureInfo returned, and their edges' data: full dependencies */
 };
 
 _Atomic int ww_captures;
@@ -100,7 +99,6 @@ static void end_capture(struct capture *c) {
         free(e);
     }
     free(c->told);
-    free(c->edges);
     free(c);
     atomic_fetch_sub(&ww_captures, 1);
 }
@@ -496,11 +494,9 @@ int ww_body_cuStreamGetCaptureInfo_v3(struct ww_device *d, uint32_t stream, int 
     *status = status_of(c);
     if (!c || c->broken)
         return leave(0);
-    void **told = realloc(c->told, (m->last.n + 1) * sizeof *told);
-    c->told = told ? told : c->told;
-    free(c->edges);
-    c->edges = calloc(m->last.n + 1, sizeof *c->edges);
-    if (!told || !c->edges)
+    free(c->told);
+    void **told = c->told = calloc(m->last.n + 1, sizeof *told + sizeof(struct cu_edge));
+    if (!told)
         return leave(CUDA_ERROR_OUT_OF_MEMORY);
     for (size_t i = 0; i < m->last.n; i++)
         told[i] = m->last.all[i]->object;
@@ -511,7 +507,7 @@ int ww_body_cuStreamGetCaptureInfo_v3(struct ww_device *d, uint32_t stream, int 
     if (deps)
         *deps = told;
     if (edges)
-        *edges = c->edges;
+        *edges = told + m->last.n;
     if (n)
         *n = m->last.n;
     return leave(0);

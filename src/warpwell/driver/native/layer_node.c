@@ -13,9 +13,6 @@ static int device_for(CUcontext context, struct ww_device **d) {
 }
 
 static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_work *w) {
-    int error = p ? device_for(second ? p->context : NULL, &w->device) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
     struct ww_launch k = {.function = p->function || !second ? (void *)p->function : (void *)p->kernel,
                           .shape = p->shape,
                           .params = p->params,
@@ -24,40 +21,22 @@ static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_wo
     return ww_kernel_make(w->device, &k, &w->of.kernel);
 }
 
-static int make_copy(const struct cu_copy3 *c, CUcontext context, struct ww_work *w) {
-    int error = c ? device_for(context, &w->device) : CUDA_ERROR_INVALID_VALUE;
-    if (error || (error = ww_copy_check(w->device, c)))
-        return error;
-    w->kind = CU_NODE_COPY;
+static int make_copy(const struct cu_copy3 *c, struct ww_work *w) {
     w->of.copy = *c;
-    return 0;
+    return ww_copy_check(w->device, c);
 }
 
-static int make_set(const struct cu_node_set *s, CUcontext context, struct ww_work *w) {
-    int error = s ? device_for(context, &w->device) : CUDA_ERROR_INVALID_VALUE;
-    if (error)
-        return error;
-    w->kind = CU_NODE_SET;
+static int make_set(const struct cu_node_set *s, struct ww_work *w) {
     memcpy(&w->of.set, s, offsetof(struct cu_node_set, context));
     w->of.set.context = ww_context_handle(w->device);
     return ww_set_check(w->device, s);
 }
 
-static int make_host(const struct cu_node_host *p, struct ww_work *w) {
-    int error = device_for(NULL, &w->device);
-    if (error || !p || !p->run)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    w->kind = CU_NODE_HOST;
-    w->of.host = *p;
-    return 0;
-}
-
-static int make_event(int kind, CUevent event, struct ww_work *w) {
+static int make_event(CUevent event, struct ww_work *w) {
     struct ww_object *o = ww_object(event, WW_EVENT);
     int error = ww_ready();
     if (error || !o)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    w->kind = kind;
     w->device = o->device;
     w->of.event = event;
     return 0;
@@ -149,6 +128,8 @@ static void *params_of(struct cu_node_params *p, CUcontext *context) {
 
 /* Work of any kind but those that need their graph; the parameters, or the event. */
 static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
+    int error;
+    w->kind = kind;
     switch (kind) {
     case WW_NODE_UNION: {
         int type = params ? ((struct cu_node_params *)params)->type : CU_NODE_EMPTY;
@@ -159,19 +140,28 @@ static int make(int kind, void *params, CUcontext context, struct ww_work *w) {
     }
     case CU_NODE_KERNEL:
     case WW_NODE_KERNEL_V1:
-        return make_kernel(params, kind == CU_NODE_KERNEL, w);
     case CU_NODE_COPY:
-        return make_copy(params, context, w);
     case CU_NODE_SET:
-        return make_set(params, context, w);
     case CU_NODE_HOST:
-        return make_host(params, w);
+        if (!params)
+            return CUDA_ERROR_INVALID_VALUE;
+        if ((error =
+                 device_for(kind == CU_NODE_KERNEL ? ((struct cu_node_kernel *)params)->context : context, &w->device)))
+            return error;
+        if (kind == CU_NODE_COPY)
+            return make_copy(params, w);
+        if (kind == CU_NODE_SET)
+            return make_set(params, w);
+        if (kind != CU_NODE_HOST)
+            return make_kernel(params, kind == CU_NODE_KERNEL, w);
+        w->of.host = *(struct cu_node_host *)params;
+        return w->of.host.run ? 0 : CUDA_ERROR_INVALID_VALUE;
     case CU_NODE_EMPTY:
         w->device = ww_current();
         return ww_ready();
     case CU_NODE_WAIT:
     case CU_NODE_RECORD:
-        return make_event(kind, params, w);
+        return make_event(params, w);
     case CU_NODE_ALLOC:
         return make_alloc(params, w);
     case CU_NODE_CONDITION:

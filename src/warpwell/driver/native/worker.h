@@ -238,6 +238,7 @@ void ww_memory_rest(uint64_t now);               /* nothing was to be done: free
  * ------------------------------------------------------------------------- */
 
 int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
+CUresult ww_map(uint64_t at, uint64_t n, uint64_t handle);       /* or give the handle back, and return a code */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
 int ww_links_step(void); /* handles news of the links' thread; returns whether there were any */

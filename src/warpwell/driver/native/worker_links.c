@@ -101,19 +101,13 @@ static size_t find(const struct link *l, uint64_t at) {
     return ww_first_behind(l->imports, l->nimports, sizeof *l->imports, at);
 }
 
-static CUresult map(uint64_t at, uint64_t n, int fd, uint64_t *handle) {
+CUresult ww_map(uint64_t at, uint64_t n, uint64_t handle) {
     struct cu_mem_access access = {.location = {CU_MEM_ON_DEVICE, ww.device}, .access = CU_MEM_READ_WRITE};
-    CUresult code = native.cuMemImportFromShareableHandle(handle, (void *)(intptr_t)fd, CU_MEM_POSIX_FD);
+    CUresult code = native.cuMemMap(at, n, 0, handle, 0);
+    if (!code && (code = native.cuMemSetAccess(at, n, &access, 1)))
+        native.cuMemUnmap(at, n);
     if (code)
-        return code;
-    code = native.cuMemMap(at, n, 0, *handle, 0);
-    if (!code) {
-        code = native.cuMemSetAccess(at, n, &access, 1);
-        if (code)
-            native.cuMemUnmap(at, n);
-    }
-    if (code)
-        native.cuMemRelease(*handle);
+        native.cuMemRelease(handle);
     return code;
 }
 
@@ -125,8 +119,8 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
     if (i < l->nimports && l->imports[i].at < at + n)
         return CUDA_ERROR_ALREADY_MAPPED;
     uint64_t handle = 0;
-    CUresult code = map(at, n, fd, &handle);
-    if (code)
+    CUresult code = native.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)fd, CU_MEM_POSIX_FD);
+    if (code || (code = ww_map(at, n, handle)))
         return code;
     pthread_mutex_lock(&lock);
     l->imports = ww_grown(l->imports, l->nimports, &l->room, sizeof *l->imports);

@@ -56,7 +56,6 @@ static struct cu_mem_prop properties(void) {
 
 static void map(struct ww_job *job) {
     struct cu_mem_prop prop = properties();
-    struct cu_mem_access access = {.location = prop.location, .access = CU_MEM_READ_WRITE};
     uint64_t handle = 0;
     job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
     if (job->result == CUDA_ERROR_NOT_SUPPORTED || job->result == CUDA_ERROR_NOT_PERMITTED) { /* in some containers */
@@ -64,20 +63,14 @@ static void map(struct ww_job *job) {
         prop = properties();
         job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
     }
-    if (job->result)
+    if (job->result || (job->result = ww_map(job->a, job->b, handle)))
         return;
-    job->result = native.cuMemMap(job->a, job->b, 0, handle, 0);
-    if (!job->result) {
-        job->result = native.cuMemSetAccess(job->a, job->b, &access, 1);
-        if (!job->result)
-            job->result = ww_links_add(job->a, job->b, handle);
-        if (job->result)
-            native.cuMemUnmap(job->a, job->b);
-    }
-    if (job->result)
+    job->result = ww_links_add(job->a, job->b, handle);
+    job->c = handle;
+    if (job->result) {
+        native.cuMemUnmap(job->a, job->b);
         native.cuMemRelease(handle);
-    else
-        job->c = handle;
+    }
 }
 
 static void unmap(struct ww_job *job) {
