@@ -217,6 +217,7 @@ _LOCALS = {
     "owner": "struct ww_device *owner",
     "id": "uint32_t id",
     "captured": "bool captured",
+    "r": "struct ww_span r",
     "f": "struct ww_fn *f",
     "o": "struct ww_object *o",
     "c": "struct ww_loaded_image *c",

@@ -22,6 +22,12 @@ static inline enum ww_way ww_place_way(uint16_t op) {
     return op == WW_OP_IN || op == WW_OP_IMAGE ? WW_BYTES_IN : op == WW_OP_OUT ? WW_BYTES_OUT : WW_NO_BYTES;
 }
 
+/* Attributes of launches that travel, as the first 12 bytes of their values. */
+static inline int ww_is_sent(uint32_t attribute) {
+    return attribute == CU_LAUNCH_COOPERATIVE || attribute == CU_LAUNCH_CLUSTER_DIMENSION ||
+           attribute == CU_LAUNCH_PROGRAMMATIC_SERIALIZATION || attribute == CU_LAUNCH_PRIORITY;
+}
+
 #define WW_IMAGE_MOST (1ull << 30) /* bytes of an image; also the bound that the worker holds */
 
 #define WW_CLUSTER_SIZE 0x80000000u /* bit of WW_OP_CLUSTERS' function */

@@ -104,12 +104,6 @@ int ww_allocate_in_stream(CUdeviceptr *address, size_t nbytes, struct ww_pool *p
     return ww_pool_allocate(p, d, stream, nbytes, address);
 }
 
-int ww_body_cuMemHostAlloc(struct ww_device *d, void **address, size_t nbytes, unsigned flags) {
-    *address = NULL;
-    int error = ww_unsafe();
-    return error || !nbytes ? error : ww_pin(d, address, nbytes, flags, NULL);
-}
-
 int ww_body_cuMemFreeHost(void *address) {
     struct ww_span r;
     struct ww_device *d = ww_range_owner((uintptr_t)address, &r);
@@ -121,14 +115,6 @@ int ww_body_cuMemFreeHost(void *address) {
     if (!d || r.owner || r.flags & WW_MANAGED || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
         return CUDA_ERROR_INVALID_VALUE;
     return ww_unpin_taken(d, &r);
-}
-
-int ww_body_cuMemHostGetFlags(unsigned *flags, void *address) {
-    struct ww_span r;
-    if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY || r.flags & WW_MANAGED)
-        return CUDA_ERROR_INVALID_VALUE;
-    *flags = r.flags & ~WW_OF_GRAPH;
-    return 0;
 }
 
 int ww_body_cuMemHostGetDevicePointer_v2(struct ww_device *d, CUdeviceptr *device, void *address) {
@@ -186,17 +172,6 @@ int ww_body_cuMemHostUnregister(void *address) {
 }
 
 /* -- attributes of pointers ---------------------------------------------------------------------------------------- */
-
-int ww_body_cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
-    struct ww_span r;
-    if (!ww_range_owner(address, &r))
-        return CUDA_ERROR_NOT_FOUND;
-    if (start)
-        *start = r.start;
-    if (nbytes)
-        *nbytes = r.size;
-    return 0;
-}
 
 /* The device of an address and its range; registered memory is of the device on which it was registered. */
 static struct ww_device *owner_of(CUdeviceptr at, struct ww_span *r) {

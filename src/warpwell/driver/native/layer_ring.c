@@ -53,7 +53,7 @@ static void wake(struct ww_channel *c) {
 
 /* Wait until *word is `value`: 0, or the code of a channel that is lost. The call that changes it was published before.
  */
-static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
+static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
         wake(c);
     if (spin(c, word, value, soon))
@@ -68,10 +68,6 @@ static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, ui
             return atomic_load(&c->lost);
         }
     }
-}
-
-static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value) {
-    return await_sleeping(c, word, value, false);
 }
 
 /* -- slots --------------------------------------------------------------------------------------------------------- */
@@ -273,7 +269,7 @@ int ww_finish(struct ww_post *p) {
     if (__builtin_expect(p->slot == WW_NO_SLOT, 1))
         return 0;
     const struct ww_slot *s = &p->channel->status->slots[p->slot];
-    int error = await_sleeping(p->channel, &s->seq, p->seq, p->far_ahead);
+    int error = await(p->channel, &s->seq, p->seq, p->far_ahead);
     return drop_slot(p, error ? error : s->result);
 }
 
@@ -298,7 +294,7 @@ static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *ar
     if (nargs)
         memcpy(p->entry + 1, args, nargs);
     publish(p);
-    error = await(p->channel, &p->channel->status->slots[p->slot].seq, p->seq);
+    error = await(p->channel, &p->channel->status->slots[p->slot].seq, p->seq, false);
     return error ? drop_slot(p, error) : 0;
 }
 
@@ -472,7 +468,7 @@ int ww_place_fill(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t fl
 }
 
 int ww_place_wait(struct ww_channel *c, uint32_t place) {
-    int error = await(c, &c->status->places[place].use, c->place_use[place]);
+    int error = await(c, &c->status->places[place].use, c->place_use[place], false);
     return error ? error : c->status->places[place].result;
 }
 

@@ -122,21 +122,12 @@ static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c
     for (uint32_t i = 0; i < c->nattributes; i++) {
         const struct cu_launch_attribute *a = &c->attributes[i];
         struct ww_launch_attribute *to = &k->attributes[k->nattributes];
-        switch (a->id) {
-        case CU_LAUNCH_IGNORE:
+        bool is_switch = a->id == CU_LAUNCH_COOPERATIVE || a->id == CU_LAUNCH_PROGRAMMATIC_SERIALIZATION;
+        if (a->id == CU_LAUNCH_IGNORE || (is_switch && !a->value.number))
             continue;
-        case CU_LAUNCH_COOPERATIVE:
-        case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
-            if (!a->value.number)
-                continue;
-            break;
-        case CU_LAUNCH_CLUSTER_DIMENSION:
-        case CU_LAUNCH_PRIORITY:
-            break;
-        default:
+        if (!ww_is_sent(a->id))
             return ww_refused(
                 "cuLaunchKernelEx with an attribute other than cooperative, cluster, serialization, priority");
-        }
         if (k->nattributes == WW_LAUNCH_ATTRIBUTES)
             return CUDA_ERROR_INVALID_VALUE;
         to->id = a->id;

@@ -121,32 +121,16 @@ CUresult ww_memset_issue(struct ww_stream *s, const struct ww_args_memset *args)
     return native.cuMemsetD32Async(args->address, args->value, args->count, s->native);
 }
 
-static CUresult set_attribute(struct cu_launch_attribute *to, const struct ww_launch_attribute *from) {
-    memset(to, 0, sizeof *to);
-    to->id = from->id;
-    switch (from->id) {
-    case CU_LAUNCH_COOPERATIVE:
-    case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
-    case CU_LAUNCH_PRIORITY:
-        to->value.number = (int32_t)from->value[0];
-        return CUDA_SUCCESS;
-    case CU_LAUNCH_CLUSTER_DIMENSION:
-        memcpy(to->value.cluster, from->value, sizeof to->value.cluster);
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_NOT_SUPPORTED;
-    }
-}
-
 static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_attribute *attributes,
                             const struct ww_args_launch *args) {
     const struct ww_launch_attribute *from = (const void *)(args + 1);
     *config =
         (struct cu_launch_config){.shape = args->shape, .attributes = attributes, .nattributes = args->attributes};
     for (uint32_t i = 0; i < args->attributes; i++) {
-        CUresult code = set_attribute(attributes + i, from + i);
-        if (code)
-            return code;
+        if (!ww_is_sent(from[i].id))
+            return CUDA_ERROR_NOT_SUPPORTED;
+        attributes[i] = (struct cu_launch_attribute){.id = from[i].id};
+        memcpy(attributes[i].value.bytes, from[i].value, sizeof from[i].value);
     }
     return CUDA_SUCCESS;
 }
