@@ -1,11 +1,11 @@
-"""What does a preemption cost beside each kernel that stays, and how much slower is that one meanwhile?
+"""Cost of a preemption for each pair of kernels, and the slowdown of the co-runner in the meantime.
 
-Every kernel leaves beside every other one, both on half of the blocks that they have alone: from setting the flag to
+Every kernel leaves while another one runs, each with half of its solo blocks: from setting the flag to
 the last worker having left (the drain), and the blocks that the other one ended in that time, over those that it ended
 in an equal time without a preemption (the decay). The table that is written is for ``lab sched fit FILE.csv``,
-which refits the source's constants and says how well its formula holds where blocks drain and nothing is saved.
+which fits the source's constants to blocks that drain, and reports how well its formula holds.
 
-Rates of second-level misses are those of results/sched_counts_h200.json, of the largest size that was counted there.
+Rates of second-level misses come from results/sched_counts_h200.json, of the largest size that was counted there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fr
 
 COUNTS = Path(__file__).parents[1] / "results/h200/sched/sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}
-"""Of the kernels that nobody counted: one reads each byte once, the other holds its items in registers."""
+"""For kernels without counts: the first reads each byte once, the second holds its items in registers."""
 
 
 def miss_rates() -> dict[str, float]:
@@ -51,7 +51,7 @@ def ended(bench: Bench, made: Made) -> int:
 
 
 def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[float], float | None]:
-    """Return seconds of drains, and what the kernel that stays kept of its rate during them."""
+    """Return seconds of drains, and the relative rate of the co-runner during them."""
     one, two = bench.gpu.new_stream(), bench.gpu.new_stream()
     drains: list[float] = []
     during = beside = 0
@@ -75,7 +75,7 @@ def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[flo
         during += ended(bench, stays) - first
         bench.gpu.set_word(stays.control + 8 * STOP, NEVER)
         bench.wait(other)
-        # the same time again, with nobody leaving
+        # the same time again, without a preemption
         start(bench, stays, one)
         start(bench, goes, two)
         last, other = bench.gpu.mark(two), bench.gpu.mark(one)
@@ -127,7 +127,7 @@ def main() -> None:
         writer.writerow(["goes", "stays", "bytes", "miss_rate", "seconds", "kind", "decay"])
         writer.writerows([*row[:-1], "" if row[-1] is None else min(1.0, row[-1])] for row in rows)
     table(
-        "a preemption of one beside another",
+        "preemption of a kernel with a co-runner",
         ["goes", "stays", "bytes", "miss rate", "us", "class", "decay"],
         [[*row[:4], 1e6 * row[4], *row[5:]] for row in rows],
     )

@@ -213,7 +213,7 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
             made.forms.start(made.control, 0, resident, bench.stream, 1)
             event = bench.gpu.mark(bench.stream)
             bench.wait_seconds(2 * length + float(rng.uniform(0.1e-3, 0.4e-3)))
-            if len(lengths) < 20 and length < 5e-3:  # as it is: what runs beside it may slow it
+            if len(lengths) < 20 and length < 5e-3:  # without a change: other kernels may slow it
                 before, at = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE], time.perf_counter()
                 bench.wait_seconds(max(5 * length, 0.3e-3))
                 after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]

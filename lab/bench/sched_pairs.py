@@ -77,7 +77,7 @@ class Repeats:
             self.at += 1
 
     def stop(self) -> None:
-        """Tell the blocks of all launches to exit."""
+        """Make the blocks of all launches exit."""
         for control in self.controls:
             self.gpu.set_word(control + 8 * STOP, NEVER)
 
@@ -111,8 +111,8 @@ def green_contexts(count: int) -> tuple[tuple[Any, Any], int, Any]:
 
     device = core.Device(0)
     device.set_current()
-    (group,), rest = device.resources.sm.split(core.SMResourceOptions(count=count))
-    contexts = [device.create_context(core.ContextOptions(resources=[part])) for part in (group, rest)]
+    (group,), remainder = device.resources.sm.split(core.SMResourceOptions(count=count))
+    contexts = [device.create_context(core.ContextOptions(resources=[part])) for part in (group, remainder)]
     options = core.StreamOptions(nonblocking=True)
     first, second = (context.create_stream(options=options) for context in contexts)
     return (first, second), int(group.sm_count), contexts
@@ -149,7 +149,7 @@ def main() -> None:
         }
         for k in kernels
     }
-    whole = (gpu.new_stream(), gpu.new_stream())
+    streams_of_device = (gpu.new_stream(), gpu.new_stream())
     divided = {p: green_contexts(p) for p in options.apart}
     found: list[Pair] = []
     rows = []
@@ -160,7 +160,7 @@ def main() -> None:
             apart: list[tuple[tuple[float, float], float]] = []
             for shares in SHARES:
                 workers = (max(1, int(shares[0] * first.resident)), max(1, int(shares[1] * second.resident)))
-                rates = together(bench, a, b, workers, whole, options.window)
+                rates = together(bench, a, b, workers, streams_of_device, options.window)
                 normal = (rates[0] / first.rate, rates[1] / second.rate)
                 shared.append(Pair(first.name, second.name, normal, shares))
             for streams, count, _ in divided.values():
@@ -170,7 +170,7 @@ def main() -> None:
                 apart.append(((rates[0] / first.rate, rates[1] / second.rate), part))
             found += shared
             best = max(shared, key=lambda pair: sum(pair.rates))
-            alone, part = max(apart, key=lambda those: sum(those[0]), default=((0.0, 0.0), 0.0))
+            alone, part = max(apart, key=lambda measured: sum(measured[0]), default=((0.0, 0.0), 0.0))
             rows.append(
                 [
                     first.name,

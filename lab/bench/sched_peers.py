@@ -1,4 +1,4 @@
-"""What shares a GPU without a scheduler: the traces of `sched_share.py` by time slicing, MPS and green contexts.
+"""GPU sharing without a scheduler: the traces of `sched_share.py` by time slicing, MPS and green contexts.
 
 Each class has a tenant, which launches its kernels as they are, in order of arrival, into one stream: a process each
 (time slicing; MPS, without and with a percentage of the threads), or one process with a green context each. A tenant
@@ -20,7 +20,7 @@ from typing import Any
 SIDES = ("memory", "compute")
 PEERS = ("time slicing", "MPS", "MPS 50 %", "green contexts")
 PATIENCE = 60.0
-"""Seconds after which a kernel that has not ended is an error."""
+"""Timeout of a kernel in seconds."""
 
 Item = tuple[str, str, float]
 """Of a trace: kernel, class, arrival."""
@@ -29,13 +29,13 @@ Played = tuple[str, float, float]
 """Kernel, arrival, end."""
 
 
-def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], begun: float) -> list[Played]:
+def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], began: float) -> list[Played]:
     """Launch kernels when they arrive, each class in its stream; tell when each has ended."""
     coming, running = deque(items), {kind: deque[tuple[str, float, Any]]() for kind in streams}
     found: list[Played] = []
     latest = 0.0
     while coming or any(running.values()):
-        now = time.perf_counter() - begun
+        now = time.perf_counter() - began
         if coming and coming[0][2] <= now:
             name, kind, at = coming.popleft()
             made[name].forms.start_plain(streams[kind])
@@ -45,7 +45,7 @@ def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], 
         for line in running.values():
             if line and bench.gpu.done(line[0][2]):
                 name, at, _ = line.popleft()
-                latest = time.perf_counter() - begun
+                latest = time.perf_counter() - began
                 found.append((name, at, latest))
         if now > latest + PATIENCE:
             raise SystemExit("a kernel does not end")
@@ -57,7 +57,7 @@ def worker(kind: str, dry: bool) -> None:
     from lab.bench import sched_share
     from lab.bench.sched_forms import Bench, Made
 
-    sys.stdin.readline()  # what takes memory waits until the tenants before have given theirs back
+    sys.stdin.readline()  # memory is allocated after the previous tenants have freed theirs
     found = sched_share.kernels("cpu" if dry else "cuda", dry, kind)
     bench: Any = None
     made: dict[str, Any] = {}
@@ -95,8 +95,8 @@ class Tenants:
             for kind in SIDES
         ]
 
-    def _tell(self, lines: Sequence[str]) -> list[Any]:
-        for process, line in zip(self._processes, lines, strict=True):
+    def _send(self, orders: Sequence[str]) -> list[Any]:
+        for process, line in zip(self._processes, orders, strict=True):
             assert process.stdin is not None
             process.stdin.write(line + "\n")
             process.stdin.flush()
@@ -111,13 +111,13 @@ class Tenants:
 
     def load(self) -> None:
         """Let both make their arrays and compile."""
-        self._tell(["load", "load"])
+        self._send(["load", "load"])
 
     def play(self, items: Sequence[Item]) -> list[Played]:
         """Play a trace; see `play`."""
-        begun = time.perf_counter() + 0.02  # the clock is the machine's
-        lines = [json.dumps({"begun": begun, "items": [item for item in items if item[1] == kind]}) for kind in SIDES]
-        first, second = self._tell(lines)
+        began = time.perf_counter() + 0.02  # the clock is the machine's
+        orders = [json.dumps({"begun": began, "items": [item for item in items if item[1] == kind]}) for kind in SIDES]
+        first, second = self._send(orders)
         return [*first, *second]
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
 Two kernels of some 12 ms keep both lanes busy, more of them wait, and a thread copies 64 MiB to the device without a
 pause. At random times a short task of higher priority is submitted, of the class of one lane or of the other. Its first
-block writes the GPU's clock to pinned memory; what is told is the time from before `submit` to then, and when on the
-way the task had arrived, somebody was told to leave, had left, and the task was launched, by the scheduler's log.
-All is as `Scheduler` has it by default; before, each kernel runs alone a few times, which are measured.
+block writes the GPU's clock to pinned memory. The result is the time from before `submit` to then, with the times of
+the arrival, the preemption, its end and the launch in the log. The `Scheduler` has its default options; each
+kernel runs solo a few times first, which are measured.
 
 The clocks are compared before and after, by a kernel of one thread that answers the host with its clock: that lies
 between the host's question and its sight of the answer, so the narrowest of many intervals bounds the offset.
@@ -31,28 +31,28 @@ from warpwell.targets.primitives import SYSTEM, clock_ns, load_acquire, store_re
 
 BYTES = 64 << 20
 PATIENCE = 20.0
-"""Seconds after which a task that has not started is an error."""
+"""Timeout of a task's start in seconds."""
 ALONE = 5
-"""Times that each kernel runs alone before."""
+"""Solo runs of each kernel before the measurement."""
 
 
 @ww.kernel
-def answer(words, times):
-    """Answer each of the host's questions, 1 to `times`, with the clock; for two seconds at most."""
-    asked = 1
-    begun = clock_ns()
-    while asked <= times and clock_ns() - begun < 2_000_000_000:
-        if load_acquire(words + 8, SYSTEM) == asked:
-            store_relaxed(words, clock_ns(), SYSTEM)
-            asked += 1
+def answer(fields, times):
+    """Answer each of the host's questions, 1 to `times`, with the clock; stop after two seconds."""
+    question = 1
+    start = clock_ns()
+    while question <= times and clock_ns() - start < 2_000_000_000:
+        if load_acquire(fields + 8, SYSTEM) == question:
+            store_relaxed(fields, clock_ns(), SYSTEM)
+            question += 1
 
 
 @ww.kernel
-def urgent_compute(x, growth, steps, place):
+def urgent_compute(x, growth, steps, address):
     """Compute for a few hundred microseconds; tell first when it began."""
     i = ww.gpu.grid(1)
     if i == 0:
-        store_relaxed(place, clock_ns(), SYSTEM)
+        store_relaxed(address, clock_ns(), SYSTEM)
     value = x[i]
     for _ in range(steps):
         value = growth * value * (np.float32(1) - value)
@@ -60,16 +60,16 @@ def urgent_compute(x, growth, steps, place):
 
 
 @ww.kernel
-def urgent_memory(a, b, factor, place):
+def urgent_memory(a, b, factor, address):
     """Move some 300 MB; tell first when it began."""
     i = ww.gpu.grid(1)
     if i == 0:
-        store_relaxed(place, clock_ns(), SYSTEM)
+        store_relaxed(address, clock_ns(), SYSTEM)
     a[i] = a[i] + factor * b[i]
 
 
 class Clocks:
-    """The GPU's clock beside the host's.
+    """The GPU's clock compared with the host's.
 
     Attributes
     ----------
@@ -77,32 +77,32 @@ class Clocks:
         Host's seconds, GPU's less host's seconds, and half of the interval in which that lies.
     """
 
-    def __init__(self, device: str, words: Any, place: int) -> None:
-        self._device, self._words, self._place = device, words, place
+    def __init__(self, device: str, fields: Any, address: int) -> None:
+        self._device, self._fields, self._address = device, fields, address
         self.points: list[tuple[float, float, float]] = []
-        answer[1](place, 0, device=device)  # compiled now, so that its first answer comes at once
+        answer[1](address, 0, device=device)  # compiled now, so that its first answer comes at once
 
     def compare(self, times: int = 1000) -> None:
         """Add a point."""
-        words = self._words
-        words[:2] = 0
+        fields = self._fields
+        fields[:2] = 0
         best = (0.0, 0.0, 1.0)
-        kernel = threading.Thread(target=lambda: answer[1](self._place, times, device=self._device))
+        kernel = threading.Thread(target=lambda: answer[1](self._address, times, device=self._device))
         kernel.start()
         limit = time.perf_counter() + PATIENCE
         for question in range(1, times + 1):
             if question > 1 and time.perf_counter() > limit:
                 break  # on a busy machine; the kernel ends by itself
-            words[0] = 0
-            begun = time.perf_counter()
-            words[1] = question
-            while not words[0]:
-                if time.perf_counter() > begun + PATIENCE:
-                    raise SystemExit("the kernel that tells the GPU's clock does not answer")
-            seen = time.perf_counter()
-            limit = seen + 1.0 if question == 1 else limit
-            offset = 1e-9 * int(words[0]) - (begun + seen) / 2
-            best = min(best, (begun, offset, (seen - begun) / 2), key=lambda point: point[2])
+            fields[0] = 0
+            start = time.perf_counter()
+            fields[1] = question
+            while not fields[0]:
+                if time.perf_counter() > start + PATIENCE:
+                    raise SystemExit("the clock kernel does not answer")
+            answered = time.perf_counter()
+            limit = answered + 1.0 if question == 1 else limit
+            offset = 1e-9 * int(fields[0]) - (start + answered) / 2
+            best = min(best, (start, offset, (answered - start) / 2), key=lambda point: point[2])
         kernel.join()
         self.points.append(best)
 
@@ -114,7 +114,7 @@ class Clocks:
 
 
 @contextmanager
-def copies(device: str, wanted: bool) -> Iterator[list[int]]:
+def copies(device: str, is_copying: bool) -> Iterator[list[int]]:
     """Copy from pinned memory in a stream of its own, as fast as it goes; give a list that counts copies."""
     count, stop = [0], threading.Event()
 
@@ -124,15 +124,15 @@ def copies(device: str, wanted: bool) -> Iterator[list[int]]:
         gpu = Gpu()
         gpu.enter()
         line = gpu.new_stream()
-        host, there = memory_for("cuda").allocate_shared(BYTES), memory_for("cuda").allocate(BYTES)
+        host, gpu_time = memory_for("cuda").allocate_shared(BYTES), memory_for("cuda").allocate(BYTES)
         while not stop.is_set():
             for _ in range(4):
-                gpu.driver.cuMemcpyHtoDAsync(there.address, host.address, BYTES, int(line.handle))
+                gpu.driver.cuMemcpyHtoDAsync(gpu_time.address, host.address, BYTES, int(line.handle))
             gpu.synchronize(line)
             count[0] += 4
 
     thread = threading.Thread(target=copy)
-    if wanted and device == "cuda":
+    if is_copying and device == "cuda":
         thread.start()
     try:
         yield count
@@ -168,35 +168,35 @@ def busy(scheduler: Scheduler, kinds: list[tuple[Any, tuple[Any, ...]]], depth: 
             thread.join()
 
 
-def starts(scheduler: Scheduler, launch: Any, arguments: tuple[Any, ...], words: Any, times: int) -> list[Any]:
+def starts(scheduler: Scheduler, launch: Any, arguments: tuple[Any, ...], fields: Any, times: int) -> list[Any]:
     """Return, for each of `times` tasks, the host's time of its submission and the GPU's of its start."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(times):
         time.sleep(float(rng.uniform(3e-3, 9e-3)))
-        words[0] = 0
-        begun = time.perf_counter()
+        fields[0] = 0
+        start = time.perf_counter()
         scheduler.submit(launch, *arguments, priority=8).result(timeout=PATIENCE)
-        found.append((begun, int(words[0])))
+        found.append((start, int(fields[0])))
     return found
 
 
 STEPS = ("arrive", "preempt", "stop", "launch")
 
 
-def steps(scheduler: Scheduler, name: str, begun: list[float]) -> list[float]:
-    """Return the median microseconds from submission to each of `STEPS`, by the log; 0 where none was."""
+def steps(scheduler: Scheduler, name: str, start: list[float]) -> list[float]:
+    """Return the median microseconds from submission to each of `STEPS`, by the log; 0 without such an event."""
     # asked after the host's clock was read: the largest difference is the nearest
     offset = max(time.perf_counter() - scheduler.inspect(lambda core: core.executor.now()) for _ in range(50))
     events = list(scheduler.log)
-    tasks = [event.task for event in events if event.kind == "arrive" and event.name == name][-len(begun) :]
+    tasks = [event.task for event in events if event.kind == "arrive" and event.name == name][-len(start) :]
     times: dict[str, list[float]] = {step: [] for step in STEPS}
-    for task, since in zip(tasks, begun, strict=False):
+    for task, since in zip(tasks, start, strict=False):
         victims = [e.task for e in events if e.kind == "preempt" and e.why.get("newcomer") == task]
         for event in events:
-            mine = event.task == task and event.kind in ("arrive", "launch")
-            theirs = event.kind in ("preempt", "stop") and event.task in victims and event.time + offset > since
-            if mine or (theirs and len(times[event.kind]) < len(times["arrive"])):
+            is_own = event.task == task and event.kind in ("arrive", "launch")
+            is_victim = event.kind in ("preempt", "stop") and event.task in victims and event.time + offset > since
+            if is_own or (is_victim and len(times[event.kind]) < len(times["arrive"])):
                 times[event.kind].append(1e6 * (event.time + offset - since))
     return [float(np.median(found)) if found else 0.0 for found in times.values()]
 
@@ -210,23 +210,23 @@ def main() -> None:
     parser.add_argument("--log", default=None, metavar="FILE", help="write the scheduler's log of the last policy")
     parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
     options = parser.parse_args()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     device = "cpu" if options.dry else "cuda"
     small = options.dry
     pinned = memory_for(device).allocate_shared(64)
-    words, place = pinned.words, pinned.address
+    fields, address = pinned.words, pinned.address
     n, m = 1 << (14 if small else 31), 1 << (14 if small else 26)
     a, b, c = (zeros(device, n, np.float64) for _ in range(3))
     x = zeros(device, m, np.float32)
-    ours = [zeros(device, 1 << (12 if small else 24), np.float64) for _ in range(2)]
+    operands = [zeros(device, 1 << (12 if small else 24), np.float64) for _ in range(2)]
     y = zeros(device, 1 << (12 if small else 19), np.float32)
     growth = np.float32(3.7)
     lanes = [(stream[n // 4], (a, b, c, 3.0)), (logistic[m // 4], (x, growth, 4 if small else 450))]
     urgent = {
-        "compute": (urgent_compute[y.size], (y, growth, 20 if small else 3000, place)),
-        "memory": (urgent_memory[ours[0].size], (*ours, 3.0, place)),
+        "compute": (urgent_compute[y.size], (y, growth, 20 if small else 3000, address)),
+        "memory": (urgent_memory[operands[0].size], (*operands, 3.0, address)),
     }
-    clocks = Clocks(device, words, place)
+    clocks = Clocks(device, fields, address)
     result: dict[str, Any] = machine(device)
     rows: list[list[Any]] = []
     raw: list[tuple[list[Any], list[Any], list[float]]] = []
@@ -237,26 +237,26 @@ def main() -> None:
                 scheduler.submit(launch, *arguments).result(timeout=PATIENCE)
             for copying in (False, True):
                 for kind, (launch, arguments) in urgent.items():
-                    if time.perf_counter() - begun > options.seconds:
+                    if time.perf_counter() - start > options.seconds:
                         break
                     with copies(device, copying) as copied, busy(scheduler, lanes) as ended:
                         time.sleep(0.1)
                         since = time.perf_counter()
-                        found = starts(scheduler, launch, arguments, words, options.times)
+                        found = starts(scheduler, launch, arguments, fields, options.times)
                         took = time.perf_counter() - since
                         speed = 1e-9 * copied[0] * BYTES / took
                         how = f"{speed:.0f} GB/s" if copying else "no"
-                        taken = steps(scheduler, launch.kernel.__name__, [since for since, _ in found])
-                        raw.append(([name, f"{kind} lane", how, sum(ended)], found, taken))
+                        step_times = steps(scheduler, launch.kernel.__name__, [since for since, _ in found])
+                        raw.append(([name, f"{kind} lane", how, sum(ended)], found, step_times))
             offset = max(time.perf_counter() - scheduler.inspect(lambda core: core.executor.now()) for _ in range(50))
             if options.log:
                 with open(options.log, "w", encoding="utf-8") as file:
                     scheduler.log.write(file)
     clocks.compare()
-    for head, found, taken in raw:
-        times = 1e6 * np.array([clocks.host(there) - here for here, there in found])
+    for head, found, step_times in raw:
+        times = 1e6 * np.array([clocks.host(gpu_time) - host_time for host_time, gpu_time in found])
         p50, p99 = np.quantile(times, (0.5, 0.99))
-        rows.append([*head, len(times), float(p50), float(p99), float(times.max()), *taken])
+        rows.append([*head, len(times), float(p50), float(p99), float(times.max()), *step_times])
     widths = [f"{1e6 * half:.1f}" for _, _, half in clocks.points]
     drift = 1e6 * (clocks.points[-1][1] - clocks.points[0][1])
     print(f"clocks: known to {' and '.join(widths)} us, drifted {drift:.1f} us in the run")
@@ -268,7 +268,8 @@ def main() -> None:
     result["rows"] = rows
     # seconds of the log's clock: submitted, begun
     result["times"] = [
-        [*head, [[here - offset, clocks.host(there) - offset] for here, there in found]] for head, found, _ in raw
+        [*head, [[host_time - offset, clocks.host(gpu_time) - offset] for host_time, gpu_time in found]]
+        for head, found, _ in raw
     ]
     save(options.json, result)
 

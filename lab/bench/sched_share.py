@@ -39,17 +39,17 @@ from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.targets import to_host, zeros
 
-ONE = np.float32(1)
+UNIT = np.float32(1)
 POLICIES = ("left-over", "first-come", "stream-priority", "source", "lanes", "known")
 """`known` is `lanes` with the pairs that it measured in earlier traces; `lanes` begins each trace with none."""
 
 LATER = 5e-3
-"""Seconds by which the second class comes later, where the order matters."""
+"""Delay of the second class in seconds, on traces with an order."""
 
 
 @ww.kernel
 def ramp(x, factor):
-    """Fill an array with what a kernel can work on."""
+    """Fill an array with small positive numbers."""
     i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = factor * (i & 1023) + factor
@@ -76,15 +76,15 @@ def logistic(x, growth, steps):
     p, q, r, s = x[i], x[i + n], x[i + 2 * n], x[i + 3 * n]
     for _ in range(steps):
         for _ in range(4):
-            p = growth * p * (ONE - p)
-            q = growth * q * (ONE - q)
-            r = growth * r * (ONE - r)
-            s = growth * s * (ONE - s)
+            p = growth * p * (UNIT - p)
+            q = growth * q * (UNIT - q)
+            r = growth * r * (UNIT - r)
+            s = growth * s * (UNIT - s)
     x[i], x[i + n], x[i + 2 * n], x[i + 3 * n] = p, q, r, s
 
 
 def kernels(device: str, small: bool, side: str = "") -> dict[str, tuple[Any, tuple[Any, ...], Kind]]:
-    """Return launches with their arguments and classes, by name; those of one class for a `side`."""
+    """Return launches with their arguments and classes, by name; `side` selects a class."""
     n = 1 << (12 if small else 31)
     a, b, c = (zeros(device, 2 if side == "compute" else n, np.float64) for _ in range(3))
     m = 1 << (12 if small else 26)
@@ -106,12 +106,12 @@ def kernels(device: str, small: bool, side: str = "") -> dict[str, tuple[Any, tu
             continue
         app = make(name, None if small else size, device)
         step = app[0]
-        kept.append(app)
+        applications.append(app)
         found[step.name] = (step.launch, tuple(step.arguments), app.workload.kinds[step.name])
     return {name: its for name, its in found.items() if side in ("", its[2].value)}
 
 
-kept: list[Any] = []
+applications: list[Any] = []
 
 
 def measured(bench: Bench, found: dict[str, Any]) -> tuple[dict[str, Made], dict[str, Profile]]:
@@ -210,15 +210,15 @@ def both(ran: ReplayResult, profiles: Any) -> float:
 
 
 def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int) -> bool:
-    """Return whether logistic, that ran `count` times beside stream, left the bits that plain launches leave."""
+    """Return whether logistic, that ran `count` times together with stream, left the bits that plain launches leave."""
     x = found["logistic"][1][0]
     ramp[x.size](x, np.float32(0.0007))
     for _ in range(count):
         bench.seconds(made["logistic"].forms.start_plain)
-    wanted = to_host(x).tobytes()
+    expected = to_host(x).tobytes()
     ramp[x.size](x, np.float32(0.0007))
     replay(ordered(found, profiles, "logistic", "stream", count, real.now()), Core(real, "lanes"))
-    return bool(to_host(x).tobytes() == wanted)
+    return bool(to_host(x).tobytes() == expected)
 
 
 blocks_by_name: dict[str, int] = {}
@@ -226,7 +226,7 @@ blocks_by_name: dict[str, int] = {}
 BRIEFLY = 3
 
 WORKERS = 0.96
-"""Rate of a kernel alone as workers, over that of the plain one: between 0.93 (float64) and 0.98 were measured."""
+"""Rate of a solo kernel as workers, relative to the plain kernel: between 0.93 (float64) and 0.98 were measured."""
 
 
 def host_of(step: float, executor: CudaExecutor) -> HostDelays:
@@ -280,7 +280,7 @@ def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:
 @benchmark("sched-share", needs={"gpu"}, figures=["alone", "stp", "simulator"])
 def run(setting: Setting, record: Record) -> None:
     """Measure kernels and pairs, then run the traces."""
-    begun = time.perf_counter()
+    began = time.perf_counter()
     found, made, profiles, found_pairs, real, bench = measure_all(setting.option("window", 5e-3))
     capacity: Capacity = real.capacity
     rates = Matrix(found_pairs, ClassTable(capacity), device="cuda")
@@ -297,7 +297,7 @@ def run(setting: Setting, record: Record) -> None:
     policies = setting.option("policies", ["left-over", "source", "lanes"] if setting.quick else list(POLICIES))
     figures: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     work: dict[str, list[dict[str, int]]] = defaultdict(list)
-    limit = begun + setting.option("seconds", 120.0 if setting.quick else 400.0)
+    limit = began + setting.option("seconds", 120.0 if setting.quick else 400.0)
     for seed in range(first, first + setting.option("seeds", 3 if setting.quick else 10)):
         for title in titles:
             if time.perf_counter() > limit:
