@@ -7,10 +7,12 @@ import io
 import itertools
 import os
 import socket
+import struct
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, cast
 
@@ -19,55 +21,85 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._check import checked_seconds, shown
+from ..._future import Future
 from ...targets import at_address, overlap, viewed
-from ...turns import device_name
 from ..callables import Call, as_launch
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
 from ..task import Profile, State, Task, checked_size
 from ..tensors import is_foreign, located, size_of
-from . import address, ipc, protocol, references, wire
+from . import address, messages, references
+from .messages import Connection, Message
 
-SILENCE = 5.0
-"""Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
+SILENCE_SECONDS = 5.0
+"""Time without a message, after which the client sends a ping; after as long again it connects anew."""
 
-
-_left: list[Any] = []
-"""What keeps memory that was lent to tasks whose end nobody tells: the owner may still write to it."""
+MAX_CONNECTS = 8
+"""Connections in a row that may end before the device process has answered."""
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-"""Those of this process, whose sockets forked children must not keep: they may live longer."""
-
-handles = protocol.Handlers()
+"""Clients of this process. A forked child must close their sockets, because it may live longer."""
 
 
 def connect(
-    path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE
+    path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE_SECONDS
 ) -> Client:
     """Connect to a scheduler service.
 
     Parameters
     ----------
     path : path, optional
-        Of its socket; by default where `warpwell sched serve` of this user listens.
+        Path of its socket; default: the socket of `warpwell sched serve` of this user.
     tenant : str, optional
         Tenant that tasks are charged to. A service for a group decides that itself, by user.
     timeout : float
-        Seconds that the service may take to answer; and to say anything while something is waited for, twice.
+        Time, in seconds, in which the service must answer. While a call or task is pending, the client gives up after
+        twice this time without a message.
 
     Raises
     ------
     ServiceError
-        No service listens there, or it refuses, speaks another version, or does not answer.
+        No service listens there, or it refuses, has another version, or does not answer.
     """
     return Client(path, tenant=tenant, timeout=timeout)
+
+
+class PendingCall(Future):
+    """A call without an answer, or a request that has not ended; it is sent again to the next device process.
+
+    Attributes
+    ----------
+    generation : int
+        Device process that it was sent to.
+    needs : int or None
+        Device process with the arrays on the device that it uses.
+    """
+
+    def __init__(
+        self, header: dict[str, Any], arrays: Sequence[NDArray[Any]], handle: ServiceHandle | None, needs: int | None
+    ) -> None:
+        super().__init__(f"answer to {header['type']!r}")
+        self.header, self.arrays, self.handle, self.needs = header, arrays, handle, needs
+        self.generation = 0
+
+    def settle(self, answer: Any, error: BaseException | None = None) -> None:
+        """Complete it, unless it is complete."""
+        if not self.done():
+            self.set_result(answer) if error is None else self.set_exception(error)
+
+    def end(self, error: errors.WarpwellError | None) -> None:
+        """Fail it and its request, or cancel the request."""
+        if self.handle is not None:
+            self.handle.settle(error, cancelled=error is None)
+        self.settle(({}, []), error)
 
 
 class Client:
     """A connection to a service. Any thread may use it; a context manager, like `Scheduler`.
 
-    See `connect` for the parameters.
+    If the device process of the service dies, the client connects again and resubmits its unfinished requests. See
+    `connect` for the parameters.
 
     Attributes
     ----------
@@ -78,57 +110,42 @@ class Client:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE
+        self, path: str | os.PathLike[str] | None = None, *, tenant: str | None = None, timeout: float = SILENCE_SECONDS
     ) -> None:
-        if references.in_owner:
+        if references.in_device_process:
             raise errors.ServiceError(
-                "the service's owner imports this file for its kernels, and cannot be its own client: put what the "
-                "file runs under if __name__ == '__main__'"
+                "the device process of a service imports this file for its kernels, and cannot be a client: put the "
+                "code that the file runs under if __name__ == '__main__'"
             )
-        timeout = checked_seconds(timeout, "timeout")
+        self._timeout = checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
-        self._lock = threading.Lock()
-        self._call_numbers = itertools.count(1)
-        self._calls: dict[int, tuple[Future[protocol.ServiceMessage], Sequence[ServiceHandle]]] = {}
-        self._handles: dict[int, ServiceHandle] = {}
-        self._open: dict[int, tuple[Future[None], list[Any]]] = {}  # what keeps memory that ended tasks were lent
-        self._dead: errors.ServiceError | None = None
+        self._is_own = path is None
+        self._requested = tenant
         self._process = os.getpid()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
+        self._lock, self._sending = threading.Lock(), threading.RLock()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, PendingCall] = {}  # in order
+        self._dead: errors.ServiceError | None = None
+        self._session, self.generation = 0, 0
+        self._connection = self._connect()
         _clients.add(self)
-        try:
-            _connect(sock, self.path)
-            _, user = protocol.credentials(sock)
-            if path is None and user != os.getuid():
-                raise errors.ServiceError(f"{self.path} is user {user}'s, not yours: pass its path to use it anyway")
-            protocol.hello(self._connection, tenant=tenant)
-            answer = self._connection.expect("hello")
-            protocol.check_version(answer, "the service", "your program")
-            self.tenant: str = answer.get("tenant", str)
-            self.about: dict[str, Any] = answer.get("about", dict)
-            self._connection.max_body = answer.get("max_message", int)
-            self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
-            self._reader.start()
-        except BaseException:
-            self._connection.close()
-            raise
+        self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
+        self._reader.start()
 
     def submit(self, launch: Any, *args: Any, **options: Any) -> ServiceHandle:
         """Submit a launch; see `Scheduler.submit`.
 
-        Arguments are NumPy arrays, numbers, what `to_device` returned, and arrays of other libraries. An array is
-        copied to the service when it is submitted, and what the kernel wrote is copied back before the handle is done,
-        into arrays that can be written to: mark an array read-only (``a.flags.writeable = False``) where nothing is to
-        come back. An array of PyTorch, CuPy or Numba on the service's GPU is not copied: the kernel uses it where it
-        lies, after all that the GPU was given here. Leave it alone until the handle is done.
+        Arguments are NumPy arrays, numbers, results of `to_device`, and arrays of other libraries in host memory. The
+        service gets copies of the arrays. Before the handle is done, the arrays that the kernel has changed are copied
+        back, unless they are read-only: set ``a.flags.writeable = False`` for input. If the task fails or is cancelled,
+        nothing is copied back.
 
         Parameters
         ----------
         launch : Launch
             ``kernel[n]`` of a kernel at the top level of a module or a script.
         *args
-            What it is called with.
+            Arguments of the kernel.
         **options
             priority, deadline, after (handles of this client), name, memory, size, profile: as for `Scheduler.submit`.
 
@@ -137,13 +154,13 @@ class Client:
         ArgumentError, DTypeError
             The kernel or an argument cannot be sent, or an option is invalid.
         QuotaError
-            The tenant has too much at the service.
+            The tenant has too much data at the service.
         TaskLostError
-            An array on the device is gone.
+            An array on the device is lost.
         ServiceError
             The service is gone, or refuses.
         """
-        return self.submit_many([(launch, *args)], **options)[0]
+        return self.submit_many([(launch, *args)], **options)
 
     def submit_many(
         self,
@@ -152,13 +169,13 @@ class Client:
         name: str | None = None,
         priority: int = 0,
         deadline: float | None = None,
-        after: Future[Any] | Sequence[Future[Any]] = (),
+        after: Any = (),
         memory: int | str | None = None,
         size: dict[str, float] | None = None,
         profile: Profile | None = None,
         tenant: str | None = None,
-    ) -> list[ServiceHandle]:
-        """Submit a request of several launches, which run in order; see `Scheduler.submit_many` and `submit`."""
+    ) -> ServiceHandle:
+        """Submit a request of several launches, which run in order, and return its handle; see `submit`."""
         self._check()
         if not launches:
             raise errors.ArgumentError("a request without launches: give at least one", name="launches")
@@ -167,78 +184,77 @@ class Client:
                 f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
                 name="tenant",
             )
-        packer = Packer(self, str(self.about.get("gpu", "")))
+        packer = Packer(self)
         tasks = [packer.launch(launch, args) for launch, *args in checked_launches(launches)]
-        numbers = self._after(after)
-        # what a scheduler refuses is refused here, by the same words
         title = name or tasks[0]["kernel"]["name"]
-        held = cast(int, 0 if memory is None else memory)  # `Task` reads text
-        checked = Task(title, 1, priority=priority, deadline=deadline, memory=held)
+        # Task raises for invalid options.
+        task = Task(title, 1, priority=priority, deadline=deadline, memory=cast(int, 0 if memory is None else memory))
+        handle = ServiceHandle(self, title, packer.targets)
+        before = self._require_handles(after)
+        if any(earlier.done() and earlier.state is not State.DONE for earlier in before):
+            handle.settle(None, cancelled=True)
+            return handle
         header = {
             "type": "submit",
             "tasks": tasks,
             "name": name or "",
-            "priority": checked.priority,
-            "deadline": checked.deadline,
-            "after": numbers,
-            "memory": None if memory is None else checked.memory,
+            "priority": task.priority,
+            "deadline": task.deadline,
+            "after": [earlier.number for earlier in before if not earlier.done()],
+            "memory": None if memory is None else task.memory,
             "size": checked_size(size) or {},
-            "profile": wire.profile_fields(profile),
-            "lent": packer.lent,
+            "profile": messages.profile_fields(profile),
             "readonly": [k for k, target in enumerate(packer.targets) if target is None],
         }
-        handles = [ServiceHandle(self, task["kernel"]["name"], packer) for task in tasks]
-        reply: Future[protocol.ServiceMessage] = Future()
+        arrays = [array.copy() if array.flags.writeable else array for array in packer.arrays]
         try:
-            self._answer(self._ask(header, packer.arrays, reply, handles))
-        except errors.WarpwellError:
+            self._send(header, arrays, handle, packer.generation).result()
+        except BaseException as error:
+            with self._lock:
+                self._calls.pop(handle.number, None)
+            if not isinstance(error, errors.WarpwellError):  # After Ctrl-C the caller has no handle.
+                with contextlib.suppress(errors.WarpwellError):
+                    self._send({"type": "cancel", "request": handle.number})
             raise
-        except BaseException:  # Ctrl-C: the service may have them, and nobody will have their handles
-            _left.extend(packer.kept)
-            reply.add_done_callback(lambda _: self._withdraw(handles))
-            raise
-        return handles
+        return handle
 
     def to_device(self, array: NDArray[Any]) -> ServiceArray:
-        """Put a copy of an array on the device, where kernels of several tasks can use it without moving it.
+        """Copy an array to the device, where kernels of several tasks can use it without moving it.
 
         Raises
         ------
         DTypeError, QuotaError, ServiceError
             See `submit`.
-        TaskLostError
-            The process that owns the device died meanwhile.
+        TaskMemoryError
+            The device, or the tenant's part of it, has too little memory.
         """
-        values = np.asarray(array)
-        answer = self.call({"type": "put"}, [values])
-        return ServiceArray(self, answer.get("buffer", int), values.shape, values.dtype.newbyteorder("<"))
+        values = np.array(array)
+        reply = self._send({"type": "put"}, [values])
+        header, _ = reply.result()
+        return ServiceArray(self, header["call"], reply.generation, values.shape, values.dtype.newbyteorder("<"))
 
     def metrics(self) -> str:
         """Return the service's metrics in Prometheus' text format."""
-        return self.call({"type": "metrics"}).arrays[0].tobytes().decode()
+        return str(self.call({"type": "metrics"})[1][0].tobytes().decode())
 
     def log(self) -> Log:
-        """Return the service's log: its decisions and their reasons."""
-        return Log.read(io.StringIO(self.call({"type": "log"}).arrays[0].tobytes().decode()))
+        """Return the decisions of the service since its device process started, with their reasons."""
+        return Log.read(io.StringIO(self.call({"type": "log"})[1][0].tobytes().decode()))
 
     def status(self) -> dict[str, Any]:
-        """Return the service's policy, device, clients, requests and restarts of the owner."""
-        header = self.call({"type": "status"}).header
-        return {key: value for key, value in header.items() if key not in ("type", "call")}
+        """Return the service's policy, device, clients, requests and restarts of the device process."""
+        return dict(self.call({"type": "status"})[0]["status"])
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all tasks, or cancel them, and leave. A process that was forked from its own leaves it alone."""
+        """Wait for all tasks, or cancel them, and disconnect. In a forked child this does nothing."""
         if self._process != os.getpid():
-            self._connection.forget()  # locks of this object may have been held at the fork
             return
         if not cancel and self._dead is None:
-            wait(list(self._handles.values()))
-            # what is not closed by then is kept for ever
-            wait([closed for closed, _ in list(self._open.values())], ipc.CLOSING)
+            wait([call.handle for call in list(self._calls.values()) if call.handle is not None])
         self._die(errors.ServiceError("this connection is closed: connect again"))
         self._connection.interrupt()
         if threading.current_thread() is not self._reader:
-            self._reader.join(self._connection.patience)
+            self._reader.join(self._timeout)
         self._connection.close()
 
     def __enter__(self) -> Client:
@@ -249,38 +265,35 @@ class Client:
     ) -> None:
         self.close(cancel=kind is not None)
 
-    # calls of handles and arrays
-
     def state_of(self, handle: ServiceHandle) -> State:
-        """Return where a task is (`ServiceHandle.state`)."""
+        """Return the state of a request (`ServiceHandle.state`)."""
         if threading.current_thread() is self._reader:
-            return State.RUNNING  # a callback: this thread cannot receive the answer
-        return State(self.call({"type": "state", "task": handle.number}).get("state", str))
+            return State.RUNNING  # This thread cannot receive the answer.
+        return State(self.call({"type": "state", "request": handle.number})[0]["state"])
 
     def cancel(self, handle: ServiceHandle) -> bool:
-        """Cancel a task (`ServiceHandle.cancel`)."""
+        """Cancel a request (`ServiceHandle.cancel`)."""
+        reply = self._send({"type": "cancel", "request": handle.number})
         if threading.current_thread() is self._reader:
-            self._ask({"type": "cancel", "task": handle.number})
-            return True
-        return bool(self.call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
+            return True  # This thread cannot receive the answer.
+        handle.cancel_requested = bool(reply.result()[0]["cancelled"])
+        return handle.cancel_requested
 
-    # calls
+    def call(self, header: dict[str, Any], needs: int | None = None) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+        """Send a call, and return header and arrays of its answer."""
+        self._check()
+        answer: tuple[dict[str, Any], list[NDArray[Any]]] = self._send(header, needs=needs).result()
+        return answer
 
-    def _withdraw(self, handles: Sequence[ServiceHandle]) -> None:
-        """Forget tasks, and cancel them without waiting for what becomes of them."""
-        with contextlib.suppress(errors.WarpwellError):  # where the service has gone, they have too
-            for handle in handles:
-                with self._lock:
-                    self._handles.pop(handle.number, None)
-                self._ask({"type": "cancel", "task": handle.number})
+    # -- sending
 
-    def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
-        numbers = []
-        for future in after if isinstance(after, Iterable) else [after]:
-            if not isinstance(future, ServiceHandle) or future.client is not self:
-                raise errors.ArgumentError(f"after= has {future!r:.80}: give handles of this connection", name="after")
-            numbers.append(future.number)
-        return numbers
+    def _require_handles(self, after: Any) -> list[ServiceHandle]:
+        """Return the handles of earlier requests; raise ArgumentError for anything else."""
+        listed = list(after) if isinstance(after, Iterable) else [after]
+        for one in listed:
+            if not isinstance(one, ServiceHandle) or one.client is not self:
+                raise errors.ArgumentError(f"after= has {one!r:.80}: give handles of this connection", name="after")
+        return listed
 
     def _check(self) -> None:
         if self._process != os.getpid():
@@ -290,153 +303,223 @@ class Client:
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
-    def _ask(
+    def _send(
         self,
         header: dict[str, Any],
         arrays: Sequence[NDArray[Any]] = (),
-        reply: Future[protocol.ServiceMessage] | None = None,
-        handles: Sequence[ServiceHandle] = (),
-    ) -> Future[protocol.ServiceMessage]:
-        """Send a call; return the future of its answer, which gives `handles` their numbers."""
-        reply = Future() if reply is None else reply
-        with self._lock:
-            if self._dead is not None:
-                raise errors.ServiceError(str(self._dead))
-            call = next(self._call_numbers)
-            self._calls[call] = reply, handles
-        try:
-            self._connection.send({**header, "call": call}, arrays)
-        except errors.WarpwellError:
+        handle: ServiceHandle | None = None,
+        needs: int | None = None,
+    ) -> PendingCall:
+        """Send a call, and return the future of its answer. If the connection is broken, the reader sends it again."""
+        call = PendingCall(header, arrays, handle, needs)
+        with self._sending:
             with self._lock:
-                self._calls.pop(call, None)  # no answer will come
-            raise
-        return reply
+                if self._dead is not None:
+                    raise errors.ServiceError(str(self._dead))
+                _require_generation(needs, self.generation)
+                number = header["call"] = next(self._numbers)
+                self._calls[number], call.generation = call, self.generation
+                if handle is not None:
+                    handle.number = number
+            try:
+                self._connection.send(header, arrays)
+            except BaseException as error:
+                if isinstance(error, OSError) and not isinstance(error, errors.WarpwellError):
+                    self._connection.interrupt()
+                else:
+                    with self._lock:
+                        self._calls.pop(number, None)
+                    raise
+        return call
 
-    def call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.ServiceMessage:
-        """Make a call, and wait for its answer."""
-        self._check()
-        return self._answer(self._ask(header, arrays))
-
-    def _answer(self, reply: Future[protocol.ServiceMessage]) -> protocol.ServiceMessage:
-        """Wait for an answer. The reader ends every wait when the service says nothing."""
-        message = reply.result()
-        if "error" in message.header:
-            raise wire.error_of(message.get("error", dict))
-        return message
-
-    # the thread that receives from the service
+    # -- the reader
 
     def _read(self) -> None:
-        asked = False
         try:
             while True:
-                message = self._connection.receive()
-                if message is not None:
-                    asked = False
-                    if message.kind in handles:
-                        handles[message.kind](self, message)
-                elif asked:
-                    raise errors.ServiceError(
-                        f"the service at {self.path} has not answered for {2 * self._connection.patience:g} s: is it "
-                        "stopped? See `warpwell sched status`"
-                    )
-                elif self._calls or self._handles or self._open:
-                    self._connection.send({"type": "ping"})
-                    asked = True
-        except EOFError:
-            self._die(
-                errors.ServiceError(
-                    f"the service at {self.path} has gone: "
-                    "start it with `warpwell sched serve`, connect and submit again"
-                )
-            )
+                self._receive_until_end()
+                if self._dead is not None:
+                    return
+                connection = self._connect()
+                with self._sending:
+                    self._connection, former = connection, self._connection
+                    former.close()
+                    self._resume(connection)
         except errors.WarpwellError as error:
             self._die(errors.ServiceError(str(error)))
-        except Exception as error:  # callers must not wait for a dead thread
-            self._die(errors.ServiceError(f"the service at {self.path} was not understood: {error!r}"))
+        except Exception as error:  # Callers must not wait for a dead thread.
+            self._die(errors.ServiceError(f"the service at {self.path} sent an invalid message: {error!r}"))
         self._connection.interrupt()
 
-    @handles("reply")
-    def _replied(self, message: protocol.ServiceMessage) -> None:
-        with self._lock:
-            reply, handles = self._calls.pop(message.get("call", int))
-            numbers = [] if "error" in message.header or not handles else message.get("tasks", list)
-            for handle, number in zip(handles, numbers, strict=False):
-                handle.number = number  # before anything is told of it
-                self._handles[number] = handle
-        reply.set_result(message)
-
-    @handles("ended")
-    def _ended(self, message: protocol.ServiceMessage) -> None:
-        with self._lock:
-            handle = self._handles.pop(message.get("task", int), None)
-            if handle is None:
+    def _receive_until_end(self) -> None:
+        """Handle messages until the connection ends, or the service does not answer."""
+        connection, asked = self._connection, False
+        while True:
+            try:
+                with connection.receive() as message:
+                    self._handle(message)
+                asked = False
+            except BlockingIOError:
+                if asked:
+                    connection.interrupt()
+                    return
+                if self._calls:
+                    asked = True
+                    with contextlib.suppress(OSError):
+                        connection.send({"type": "ping"}, wait=False)
+            except EOFError:
                 return
-            kept, handle.kept = handle.kept, []
-            if message.get("open", bool, False):
-                self._open[handle.number] = Future(), kept
-        if "error" in message.header:
-            handle.settle(wire.error_of(message.get("error", dict)))
-        elif message.get("cancelled", bool, False):
-            handle.settle(None, cancelled=True)
-        else:
-            handle.settle_with(dict(zip(message.get("changed", list, []), message.arrays, strict=True)))
 
-    @handles("closed")
-    def _closed(self, message: protocol.ServiceMessage) -> None:
+    def _handle(self, message: Message) -> None:
+        if message.kind == "refused":
+            raise errors.ServiceError(message.get("message", str))
+        if message.kind not in ("reply", "ended"):
+            return
+        fields = message.header
+        number = message.get("call" if message.kind == "reply" else "request", int)
+        failed = "error" in fields
         with self._lock:
-            found = self._open.pop(message.get("task", int), None)
-        if found is not None:
-            found[0].set_result(None)
+            call = self._calls.get(number)
+            if call is not None and (message.kind == "ended" or call.handle is None or failed):
+                del self._calls[number]
+        if call is None:
+            return
+        error = messages.error_of(message.get("error", dict)) if failed else None
+        if message.kind == "reply":
+            call.settle((fields, message.arrays()), error)
+        elif call.handle is not None:
+            call.settle(({}, []))
+            if failed or "cancelled" in fields:
+                call.handle.settle(error, cancelled=not failed)
+            else:
+                call.handle.copy_back(dict(zip(message.get("changed", list), message.arrays(), strict=True)))
 
-    @handles("refused")
-    def _refused(self, message: protocol.ServiceMessage) -> None:
-        raise errors.ServiceError(message.get("message", str))
+    def _connect(self) -> Connection:
+        """Connect, and return the connection once the device process has answered."""
+        for attempt in range(MAX_CONNECTS):
+            time.sleep(0.1 if attempt else 0.0)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection = Connection(sock, f"the service at {self.path}")
+            try:
+                seconds, rest = divmod(self._timeout, 1.0)
+                limit = struct.pack("@ll", int(seconds), max(1, int(rest * 1e6)))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                self._open(sock)
+                hello = {"type": "hello", "version": messages.VERSION, "tenant": self._requested}
+                try:
+                    connection.send({**hello, "session": self._session})
+                    kind = "starting"
+                    while kind == "starting":
+                        with connection.receive() as message:
+                            kind = message.kind
+                except (EOFError, BrokenPipeError, ConnectionResetError):
+                    connection.close()
+                    continue  # The device process died before it answered.
+                except BlockingIOError:
+                    raise errors.ServiceError(
+                        f"{connection.peer} did not send 'hello' within {self._timeout:g} s: is it stopped?"
+                    ) from None
+                if kind != "hello":
+                    raise errors.ServiceError(message.get("message", str, f"{connection.peer} sent {kind!r}"))
+                messages.check_version(message, "the service", "your program")
+                with self._lock:
+                    self.tenant: str = message.get("tenant", str)
+                    self.about: dict[str, Any] = message.get("about", dict)
+                    self._session = message.get("session", int)
+                    connection.max_bytes = message.get("max_message", int)
+                    self.generation += 1
+                return connection
+            except BaseException:
+                connection.close()
+                raise
+        raise errors.ServiceError(f"the service at {self.path} closed the connection instead of sending 'hello'")
 
-    def _die(self, why: errors.ServiceError) -> None:
-        """Fail all calls and handles that wait: the connection is over."""
+    def _open(self, sock: socket.socket) -> None:
+        try:
+            sock.connect(os.fspath(self.path))
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            if self._session:
+                raise errors.ServiceError(
+                    f"the service at {self.path} is gone: start it with `warpwell sched serve`, and connect again"
+                ) from None
+            raise errors.ServiceError(
+                f"no scheduler service listens at {self.path}: start one with `warpwell sched serve`, or name its "
+                "--socket"
+            ) from None
+        except OSError as error:
+            text = f"cannot be reached: {error.strerror or error}"
+            if isinstance(error, BlockingIOError):
+                text = "does not accept connections: is it stopped?"
+            elif isinstance(error, PermissionError):
+                text = "is closed to you: it, or its folder, is for its user alone, or for a group without you"
+            raise errors.ServiceError(f"the scheduler service at {self.path} {text}") from None
+        _, user = messages.credentials(sock)
+        if self._is_own and user != os.getuid():
+            raise errors.ServiceError(f"{self.path} belongs to user {user}: pass its path to use it anyway")
+
+    def _resume(self, connection: Connection) -> None:
+        """Send all unanswered calls and unfinished requests again, in order. The caller holds `_sending`."""
+        for number, call in list(self._calls.items()):
+            try:
+                _require_generation(call.needs, self.generation)
+            except errors.TaskLostError as error:
+                self._calls.pop(number, None)
+                call.end(error)
+                continue
+            if call.handle is not None and call.handle.cancel_requested:
+                self._calls.pop(number, None)
+                call.end(None)
+                continue
+            call.generation = self.generation
+            self._send_while_receiving(connection, call.header, call.arrays)
+        self._send_while_receiving(connection, {"type": "resumed", "call": next(self._numbers)}, ())
+
+    def _send_while_receiving(self, connection: Connection, header: dict[str, Any], arrays: Sequence[Any]) -> None:
+        """Send a message. The device process receives nothing from a client that does not read its answers."""
+        for _ in range(2**20):
+            try:
+                connection.send(header, arrays, wait=False)
+                return
+            except BlockingIOError:
+                with contextlib.suppress(EOFError), connection.receive() as message:
+                    self._handle(message)
+            except OSError:
+                return  # The next `receive` reports the end.
+
+    def _die(self, reason: errors.ServiceError) -> None:
+        """Fail all pending calls and requests."""
         with self._lock:
             if self._dead is None:
-                self._dead = why
+                self._dead = reason
             calls, self._calls = self._calls, {}
-            handles, self._handles = self._handles, {}
-            still_open, self._open = self._open, {}
-        for closed, kept in still_open.values():
-            _left.extend(kept)
-            closed.set_result(None)
-        for reply, _ in calls.values():
-            reply.set_exception(errors.ServiceError(str(why)))
-        for handle in handles.values():
-            _left.extend(handle.kept)
-            handle.settle(errors.ServiceError(str(why), task=handle.name))
+        for call in calls.values():
+            call.end(errors.ServiceError(str(reason)))
 
 
 class ServiceHandle(TaskFuture):
-    """A task that was submitted to a service; a future like `Handle`.
+    """A request that was submitted to a service; a future like `Handle`.
 
-    `result` returns None once the task has ended and what it wrote is in the caller's arrays. Callbacks run in the
+    `result` returns None once the request has ended and its changes are in the caller's arrays. Callbacks run in the
     thread that receives from the service: they must not wait.
     """
 
-    def __init__(self, client: Client, name: str, packer: Packer) -> None:
+    def __init__(self, client: Client, name: str, targets: Sequence[NDArray[Any] | None]) -> None:
         super().__init__(client, name)
-        self.number = -1
-        self.client = client
-        self.kept = packer.kept
-        self._targets = packer.targets
+        self.client, self.number, self._targets = client, 0, targets
+        self.cancel_requested = False
 
-    def settle_with(self, changed: dict[int, NDArray[Any]]) -> None:
-        """Put what came into the caller's arrays, and tell everybody who waits."""
+    def copy_back(self, changed: dict[int, NDArray[Any]]) -> None:
+        """Copy changes into the caller's arrays, and complete the future."""
         error = None
         try:
-            for place, values in changed.items():
-                target = self._targets[place]
-                if target is not None:
+            for index, values in changed.items():
+                if (target := self._targets[index]) is not None:
                     np.copyto(target, values)
         except (ValueError, IndexError) as wrong:
             error = errors.SchedulerError(
-                f"the result of task {self.name!r} does not fit into the array that was passed ({wrong}): leave arrays "
-                "as they are until the task has ended",
+                f"the result of task {self.name!r} does not fit into the array that was passed ({wrong}): do not "
+                "change arrays until the task has ended",
                 task=self.name,
             )
         self.settle(error)
@@ -445,15 +528,14 @@ class ServiceHandle(TaskFuture):
 class ServiceArray:
     """An array on the device of a service; kernels take it as an argument, and it stays there between them.
 
-    It dies with the client's connection, and with the process that owns the device: then tasks that use it raise
-    `TaskLostError`.
+    It is lost with the client's connection, and with the device process: then tasks that use it raise `TaskLostError`.
     """
 
-    def __init__(self, client: Client, number: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.client = client
-        self.number = number
-        self.shape = shape
-        self.dtype = dtype
+    def __init__(
+        self, client: Client, number: int, generation: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.client, self.number, self.generation = client, number, generation
+        self.shape, self.dtype = shape, dtype
 
     def numpy(self) -> NDArray[Any]:
         """Return a copy in host memory. Tasks that write to it should have ended.
@@ -461,11 +543,11 @@ class ServiceArray:
         Raises
         ------
         TaskLostError
-            The process that owned it is gone.
+            The device process has died.
         ServiceError
             The service is gone.
         """
-        return self.client.call({"type": "get", "buffer": self.number}).arrays[0]
+        return self.client.call({"type": "get", "buffer": self.number}, self.generation)[1][0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -474,8 +556,9 @@ class ServiceArray:
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def free(self) -> None:
-        """Give the memory back. Tasks that were submitted before go on with it."""
-        self.client.call({"type": "free", "buffer": self.number})
+        """Free the memory. Tasks that were submitted before can still use it."""
+        with contextlib.suppress(errors.TaskLostError):
+            self.client.call({"type": "free", "buffer": self.number}, self.generation)
 
     def __repr__(self) -> str:
         return f"<ServiceArray {self.number}: {self.dtype} {self.shape}>"
@@ -484,110 +567,81 @@ class ServiceArray:
 class Packer:
     """Collects the launches of a request and their arrays, each array once.
 
-    Parameters
-    ----------
-    client : Client
-        Whose arrays on the device may be among the arguments.
-    gpu : str
-        Name of the GPU whose memory may be lent.
-
     Attributes
     ----------
-    lent : list of dict
-        Arrays in memory of this process on the GPU, as the owner opens them.
-    kept : list
-        What keeps them.
     arrays : list of ndarray
-        What is sent.
+        Arrays to send.
     targets : list of ndarray or None
-        Where the result of each array goes: the caller's own array, or None where it is read-only.
+        The caller's array for the changes of each, or None if that is read-only.
+    generation : int or None
+        Device process with the arrays on the device.
     """
 
-    def __init__(self, client: Client | None = None, gpu: str = "") -> None:
+    def __init__(self, client: Client | None = None) -> None:
         self._client = client
-        self._gpu = gpu
-        self.lent: list[dict[str, Any]] = []
-        self.kept: list[Any] = []
         self.arrays: list[NDArray[Any]] = []
         self.targets: list[NDArray[Any] | None] = []
-        self._known: dict[int, list[Any]] = {}  # arguments by the ids of arrays that are kept here
+        self.generation: int | None = None
+        self._packed: dict[int, list[Any]] = {}  # arguments by the ids of arrays that are referenced here
+        self._referenced: list[Any] = []
 
     def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
-        """Return a launch as plain data.
-
-        Raises
-        ------
-        ArgumentError, DTypeError
-            The kernel or an argument cannot travel.
-        """
+        """Return a launch as plain data; raise ArgumentError or DTypeError if kernel or arguments cannot be sent."""
         if isinstance(as_launch(launch, ())[0], Call):
             raise errors.ArgumentError(
-                f"{launch!r:.80} is a function or a graph, and a service runs kernels alone: submit it to a Scheduler "
+                f"{launch!r:.80} is a function or a graph, and a service runs only kernels: submit it to a Scheduler "
                 "of your own process"
             )
         require_launch(launch)
         named = references.reference(launch.kernel)
-        given = viewed(launch.kernel, args)
+        values = viewed(launch.kernel, args)
         return {
             "kernel": named,
             "shape": list(launch.shape),
-            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(given)],
+            "arguments": [self._argument(value, k, named["name"]) for k, value in enumerate(values)],
         }
 
-    def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:
-        if id(value) in self._known:
-            return self._known[id(value)]
+    def _argument(self, value: Any, index: int, kernel: str) -> list[Any]:
+        what = f"argument {index} of kernel {kernel!r}"
+        if id(value) in self._packed:
+            return self._packed[id(value)]
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
-                raise errors.ArgumentError(
-                    f"argument {place} of kernel {kernel!r} is on the device for another connection: use one for both",
-                    name="args",
-                )
+                raise errors.ArgumentError(f"{what} is on the device for another connection: use one", name="args")
+            _require_generation(value.generation, value.client.generation)
+            self.generation = value.generation
             return ["buffer", value.number]
-        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # a mask would be lost
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # A mask would be lost.
             return self._array(value, value)
         if isinstance(value, np.generic):
             self.arrays.append(np.asarray(value))
             self.targets.append(None)
             return ["scalar", len(self.arrays) - 1]
-        if isinstance(value, bool):
-            return ["bool", value]
-        if isinstance(value, int) and value in wire.INTS:
-            return ["int", value]
-        if isinstance(value, float):
-            return ["float", value]
+        if isinstance(value, bool | int | float) and (not isinstance(value, int) or value in messages.INT64):
+            kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+            return [kind, value if kind != "float" else float(value)]
         if is_foreign(value):
-            return self._located(value, f"argument {place} of kernel {kernel!r}")
-        # to print an object of others may take long: that of a query runs it
-        its = shown(value) if isinstance(value, int | str | None) else f"a {type(value).__name__}"
-        raise errors.ArgumentError(
-            f"argument {place} of kernel {kernel!r} is {its}, which does not travel to a service: NumPy arrays, "
-            "numbers of 64 bits and what to_device returned do, so convert it (a masked array by `filled()`)",
-            name="args",
-        )
-
-    def _located(self, value: Any, what: str) -> list[Any]:
-        """Return an array of another library as an argument: sent if the host has it, or lent to the owner."""
-        tensor, dtype = located(value, what)
-        self.kept.append((value, tensor))
-        if tensor.on_host or not size_of(tensor, dtype):
+            tensor, dtype = located(value, what)
+            if not tensor.on_host and size_of(tensor, dtype):
+                raise errors.ArgumentError(
+                    f"{what} is in GPU memory of your process, which a service cannot use: copy it to the host, or to "
+                    "the device of the service with to_device",
+                    name="args",
+                )
+            self._referenced.append((value, tensor))
             array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
             array.flags.writeable = tensor.writable
             return self._array(array, value)
-        if dtype.str not in protocol.ITEMS:
-            raise errors.DTypeError(f"{what} has items of {dtype}, which do not travel: convert it first")
-        lent = ipc.lend(tensor.address, size_of(tensor, dtype))
-        if device_name(lent.ordinal) != self._gpu:
-            raise errors.ArgumentError(
-                f"{what} is on another device than the service's ({self._gpu or 'the CPU'}): copy it to the host",
-                name="args",
-            )
-        shape = list(tensor.shape) or [1]
-        self.lent.append({"handle": lent.handle.hex(), "offset": lent.offset, "dtype": dtype.str, "shape": shape})
-        return self._known.setdefault(id(value), ["lent", len(self.lent) - 1])
+        # Objects of other libraries are not printed: that may take long, or run a query.
+        text = shown(value) if isinstance(value, int | str | None) else f"a {type(value).__name__}"
+        raise errors.ArgumentError(
+            f"{what} is {text}, which cannot be sent to a service: convert it to a NumPy array (a masked array by "
+            "`filled()`), a number of 64 bits, or a result of to_device",
+            name="args",
+        )
 
     def _array(self, array: NDArray[Any], value: Any) -> list[Any]:
-        """Return the argument for an array of the host, which stands for a value."""
+        """Return the argument for an array in host memory, which stands for a value."""
         for other, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
             if writes and overlap(other, array):
@@ -598,30 +652,23 @@ class Packer:
                 )
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
-        return self._known.setdefault(id(value), ["array", len(self.arrays) - 1])
+        self._referenced.append(value)
+        return self._packed.setdefault(id(value), ["array", len(self.arrays) - 1])
 
 
-def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
-    """Connect; where a crowd waits to be let in, within the seconds that the socket has for sending."""
-    try:
-        sock.connect(os.fspath(path))
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-        raise errors.ServiceError(
-            f"no scheduler service listens at {path}: start one with `warpwell sched serve`, or name its --socket"
-        ) from None
-    except OSError as error:
-        told = f"cannot be reached: {error.strerror or error}"
-        if isinstance(error, BlockingIOError):
-            told = "does not take connections: is it stopped?"
-        elif isinstance(error, PermissionError):
-            told = "is not open to you: it, or its folder, is for its user alone, or for a group that you are not in"
-        raise errors.ServiceError(f"the scheduler service at {path} {told}") from None
+def _require_generation(used: int | None, current: int) -> None:
+    """Raise TaskLostError if arrays on the device were lost with an earlier device process."""
+    if used is not None and used != current:
+        raise errors.TaskLostError(
+            "the array on the device is lost, because the device process was started again: copy it there again with "
+            "to_device, and submit again"
+        )
 
 
 def _after_fork() -> None:
-    """Leave connections to the parent: the service hears that it has ended though this child lives."""
+    """Close the connections of the parent, so that the service notices its end while this child lives."""
     for client in list(_clients):
-        client._connection.forget()
+        client._connection.close()
     _clients.clear()
 
 

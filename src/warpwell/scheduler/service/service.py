@@ -1,45 +1,92 @@
-"""`Service`: takes launches of several processes over a local socket, for one process that owns the device.
+"""`Service`: lets several processes share a device, which one process of the service owns.
 
-Who may do what is in ``docs/scheduler.md``, section "Trust". In short: kernels are code that runs as the owner's user.
-By default only processes of the same user get in. A service for a group takes the kernels of modules that were named at
-start, and no others, from other users; and those users still share one process and one device with each other.
+`docs/scheduler.md` ("Trust") states who may do what. In short: kernels are code that runs as the user of the service.
+By default only processes of this user may connect. A service for a group accepts kernels of other users from the
+modules that its options name.
+
+The service accepts connections, identifies their users, and hands each connection to the device process. It never
+touches the device and imports no kernels. If the device process dies, it starts another one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import json
 import os
 import pwd
-import shutil
+import selectors
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ... import errors
 from ..._check import checked_device, checked_nbytes
 from ...replacing import unfinished
 from ..tenants import read_tenants
-from . import address, protocol
-from .broker import Broker, Session, not_named
-from .owner_process import COMMAND, SILENCE
+from . import address, messages, references
+from .device_process import not_named
+from .messages import Connection, Message
+from .recovery import StatusPage, Verdicts
 
 MAX_HELD = 8 << 30
-"""Bytes of a tenant here at most, unless the service says otherwise."""
+"""Default of the bytes of a tenant at the service."""
 
 MAX_CLIENTS = 64
-"""Clients of a tenant, and twice as many of a user."""
+"""Connections of a tenant; a user may have twice as many."""
 
-SILENT = 16
-"""Connections of a user that have not said who they are yet. One more, and the oldest of them is dropped."""
+MAX_SILENT = 16
+"""Connections of a user that have not sent a hello. With one more, the oldest is closed."""
+
+SILENCE_SECONDS = 30.0
+"""Time without a message from the device process, after which it is killed. It sends one each second."""
+
+START_SECONDS = 120.0
+"""Time that a device process has to start."""
+
+MAX_STARTS = 3
+"""Device processes in a row that may die before they are ready; then the service fails."""
+
+EXIT_SECONDS, URGENT_EXIT_SECONDS = 5.0, 0.25
+"""Time that the device process has to exit before it is killed; the second if the user waits after Ctrl-C."""
+
+CALL_SECONDS = 5.0
+"""Time that the device process has to answer a call of the service."""
+
+MAX_SESSIONS = 4096
+"""Sessions that clients may continue on another connection."""
+
+TICK_SECONDS = 1.0
+"""Interval of checks, and of messages to clients that wait for a device process."""
+
+COMMAND = (sys.executable, "-P", "-m", "warpwell.scheduler.service.device_process")
+"""Starts a device process. With -P a file in the current folder cannot replace a module."""
 
 _STOPPED = "the service was stopped: start it again with `warpwell sched serve`"
 
-_OWNER, _SOON = 5.0, 0.25
-"""Seconds that the owner has to end by itself, usually and where somebody waits."""
+
+@dataclass
+class Client:
+    """A connection. Without a `tenant` it has not sent its hello; `joined` when the device process has it."""
+
+    connection: Connection
+    key: int
+    user: int
+    since: float
+    tenant: str = ""
+    session: int = 0
+    sent: bool = False
+    joined: bool = False
 
 
 class Service:
@@ -48,31 +95,29 @@ class Service:
     Parameters
     ----------
     path : path, optional
-        Of the socket; `warpwell.scheduler.service.address.default_path` by default.
+        Path of the socket; default: `warpwell.scheduler.service.address.default_path`.
     device, policy, limit, tenants
-        As for `Scheduler`. If `tenants` names any, only those get in.
+        As for `Scheduler`. If `tenants` has names, only these tenants may connect.
     group : str, optional
-        Name or number of a group that the socket is opened to as well. Then a user is a tenant, and cannot choose.
+        Name or number of a group that may connect. Then the user of a process decides its tenant.
     users : mapping, optional
-        Tenant of each user, by name or number. Without it, a user's tenant is his login name; with it, other users than
-        those it names do not get in.
+        Tenant of each user, by name or number; other users may not connect. Default: a user's tenant is the login name.
     allow : sequence of str
-        Modules whose kernels other users may launch: ``pkg.mod`` that one alone, ``pkg.*`` all below a package.
+        Modules whose kernels other users may launch: ``pkg.mod``, or ``pkg.*`` for all modules below a package.
     trust_group : bool
-        Take any kernel from them: each of them can then do whatever this user can.
+        Accept any kernel from other users: each of them can then do whatever this user can.
     log : path, optional
-        File that every event is appended to, as JSON lines.
-    max_message, max_held : int
-        Bytes of one message, and of all that one tenant may have here: messages on their way, input, arrays on the
-        device, and answers that were not read.
+        File to which every event is appended, as JSON lines.
+    max_message, max_held : int or str
+        Maximum size of the arrays of one message, and of the data of one tenant at the service, in bytes.
     stuck : float, optional
-        Seconds in which a kernel must end a block (see `Scheduler`).
+        Time in which a kernel must end a block, in seconds (see `Scheduler`).
     patience : float
-        Seconds in which a client's message that has begun must move on.
+        Time in which a process must identify itself, in seconds.
     silence : float
-        Seconds without a word from the owner, after which it is killed.
+        Time without a message from the device process, in seconds, after which it is killed.
     command : sequence of str
-        Starts an owner.
+        Starts a device process.
     """
 
     def __init__(
@@ -88,11 +133,11 @@ class Service:
         allow: Sequence[str] = (),
         trust_group: bool = False,
         log: str | os.PathLike[str] | None = None,
-        max_message: int | str = protocol.MAX_BODY,
+        max_message: int | str = messages.MAX_BYTES,
         max_held: int | str = MAX_HELD,
         stuck: float | None = None,
-        patience: float = protocol.PATIENCE,
-        silence: float = SILENCE,
+        patience: float = messages.TIMEOUT_SECONDS,
+        silence: float = SILENCE_SECONDS,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.path = address.checked_path(path)
@@ -103,49 +148,65 @@ class Service:
         unnamed = sorted(set((users or {}).values()) - self._named)
         if self._named and unnamed:
             raise errors.ArgumentError(
-                f"users are tenants {', '.join(unnamed)}, for which tenants= has no setting: name them there, too",
-                name="users",
+                f"users are tenants {', '.join(unnamed)}, which have no setting in tenants=: add them", name="users"
             )
-        self._max_message, self._patience = checked_nbytes(max_message, "max_message"), patience
-        max_held = checked_nbytes(max_held, "max_held")
-        settings = {
+        self._settings = {
             "device": None if device is None else checked_device(device, among=("cpu", "cuda")),
             "policy": policy,
             "limit": limit,
             "tenants": named or None,
             "stuck": stuck,
-            "max_message": self._max_message,
+            "max_message": checked_nbytes(max_message, "max_message"),
+            "max_held": checked_nbytes(max_held, "max_held"),
+            "allow": references.checked_patterns(allow),
+            "trust": trust_group,
+            "log": None if log is None else os.path.abspath(log),
+            "began": time.monotonic(),
         }
-        self.broker = Broker(
-            settings, allow=allow, trust=trust_group, max_held=max_held, log=log, silence=silence, command=command
-        )
-        self._lock = threading.Lock()
-        self._closed = False
+        self._patience, self._silence, self._command = patience, silence, tuple(command)
+        self.about: dict[str, Any] = {}
+        self.failure = self.unlogged = ""
+        self.process: subprocess.Popen[bytes] | None = None
+        self._control: Connection | None = None
+        self._is_ready = False
+        self._ready = threading.Event()
+        self._heard = 0.0  # when the device process sent its last message
+        self._starts = self._unready = 0
+        self._fault: dict[str, Any] = {}
+        self._verdicts, self._page = Verdicts(), StatusPage()
+        self._clients: dict[int, Client] = {}
+        self._sessions: dict[int, tuple[int, str]] = {}  # user and tenant
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, Future[tuple[dict[str, Any], list[Any]]]] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener: socket.socket | None = None
-        self._place = -1
-        self._spool = ""
-        self._threads: list[threading.Thread] = []
-        self._silent: dict[protocol.ServiceConnection, tuple[int, float]] = {}  # user and time, the oldest first
+        self._stop_seconds: float | None = None
+        self._place = self._pidfd = -1
+        self._thread = threading.Thread(target=self._run, name="warpwell-service", daemon=True)
 
-    def start(self, timeout: float = 120.0) -> Service:
-        """Start the owner, and listen once it is ready.
+    def start(self, timeout: float = START_SECONDS) -> Service:
+        """Start the device process, and accept connections once it is ready.
 
         Raises
         ------
         ServiceError
-            Another service listens there, the folder is not safe, or no owner gets ready.
+            Another service uses the socket, its folder is not safe, or no device process gets ready in `timeout`
+            seconds.
         """
         address.prepare(self.path, self._group)
         self._place = address.lock(self.path)
         try:
-            self._spool = f"{self.path}.kernels"  # beside the socket nobody else can write
-            unfinished.update((self.path, Path(self._spool)))
-            shutil.rmtree(self._spool, ignore_errors=True)  # of a service that was killed
-            os.makedirs(self._spool, mode=0o700, exist_ok=True)
-            self.broker.start(self._spool, timeout)
+            unfinished.add(self.path)
+            self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+            self._thread.start()
+            if not self._ready.wait(timeout) or self.failure:
+                raise errors.ServiceError(
+                    f"the device process does not start: {self.failure or f'not ready in {timeout:g} s'}"
+                )
             self._listen()
         except BaseException as error:
-            self.close(soon=not isinstance(error, Exception))  # Ctrl-C waits for no owner
+            self.close(soon=not isinstance(error, Exception))
             raise
         return self
 
@@ -156,164 +217,346 @@ class Service:
         self.close()
 
     def close(self, *, soon: bool = False) -> None:
-        """Stop: clients get `ServiceError`, the owner ends, the socket goes. May be called twice.
+        """Stop: clients get `ServiceError`, the device process exits, the socket is removed. May be called twice.
 
         Parameters
         ----------
         soon : bool
-            Wait for clients and owner no longer than a fraction of a second.
+            Wait for the device process for a fraction of a second only.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-            self._listener.close()
-            self.path.unlink(missing_ok=True)
-        for session in list(self.broker.sessions.values()):
-            session.refuse(_STOPPED)
-        self.broker.close(_SOON if soon else _OWNER)
-        with self._lock:
-            for connection in self._silent:
-                connection.interrupt()
-        until = time.monotonic() + (_SOON if soon else self._patience)
-        for thread in list(self._threads):
-            thread.join(max(0.0, until - time.monotonic()))
-        if self._spool:
-            shutil.rmtree(self._spool, ignore_errors=True)
-            unfinished.difference_update((self.path, Path(self._spool)))
+        if self._stop_seconds is None:
+            self._stop_seconds = URGENT_EXIT_SECONDS if soon else EXIT_SECONDS
+            if self._thread.is_alive():
+                os.eventfd_write(self._wake, 1)
+        if self._thread.is_alive():
+            self._thread.join(3 * EXIT_SECONDS)
         if self._place >= 0:
+            if self._listener is not None:
+                self.path.unlink(missing_ok=True)
             os.close(self._place)
+            self._place = -1
+            unfinished.discard(self.path)
+
+    def status(self) -> dict[str, Any]:
+        """Return policy, device and counters, as plain data; without an answer of the device process, what is known."""
+        header, _ = self._call("status")
+        pid = None if self.process is None else self.process.pid
+        found: dict[str, Any] = header.get("status", {**self.about, "owner_pid": pid})
+        return found
+
+    def render(self) -> str:
+        """Return metrics in Prometheus' text format; empty without an answer of the device process."""
+        _, arrays = self._call("metrics")
+        return arrays[0].tobytes().decode() if arrays else ""
+
+    def _call(self, name: str) -> tuple[dict[str, Any], list[Any]]:
+        """Call the device process; return header and arrays of its answer, empty if there is none in some seconds."""
+        number, reply = next(self._numbers), Future[tuple[dict[str, Any], list[Any]]]()
+        self._replies[number] = reply
+        control = self._control if self._is_ready else None
+        try:
+            if control is not None:
+                control.send({"type": "call", "call": number, "name": name}, wait=False)
+                return reply.result(CALL_SECONDS)
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self._replies.pop(number, None)
+        return {}, []
 
     def _listen(self) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.path.unlink(missing_ok=True)  # left by a service that was killed: its lock is ours
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.path.unlink(missing_ok=True)  # The lock is held, so a killed service has left it.
         listener.bind(os.fspath(self.path))
-        # no client can connect before listen(), so the socket is never open with another mode
+        # No client can connect before listen(), so the socket is never open with another mode.
         if self._group is not None:
             os.chown(self.path, -1, self._group)
         os.chmod(self.path, 0o600 if self._group is None else 0o660)
         listener.listen(1024)
+        listener.setblocking(False)
         self._listener = listener
-        thread = threading.Thread(target=self._accept, args=(listener,), name="warpwell-service", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        os.eventfd_write(self._wake, 1)
 
-    def _accept(self, listener: socket.socket) -> None:
-        number = 0
-        while not self._closed:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                time.sleep(0.05)  # closed; or out of descriptors, which other connections will release
-                continue
-            number += 1
-            self._threads = [t for t in self._threads if t.is_alive()]
-            pid, uid = protocol.credentials(sock)
-            connection = protocol.ServiceConnection(
-                sock, f"client {number} (process {pid} of user {uid})", max_body=0, patience=self._patience
-            )
-            self._await_hello(uid, connection)
-            thread = threading.Thread(
-                target=self._serve, args=(connection, uid, number), name=f"warpwell-client-{number}", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads; others will end, and who connects again may get in
-                self._said_hello(connection)
-                connection.close()
-                continue
-            self._threads.append(thread)  # started before, or it would be taken for one that has ended
+    # -- the thread of the service
 
-    def _await_hello(self, uid: int, connection: protocol.ServiceConnection) -> None:
-        """Note a connection that has not said hello yet; interrupt those that took too long, or are too many."""
-        now = time.monotonic()
-        with self._lock:
-            its = [c for c, (user, _) in self._silent.items() if user == uid]
-            late = {c for c, (_, since) in self._silent.items() if now - since > self._patience}
-            for other in late.union(its[: len(its) - SILENT + 1] if len(its) >= SILENT else ()):
-                other.interrupt()
-                del self._silent[other]
-            self._silent[connection] = uid, now
-
-    def _said_hello(self, connection: protocol.ServiceConnection) -> None:
-        with self._lock:
-            self._silent.pop(connection, None)
-
-    def _serve(self, connection: protocol.ServiceConnection, uid: int, number: int) -> None:
-        session: Session | None = None
+    def _run(self) -> None:
+        tick = 0.0
         try:
-            hello = connection.expect("hello")
-            self._said_hello(connection)
-            protocol.check_version(hello, "your program", "the service")
-            tenant = self._tenant(uid, hello.get("tenant", (str, type(None)), None))
-            connection.max_body = self._max_message  # not before it is known who sends it
-            session = Session(connection, number, tenant, uid)
-            self.broker.enter(session, MAX_CLIENTS)
-            about = self.broker.about
-            session.outbox.put(
-                {
-                    "type": "hello",
-                    "version": protocol.VERSION,
-                    "tenant": session.tenant,
-                    "about": about,
-                    "owner": os.getuid(),
-                    "max_message": self._max_message,
-                }
-            )
-            while not self._closed:
-                session.outbox.wait_for_room(self._patience)  # a client that reads nothing may not send
-                message = connection.receive(functools.partial(self.broker.comes, session))
-                if message is None:
-                    continue
-                if message.kind == "ping":
-                    self.broker.comes(session, 0)  # whatever came with it is dropped
-                    session.outbox.put({"type": "pong"})
-                else:
-                    self.broker.take(session, message)
-            session.refuse(_STOPPED)
-        except EOFError:
-            pass  # the client has closed, or was killed
-        except errors.WarpwellError as error:
-            with contextlib.suppress(errors.WarpwellError):
-                connection.send({"type": "refused", "message": str(error)})
+            while self._stop_seconds is None:
+                while self._control is None and not self.failure:
+                    self._spawn()
+                for key, _ in self._selector.select(max(0.0, tick - time.monotonic())):
+                    key.data()
+                if time.monotonic() >= tick:
+                    tick = time.monotonic() + TICK_SECONDS
+                    self._check()
         finally:
-            if session is not None:
-                self.broker.drop(session)
-                session.outbox.close()
-            self._said_hello(connection)
-            connection.close()
+            self._end()
 
-    def _tenant(self, uid: int, wanted: str | None) -> str:
-        """Return the tenant of a client, by the user that the kernel says it is.
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if self._listener is not None and self._stop_seconds is None:
+            with contextlib.suppress(KeyError):  # It is registered.
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-        Raise ServiceError if it may not come in, or is not the tenant that it says.
-        """
-        own = uid == os.getuid()
+    def _end(self) -> None:
+        """Refuse all clients, and end the device process."""
+        if self._listener is not None:
+            self._listener.close()
+        for client in list(self._clients.values()):
+            self._refuse(client, self.failure or _STOPPED)
+        if self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.send({"type": "stop"}, wait=False)
+            assert self.process is not None
+            try:
+                self.process.wait(self._stop_seconds)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            self._bury("")
+        if not self.failure:
+            self.failure = _STOPPED
+        self._ready.set()
+        self._selector.close()
+
+    def _check(self) -> None:
+        """Kill a silent device process; close late connections; report to clients that wait."""
+        now = time.monotonic()
+        limit = self._silence if self._is_ready else START_SECONDS
+        if self._control is not None and now - self._heard > limit:
+            self._bury(f"it did not answer for {limit:g} s")
+        for client in list(self._clients.values()):
+            if not client.tenant and now - client.since > self._patience:
+                self._refuse(client, f"{client.connection.peer} did not send 'hello' within {self._patience:g} s")
+            elif client.tenant and not client.joined:
+                with contextlib.suppress(OSError):
+                    client.connection.send({"type": "starting"}, wait=False)
+                self._hand_over(client)
+
+    # -- clients
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(0.05)  # There are no descriptors until other connections end.
+            return
+        sock.setblocking(True)
+        pid, user = messages.credentials(sock)
+        silent = [c for c in self._clients.values() if c.user == user and not c.tenant]
+        for late in silent[: len(silent) - MAX_SILENT + 1]:
+            self._forget(late)
+        key = next(self._numbers)
+        connection = Connection(sock, f"client {key} (process {pid} of user {user})", 0)
+        client = self._clients[key] = Client(connection, key, user, time.monotonic())
+        self._selector.register(sock, selectors.EVENT_READ, functools.partial(self._greet, client))
+
+    def _greet(self, client: Client) -> None:
+        """Receive the hello of a client, and hand the client to the device process."""
+        try:
+            with client.connection.receive(wait=False) as hello:
+                if hello.kind != "hello":
+                    raise errors.ServiceError(f"{client.connection.peer} sent {hello.kind!r:.40} instead of 'hello'")
+                messages.check_version(hello, "your program", "the service")
+                tenant = self._tenant(client.user, hello.get("tenant", (str, type(None)), None))
+                session = hello.get("session", int, 0)
+        except BlockingIOError:
+            return
+        except EOFError:
+            self._forget(client)
+            return
+        except errors.WarpwellError as error:
+            self._refuse(client, str(error))
+            return
+        self._selector.unregister(client.connection.sock)
+        for former in [c for c in self._clients.values() if c.session == session != 0]:
+            if (former.user, former.tenant) == (client.user, tenant):
+                self._forget(former)  # Its process has connected again.
+        if self._sessions.get(session) != (client.user, tenant):
+            session = next(self._numbers)
+        for whose, count, limit in (
+            (f"tenant {tenant!r}", sum(c.tenant == tenant for c in self._clients.values()), MAX_CLIENTS),
+            (f"user {client.user}", sum(c.user == client.user for c in self._known()), 2 * MAX_CLIENTS),
+        ):
+            if count >= limit or self.failure:
+                full = f"{whose} has {count} connections, which is the maximum: close some"
+                self._refuse(client, self.failure or full)
+                return
+        client.tenant, client.session = tenant, session
+        self._sessions[session] = client.user, tenant
+        if len(self._sessions) > MAX_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._hand_over(client)
+
+    def _known(self) -> list[Client]:
+        return [client for client in self._clients.values() if client.tenant]
+
+    def _hand_over(self, client: Client) -> None:
+        """Send the socket of a client to the device process, if that is ready."""
+        if client.sent or not self._is_ready or self._control is None:
+            return
+        header = {
+            "type": "client",
+            "key": client.key,
+            "session": client.session,
+            "tenant": client.tenant,
+            "own": client.user == os.getuid(),
+            "peer": client.connection.peer,
+        }
+        with contextlib.suppress(OSError):  # It is tried again at the next check.
+            self._control.send(header, wait=False, fd=client.connection.sock.fileno())
+            client.sent = True
+
+    def _refuse(self, client: Client, text: str) -> None:
+        with contextlib.suppress(OSError):
+            client.connection.send({"type": "refused", "message": text}, wait=False)
+        self._forget(client)
+
+    def _forget(self, client: Client) -> None:
+        """Close the connection of a client, for the device process, too."""
+        self._clients.pop(client.key, None)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(client.connection.sock)
+        client.connection.interrupt()
+        client.connection.close()
+
+    def _tenant(self, user: int, requested: str | None) -> str:
+        """Return the tenant of a user; raise ServiceError if the user may not connect, or not as this tenant."""
+        own = user == os.getuid()
         users = {} if self._users is None else self._users
-        if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
+        if requested is not None and not (0 < len(requested) <= 64 and requested.isprintable()):
             raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
         if self._group is None and not own:
             raise errors.ServiceError(
-                f"this service is for user {os.getuid()} alone, and you are user {uid}: start one of your own, or "
-                "ask for one with --group"
+                f"this service is for user {os.getuid()} alone, and you are user {user}: start a service of your own, "
+                "or ask for one with --group"
             )
-        if self._users is not None and not own and uid not in users:
-            raise errors.ServiceError(f"user {uid} is not a tenant of this service: ask to be added to --users")
-        tenant = users.get(uid) or ("default" if self._group is None else _login(uid))
-        if wanted not in (None, tenant) and not own:  # a user who may stop the service may choose any tenant
-            raise errors.ServiceError(f"user {uid} is tenant {tenant!r} of this service, not {wanted!r}")
-        looks_on = wanted is None and own  # `sched status` may come in, and submits nothing
-        tenant = wanted or tenant
-        if self._named and tenant not in self._named and not looks_on:
+        if self._users is not None and not own and user not in users:
+            raise errors.ServiceError(f"user {user} is not a tenant of this service: ask to be added to --users")
+        tenant = users.get(user) or ("default" if self._group is None else _login(user))
+        if requested not in (None, tenant) and not own:  # A user who may stop the service may choose any tenant.
+            raise errors.ServiceError(f"user {user} is tenant {tenant!r} of this service, not {requested!r}")
+        only_reads = requested is None and own  # `sched status` may connect, and submits nothing.
+        tenant = requested or tenant
+        if self._named and tenant not in self._named and not only_reads:
             raise errors.ServiceError(not_named(tenant, self._named))
         return tenant
 
+    # -- the device process
 
-def _login(uid: int) -> str:
+    def _spawn(self) -> None:
+        """Start a device process."""
+        self._fault, self._heard = {}, time.monotonic()
+        control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with other:
+                descriptors = [other.fileno(), self._page.fd]
+                self.process = subprocess.Popen(
+                    [*self._command, *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # Output of kernels' files is not output of the service.
+                    start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends this process.
+                )
+            self._pidfd = os.pidfd_open(self.process.pid)
+        except OSError as error:
+            control.close()
+            self._conclude(f"it could not be started: {error.strerror or error}", False)
+            return
+        self._control = Connection(control, "the device process")
+        self._starts += 1
+        verdicts = {"suspects": self._verdicts.suspects, "culprits": self._verdicts.culprits}
+        settings = json.dumps({**self._settings, **verdicts, "restarts": self._starts - 1})
+        with contextlib.suppress(OSError):  # It has died.
+            self._control.send({"type": "settings"}, [np.frombuffer(settings.encode(), np.uint8)])
+        self._selector.register(control, selectors.EVENT_READ, self._take)
+        self._selector.register(self._pidfd, selectors.EVENT_READ, functools.partial(self._bury, ""))
+
+    def _take(self) -> None:
+        """Handle the messages of the device process, and the end of its connection."""
+        control = self._control
+        try:
+            while control is not None and control is self._control:
+                with control.receive(wait=False) as message:
+                    self._heard = time.monotonic()
+                    self._handle(message)
+        except BlockingIOError:
+            pass
+        except (EOFError, errors.WarpwellError) as error:
+            self._bury("" if isinstance(error, EOFError) else f"it sent an invalid message: {error}")
+
+    def _handle(self, message: Message) -> None:
+        client = self._clients.get(message.get("key", int, 0))
+        if message.kind == "ready":
+            self.about = message.get("about", dict)
+            self._is_ready, self._unready = True, 0
+            self._ready.set()
+            for each in self._known():
+                self._hand_over(each)
+        elif message.kind == "joined" and client is not None:
+            client.joined = True
+        elif message.kind == "left" and client is not None:
+            self._forget(client)
+        elif message.kind == "beat":
+            self.unlogged = message.get("unlogged", str)
+        elif message.kind in ("fault", "refused"):
+            self._fault = message.header
+        elif message.kind == "reply" and (reply := self._replies.get(message.get("call", int))) is not None:
+            with contextlib.suppress(InvalidStateError):
+                reply.set_result((message.header, message.arrays()))
+
+    def _bury(self, reason: str) -> None:
+        """End a device process that has died, or that does not answer, and close the connections that it had."""
+        control, process = self._control, self.process
+        if control is None or process is None:
+            return
+        with contextlib.suppress(BlockingIOError, EOFError, errors.WarpwellError):
+            while True:  # the messages before its death
+                with control.receive(wait=False) as message:
+                    self._handle(message)
+        self._selector.unregister(control.sock)
+        self._selector.unregister(self._pidfd)
+        os.close(self._pidfd)
+        if reason:
+            process.kill()
+        try:
+            code = process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        control.close()
+        if not reason and code:
+            killed = code < 0 and f"it was killed by signal {-code} ({signal.strsignal(-code)})"
+            reason = killed or f"it exited with status {code}"
+        was_ready, self._is_ready, self._control = self._is_ready, False, None
+        self._conclude(reason or "it closed its connection", was_ready)
+
+    def _conclude(self, reason: str, was_ready: bool) -> None:
+        """Judge the death of a device process, and decide whether the service goes on."""
+        if self._stop_seconds is not None:
+            return
+        reason = str(self._fault.get("message", reason))
+        named = (self._fault["token"], self._fault["error"]) if self._fault.get("error") else None
+        alone = self._page.alone
+        self._verdicts.judge(self._page.clear(), alone, named, reason)
+        for client in self._known():
+            if client.joined:
+                self._forget(client)  # It connects again.
+            client.sent = False
+        self._unready = 0 if was_ready else self._unready + 1
+        if self._fault.get("type") == "refused" or self._unready >= MAX_STARTS:
+            self.failure = reason
+            self._ready.set()
+            for client in list(self._clients.values()):
+                self._refuse(client, f"the device process failed to restart: {reason}")
+
+
+def _login(user: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(user).pw_name
     except KeyError:
-        return f"user-{uid}"
+        return f"user-{user}"

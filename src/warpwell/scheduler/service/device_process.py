@@ -1,0 +1,822 @@
+"""The device process of a service: it alone uses the device, and serves the clients that the service hands over.
+
+``python -m warpwell.scheduler.service.device_process CONTROL PAGE`` runs it, with the descriptors of its connection to
+the service and of the status page. It imports the kernels that clients name, so it may die at any moment: the service
+then starts another one, and the clients resubmit.
+
+Threads: the first one receives all messages and never waits; each client has a worker (imports, copies); the scheduler
+has its own; the reporter sends results in the order in which requests ended, and writes the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import io
+import json
+import math
+import operator
+import os
+import queue
+import resource
+import selectors
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...targets import default_device, to_device, to_host
+from ...turns import device_name
+from ..events import Event, Log
+from ..predict.learner import Learner
+from ..report.prometheus import LogMetrics
+from ..scheduler import Scheduler
+from ..task import Request, State
+from . import references
+from .messages import (
+    MAX_TASKS,
+    TIMEOUT_SECONDS,
+    VERSION,
+    Connection,
+    Message,
+    arguments_of,
+    checked,
+    checked_shape,
+    error_fields,
+    profile_of,
+)
+from .recovery import Quarantine, Start, StatusPage
+
+BEAT_SECONDS = 1.0
+"""Interval of the signs of life to the service."""
+
+FAULT = 70
+"""Exit status after a failure of the device or a stuck request."""
+
+SAVE_SECONDS = 30.0
+"""Interval at which the learner's history is saved."""
+
+IMPORT_SECONDS = 120.0
+"""Maximum duration of an import; a longer one ends the process."""
+
+RESUME_SECONDS = 5.0
+"""Time in which clients must resubmit the suspects of a death."""
+
+MAX_UNFINISHED = 16_384
+"""Maximum number of unfinished tasks of a client."""
+
+KEPT_EVENTS = 100_000
+"""Events of the log in memory; the file has all of them."""
+
+FREE_TEXT = 4096
+"""JSON text of a message that does not count for its tenant, in bytes. Beyond that, parsed text counts eightfold."""
+
+
+class Session:
+    """A connected client.
+
+    Attributes
+    ----------
+    key : int
+        Of the connection.
+    number : int
+        Of the session, which continues on another connection if a device process dies.
+    """
+
+    def __init__(self, connection: Connection, key: int, number: int, tenant: str, own: bool) -> None:
+        self.connection, self.key, self.number, self.tenant, self.own = connection, key, number, tenant, own
+        self.worker = ThreadPoolExecutor(1, f"warpwell-client-{number}")
+        self.requests: dict[int, Submission] = {}  # by token
+        self.unfinished = 0  # tasks
+        self.failed: dict[int, None] = {}  # tokens of requests that failed or were cancelled
+        self.buffers: dict[int, Any] = {}
+        self.sending = threading.Lock()
+        self.outbox: deque[tuple[dict[str, Any], Sequence[NDArray[Any]], Start | None]] = deque()
+        self.blocked_since = 0.0
+        self.is_gone = False
+
+
+class Submission:
+    """A request of a client."""
+
+    def __init__(self, session: Session, token: int, message: Message, nbytes: int) -> None:
+        self.session, self.token, self.header, self.nbytes = session, token, message.header, nbytes
+        self.tasks: list[dict[str, Any]] = message.get("tasks", list)
+        self.arrays, self.originals = message.arrays(), message.arrays()
+        self.read_only = {k for k in message.get("readonly", list, []) if type(k) is int and 0 <= k < len(self.arrays)}
+        for k in self.read_only:
+            self.arrays[k].flags.writeable = False
+        self.handles: list[Any] = []
+        self.unfinished = 0
+        self.failed = self.is_running = False
+        self.numbers = range(0)
+
+    def changes(self) -> list[int]:
+        """Return the indices of the arrays that the kernels have changed."""
+        writable = [k for k in range(len(self.arrays)) if k not in self.read_only]
+        return [k for k in writable if not np.array_equal(_items(self.arrays[k]), _items(self.originals[k]))]
+
+    @property
+    def state(self) -> State:
+        """Where the first unfinished task is."""
+        return next((handle.state for handle in self.handles if not handle.done()), State.WAITING)
+
+
+class ServiceLog(Log):
+    """A log that also hands each event to a function, with times and numbers of the whole service."""
+
+    def __init__(self, report: Callable[[Event], None]) -> None:
+        super().__init__(most=KEPT_EVENTS)
+        self.offset, self._report = 0.0, report
+
+    def add(self, event: Event) -> None:
+        """Append an event; called in the scheduler's thread."""
+        event.time += self.offset
+        super().add(event)
+        self._report(event)
+
+
+class DeviceProcess:
+    """The scheduler of a service, and the sessions of its clients.
+
+    Parameters
+    ----------
+    control : Connection
+        To the service.
+    page : StatusPage
+    settings : dict
+        Options of the scheduler and of the service, and the verdicts about earlier device processes.
+    scheduler : callable
+        Makes the scheduler.
+    """
+
+    def __init__(
+        self, control: Connection, page: StatusPage, settings: dict[str, Any], scheduler: Any = Scheduler
+    ) -> None:
+        self._control, self._page, self._settings = control, page, settings
+        self._lock = threading.RLock()
+        self._kernels = references.Kernels()
+        self._reports: queue.SimpleQueue[Start] = queue.SimpleQueue()
+        self._held: Counter[str] = Counter()
+        self._sessions: dict[int, Session] = {}
+        self._by_number: dict[int, Submission] = {}
+        self._fresh: list[Submission] = []
+        self._imports: dict[int, tuple[float, Submission]] = {}
+        self._quarantine = Quarantine(settings["suspects"])
+        self._culprits = {int(token): fields for token, fields in settings["culprits"].items()}
+        self._named = frozenset(settings["tenants"] or ())
+        self._log = ServiceLog(self._note)
+        self._metrics, self._metrics_lock = LogMetrics(settings["policy"]), threading.Lock()
+        path = settings["log"]
+        self._file = None if path is None else open(path, "ab", buffering=0)
+        self._unlogged = ""
+        self._learner = Learner(saves=True)
+        self._scheduler = scheduler(
+            settings["device"] or default_device(),
+            settings["policy"],
+            analyzer=self._learner,
+            limit=settings["limit"],
+            tenants=settings["tenants"],
+            log=self._log,
+            **({} if settings["stuck"] is None else {"stuck_after": settings["stuck"]}),
+        )
+        device = self._scheduler.device
+        self._about, now = self._scheduler.inspect(
+            lambda core: (
+                {
+                    "device": device,
+                    "gpu": device_name(0) if device == "cuda" else "",
+                    "policy": core.policy.name,
+                    "limit": core.limit,
+                    "memory": core.executor.capacity.memory,
+                    "processors": core.executor.capacity.processors,
+                },
+                core.executor.now(),
+            )
+        )
+        self._log.offset = time.monotonic() - settings["began"] - now
+        self._log.about = dict(self._about)
+        self._append({"about": self._about})
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control.sock, selectors.EVENT_READ, None)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._wake)
+        threading.Thread(target=self._report, name="warpwell-reporter", daemon=True).start()
+
+    def run(self) -> None:
+        """Serve until the service sends "stop" or is gone."""
+        self._control.send({"type": "ready", "about": self._about, "pid": os.getpid()})
+        began = beat = saved = time.monotonic()
+        while True:
+            for key, ready in self._selector.select(max(0.0, beat - time.monotonic())):
+                if key.data is None:
+                    if not self._take_control():
+                        return
+                elif key.data is self._wake:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                elif ready & selectors.EVENT_READ and not key.data.is_gone:
+                    self._serve(key.data)
+            now = time.monotonic()
+            for session in [s for s in self._sessions.values() if s.outbox or s.is_gone]:
+                self._flush(session, now)
+            if now < beat:
+                continue
+            beat = now + BEAT_SECONDS
+            self._check()
+            if now - began > RESUME_SECONDS:
+                self._start(self._quarantine.expire)
+            if now - saved > SAVE_SECONDS:
+                saved = now
+                self._reports.put(self._save)
+
+    def _take_control(self) -> bool:
+        """Handle a message of the service; return False at the end."""
+        with self._control.receive(wait=False) as message:
+            if message.kind == "client":
+                sock = socket.socket(fileno=message.fd)
+                message.fd = -1
+                key, number, tenant = message.get("key", int), message.get("session", int), message.get("tenant", str)
+                connection = Connection(sock, message.get("peer", str), self._settings["max_message"])
+                for former in [s for s in self._sessions.values() if s.number == number]:
+                    self._drop(former)  # The client has connected again.
+                session = self._sessions[key] = Session(connection, key, number, tenant, message.get("own", bool))
+                self._selector.register(sock, selectors.EVENT_READ, session)
+                self._control.send({"type": "joined", "key": key})
+                hello = {"type": "hello", "version": VERSION, "session": number, "tenant": tenant}
+                self._send(session, {**hello, "about": self._about, "max_message": self._settings["max_message"]})
+            elif message.kind == "call":
+                call = {"type": "reply", "call": message.get("call", int)}
+                if message.get("name", str) == "status":
+                    self._control.send({**call, "status": self._status()})
+                else:
+                    self._control.send(call, [_text(self._render(None))])
+            return message.kind != "stop"
+
+    def _serve(self, session: Session) -> None:
+        """Handle a message of a client, or the end of its connection."""
+        try:
+            with session.connection.receive(wait=False) as message:
+                if message.kind == "ping":
+                    self._send(session, {"type": "pong"})
+                    return
+                call = message.get("call", int)
+                if message.kind not in _HANDLERS or not 0 < call < 1 << 32:
+                    raise errors.ServiceError(f"{message.kind!r:.40} is not a message of this protocol")
+                try:
+                    _HANDLERS[message.kind](self, session, call, message)
+                except errors.WarpwellError as error:
+                    self._reply(session, call, {"error": error_fields(error)})
+        except BlockingIOError:
+            pass
+        except EOFError:
+            self._drop(session)
+        except Exception as error:  # an invalid message, or too few resources for this client
+            with contextlib.suppress(OSError):
+                session.connection.send({"type": "refused", "message": str(error)}, wait=False)
+            self._drop(session)
+
+    # -- messages of clients: in the first thread, which must not wait
+
+    def _submit(self, session: Session, call: int, message: Message) -> None:
+        tasks = message.get("tasks", list)
+        if not 1 <= len(tasks) <= MAX_TASKS:
+            raise errors.ServiceError(f"a request has {len(tasks)} launches; 1 to {MAX_TASKS} are allowed")
+        for task in tasks:
+            task["kernel"] = references.check(checked(task, "kernel", dict))
+            self._authorize(session, task["kernel"])
+        token = session.number << 32 | call
+        if token in session.requests or session.unfinished + len(tasks) > MAX_UNFINISHED:
+            raise errors.ServiceError(f"a client may have {MAX_UNFINISHED} unfinished tasks: wait for some of them")
+        after = {session.number << 32 | n for n in message.get("after", list, []) if type(n) is int}
+        nbytes = message.nbytes + (8 * message.size if message.size > FREE_TEXT else 0)
+        self._hold(session, nbytes)
+        try:
+            submission = Submission(session, token, message, nbytes)
+        except BaseException:
+            self._release(session, nbytes)
+            raise
+        self._reply(session, call, {})
+        with self._lock:
+            session.requests[token] = submission
+            session.unfinished += len(tasks)
+        if token in self._culprits:
+            self._reports.put(functools.partial(self._finish_culprit, submission))
+            return
+        start = functools.partial(session.worker.submit, self._prepare, submission, after)
+        self._start(functools.partial(self._quarantine.admit, token, after, start))
+
+    def _authorize(self, session: Session, named: dict[str, str]) -> None:
+        allow = self._settings["allow"]
+        if session.own or self._settings["trust"] or references.is_allowed(named, allow):
+            return
+        text = f"those of {', '.join(allow)} may" if allow else "none may"
+        above = [p for p in allow if named.get("module", "").startswith(p + ".")]
+        if above:
+            text += f" ({above[0]} is that module alone; --allow '{above[0]}.*' is for those below it)"
+        raise errors.ServiceError(
+            f"kernel {references.describe(named)} may not be launched by other users than the service's: {text}. "
+            "Kernels are code that runs as that user; ask for --allow"
+        )
+
+    def _hold(self, session: Session, nbytes: int) -> None:
+        """Count bytes for the tenant of a session; raise QuotaError if it has too many."""
+        tenant, limit = session.tenant, self._settings["max_held"]
+        if self._named and tenant not in self._named:
+            raise errors.QuotaError(not_named(tenant, self._named), name="tenant")
+        with self._lock:
+            if self._held[tenant] + nbytes > limit:
+                raise errors.QuotaError(
+                    f"tenant {tenant!r} has {self._held[tenant]} bytes of input, arrays and answers at the service, "
+                    f"and {nbytes} more exceed {limit}: wait for results, free arrays, or start the service with a "
+                    "larger --max-held"
+                )
+            self._held[tenant] += nbytes
+
+    def _release(self, session: Session, nbytes: int) -> None:
+        with self._lock:
+            self._held[session.tenant] -= nbytes
+
+    def _cancel(self, session: Session, call: int, message: Message) -> None:
+        token = session.number << 32 | message.get("request", int)
+        submission = session.requests.get(token)
+        if submission is None or self._withdraw(submission):
+            self._reply(session, call, {"cancelled": submission is not None})
+        else:
+            self._in_worker(session, call, lambda: ({"cancelled": _cancel(submission)}, []))
+
+    def _state(self, session: Session, call: int, message: Message) -> None:
+        submission = session.requests.get(session.number << 32 | message.get("request", int))
+        self._reply(session, call, {"state": State.WAITING.value if submission is None else submission.state.value})
+
+    def _resumed(self, session: Session, call: int, message: Message) -> None:
+        self._reply(session, call, {})
+        self._start(functools.partial(self._quarantine.expire, session.number))
+
+    def _free(self, session: Session, call: int, message: Message) -> None:
+        number = message.get("buffer", int)
+        self._in_worker(session, call, lambda: ({"freed": session.buffers.pop(number, None) is not None}, []))
+
+    def _put(self, session: Session, call: int, message: Message) -> None:
+        nbytes = message.nbytes
+        self._hold(session, nbytes)
+        try:
+            (values,) = message.arrays()
+        except ValueError:
+            self._release(session, nbytes)
+            raise errors.ServiceError("one array at a time is put on the device") from None
+        self._in_worker(session, call, functools.partial(self._put_array, session, call, values))
+
+    def _put_array(self, session: Session, call: int, values: NDArray[Any]) -> tuple[dict[str, Any], list[Any]]:
+        tenant, nbytes = session.tenant, values.nbytes
+        reserved = False
+        try:
+            self._scheduler.inspect(lambda core: core.admission.reserve(tenant, nbytes))
+            reserved = True
+            array = to_device(self._scheduler.device, values)
+        except BaseException as error:
+            self._freed(session, nbytes, reserved)
+            if not isinstance(error, MemoryError) or isinstance(error, errors.WarpwellError):
+                raise
+            raise errors.TaskMemoryError(f"{error}: free other arrays, or put less there") from None
+        session.buffers[call] = array
+        # Tasks that use the array keep it after the client has freed it.
+        freed = functools.partial(self._freed, session, nbytes, True)
+        weakref.finalize(array, self._reports.put, freed).atexit = False
+        if session.is_gone:
+            session.buffers.clear()
+        return {}, []
+
+    def _freed(self, session: Session, nbytes: int, reserved: bool) -> None:
+        self._release(session, nbytes)
+        if reserved:
+            with contextlib.suppress(errors.WarpwellError):  # The scheduler has failed.
+                self._scheduler.inspect(lambda core: core.admission.release(session.tenant, nbytes))
+
+    def _get(self, session: Session, call: int, message: Message) -> None:
+        number = message.get("buffer", int)
+        self._in_worker(session, call, lambda: ({}, [np.asarray(to_host(_buffer(session, number)))]))
+
+    def _log_text(self, session: Session, call: int, message: Message) -> None:
+        def write() -> tuple[dict[str, Any], list[Any]]:
+            log, text = Log(), io.StringIO()
+            log.about, log.dropped = self._about, self._log.dropped
+            for event in self._log.events:
+                if session.own or event.tenant == session.tenant:
+                    log.add(event)
+            log.write(text)
+            return {}, [_text(text.getvalue())]
+
+        self._in_worker(session, call, write)
+
+    def _metrics_text(self, session: Session, call: int, message: Message) -> None:
+        tenant = None if session.own else session.tenant
+        self._in_worker(session, call, lambda: ({}, [_text(self._render(tenant))]))
+
+    def _status_of(self, session: Session, call: int, message: Message) -> None:
+        self._reply(session, call, {"status": self._status()})
+
+    def _status(self) -> dict[str, Any]:
+        with self._lock:
+            sessions = [s for s in self._sessions.values() if not s.is_gone]
+            return {
+                **self._about,
+                "owner_pid": os.getpid(),
+                "owner_restarts": self._settings["restarts"],
+                "clients": len(sessions),
+                "requests": sum(len(s.requests) for s in sessions),
+                "uptime": time.monotonic() - self._settings["began"],
+                "held_bytes": self._held.total(),
+            }
+
+    def _render(self, tenant: str | None) -> str:
+        status = self._status()
+        with self._metrics_lock:
+            self._metrics.service(
+                restarts=status["owner_restarts"], clients=status["clients"], held=status["held_bytes"]
+            )
+            return self._metrics.render(tenant)
+
+    # -- sending
+
+    def _in_worker(self, session: Session, call: int, function: Callable[[], tuple[dict[str, Any], list[Any]]]) -> None:
+        """Answer a call with what a function returns in the worker of the client."""
+
+        def answer() -> None:
+            held = 0
+            try:
+                header, arrays = function()
+                held = sum(array.nbytes for array in arrays)
+                if held:
+                    self._hold(session, held)
+            except BaseException as error:
+                header, arrays, held = {"error": error_fields(error)}, [], 0
+            self._reply(session, call, header, arrays, functools.partial(self._release, session, held))
+
+        session.worker.submit(answer)
+
+    def _reply(
+        self,
+        session: Session,
+        call: int,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
+        sent: Start | None = None,
+    ) -> None:
+        self._send(session, {**header, "type": "reply", "call": call}, arrays, sent)
+
+    def _send(
+        self,
+        session: Session,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
+        sent: Start | None = None,
+    ) -> None:
+        """Send a message, as soon as the client has read earlier ones; call `sent` then, or when it is gone."""
+        with session.sending:
+            if session.outbox or not self._try_to_send(session, header, arrays, sent):
+                if not session.outbox:
+                    session.blocked_since = time.monotonic()
+                session.outbox.append((header, arrays, sent))
+                os.eventfd_write(self._wake, 1)
+
+    def _try_to_send(
+        self, session: Session, header: dict[str, Any], arrays: Sequence[NDArray[Any]], sent: Start | None
+    ) -> bool:
+        """Send a message; return False if the client must read first."""
+        try:
+            if not session.is_gone:
+                session.connection.send(header, arrays, wait=False)
+        except errors.MessageSizeError as error:
+            kept: dict[str, Any] = {key: header[key] for key in ("type", "call", "request") if key in header}
+            with contextlib.suppress(OSError):
+                session.connection.send({**kept, "error": error_fields(error)}, wait=False)
+        except OSError as error:
+            # ETOOMANYREFS: too many descriptors are in sockets of this user.
+            if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
+                return False
+        if sent is not None:
+            sent()
+        return True
+
+    def _flush(self, session: Session, now: float) -> None:
+        """Send what waits for a client, and receive nothing from it until that is done."""
+        with session.sending:
+            while session.outbox and self._try_to_send(session, *session.outbox[0]):
+                session.outbox.popleft()
+                session.blocked_since = now
+            blocked = bool(session.outbox)
+        if session.is_gone:
+            if not session.requests:
+                self._sessions.pop(session.key, None)
+            return
+        self._selector.modify(
+            session.connection.sock, selectors.EVENT_WRITE if blocked else selectors.EVENT_READ, session
+        )
+        if blocked and now - session.blocked_since > TIMEOUT_SECONDS:
+            self._drop(session)
+
+    def _drop(self, session: Session) -> None:
+        """End a client: cancel its requests and free its arrays."""
+        if session.is_gone:
+            return
+        session.is_gone = True
+        self._selector.unregister(session.connection.sock)
+        session.connection.interrupt()  # The service has the socket, too.
+        session.connection.close()
+        self._control.send({"type": "left", "key": session.key})
+        with session.sending:
+            waiting = [sent for _, _, sent in session.outbox if sent is not None]
+            session.outbox.clear()
+        for sent in waiting:
+            sent()
+        for submission in list(session.requests.values()):
+            if not self._withdraw(submission):
+                session.worker.submit(_cancel, submission)
+        session.worker.submit(session.buffers.clear)
+        session.worker.shutdown(wait=False)
+
+    # -- requests
+
+    def _start(self, change: Callable[[], list[Start]]) -> None:
+        """Change the quarantine, and start the requests that may run now."""
+        with self._lock:
+            starts = change()
+            self._page.alone = self._quarantine.alone
+        for start in starts:
+            start()
+
+    def _withdraw(self, submission: Submission) -> bool:
+        """End a request that has not started because of the quarantine; return False if it has started."""
+        with self._lock:
+            if submission.token not in self._quarantine:
+                return False
+            self._start(functools.partial(self._quarantine.end, submission.token))
+        self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
+        return True
+
+    def _prepare(self, submission: Submission, after: set[int]) -> None:
+        """Import the kernels of a request and submit it; in the worker of its client."""
+        session, header = submission.session, submission.header
+        try:
+            with self._lock:
+                self._page.add(submission.token)
+            earlier = [r for t in after if (r := session.requests.get(t)) is not None]
+            if session.is_gone or any(r.failed for r in earlier) or any(t in session.failed for t in after):
+                submission.failed = True
+                self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
+                return
+            kernels = [self._load(submission, task["kernel"]) for task in submission.tasks]
+            profile, name = profile_of(header.get("profile")), checked(header, "name", str, "")
+            size = checked(header, "size", dict, {})
+            if len(name) > references.MAX_NAME or not all(type(n) in (int, float) for n in size.values()):
+                raise errors.ServiceError("a request has a name that is too long, or a size that is not numbers")
+            options = {key: header[key] for key in ("priority", "deadline", "memory") if header.get(key) is not None}
+            ready = []
+            for kernel, task in zip(kernels, submission.tasks, strict=True):
+                shape = checked_shape(task)
+                values = arguments_of(task, submission.arrays, functools.partial(_buffer, session))
+                launch = kernel[shape if len(shape) > 1 else shape[0]]
+                made = self._scheduler.task(
+                    launch, *values, tenant=session.tenant, profile=profile, size=size, **options
+                )
+                # Arrays that stay on the device are reserved already.
+                kept = sum(_buffer(session, n).nbytes for n in {n for kind, n in task["arguments"] if kind == "buffer"})
+                made.memory, made.there = max(0, made.memory - kept), max(0, made.there - kept)
+                ready.append(made)
+            with self._lock:
+                first = self._page.reserve_numbers(len(ready))
+                submission.numbers = range(first, first + len(ready))
+                self._by_number.update(dict.fromkeys(submission.numbers, submission))
+            submission.unfinished = len(ready)
+            request = Request(name or ready[0].name, ready, first=first)
+            submission.handles = self._scheduler.submit_request(request, [r.handles[-1] for r in earlier])
+            for handle in submission.handles:
+                handle.add_done_callback(functools.partial(self._done, submission))
+            self._fresh.append(submission)
+        except BaseException as error:
+            submission.failed = True
+            if (failure := self._scheduler.failure) is not None:
+                self._fault(str(failure))
+            self._reports.put(functools.partial(self._finish, submission, {"error": error_fields(error)}))
+
+    def _load(self, submission: Submission, named: dict[str, str]) -> Any:
+        self._imports[threading.get_ident()] = time.monotonic(), submission
+        try:
+            return self._kernels.load(named)
+        finally:
+            del self._imports[threading.get_ident()]
+
+    def _done(self, submission: Submission, _: object) -> None:
+        with self._lock:
+            submission.unfinished -= 1
+            if submission.unfinished:
+                return
+        self._reports.put(functools.partial(self._end, submission))
+
+    def _note(self, event: Event) -> None:
+        """Keep the status page; called in the scheduler's thread for each event."""
+        submission = self._by_number.get(event.task) if event.kind in ("launch", "stop") else None
+        if submission is not None:
+            with self._lock:
+                submission.is_running = event.kind == "launch"
+                (self._page.add if submission.is_running else self._page.discard)(submission.token)
+        self._reports.put(functools.partial(self._record, event))
+
+    # -- the reporter
+
+    def _report(self) -> None:
+        while True:
+            try:
+                self._reports.get()()
+            except Exception:  # Without this thread no client would get a result.
+                traceback.print_exc()
+
+    def _record(self, event: Event) -> None:
+        with self._metrics_lock:
+            self._metrics.observe(event)
+        self._append(event.plain())
+        if event.kind == "lost":
+            self._fault(str(event.why.get("error", "the device failed")))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """Append a line to the log's file. A full disk must not stop the requests."""
+        if self._file is None:
+            return
+        text = (json.dumps(line, sort_keys=True) + "\n").encode()
+        try:
+            written = self._file.write(text) or 0
+            if written < len(text):  # The next line must not be joined to a part of this one.
+                self._file.truncate(self._file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._unlogged = error.strerror or str(error)
+
+    def _end(self, submission: Submission) -> None:
+        """Send the result of a request whose tasks have ended."""
+        failures = [handle.exception() for handle in submission.handles if not handle.cancelled()]
+        error = next((failure for failure in failures if failure is not None), None)
+        if isinstance(error, errors.StallError):
+            # This process cannot stop its threads, or the GPU.
+            self._fault(str(error), submission.token, error_fields(error))
+        elif isinstance(error, errors.TaskLostError):
+            self._fault(str(error))
+        elif error is not None:
+            self._finish(submission, {"error": error_fields(error)})
+        elif len(failures) < len(submission.handles):
+            self._finish(submission, {"cancelled": True})
+        else:
+            changed = submission.changes()
+            self._finish(submission, {"changed": changed}, [submission.arrays[k] for k in changed])
+
+    def _finish(self, submission: Submission, fields: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Send the end of a request, and forget it."""
+        session, token = submission.session, submission.token
+        with self._lock:
+            if session.requests.pop(token, None) is None:
+                return
+            session.unfinished -= len(submission.tasks)
+            if "changed" not in fields:
+                session.failed[token] = None
+                if len(session.failed) > MAX_UNFINISHED:
+                    del session.failed[next(iter(session.failed))]
+            for number in submission.numbers:
+                del self._by_number[number]
+        sent = functools.partial(self._release, session, submission.nbytes)
+        self._send(session, {**fields, "type": "ended", "request": token & 0xFFFFFFFF}, arrays, sent)
+        with self._lock:
+            self._page.discard(token)
+        self._start(functools.partial(self._quarantine.end, token))
+
+    def _finish_culprit(self, submission: Submission) -> None:
+        """Send the error of a request that ended an earlier device process."""
+        fields, name = dict(self._culprits[submission.token]), submission.tasks[0]["kernel"]["name"]
+        why = {"reason": fields["message"]}
+        if fields["class"] == "TaskLostError":
+            fields["message"] = f"the device process was started again because of task {name!r}: {fields['message']}"
+        with self._lock:
+            number = self._page.reserve_numbers(1)
+        now = time.monotonic() - self._settings["began"] - self._log.offset
+        self._log.add(Event(now, "lost", number, name, submission.session.tenant, why))
+        self._finish(submission, {"error": fields})
+
+    def _clear_waiting(self) -> None:
+        """Remove the requests from the status page that only wait in the scheduler, which has survived them."""
+        fresh, self._fresh = self._fresh, []
+        waiting = [s for s in fresh if s.unfinished and s.state is State.WAITING]
+        if waiting:
+            self._scheduler.inspect(lambda _: None)  # The launches of earlier decisions are recorded by now.
+            with self._lock:
+                for submission in waiting:
+                    if not submission.is_running:
+                        self._page.discard(submission.token)
+
+    def _save(self) -> None:
+        with contextlib.suppress(Exception):  # A full disk is no reason to stop.
+            self._learner.save()
+
+    # -- signs of life, and the end
+
+    def _check(self) -> None:
+        """Report that this process works, or end it."""
+        if (failure := self._scheduler.failure) is not None:
+            self._fault(str(failure))
+        began, submission = min(list(self._imports.values()), default=(math.inf, None), key=operator.itemgetter(0))
+        if submission is not None and time.monotonic() - began > IMPORT_SECONDS:
+            text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
+            self._fault(text, submission.token, error_fields(errors.TaskLostError(text)))
+        with contextlib.suppress(BlockingIOError):
+            self._control.send({"type": "beat", "unlogged": self._unlogged}, wait=False)
+        self._reports.put(self._clear_waiting)
+
+    def _fault(self, message: str, token: int = 0, error: dict[str, Any] | None = None) -> None:
+        """Tell the service why this process ends, and which request is the culprit; end the process at once."""
+        with contextlib.suppress(OSError):
+            self._control.send({"type": "fault", "message": message[:4096], "token": token, "error": error})
+        os._exit(FAULT)
+
+    def close(self) -> None:
+        """Save what was measured, and end the process without waiting for its tasks."""
+        self._save()
+        os._exit(0)
+
+
+_HANDLERS: dict[str, Callable[[DeviceProcess, Session, int, Message], None]] = {
+    "submit": DeviceProcess._submit,
+    "cancel": DeviceProcess._cancel,
+    "state": DeviceProcess._state,
+    "resumed": DeviceProcess._resumed,
+    "put": DeviceProcess._put,
+    "get": DeviceProcess._get,
+    "free": DeviceProcess._free,
+    "log": DeviceProcess._log_text,
+    "metrics": DeviceProcess._metrics_text,
+    "status": DeviceProcess._status_of,
+}
+
+
+def not_named(tenant: str, named: Iterable[str]) -> str:
+    """Return the message about a tenant without a setting."""
+    return (
+        f"tenant {tenant!r} has no setting in this service: connect(tenant=...) as one of "
+        f"{', '.join(sorted(named))}, or ask for it in --tenants"
+    )
+
+
+def _buffer(session: Session, number: int) -> Any:
+    if number not in session.buffers:
+        raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
+    return session.buffers[number]
+
+
+def _cancel(submission: Submission) -> bool:
+    """Cancel the tasks of a request that have not ended."""
+    handle = next((handle for handle in submission.handles if not handle.done()), None)
+    return handle is not None and bool(handle.cancel())
+
+
+def _items(array: NDArray[Any]) -> NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _text(text: str) -> NDArray[np.uint8]:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def main(arguments: Sequence[str], scheduler: Any = Scheduler) -> None:
+    """Run a device process with the descriptors of its connection to the service and of the status page."""
+    # If the service is killed, no process may keep the device.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each message in a socket may hold a descriptor.
+    references.in_device_process = True
+    control = Connection(socket.socket(fileno=int(arguments[0])), "the service")
+    with contextlib.suppress(EOFError, BrokenPipeError):  # The service is gone.
+        with control.receive() as message:
+            settings = json.loads(message.arrays()[0].tobytes())
+        try:
+            process = DeviceProcess(control, StatusPage(int(arguments[1])), settings, scheduler)
+        except (errors.WarpwellError, OSError) as error:
+            control.send({"type": "refused", "message": str(error)})
+            return
+        with contextlib.suppress(EOFError, BrokenPipeError):
+            process.run()
+        process.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
