@@ -8,20 +8,10 @@ A program that uses only PyTorch or CuPy may not have cuda.bindings. The other G
 from __future__ import annotations
 
 import functools
-from ctypes import CDLL, Structure, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+from ctypes import CDLL, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 from . import errors
-
-HANDLE = 64
-"""Bytes of the handle by which another process opens an allocation."""
-
-
-class IpcHandle(Structure):
-    """CUipcMemHandle."""
-
-    _fields_ = (("bytes", c_ubyte * HANDLE),)
-
 
 _TYPES: dict[str, tuple[Any, ...]] = {
     "cuCtxGetCurrent": (c_void_p,),
@@ -32,10 +22,6 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "cuEventSynchronize": (c_void_p,),
     "cuEventDestroy_v2": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
-    "cuIpcGetMemHandle": (c_void_p, c_void_p),
-    "cuIpcOpenMemHandle_v2": (c_void_p, IpcHandle, c_uint),
-    "cuIpcCloseMemHandle": (c_void_p,),
-    "cuMemGetAddressRange_v2": (c_void_p, c_void_p, c_void_p),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     "cuMemHostGetDevicePointer_v2": (c_void_p, c_void_p, c_uint),
     "cuPointerGetAttribute": (c_void_p, c_int, c_void_p),

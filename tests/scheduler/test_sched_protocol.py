@@ -548,7 +548,7 @@ def test_a_status_page_outlives_the_process_that_wrote_it() -> None:
     assert page.alone == 0 and page.clear() == [] and StatusPage(os.dup(page.fd)).reserve_numbers(1) == 6
     with pytest.raises(OSError, match="not permitted"):
         os.truncate(page.fd, 8)  # a kernel that shrinks it would end the service by SIGBUS
-    page._words[0] = 2**64 - 1  # a kernel wrote to it
+    page._values[0] = 2**64 - 1  # a kernel wrote to it
     page.clear()
     assert page.reserve_numbers(1) < 2**53
 
@@ -736,8 +736,8 @@ from warpwell.scheduler.handle import TaskFuture
 from warpwell.scheduler.service import device_process, references
 from warpwell.scheduler.task import State
 
-device_process.BEAT_SECONDS, device_process.RESUME_SECONDS = 0.05, 2.0
-device_process.TIMEOUT_SECONDS = 2.0
+device_process.BEAT_SECONDS, device_process.TIMEOUT_SECONDS = 0.05, 2.0
+device_process.RESUME_SECONDS = 20.0
 class Kernel:
     def __init__(self, name): self.name = name
     def __getitem__(self, shape): return self
@@ -1186,12 +1186,14 @@ def test_invalid_requests_fail_alone(make: Made) -> None:
 def test_a_slow_reader_is_dropped_and_delays_no_one(make: Made) -> None:
     service = make()
     connection = greeted(service)
+    x = np.ones(4)
     with connect(service.path, tenant="other") as other:
-        with contextlib.suppress(OSError):
-            for call in range(1, 3000):
-                connection.send({"type": "metrics", "call": call}, wait=False)
-        x = np.ones(4)
-        assert other.submit(double[4], x).result(HANG_SECONDS) is None and (x == 2).all()
+        with pytest.raises(BrokenPipeError):
+            for call in range(1, 1_000_000):
+                try:
+                    connection.send({"type": "metrics", "call": call}, wait=False)
+                except BlockingIOError:
+                    assert other.submit(double[4], x).result(HANG_SECONDS) is None
         until(lambda: other.status()["clients"] == 1)
         assert other.status()["held_bytes"] == 0
     connection.close()
@@ -1235,7 +1237,7 @@ def test_a_client_that_connects_again_has_what_was_not_freed(make: Made) -> None
             assert other.status()["held_bytes"] == 0
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_nothing_is_held_for_clients_that_are_gone(make: Made, rounds: int) -> None:
     """Whatever clients and device processes do in which order: in the end no client holds anything."""
     service = make(max_held=600_000)
@@ -1339,7 +1341,7 @@ def test_where_settings_name_tenants_nobody_else_gets_in(
     pretend(monkeypatch, 4_000_000)
     with pytest.raises(errors.ServiceError, match="tenant 'user-4000000' has no setting"):
         connect(grouped.path)
-    with pytest.raises(errors.ArgumentError, match="users are tenants x, for which tenants= has no setting"):
+    with pytest.raises(errors.ArgumentError, match="users are tenants x, which have no setting in tenants="):
         make(tenants={"a": 1}, group=str(os.getgid()), users={4_000_000: "x", 4_000_001: "a"})
 
 
@@ -1498,7 +1500,7 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
     shared.mkdir()
     for mode, step in ((0o777, "chmod 700 it, or name another"), (0o1777, "Name another")):  # as /tmp has it
         shared.chmod(mode)
-        with pytest.raises(errors.ServiceError, match=f"others cannot write to: .*there. {step}"):
+        with pytest.raises(errors.ServiceError, match=f"closed to writes of other users: .*there. {step}"):
             make(path=shared / "s.sock")
     with pytest.raises(errors.ServiceError, match="chmod 750 it, or name"):
         shared.chmod(0o777)
@@ -1508,13 +1510,13 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
         with pytest.raises(errors.ServiceError, match=f"closed to the group of this service: `chgrp {os.getgid()}`"):
             make(path=shared / "s.sock", group=str(os.getgid()))
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    with pytest.raises(errors.ServiceError, match="others cannot write to"):
+    with pytest.raises(errors.ServiceError, match="closed to writes"):
         make(path=tmp_path / "link" / "s.sock")
     with pytest.raises(errors.ArgumentError, match="too long for a socket"):
         make(path=tmp_path / ("x" * 200))
-    with pytest.raises(errors.ArgumentError, match="no group 'nobody-has-this'"):
+    with pytest.raises(errors.ArgumentError, match="unknown group 'nobody-has-this'"):
         make(group="nobody-has-this")
-    with pytest.raises(errors.ArgumentError, match="no user 'nobody-has-this'"):
+    with pytest.raises(errors.ArgumentError, match="unknown user 'nobody-has-this'"):
         make(users={"nobody-has-this": "t"})
 
 

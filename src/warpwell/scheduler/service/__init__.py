@@ -1,17 +1,12 @@
-"""One device for several processes: clients connect to a service, whose owner process alone touches the device.
+"""One device for several processes: a service starts the device process and hands over the connections of clients.
 
-In the order in which a submission meets them::
+In the order in which a submission uses them::
 
-    client.py          connect, Client: packs launches, and receives their ends; ServiceHandle, ServiceArray, Packer
-    references.py      how a kernel is named; which kernels are allowed; how the owner imports them
-    protocol.py        ServiceConnection, ServiceMessage: framed messages on a Unix socket, and the bounds of their size
-    wire.py            checks of launches and options that came from a peer; errors and profiles as plain data
-    ipc.py             lend, Borrowed: memory of a GPU that the owner uses in place
-    address.py         where the socket lies, who may write there, and the lock of the place
-    service.py         Service: accepts connections, and decides which tenant a user is
-    broker.py          Session: one client; Broker: handlers of what clients and the owner say; who is owed what
-    ledger.py          Ledger: requests that have not ended, device arrays, and what runs again when the owner dies;
-                       Holdings: whether a tenant may have more
-    owner_process.py   OwnerProcess: starts the owner, notices its death, starts it again; SendQueue
-    owner.py           Owner: the process that imports kernels and runs the Scheduler
+    address.py          path and lock of the socket, and the checks of its folder
+    client.py           connect, Client: packs launches and copies results back; ServiceHandle, ServiceArray, Packer
+    references.py       names of kernels; which kernels are allowed; how the device process imports them
+    messages.py         Connection, Message: JSON over SOCK_SEQPACKET, with arrays in sealed memfds
+    service.py          Service: accepts connections, identifies their users, starts the device process again
+    device_process.py   DeviceProcess: serves the clients, and runs the Scheduler
+    recovery.py         StatusPage, Verdicts, Quarantine: the order of requests after a death of the device process
 """

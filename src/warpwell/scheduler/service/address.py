@@ -1,4 +1,4 @@
-"""The address of a service: a socket in a folder that only its user may write to, and a lock: one service a place."""
+"""The address of a service: a socket in a folder to which only its user may write, and a lock for one service."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ... import errors
 from ..._settings import settings
 
 MAX_PATH = 107
-"""Bytes of a socket's path at most, on Linux."""
+"""Maximum length of a socket's path on Linux, in bytes."""
 
 
 def default_path() -> Path:
-    """Return where the service of this user listens.
+    """Return the path of the socket of this user's service.
 
-    ``WARPWELL_SOCKET`` where it is set; else in ``$XDG_RUNTIME_DIR``, where that is this user's alone; else in a folder
-    of the user in the system's folder for temporary files.
+    ``WARPWELL_SOCKET``, if it is set; otherwise in ``$XDG_RUNTIME_DIR``, if that is private; otherwise in a folder of
+    the user in the system's folder for temporary files.
     """
     if chosen := settings.socket:
         return chosen
@@ -36,7 +36,7 @@ def checked_path(path: str | os.PathLike[str] | None) -> Path:
     found = Path(path if path is not None else default_path()).absolute()
     if len(os.fsencode(found)) > MAX_PATH:
         raise errors.ArgumentError(
-            f"{found} is too long for a socket: {MAX_PATH} bytes at most. Name a shorter one with --socket",
+            f"{found} is too long for a socket: at most {MAX_PATH} bytes. Name a shorter path with --socket",
             name="socket",
         )
     return found
@@ -48,8 +48,8 @@ def prepare(path: Path, group: int | None) -> None:
     Raises
     ------
     ServiceError
-        Others than this user and root can write to it: somebody else could put a socket of his own in the place of
-        ours, and be sent our data. Or the group cannot enter it, or what is in the place of the socket is none.
+        Other users can write to the folder, and could replace the socket to receive the data of clients; the group
+        cannot enter the folder; or a file that is not a socket has the name of the socket.
     """
     folder = path.parent
     try:
@@ -62,13 +62,12 @@ def prepare(path: Path, group: int | None) -> None:
     found = os.lstat(folder)
     own = found.st_uid in (os.getuid(), 0)
     private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    # in a sticky folder users cannot remove files of others, but anybody may create the socket first
+    # In a sticky folder users cannot remove the files of others, but any user may create the socket first.
     if not stat.S_ISDIR(found.st_mode) or not own or not private:
-        # not /tmp, which is for all
         mode = "700" if group is None else "750"
         step = "Name" if not own or found.st_mode & stat.S_ISVTX else f"chmod {mode} it, or name"
         raise errors.ServiceError(
-            f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
+            f"{folder} must be your folder, closed to writes of other users: they could replace the socket there. "
             f"{step} another place with --socket"
         )
     if group is not None and not found.st_mode & (stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH):
@@ -83,7 +82,7 @@ def prepare(path: Path, group: int | None) -> None:
 
 
 def lock(path: Path) -> int:
-    """Take the lock of a socket's place and return it, an open file that holds it until it is closed.
+    """Lock a socket's path; return an open file, which holds the lock until it is closed.
 
     Raise ServiceError if another service has it.
     """
@@ -99,14 +98,14 @@ def lock(path: Path) -> int:
 
 
 def number_of(kind: str, name: str) -> int:
-    """Return the number of a "group" or a "user" of this system; raise ArgumentError if none has this name."""
+    """Return the number of a "group" or a "user" of this system; raise ArgumentError if the name is unknown."""
     try:
         if name.isdecimal():
             return int(name)
         return grp.getgrnam(name).gr_gid if kind == "group" else pwd.getpwnam(name).pw_uid
     except KeyError:
         where = {"group": "group", "user": "passwd"}[kind]
-        raise errors.ArgumentError(f"there is no {kind} {name!r}: see `getent {where}`", name=kind) from None
+        raise errors.ArgumentError(f"unknown {kind} {name!r}: see `getent {where}`", name=kind) from None
 
 
 def own_group(name: str) -> int:
@@ -114,8 +113,8 @@ def own_group(name: str) -> int:
     number = number_of("group", name)
     if os.geteuid() != 0 and number not in (os.getegid(), *os.getgroups()):
         raise errors.ArgumentError(
-            f"this process is not in group {name!r}, and cannot open a service to it: see `id`; who was added to a "
-            "group is in it from the next login on",
+            f"this process is not in group {name!r}, and cannot open a service to it: see `id`; a user is in a "
+            "new group after the next login",
             name="group",
         )
     return number

@@ -33,7 +33,7 @@ from . import address, messages, references
 from .messages import Connection, Message
 
 SILENCE_SECONDS = 5.0
-"""Time without a message, after which the client sends a ping; after as long again it connects anew."""
+"""Time without a message, after which the client sends a ping; after the same time again it opens a new connection."""
 
 MAX_CONNECTS = 8
 """Connections in a row that may end before the device process has answered."""
@@ -290,9 +290,9 @@ class Client:
     def _require_handles(self, after: Any) -> list[ServiceHandle]:
         """Return the handles of earlier requests; raise ArgumentError for anything else."""
         listed = list(after) if isinstance(after, Iterable) else [after]
-        for one in listed:
-            if not isinstance(one, ServiceHandle) or one.client is not self:
-                raise errors.ArgumentError(f"after= has {one!r:.80}: give handles of this connection", name="after")
+        for handle in listed:
+            if not isinstance(handle, ServiceHandle) or handle.client is not self:
+                raise errors.ArgumentError(f"after= has {handle!r:.80}: give handles of this connection", name="after")
         return listed
 
     def _check(self) -> None:
@@ -353,18 +353,18 @@ class Client:
 
     def _receive_until_end(self) -> None:
         """Handle messages until the connection ends, or the service does not answer."""
-        connection, asked = self._connection, False
+        connection, has_pinged = self._connection, False
         while True:
             try:
                 with connection.receive() as message:
                     self._handle(message)
-                asked = False
+                has_pinged = False
             except BlockingIOError:
-                if asked:
+                if has_pinged:
                     connection.interrupt()
                     return
                 if self._calls:
-                    asked = True
+                    has_pinged = True
                     with contextlib.suppress(OSError):
                         connection.send({"type": "ping"}, wait=False)
             except EOFError:
@@ -401,8 +401,8 @@ class Client:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             connection = Connection(sock, f"the service at {self.path}")
             try:
-                seconds, rest = divmod(self._timeout, 1.0)
-                limit = struct.pack("@ll", int(seconds), max(1, int(rest * 1e6)))
+                seconds, fraction = divmod(self._timeout, 1.0)
+                limit = struct.pack("@ll", int(seconds), max(1, int(fraction * 1e6)))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
                 self._open(sock)
@@ -602,12 +602,12 @@ class Packer:
         }
 
     def _argument(self, value: Any, index: int, kernel: str) -> list[Any]:
-        what = f"argument {index} of kernel {kernel!r}"
+        label = f"argument {index} of kernel {kernel!r}"
         if id(value) in self._packed:
             return self._packed[id(value)]
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
-                raise errors.ArgumentError(f"{what} is on the device for another connection: use one", name="args")
+                raise errors.ArgumentError(f"{label} belongs to another connection: use one", name="args")
             _require_generation(value.generation, value.client.generation)
             self.generation = value.generation
             return ["buffer", value.number]
@@ -621,10 +621,10 @@ class Packer:
             kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
             return [kind, value if kind != "float" else float(value)]
         if is_foreign(value):
-            tensor, dtype = located(value, what)
+            tensor, dtype = located(value, label)
             if not tensor.on_host and size_of(tensor, dtype):
                 raise errors.ArgumentError(
-                    f"{what} is in GPU memory of your process, which a service cannot use: copy it to the host, or to "
+                    f"{label} is in GPU memory of your process, which a service cannot use: copy it to the host, or to "
                     "the device of the service with to_device",
                     name="args",
                 )
@@ -635,16 +635,16 @@ class Packer:
         # Objects of other libraries are not printed: that may take long, or run a query.
         text = shown(value) if isinstance(value, int | str | None) else f"a {type(value).__name__}"
         raise errors.ArgumentError(
-            f"{what} is {text}, which cannot be sent to a service: convert it to a NumPy array (a masked array by "
+            f"{label} is {text}, which cannot be sent to a service: convert it to a NumPy array (a masked array by "
             "`filled()`), a number of 64 bits, or a result of to_device",
             name="args",
         )
 
     def _array(self, array: NDArray[Any], value: Any) -> list[Any]:
         """Return the argument for an array in host memory, which stands for a value."""
-        for other, target in zip(self.arrays, self.targets, strict=True):
+        for array_before, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
-            if writes and overlap(other, array):
+            if writes and overlap(array_before, array):
                 raise errors.ArgumentError(
                     "two arrays of a request overlap in memory, and would be separated when they are sent: pass the "
                     "same array object twice, or copies",

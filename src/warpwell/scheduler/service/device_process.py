@@ -194,7 +194,7 @@ class DeviceProcess:
             **({} if settings["stuck"] is None else {"stuck_after": settings["stuck"]}),
         )
         device = self._scheduler.device
-        self._about, now = self._scheduler.inspect(
+        self._properties, now = self._scheduler.inspect(
             lambda core: (
                 {
                     "device": device,
@@ -208,8 +208,8 @@ class DeviceProcess:
             )
         )
         self._log.offset = time.monotonic() - settings["began"] - now
-        self._log.about = dict(self._about)
-        self._append({"about": self._about})
+        self._log.about = dict(self._properties)
+        self._append({"about": self._properties})
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(control.sock, selectors.EVENT_READ, None)
@@ -218,7 +218,7 @@ class DeviceProcess:
 
     def run(self) -> None:
         """Serve until the service sends "stop" or is gone."""
-        self._control.send({"type": "ready", "about": self._about, "pid": os.getpid()})
+        self._control.send({"type": "ready", "about": self._properties, "pid": os.getpid()})
         began = beat = saved = time.monotonic()
         while True:
             for key, ready in self._selector.select(max(0.0, beat - time.monotonic())):
@@ -257,7 +257,7 @@ class DeviceProcess:
                 self._selector.register(sock, selectors.EVENT_READ, session)
                 self._control.send({"type": "joined", "key": key})
                 hello = {"type": "hello", "version": VERSION, "session": number, "tenant": tenant}
-                self._send(session, {**hello, "about": self._about, "max_message": self._settings["max_message"]})
+                self._send(session, {**hello, "about": self._properties, "max_message": self._settings["max_message"]})
             elif message.kind == "call":
                 call = {"type": "reply", "call": message.get("call", int)}
                 if message.get("name", str) == "status":
@@ -413,7 +413,7 @@ class DeviceProcess:
     def _log_text(self, session: Session, call: int, message: Message) -> None:
         def write() -> tuple[dict[str, Any], list[Any]]:
             log, text = Log(), io.StringIO()
-            log.about, log.dropped = self._about, self._log.dropped
+            log.about, log.dropped = self._properties, self._log.dropped
             for event in self._log.events:
                 if session.own or event.tenant == session.tenant:
                     log.add(event)
@@ -433,7 +433,7 @@ class DeviceProcess:
         with self._lock:
             sessions = [s for s in self._sessions.values() if not s.is_gone]
             return {
-                **self._about,
+                **self._properties,
                 "owner_pid": os.getpid(),
                 "owner_restarts": self._settings["restarts"],
                 "clients": len(sessions),
@@ -453,7 +453,7 @@ class DeviceProcess:
     # -- sending
 
     def _in_worker(self, session: Session, call: int, function: Callable[[], tuple[dict[str, Any], list[Any]]]) -> None:
-        """Answer a call with what a function returns in the worker of the client."""
+        """Answer a call with the result of a function, in the worker of the client."""
 
         def answer() -> None:
             held = 0
@@ -501,9 +501,9 @@ class DeviceProcess:
             if not session.is_gone:
                 session.connection.send(header, arrays, wait=False)
         except errors.MessageSizeError as error:
-            kept: dict[str, Any] = {key: header[key] for key in ("type", "call", "request") if key in header}
+            fields: dict[str, Any] = {key: header[key] for key in ("type", "call", "request") if key in header}
             with contextlib.suppress(OSError):
-                session.connection.send({**kept, "error": error_fields(error)}, wait=False)
+                session.connection.send({**fields, "error": error_fields(error)}, wait=False)
         except OSError as error:
             # ETOOMANYREFS: too many descriptors are in sockets of this user.
             if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
@@ -594,8 +594,10 @@ class DeviceProcess:
                     launch, *values, tenant=session.tenant, profile=profile, size=size, **options
                 )
                 # Arrays that stay on the device are reserved already.
-                kept = sum(_buffer(session, n).nbytes for n in {n for kind, n in task["arguments"] if kind == "buffer"})
-                made.memory, made.there = max(0, made.memory - kept), max(0, made.there - kept)
+                numbers = {number for kind, number in task["arguments"] if kind == "buffer"}
+                reserved = sum(_buffer(session, number).nbytes for number in numbers)
+                made.memory = max(0, made.memory - reserved)
+                made.there = max(0, made.there - reserved)
                 ready.append(made)
             with self._lock:
                 first = self._page.reserve_numbers(len(ready))
@@ -743,7 +745,7 @@ class DeviceProcess:
         self._reports.put(self._clear_waiting)
 
     def _fault(self, message: str, token: int = 0, error: dict[str, Any] | None = None) -> None:
-        """Tell the service why this process ends, and which request is the culprit; end the process at once."""
+        """Send the reason and the culprit to the service, and end the process at once."""
         with contextlib.suppress(OSError):
             self._control.send({"type": "fault", "message": message[:4096], "token": token, "error": error})
         os._exit(FAULT)
@@ -801,8 +803,8 @@ def main(arguments: Sequence[str], scheduler: Any = Scheduler) -> None:
     # If the service is killed, no process may keep the device.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # Each message in a socket may hold a descriptor.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # Each message in a socket may hold a descriptor.
     references.in_device_process = True
     control = Connection(socket.socket(fileno=int(arguments[0])), "the service")
     with contextlib.suppress(EOFError, BrokenPipeError):  # The service is gone.

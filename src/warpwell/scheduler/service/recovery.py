@@ -53,48 +53,48 @@ class StatusPage:
         if fd is None:
             os.truncate(self.fd, nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self._words = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint64)
+        self._values = np.frombuffer(mmap.mmap(self.fd, nbytes), np.uint64)
         self._slots: dict[int, int] = {}
         self._free = list(range(2, 2 + SLOTS))
 
     @property
     def alone(self) -> int:
         """Token of the request that runs alone, or 0."""
-        return int(self._words[1])
+        return int(self._values[1])
 
     @alone.setter
     def alone(self, token: int) -> None:
-        self._words[1] = token
+        self._values[1] = token
 
     def reserve_numbers(self, count: int) -> int:
         """Return the first of `count` numbers of tasks that no device process of this service has used."""
-        first = int(self._words[0])
-        self._words[0] = first + count
+        first = int(self._values[0])
+        self._values[0] = first + count
         return first
 
     def add(self, token: int) -> None:
         """Add a token, unless it is there or the page is full."""
         if token not in self._slots and self._free:
             self._slots[token] = slot = self._free.pop()
-            self._words[slot] = token
+            self._values[slot] = token
 
     def discard(self, token: int) -> None:
         """Remove a token, if it is there."""
         if (slot := self._slots.pop(token, None)) is not None:
-            self._words[slot] = 0
+            self._values[slot] = 0
             self._free.append(slot)
 
     def clear(self) -> list[int]:
         """Remove the tokens of a dead device process, and return them."""
-        tokens = [int(token) for token in self._words[2:] if token]
-        self._words[1:] = 0
+        tokens = [int(token) for token in self._values[2:] if token]
+        self._values[1:] = 0
         # A kernel that wrote to arbitrary memory may have changed the next number.
-        self._words[0] = min(int(self._words[0]), 1 << 52)
+        self._values[0] = min(int(self._values[0]), 1 << 52)
         return tokens
 
 
 class Verdicts:
-    """What the service knows about requests that ended a device process.
+    """Requests that ended a device process, or may have ended it.
 
     Attributes
     ----------

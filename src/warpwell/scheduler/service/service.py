@@ -170,7 +170,7 @@ class Service:
         self._control: Connection | None = None
         self._is_ready = False
         self._ready = threading.Event()
-        self._heard = 0.0  # when the device process sent its last message
+        self._last_message = 0.0  # when the device process sent its last message
         self._starts = self._unready = 0
         self._fault: dict[str, Any] = {}
         self._verdicts, self._page = Verdicts(), StatusPage()
@@ -182,7 +182,7 @@ class Service:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener: socket.socket | None = None
         self._stop_seconds: float | None = None
-        self._place = self._pidfd = -1
+        self._lock_file = self._pidfd = -1
         self._thread = threading.Thread(target=self._run, name="warpwell-service", daemon=True)
 
     def start(self, timeout: float = START_SECONDS) -> Service:
@@ -195,7 +195,7 @@ class Service:
             seconds.
         """
         address.prepare(self.path, self._group)
-        self._place = address.lock(self.path)
+        self._lock_file = address.lock(self.path)
         try:
             unfinished.add(self.path)
             self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
@@ -230,15 +230,15 @@ class Service:
                 os.eventfd_write(self._wake, 1)
         if self._thread.is_alive():
             self._thread.join(3 * EXIT_SECONDS)
-        if self._place >= 0:
+        if self._lock_file >= 0:
             if self._listener is not None:
                 self.path.unlink(missing_ok=True)
-            os.close(self._place)
-            self._place = -1
+            os.close(self._lock_file)
+            self._lock_file = -1
             unfinished.discard(self.path)
 
     def status(self) -> dict[str, Any]:
-        """Return policy, device and counters, as plain data; without an answer of the device process, what is known."""
+        """Return policy, device and counters, as plain data; or a part of it if the device process does not answer."""
         header, _ = self._call("status")
         pid = None if self.process is None else self.process.pid
         found: dict[str, Any] = header.get("status", {**self.about, "owner_pid": pid})
@@ -250,7 +250,7 @@ class Service:
         return arrays[0].tobytes().decode() if arrays else ""
 
     def _call(self, name: str) -> tuple[dict[str, Any], list[Any]]:
-        """Call the device process; return header and arrays of its answer, empty if there is none in some seconds."""
+        """Call the device process; return header and arrays of its answer; empty if it does not answer in time."""
         number, reply = next(self._numbers), Future[tuple[dict[str, Any], list[Any]]]()
         self._replies[number] = reply
         control = self._control if self._is_ready else None
@@ -324,7 +324,7 @@ class Service:
         """Kill a silent device process; close late connections; report to clients that wait."""
         now = time.monotonic()
         limit = self._silence if self._is_ready else START_SECONDS
-        if self._control is not None and now - self._heard > limit:
+        if self._control is not None and now - self._last_message > limit:
             self._bury(f"it did not answer for {limit:g} s")
         for client in list(self._clients.values()):
             if not client.tenant and now - client.since > self._patience:
@@ -348,8 +348,8 @@ class Service:
         sock.setblocking(True)
         pid, user = messages.credentials(sock)
         silent = [c for c in self._clients.values() if c.user == user and not c.tenant]
-        for late in silent[: len(silent) - MAX_SILENT + 1]:
-            self._forget(late)
+        for oldest in silent[: len(silent) - MAX_SILENT + 1]:
+            self._forget(oldest)
         key = next(self._numbers)
         connection = Connection(sock, f"client {key} (process {pid} of user {user})", 0)
         client = self._clients[key] = Client(connection, key, user, time.monotonic())
@@ -378,12 +378,12 @@ class Service:
                 self._forget(former)  # Its process has connected again.
         if self._sessions.get(session) != (client.user, tenant):
             session = next(self._numbers)
-        for whose, count, limit in (
+        for subject, count, limit in (
             (f"tenant {tenant!r}", sum(c.tenant == tenant for c in self._clients.values()), MAX_CLIENTS),
-            (f"user {client.user}", sum(c.user == client.user for c in self._known()), 2 * MAX_CLIENTS),
+            (f"user {client.user}", sum(c.user == client.user for c in self._greeted_clients()), 2 * MAX_CLIENTS),
         ):
             if count >= limit or self.failure:
-                full = f"{whose} has {count} connections, which is the maximum: close some"
+                full = f"{subject} has {count} connections, which is the maximum: close some"
                 self._refuse(client, self.failure or full)
                 return
         client.tenant, client.session = tenant, session
@@ -392,7 +392,7 @@ class Service:
             del self._sessions[next(iter(self._sessions))]
         self._hand_over(client)
 
-    def _known(self) -> list[Client]:
+    def _greeted_clients(self) -> list[Client]:
         return [client for client in self._clients.values() if client.tenant]
 
     def _hand_over(self, client: Client) -> None:
@@ -450,11 +450,11 @@ class Service:
 
     def _spawn(self) -> None:
         """Start a device process."""
-        self._fault, self._heard = {}, time.monotonic()
-        control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._fault, self._last_message = {}, time.monotonic()
+        control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with other:
-                descriptors = [other.fileno(), self._page.fd]
+            with child_end:
+                descriptors = [child_end.fileno(), self._page.fd]
                 self.process = subprocess.Popen(
                     [*self._command, *map(str, descriptors)],
                     pass_fds=descriptors,
@@ -482,7 +482,7 @@ class Service:
         try:
             while control is not None and control is self._control:
                 with control.receive(wait=False) as message:
-                    self._heard = time.monotonic()
+                    self._last_message = time.monotonic()
                     self._handle(message)
         except BlockingIOError:
             pass
@@ -495,7 +495,7 @@ class Service:
             self.about = message.get("about", dict)
             self._is_ready, self._unready = True, 0
             self._ready.set()
-            for each in self._known():
+            for each in self._greeted_clients():
                 self._hand_over(each)
         elif message.kind == "joined" and client is not None:
             client.joined = True
@@ -536,14 +536,14 @@ class Service:
         self._conclude(reason or "it closed its connection", was_ready)
 
     def _conclude(self, reason: str, was_ready: bool) -> None:
-        """Judge the death of a device process, and decide whether the service goes on."""
+        """Judge the death of a device process, and fail if too many did not start."""
         if self._stop_seconds is not None:
             return
         reason = str(self._fault.get("message", reason))
         named = (self._fault["token"], self._fault["error"]) if self._fault.get("error") else None
         alone = self._page.alone
         self._verdicts.judge(self._page.clear(), alone, named, reason)
-        for client in self._known():
+        for client in self._greeted_clients():
             if client.joined:
                 self._forget(client)  # It connects again.
             client.sent = False
