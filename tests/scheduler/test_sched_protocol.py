@@ -1188,7 +1188,7 @@ def test_a_slow_reader_is_dropped_and_delays_no_one(make: Made) -> None:
     connection = greeted(service)
     x = np.ones(4)
     with connect(service.path, tenant="other") as other:
-        with pytest.raises(BrokenPipeError):
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
             for call in range(1, 1_000_000):
                 try:
                     connection.send({"type": "metrics", "call": call}, wait=False)
@@ -1711,7 +1711,7 @@ def test_a_device_process_that_cannot_be_started_is_a_failed_start(make: Made, m
 def test_a_stopped_device_process_is_killed(make: Made) -> None:
     service = make()
     service._silence = 2.0
-    with connect(service.path, timeout=0.5) as client:
+    with connect(service.path, timeout=2.0) as client:
         handle = client.submit(waits[4], np.zeros(4))
         os.kill(pid_of(client), signal.SIGSTOP)
         until(lambda: client.status()["owner_restarts"] == 1)

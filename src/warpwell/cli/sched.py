@@ -295,21 +295,20 @@ def _report_until_stopped(arguments: argparse.Namespace, service: Service, outpu
     """Report that a service has started, and write its metrics until it is stopped or fails."""
     import time
 
-    broker = service.broker
-    _write_metrics(arguments.metrics, broker)  # an error here stops the service, and a later one does not
-    owner = broker.status()["owner_pid"]
-    output.result("Serving", {"socket": str(service.path), **broker.about, "owner_pid": owner})
+    _write_metrics(arguments.metrics, service)  # an error here stops the service, and a later one does not
+    pid = service.status()["owner_pid"]
+    output.result("Serving", {"socket": str(service.path), **service.about, "owner_pid": pid})
     sys.stdout.flush()  # the parent process may wait for this line
     failing = reported = False
     try:
-        while not broker.failure:
+        while not service.failure:
             time.sleep(METRICS_SECONDS)
-            failing = _retry_metrics(arguments.metrics, broker, output, failing)
-            reported = _report_missing_events(arguments.log, broker, output, reported)
+            failing = _retry_metrics(arguments.metrics, service, output, failing)
+            reported = _report_missing_events(arguments.log, service, output, reported)
     finally:  # the last metrics of a stopped service, too
-        _retry_metrics(arguments.metrics, broker, output, failing)
-        _report_missing_events(arguments.log, broker, output, reported)
-    raise ServiceError(f"the device owner process failed to restart: {broker.failure}")
+        _retry_metrics(arguments.metrics, service, output, failing)
+        _report_missing_events(arguments.log, service, output, reported)
+    raise ServiceError(f"the device process failed to restart: {service.failure}")
 
 
 def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -327,17 +326,18 @@ def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.Abs
     return limited(hold=HOLD if hold is None else hold, tenants=settings)
 
 
-def _write_metrics(path: str | None, broker: Any) -> None:
+def _write_metrics(path: str | None, service: Any) -> None:
     if path is not None:
         from ..scheduler.report.prometheus import write_text
 
-        write_text(path, broker.render())
+        if text := service.render():  # The file keeps the last metrics while a device process starts.
+            write_text(path, text)
 
 
-def _retry_metrics(path: str | None, broker: Any, output: Output, failing: bool) -> bool:
+def _retry_metrics(path: str | None, service: Any, output: Output, failing: bool) -> bool:
     """Write metrics; return whether that failed. Report it once: a full disk must not stop the tasks."""
     try:
-        _write_metrics(path, broker)
+        _write_metrics(path, service)
     except OSError as error:
         if not failing and not output.as_json:
             output.notes.print(f"no metrics are written to {path}: {error.strerror or error}")
@@ -345,11 +345,13 @@ def _retry_metrics(path: str | None, broker: Any, output: Output, failing: bool)
     return False
 
 
-def _report_missing_events(path: str, broker: Any, output: Output, reported: bool) -> bool:
+def _report_missing_events(path: str, service: Any, output: Output, reported: bool) -> bool:
     """Report once that events are missing from the log file; return whether that is so."""
-    if broker.unlogged and not reported and not output.as_json:
-        output.notes.print(f"events are missing from {path}: {broker.unlogged}; `sched status --log` has the last ones")
-    return bool(broker.unlogged)
+    if service.unlogged and not reported and not output.as_json:
+        output.notes.print(
+            f"events are missing from {path}: {service.unlogged}; `sched status --log` has the last ones"
+        )
+    return bool(service.unlogged)
 
 
 def _read_names(path: str | None, option: str) -> dict[str, Any] | None:

@@ -651,7 +651,7 @@ class DeviceProcess:
         with self._metrics_lock:
             self._metrics.observe(event)
         self._append(event.plain())
-        if event.kind == "lost":
+        if event.kind == "lost" and "reason" not in event.why:  # not of an earlier device process
             self._fault(str(event.why.get("error", "the device failed")))
 
     def _append(self, line: dict[str, Any]) -> None:

@@ -378,13 +378,15 @@ class Service:
                 self._forget(former)  # Its process has connected again.
         if self._sessions.get(session) != (client.user, tenant):
             session = next(self._numbers)
+        if self.failure:
+            self._refuse(client, f"the device process failed to restart: {self.failure}")
+            return
         for subject, count, limit in (
             (f"tenant {tenant!r}", sum(c.tenant == tenant for c in self._clients.values()), MAX_CLIENTS),
             (f"user {client.user}", sum(c.user == client.user for c in self._greeted_clients()), 2 * MAX_CLIENTS),
         ):
-            if count >= limit or self.failure:
-                full = f"{subject} has {count} connections, which is the maximum: close some"
-                self._refuse(client, self.failure or full)
+            if count >= limit:
+                self._refuse(client, f"{subject} has {count} connections, which is the maximum: close some")
                 return
         client.tenant, client.session = tenant, session
         self._sessions[session] = client.user, tenant
