@@ -1431,6 +1431,48 @@ def test_a_service_that_is_silent_is_noticed(tmp_path: Path) -> None:
         thread.join(HANG_SECONDS)
 
 
+def test_requests_that_must_not_run_again_are_not_sent_again(tmp_path: Path) -> None:
+    """The device process dies when a request has failed, and before the end of the requests after it is sent."""
+    sent: list[dict[str, Any]] = []
+
+    def serve(connection: Connection) -> None:
+        connection.receive()
+        connection.send(GREETING)
+        for number in (1, 2, 3, 4):
+            sent.append(connection.receive().header)
+            connection.send({"type": "reply", "call": number})
+        error = messages.error_fields(errors.KernelError("wrong"))
+        connection.send({"type": "ended", "request": 1, "error": error})
+        connection.send({"type": "ended", "request": 2, "changed": []})
+
+    def serve_again(connection: Connection) -> None:
+        assert connection.receive().header["session"] == 1
+        connection.send(GREETING)
+        while sent[-1]["type"] != "resumed":
+            sent.append(connection.receive().header)
+        connection.send({"type": "ended", "request": 4, "cancelled": True})
+        with contextlib.suppress(EOFError):
+            connection.receive()
+
+    listener, first = answers(tmp_path / "s.sock", serve)
+    with listener:
+        client = connect(tmp_path / "s.sock", timeout=HANG_SECONDS)
+        one = client.submit(waits[4], np.zeros(4))
+        two = client.submit(waits[4], np.zeros(4))
+        three = client.submit(waits[4], np.zeros(4), after=one)
+        four = client.submit(waits[4], np.zeros(4), after=two)
+        assert isinstance(one.exception(HANG_SECONDS), errors.KernelError)
+        first.join(HANG_SECONDS)
+        second = threading.Thread(target=lambda: serve_again(Connection(listener.accept()[0], "the client")))
+        second.start()
+        for handle in (three, four):
+            with pytest.raises(CancelledError):
+                handle.result(HANG_SECONDS)
+        assert [(m["type"], m.get("call")) for m in sent[4:]] == [("submit", 4), ("resumed", 5)]
+        client.close()
+        second.join(HANG_SECONDS)
+
+
 def test_a_full_backlog_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     with contextlib.ExitStack() as stack:

@@ -83,6 +83,12 @@ class PendingCall(Future):
         self.header, self.arrays, self.handle, self.needs = header, arrays, handle, needs
         self.generation = 0
 
+    @property
+    def is_cancelled(self) -> bool:
+        """True if the request must not be sent again: it was cancelled, or an earlier request failed."""
+        handle = self.handle
+        return handle is not None and (handle.cancel_requested or any(map(_has_failed, handle.after)))
+
     def settle(self, answer: Any, error: BaseException | None = None) -> None:
         """Complete it, unless it is complete."""
         if not self.done():
@@ -189,9 +195,9 @@ class Client:
         title = name or tasks[0]["kernel"]["name"]
         # Task raises for invalid options.
         task = Task(title, 1, priority=priority, deadline=deadline, memory=cast(int, 0 if memory is None else memory))
-        handle = ServiceHandle(self, title, packer.targets)
         before = self._require_handles(after)
-        if any(earlier.done() and earlier.state is not State.DONE for earlier in before):
+        handle = ServiceHandle(self, title, packer.targets, [earlier for earlier in before if not earlier.succeeded])
+        if any(map(_has_failed, handle.after)):
             handle.settle(None, cancelled=True)
             return handle
         header = {
@@ -200,7 +206,7 @@ class Client:
             "name": name or "",
             "priority": task.priority,
             "deadline": task.deadline,
-            "after": [earlier.number for earlier in before if not earlier.done()],
+            "after": [earlier.number for earlier in handle.after],
             "memory": None if memory is None else task.memory,
             "size": checked_size(size) or {},
             "profile": messages.profile_fields(profile),
@@ -235,15 +241,15 @@ class Client:
 
     def metrics(self) -> str:
         """Return the service's metrics in Prometheus' text format."""
-        return str(self.call({"type": "metrics"})[1][0].tobytes().decode())
+        return str(self._call({"type": "metrics"})[1][0].tobytes().decode())
 
     def log(self) -> Log:
         """Return the decisions of the service since its device process started, with their reasons."""
-        return Log.read(io.StringIO(self.call({"type": "log"})[1][0].tobytes().decode()))
+        return Log.read(io.StringIO(self._call({"type": "log"})[1][0].tobytes().decode()))
 
     def status(self) -> dict[str, Any]:
         """Return the service's policy, device, clients, requests and restarts of the device process."""
-        return dict(self.call({"type": "status"})[0]["status"])
+        return dict(self._call({"type": "status"})[0]["status"])
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for all tasks, or cancel them, and disconnect. In a forked child this does nothing."""
@@ -255,7 +261,8 @@ class Client:
         self._connection.interrupt()
         if threading.current_thread() is not self._reader:
             self._reader.join(self._timeout)
-        self._connection.close()
+        with self._sending:
+            self._connection.close()
 
     def __enter__(self) -> Client:
         return self
@@ -269,7 +276,7 @@ class Client:
         """Return the state of a request (`ServiceHandle.state`)."""
         if threading.current_thread() is self._reader:
             return State.RUNNING  # This thread cannot receive the answer.
-        return State(self.call({"type": "state", "request": handle.number})[0]["state"])
+        return State(self._call({"type": "state", "request": handle.number})[0]["state"])
 
     def cancel(self, handle: ServiceHandle) -> bool:
         """Cancel a request (`ServiceHandle.cancel`)."""
@@ -279,7 +286,7 @@ class Client:
         handle.cancel_requested = bool(reply.result()[0]["cancelled"])
         return handle.cancel_requested
 
-    def call(self, header: dict[str, Any], needs: int | None = None) -> tuple[dict[str, Any], list[NDArray[Any]]]:
+    def _call(self, header: dict[str, Any], needs: int | None = None) -> tuple[dict[str, Any], list[NDArray[Any]]]:
         """Send a call, and return header and arrays of its answer."""
         self._check()
         answer: tuple[dict[str, Any], list[NDArray[Any]]] = self._send(header, needs=needs).result()
@@ -334,15 +341,23 @@ class Client:
 
     # -- the reader
 
+    @property
+    def _is_closed(self) -> bool:
+        return self._dead is not None
+
     def _read(self) -> None:
         try:
             while True:
                 self._receive_until_end()
-                if self._dead is not None:
+                if self._is_closed:
                     return
                 connection = self._connect()
                 with self._sending:
-                    self._connection, former = connection, self._connection
+                    with self._lock:
+                        if self._is_closed:
+                            connection.close()
+                            return
+                        self._connection, former = connection, self._connection
                     former.close()
                     self._resume(connection)
         except errors.WarpwellError as error:
@@ -467,7 +482,7 @@ class Client:
                 self._calls.pop(number, None)
                 call.end(error)
                 continue
-            if call.handle is not None and call.handle.cancel_requested:
+            if call.is_cancelled:
                 self._calls.pop(number, None)
                 call.end(None)
                 continue
@@ -504,10 +519,22 @@ class ServiceHandle(TaskFuture):
     thread that receives from the service: they must not wait.
     """
 
-    def __init__(self, client: Client, name: str, targets: Sequence[NDArray[Any] | None]) -> None:
+    def __init__(
+        self, client: Client, name: str, targets: Sequence[NDArray[Any] | None], after: Sequence[ServiceHandle]
+    ) -> None:
         super().__init__(client, name)
-        self.client, self.number, self._targets = client, 0, targets
+        self.client, self.number, self.after, self._targets = client, 0, after, targets
         self.cancel_requested = False
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the request has ended without an error."""
+        return self.done() and self.state is State.DONE
+
+    def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
+        """Complete the future, and forget the earlier requests."""
+        self.after = ()
+        super().settle(error, cancelled)
 
     def copy_back(self, changed: dict[int, NDArray[Any]]) -> None:
         """Copy changes into the caller's arrays, and complete the future."""
@@ -547,7 +574,7 @@ class ServiceArray:
         ServiceError
             The service is gone.
         """
-        return self.client.call({"type": "get", "buffer": self.number}, self.generation)[1][0]
+        return self.client._call({"type": "get", "buffer": self.number}, self.generation)[1][0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -558,7 +585,7 @@ class ServiceArray:
     def free(self) -> None:
         """Free the memory. Tasks that were submitted before can still use it."""
         with contextlib.suppress(errors.TaskLostError):
-            self.client.call({"type": "free", "buffer": self.number}, self.generation)
+            self.client._call({"type": "free", "buffer": self.number}, self.generation)
 
     def __repr__(self) -> str:
         return f"<ServiceArray {self.number}: {self.dtype} {self.shape}>"
@@ -654,6 +681,10 @@ class Packer:
         self.targets.append(array if array.flags.writeable else None)
         self._referenced.append(value)
         return self._packed.setdefault(id(value), ["array", len(self.arrays) - 1])
+
+
+def _has_failed(handle: ServiceHandle) -> bool:
+    return handle.done() and not handle.succeeded
 
 
 def _require_generation(used: int | None, current: int) -> None:

@@ -314,6 +314,7 @@ class DeviceProcess:
             session.requests[token] = submission
             session.unfinished += len(tasks)
         if token in self._culprits:
+            submission.failed = True
             self._reports.put(functools.partial(self._finish_culprit, submission))
             return
         start = functools.partial(session.worker.submit, self._prepare, submission, after)
@@ -505,8 +506,8 @@ class DeviceProcess:
             with contextlib.suppress(OSError):
                 session.connection.send({**fields, "error": error_fields(error)}, wait=False)
         except OSError as error:
-            # ETOOMANYREFS: too many descriptors are in sockets of this user.
-            if error.errno in (errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS):
+            # Otherwise there are too few resources, or (ETOOMANYREFS) too many descriptors in sockets of this user.
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN, errno.EBADF):
                 return False
         if sent is not None:
             sent()
@@ -535,10 +536,10 @@ class DeviceProcess:
             return
         session.is_gone = True
         self._selector.unregister(session.connection.sock)
-        session.connection.interrupt()  # The service has the socket, too.
-        session.connection.close()
         self._control.send({"type": "left", "key": session.key})
-        with session.sending:
+        with session.sending:  # Another thread must not send on a descriptor that is used again.
+            session.connection.interrupt()  # The service has the socket, too.
+            session.connection.close()
             waiting = [sent for _, _, sent in session.outbox if sent is not None]
             session.outbox.clear()
         for sent in waiting:
@@ -564,6 +565,7 @@ class DeviceProcess:
         with self._lock:
             if submission.token not in self._quarantine:
                 return False
+            submission.failed = True
             self._start(functools.partial(self._quarantine.end, submission.token))
         self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
         return True

@@ -168,6 +168,7 @@ class Service:
         self.failure = self.unlogged = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._control: Connection | None = None
+        self._sending = threading.Lock()
         self._is_ready = False
         self._ready = threading.Event()
         self._last_message = 0.0  # when the device process sent its last message
@@ -256,7 +257,8 @@ class Service:
         control = self._control if self._is_ready else None
         try:
             if control is not None:
-                control.send({"type": "call", "call": number, "name": name}, wait=False)
+                with self._sending:
+                    control.send({"type": "call", "call": number, "name": name}, wait=False)
                 return reply.result(CALL_SECONDS)
         except (OSError, TimeoutError):
             pass
@@ -530,7 +532,8 @@ class Service:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
-        control.close()
+        with self._sending:  # Another thread must not send on a descriptor that is used again.
+            control.close()
         if not reason and code:
             killed = code < 0 and f"it was killed by signal {-code} ({signal.strsignal(-code)})"
             reason = killed or f"it exited with status {code}"
