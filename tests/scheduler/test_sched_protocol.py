@@ -1451,7 +1451,7 @@ def test_requests_that_must_not_run_again_are_not_sent_again(tmp_path: Path) -> 
         while sent[-1]["type"] != "resumed":
             sent.append(connection.receive().header)
         connection.send({"type": "ended", "request": 4, "cancelled": True})
-        with contextlib.suppress(EOFError):
+        with contextlib.closing(connection), contextlib.suppress(EOFError):
             connection.receive()
 
     listener, first = answers(tmp_path / "s.sock", serve)

@@ -404,7 +404,7 @@ def test_the_service_killed_in_mid_task(tmp_path: Path, kernels: Any) -> None:
             handle, _, _ = long_task(client, kernels, 1000.0)
         finally:
             process.kill()
-    with pytest.raises(errors.ServiceError, match="has gone"):
+    with pytest.raises(errors.ServiceError, match="is gone"):
         handle.result(BOUND)
     client.close()
     until(lambda: not running(owner))

@@ -341,7 +341,6 @@ class Client:
 
     # -- the reader
 
-    @property
     def _is_closed(self) -> bool:
         return self._dead is not None
 
@@ -349,12 +348,12 @@ class Client:
         try:
             while True:
                 self._receive_until_end()
-                if self._is_closed:
+                if self._is_closed():
                     return
                 connection = self._connect()
                 with self._sending:
                     with self._lock:
-                        if self._is_closed:
+                        if self._is_closed():
                             connection.close()
                             return
                         self._connection, former = connection, self._connection
