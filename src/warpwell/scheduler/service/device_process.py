@@ -303,6 +303,7 @@ class DeviceProcess:
             raise errors.ServiceError(f"a client may have {MAX_UNFINISHED} unfinished tasks: wait for some of them")
         after = {session.number << 32 | n for n in message.get("after", list, []) if type(n) is int}
         nbytes = message.nbytes + (8 * message.size if message.size > FREE_TEXT else 0)
+        self._require_setting(session)
         self._hold(session, nbytes)
         try:
             submission = Submission(session, token, message, nbytes)
@@ -317,7 +318,7 @@ class DeviceProcess:
             submission.failed = True
             self._reports.put(functools.partial(self._finish_culprit, submission))
             return
-        start = functools.partial(session.worker.submit, self._prepare, submission, after)
+        start = functools.partial(self._begin, submission, after)
         self._start(functools.partial(self._quarantine.admit, token, after, start))
 
     def _authorize(self, session: Session, named: dict[str, str]) -> None:
@@ -333,11 +334,14 @@ class DeviceProcess:
             "Kernels are code that runs as that user; ask for --allow"
         )
 
+    def _require_setting(self, session: Session) -> None:
+        """Raise QuotaError if only other tenants may submit; such a client may still read status and metrics."""
+        if self._named and session.tenant not in self._named:
+            raise errors.QuotaError(not_named(session.tenant, self._named), name="tenant")
+
     def _hold(self, session: Session, nbytes: int) -> None:
         """Count bytes for the tenant of a session; raise QuotaError if it has too many."""
         tenant, limit = session.tenant, self._settings["max_held"]
-        if self._named and tenant not in self._named:
-            raise errors.QuotaError(not_named(tenant, self._named), name="tenant")
         with self._lock:
             if self._held[tenant] + nbytes > limit:
                 raise errors.QuotaError(
@@ -373,6 +377,7 @@ class DeviceProcess:
 
     def _put(self, session: Session, call: int, message: Message) -> None:
         nbytes = message.nbytes
+        self._require_setting(session)
         self._hold(session, nbytes)
         try:
             (values,) = message.arrays()
@@ -546,8 +551,10 @@ class DeviceProcess:
             sent()
         for submission in list(session.requests.values()):
             if not self._withdraw(submission):
-                session.worker.submit(_cancel, submission)
-        session.worker.submit(session.buffers.clear)
+                with contextlib.suppress(RuntimeError):  # No more threads can be started.
+                    session.worker.submit(_cancel, submission)
+        with contextlib.suppress(RuntimeError):
+            session.worker.submit(session.buffers.clear)
         session.worker.shutdown(wait=False)
 
     # -- requests
@@ -569,6 +576,13 @@ class DeviceProcess:
             self._start(functools.partial(self._quarantine.end, submission.token))
         self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
         return True
+
+    def _begin(self, submission: Submission, after: set[int]) -> None:
+        try:
+            submission.session.worker.submit(self._prepare, submission, after)
+        except RuntimeError:  # The client is gone, or no more threads can be started.
+            submission.failed = True
+            self._reports.put(functools.partial(self._finish, submission, {"cancelled": True}))
 
     def _prepare(self, submission: Submission, after: set[int]) -> None:
         """Import the kernels of a request and submit it; in the worker of its client."""
