@@ -786,6 +786,8 @@ class Running:
         for other in rest:
             if (error or cancelled) and not other.done(): other.settle(None, True)
         if not error and not cancelled and rest: self.begin(k + 1)
+        elif all(h.done() for h in self.handles):
+            for h in self.handles: h.request = None  # a cycle would keep the arguments
 class Scheduler:
     device, failure = "script", None
     def __init__(self, device, policy, *, log, **_):
