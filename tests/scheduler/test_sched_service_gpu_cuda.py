@@ -7,14 +7,12 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.until import until
 
 from lab.commands import main
 from warpwell import errors
@@ -121,50 +119,14 @@ def test_several_processes_submit(service: Service, script: Path) -> None:
 def test_arrays_that_stay_on_the_device(client: Client, kernels: Any) -> None:
     x = np.arange(1000)
     there = client.to_device(x)
-    client.submit_many([(kernels.double[1000], a) for a in (there, there, x)])[-1].result(BOUND)
+    client.submit_many([(kernels.double[1000], a) for a in (there, there, x)]).result(BOUND)
     assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
 
 
-@pytest.mark.parametrize("library", ["numba", "torch", "cupy"])
-def test_arrays_of_other_libraries_are_used_where_they_lie(client: Client, kernels: Any, library: str) -> None:
-    if library == "numba":
-        from numba import cuda
-
-        x = cuda.to_device(np.arange(1000))
-    elif library == "torch":
-        x = pytest.importorskip("torch").arange(1000, device="cuda")
-    else:
-        x = pytest.importorskip("cupy").arange(1000)
-    for part in (x, x[200:300]):
-        client.submit(kernels.double[part.shape[0]], part).result(BOUND)
-    wanted = 2 * np.arange(1000)
-    wanted[200:300] *= 2
-    got = x.copy_to_host() if library == "numba" else x.cpu().numpy() if library == "torch" else x.get()
-    assert np.array_equal(got, wanted)
-    until(lambda: client.status()["held_bytes"] == 0)  # memory is closed after the end was told
-
-
 @pytest.mark.timeout(200)
-def test_the_end_of_a_task_on_lent_memory_is_told_beside_a_long_kernel(client: Client, kernels: Any) -> None:
-    """The driver closes memory of others when all that runs has ended: nobody waits for that."""
-    cuda = pytest.importorskip("numba.cuda")
-    x, y = cuda.to_device(np.arange(1000)), np.arange(1 << 14)
-    for _ in range(2):  # what is not known yet runs alone
-        client.submit(kernels.double[1000], x).result(BOUND)
-        client.submit(kernels.count[y.size], y, 1000).result(BOUND)
-    long = client.submit(kernels.count[y.size], y, 200_000_000)
-    end = time.monotonic() + BOUND
-    while not long.running():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    client.submit(kernels.double[1000], x).result(BOUND)
-    assert not long.done()
-    assert np.array_equal(x.copy_to_host(), 8 * np.arange(1000))
-    long.result(BOUND)
-
-
-@pytest.mark.timeout(200)
-def test_a_device_fault_restarts_the_owner_and_others_run_again(service: Service, client: Client, kernels: Any) -> None:
+def test_a_device_fault_restarts_and_others_run_again(
+    service: Service, client: Client, kernels: Any
+) -> None:
     there = client.to_device(np.arange(10))
     before = client.status()
     with connect(service.path, tenant="other", timeout=30.0) as other:
