@@ -197,7 +197,7 @@ def _array(folder: Path, **options: Any) -> ww.Array:
         lambda size, _: _memory(size),
         lambda size, _: Task("a", 1, memory=size).memory,
         lambda size, _: Tenant("a", memory=size).memory,
-        lambda size, _: Service(max_message=size)._max_message,
+        lambda size, _: Service(max_message=size)._settings["max_message"],
         lambda size, folder: _device_store(folder, "cpu", cache=size).options.cache,
         lambda size, folder: _device_store(folder, "cpu", value_bytes=size).options.value_bytes,
     ],

@@ -124,9 +124,7 @@ def test_arrays_that_stay_on_the_device(client: Client, kernels: Any) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_device_fault_restarts_and_others_run_again(
-    service: Service, client: Client, kernels: Any
-) -> None:
+def test_a_device_fault_restarts_and_others_run_again(service: Service, client: Client, kernels: Any) -> None:
     there = client.to_device(np.arange(10))
     before = client.status()
     with connect(service.path, tenant="other", timeout=30.0) as other:

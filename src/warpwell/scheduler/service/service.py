@@ -174,13 +174,14 @@ class Service:
         self._last_message = 0.0  # when the device process sent its last message
         self._starts = self._unready = 0
         self._fault: dict[str, Any] = {}
-        self._verdicts, self._page = Verdicts(), StatusPage()
+        self._verdicts = Verdicts()
+        self._page: StatusPage
         self._clients: dict[int, Client] = {}
         self._sessions: dict[int, tuple[int, str]] = {}  # user and tenant
         self._numbers = itertools.count(1)
         self._replies: dict[int, Future[tuple[dict[str, Any], list[Any]]]] = {}
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector: selectors.BaseSelector
+        self._wake = -1
         self._listener: socket.socket | None = None
         self._stop_seconds: float | None = None
         self._lock_file = self._pidfd = -1
@@ -199,6 +200,8 @@ class Service:
         self._lock_file = address.lock(self.path)
         try:
             unfinished.add(self.path)
+            self._page, self._selector = StatusPage(), selectors.DefaultSelector()
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
             self._thread.start()
             if not self._ready.wait(timeout) or self.failure:
@@ -236,6 +239,9 @@ class Service:
                 self.path.unlink(missing_ok=True)
             os.close(self._lock_file)
             self._lock_file = -1
+            if self._wake >= 0 and not self._thread.is_alive():
+                os.close(self._wake)
+                os.close(self._page.fd)
             unfinished.discard(self.path)
 
     def status(self) -> dict[str, Any]:
