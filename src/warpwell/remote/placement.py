@@ -546,7 +546,7 @@ class Placements:
         for handle in handles:
             device = chain.home.device if chain.home is not None else handle.device
             reason = (
-                "no other device can run it" if device is None else f"device {device.index} is lost ({device.lost})"
+                "no remaining device can run it" if device is None else f"device {device.index} is gone ({device.lost})"
             )
             reason += ", and its arguments with it" if chain.home is not None else ""
             lost = errors.TaskLostError(f"task {handle.task.name!r} was lost: {reason}", task=handle.task.name)
