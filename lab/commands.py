@@ -51,6 +51,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "campaign kv_model": Command("lab.campaigns.kv_model:main", "compare random operations on a store with a dict"),
     "campaign kv_training": Command("lab.campaigns.kv_training:main", "train from a store through kills, and compare"),
+    "campaign sched_order": Command(
+        "lab.campaigns.sched_order:main", "run random tasks on overlapping arrays, and compare with serial runs"
+    ),
     "campaign table_corpus": Command(
         "lab.campaigns.table_corpus:main", "convert the files of a folder, and compare with pyarrow"
     ),

@@ -1,12 +1,13 @@
 """What the scheduler costs per task: CPU time in Python, and on a GPU the time between kernels.
 
 Without a GPU (``cpu/...``): the CPU time per task of `submit`, of `result` and of the scheduler's thread, with a clock
-in place of the GPU, and without native waits. Identical launches are memoized and submitted in series; *one by one*
-submits them alone, and *not memoized* describes each launch again.
+in place of the GPU, and without native waits: of launches that are submitted alone, of *prepared* ones, and of one
+*batch*.
 
 On a GPU, *decision* is the time from the completion that the scheduler noticed (on an idle device, from the call of
 `submit`) to the return of the driver's launch; it is negative if the next kernel was launched behind the running one.
-*Batch* is the time per kernel of many short ones, submitted in a loop, compared with plain launches in one stream.
+*Batch* is the time per kernel of many short ones, in one call of `submit_many`, compared with plain launches in one
+stream.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ import numpy as np
 
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made, spin
-from warpwell.scheduler import Decision, Handle, Kind, Launch, Profile, Request, Scheduler, View
-from warpwell.scheduler.dispatcher import Dispatcher
+from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.lines import Line, Lines
 from warpwell.scheduler.policies.order import FirstCome
-from warpwell.scheduler.waiting import Waiting
 from warpwell.targets import zeros
 
 BLOCKS = 132
@@ -55,9 +54,16 @@ def scheduled_seconds(scheduler: Scheduler, x: Any, rounds: int, count: int, pro
     """Return the seconds of as many tasks, from the first `submit` to the end of the last."""
     launch = spin[256 * BLOCKS]
     begun = time.perf_counter()
-    handles = [scheduler.submit(launch, x, rounds, profile=profile) for _ in range(count)]
+    handles = [scheduler.submit(launch, x, rounds, profile=profile, order="none") for _ in range(count)]
     for handle in handles:
         handle.result(60)
+    return time.perf_counter() - begun
+
+
+def batch_seconds(scheduler: Scheduler, x: Any, rounds: int, count: int, profile: Profile) -> float:
+    """Return the seconds of as many launches in one request."""
+    begun = time.perf_counter()
+    scheduler.submit_many([(spin[256 * BLOCKS], x, rounds)] * count, profile=profile).result(60)
     return time.perf_counter() - begun
 
 
@@ -89,13 +95,8 @@ class Watch:
 
         def reaps(line: Any) -> list[Any]:
             found = reap(line)
-            told: dict[Any, int] = {}
             for run, _, begun, ended in found:
-                job = run.job
-                if run.jobs is not None:  # of a train
-                    told[run] = told.get(run, run.ended - 1) + 1
-                    job = run.jobs[told[run]]
-                self.launched[job.number], self.ended[job.number] = begun, ended
+                self.launched[run.job.number], self.ended[run.job.number] = begun, ended
             return found
 
         executor.launch, executor.poll, Line.reap = launches, polls, reaps  # type: ignore[method-assign]
@@ -136,24 +137,6 @@ def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> l
 
 
 @contextmanager
-def one_by_one() -> Iterator[None]:
-    """Let the scheduler submit memoized launches alone, not in series."""
-    series, alike = Dispatcher.submit_alike, Waiting.alike
-
-    def submit(self: Any, pattern: Any, arguments: Any) -> Any:
-        task = pattern.task(arguments)
-        handle = Handle(self, task)
-        self.submit(Request(task.name, (task,)), [handle], ())
-        return handle
-
-    Dispatcher.submit_alike, Waiting.alike = submit, lambda self, job, most: []  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Dispatcher.submit_alike, Waiting.alike = series, alike  # type: ignore[method-assign]
-
-
-@contextmanager
 def native_seconds() -> Iterator[list[float]]:
     """Give a list with the CPU seconds of native waits, which hold no interpreter lock."""
     watch, total = Lines.watch, [0.0]
@@ -172,7 +155,7 @@ def native_seconds() -> Iterator[list[float]]:
         Lines.watch = watch  # type: ignore[method-assign]
 
 
-def python_seconds(count: int, seconds: float, memoize: bool) -> dict[str, float]:
+def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:
     """Return CPU seconds per task in Python, with a clock in place of the GPU."""
     from lab.testing.clock_gpu import ClockArray, ClockGpu
 
@@ -181,15 +164,19 @@ def python_seconds(count: int, seconds: float, memoize: bool) -> dict[str, float
         native_seconds() as native,
         Scheduler("cpu", "lanes", executor=CudaExecutor(gpu=ClockGpu(seconds))) as scheduler,
     ):
-        if not memoize:
-            scheduler._patterns = None
         for _ in range(8):
             scheduler.submit(launch, x, 1).result(60)
         gc.collect()
         gc.disable()
         native[0] = 0.0
         thread, begun = scheduler.inspect(lambda core: time.thread_time()), time.thread_time()
-        handles = [scheduler.submit(launch, x, 1) for _ in range(count)]
+        if how == "batch":
+            handles: list[Any] = [scheduler.submit_many([(launch, x, 1)] * count)]
+        elif how == "prepared":
+            prepared = scheduler.prepare(launch, x, 1, order="none")
+            handles = [scheduler.submit(prepared) for _ in range(count)]
+        else:
+            handles = [scheduler.submit(launch, x, 1, order="none") for _ in range(count)]
         submitted = time.thread_time()
         for handle in handles:
             handle.result(120)
@@ -208,10 +195,8 @@ def on_cpu(setting: Setting, record: Record) -> None:
     count = setting.pick((2000, 10_000), (2000, 10_000), "count")
     found: dict[str, list[float]] = {}
     for _ in range(3):
-        for name in ("series", "one by one", "not memoized"):
-            with one_by_one() if name == "one by one" else native_seconds():
-                parts = python_seconds(count, 50e-6, name != "not memoized")
-            for part, seconds in parts.items():
+        for name in ("alone", "prepared", "batch"):
+            for part, seconds in python_seconds(count, 50e-6, name).items():
                 found.setdefault(f"cpu/{name}/{part}", []).append(seconds)
     for name, values in found.items():
         record(name, values, "s/task", better="lower")
@@ -243,8 +228,9 @@ def run(setting: Setting, record: Record) -> None:
         found.setdefault("plain", []).append(plain_seconds(bench, x, rounds, count) / count)
         for policy in ("left-over", "lanes"):
             with Scheduler("cuda", policy) as scheduler:
-                scheduled_seconds(scheduler, x, rounds, 8, None)
-                found.setdefault(policy, []).append(scheduled_seconds(scheduler, x, rounds, count, None) / count)
+                profile = Profile(kind=Kind.COMPUTE, seconds=50e-6, source="measured")
+                batch_seconds(scheduler, x, rounds, 8, profile)
+                found.setdefault(policy, []).append(batch_seconds(scheduler, x, rounds, count, profile) / count)
     plain = record("batch/plain", found.pop("plain"), "s/kernel", better="lower")
     for name, values in found.items():
         record(f"batch/{name}", values, "s/kernel", better="lower", ceiling=("plain launches", plain))

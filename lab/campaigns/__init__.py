@@ -17,6 +17,7 @@ pool_faults.py      kills, exits, interrupts and full disks in jobs of ``warpwel
 pool_losing.py      a program that pool_faults runs: loses devices of ``ww.devices()``
 cuda_client.py      a program that pool_faults runs: a CUDA program that does not import Warpwell
 marked.py           finds processes by a mark in their environment
+sched_order.py      random tasks on overlapping arrays, compared with serial runs
 table_corpus.py     files of apache/parquet-testing and arrow-testing, compared with pyarrow
 guest/              a Linux guest in QEMU that runs one program, for drives behind an IOMMU
 ==================  ====================================================================================

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from warpwell.scheduler import handle, series
+from warpwell.scheduler import handle
 
-FILES = {its.__file__ for its in (concurrent.futures._base, threading, handle, series)}
+FILES = {its.__file__ for its in (concurrent.futures._base, threading, handle)}
 
 
 def interrupted_everywhere(function: Callable[[], object], then: Callable[[], object]) -> int:

@@ -111,11 +111,11 @@ def test_buffers_may_be_freed_behind_a_task(scheduler: Scheduler, devices: Devic
 
 def test_requests_run_in_order(scheduler: Scheduler, devices: Devices) -> None:
     x, y = np.ones(300), np.zeros(300)
-    handles = scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)])
+    handles = scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)]).handles
     wait(handles, 60)
     assert (y == 4).all() and (x == 2).all()
     there = devices[1].to_device(x)
-    handles = scheduler.submit_many([(double[300], there)] * 5, name="five")
+    handles = scheduler.submit_many([(double[300], there)] * 5, name="five").handles
     wait(handles, 60)
     assert (there.copy_to_host() == 64).all()
     last = scheduler.submit(double[300], x, after=handles)
@@ -236,7 +236,7 @@ def test_a_task_whose_arrays_are_on_their_way_is_cancelled(devices: Devices, mon
         go_on.clear()
         with monkeypatch.context() as patch:
             patch.setattr(Stream, "wait", held(Stream.wait))  # in place of arrays that travel
-            first, second, third = scheduler.submit_many([(double[4], there)] * 3)
+            first, second, third = scheduler.submit_many([(double[4], there)] * 3).handles
             assert goes.wait(HANG_SECONDS) and second.cancel()
             go_on.set()
             first.result(HANG_SECONDS)
@@ -340,7 +340,7 @@ def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
     with Scheduler(devices=devices[:1]) as scheduler, monkeypatch.context() as patch:
         patch.setattr(Member, "add_measurement", lambda member, task, seconds: 1 / 0)
         x = np.ones(4)
-        first, second = scheduler.submit_many([(double[4], x), (double[4], x)], name="mine")
+        first, second = scheduler.submit_many([(double[4], x), (double[4], x)], name="mine").handles
         for handle in (first, second):
             with pytest.raises(ZeroDivisionError) as caught:
                 handle.result(HANG_SECONDS)
@@ -368,7 +368,7 @@ def test_losses_at_random_moments(seed: int) -> None:
             x, y = np.full(300, k), np.zeros(300, np.int64)
             arrays.append(x)
             sums.append(y)
-            handles += scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)])
+            handles += scheduler.submit_many([(double[300], x), (add[300], x, y), (add[300], x, y)]).handles
             if random.random() < 0.2:
                 time.sleep(0.01)
         wait(handles, 60)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from warpwell import errors
 from warpwell._os import clock
 from warpwell.scheduler.executors import lines as module
 from warpwell.scheduler.executors.lines import Line, Lines, address_of
@@ -228,40 +227,14 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
     while k < 3 * module.SLOTS:
         if not line.room:
             ends += reaped(line, 1)
-        count = min(line.room, 3 * module.SLOTS - k, k % 100 + 1)
-        if count > 1:
-            assert line.push_alike(kernel(k), 1e-6, range(k, k + count)) == k
-        else:
-            line.push(kernel(k), 1e-6, k)
-        launched += [k] * count
-        k += count
+        assert line.push(kernel(k), 1e-6, k) == k
+        launched.append(k)
+        k += 1
     ends += reaped(line, 3 * module.SLOTS - len(ends))
     stop.set()
     thread.join()
     assert ends == [(k, 0) for k in range(3 * module.SLOTS)]
     assert [function for _, function in driver.launched] == launched
-
-
-def test_many_kernels_that_cannot_be_given_leave_nobody_behind(driver: Driver) -> None:
-    line, refuses = taken(driver, 0), []
-
-    def events(count: int) -> list[int]:
-        if refuses:
-            raise errors.DeviceNotFoundError("no event", device="cuda")
-        return driver.events(count)
-
-    driver.lines.new_events = events
-    line.push(kernel(1), 1e-6, "a")
-    refuses.append(True)
-    with pytest.raises(errors.DeviceNotFoundError):
-        line.push_alike(kernel(2), 1e-6, ["b"] * module.MADE)
-    refuses.clear()
-    line.push(kernel(3), 1e-6, "c")
-    found: list[Any] = []
-    while len(found) < 2:
-        driver.run()
-        found += [entry[:2] for entry in line.reap()]
-    assert found == [("a", 0), ("c", 0)] and line.empty
 
 
 def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driver) -> None:

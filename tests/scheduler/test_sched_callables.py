@@ -47,7 +47,7 @@ def test_functions_run_once_between_kernels_in_their_order(scheduler: Scheduler)
         threads.append(threading.current_thread())
         array += value
 
-    handles = scheduler.submit_many([(double[1000], x), (add, x, 1.0), (double[1000], x), (add, x, 1.0)])
+    handles = scheduler.submit_many([(double[1000], x), (add, x, 1.0), (double[1000], x), (add, x, 1.0)]).handles
     for handle in handles:
         handle.result(HANG_SECONDS)
     assert (x == 7).all()
@@ -77,7 +77,7 @@ def test_what_a_function_raises_is_its_tasks_failure() -> None:
 
     x = np.ones(10)
     with Scheduler("cpu") as scheduler:
-        first, second = scheduler.submit_many([(fails,), (double[10], x)])
+        first, second = scheduler.submit_many([(fails,), (double[10], x)]).handles
         with pytest.raises(ZeroDivisionError, match="mine"):
             first.result(HANG_SECONDS)
         with pytest.raises(CancelledError):

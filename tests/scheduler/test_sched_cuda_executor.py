@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import functools
@@ -12,7 +11,6 @@ import random
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,14 +22,13 @@ import warpwell as ww
 from lab.testing.fake_gpu import FakeGpu, fake_executor
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
+from warpwell.scheduler.batch import batched
 from warpwell.scheduler.dispatcher import Watchdog
-from warpwell.scheduler.executor import EndedAlike
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.executors.gpu import Gpu
-from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Line, Lines, address_of
-from warpwell.scheduler.policies.order import FirstCome
-from warpwell.scheduler.task import Pattern, State
+from warpwell.scheduler.executors.lines import AHEAD, AHEAD_NS, LAUNCH, Lines, address_of
+from warpwell.scheduler.task import Prepared, State
 from warpwell.targets.blocks.control import BEGUN, STOP
 from warpwell.targets.primitives import backoff
 from warpwell.testing.executors import ExecutorConformance
@@ -427,122 +424,6 @@ def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> 
     executor.close()
 
 
-def test_many_launches_that_are_alike_run_each_once_unless_they_are_cancelled() -> None:
-    x, y = np.zeros(1000), np.zeros(1000)
-    gpu = FakeGpu()
-    short: Any = {"profile": Profile(kind=Kind.COMPUTE, seconds=20e-6, source="measured")}
-    with Scheduler("cpu", limit=1, executor=CudaExecutor(gpu=gpu)) as scheduler:
-        for array in (x, y):
-            for _ in range(8):
-                scheduler.submit(add[1000], array, **short).result(HANG_SECONDS)
-        handles = [scheduler.submit(add[1000], (x, y)[k // 50 % 2], **short) for k in range(400)]
-        asked = [handle for k, handle in enumerate(handles) if k % 7 == 3 and handle.cancel()]
-        for handle in handles:
-            if handle not in asked:
-                handle.result(HANG_SECONDS)
-        done = [handle for handle in handles if not handle.cancelled()]
-        assert x.max() == x.min() == 8 + sum(handle.task.arguments[0] is x for handle in done)
-        assert y.max() == y.min() == 8 + sum(handle.task.arguments[0] is y for handle in done)
-        assert sorted(handle.task.number for handle in handles) == list(range(16, 416))
-        assert len({id(handle.task) for handle in handles}) == 400 and all(h.job.task is h.task for h in handles)
-        told: Any = collections.defaultdict(list)
-        for event in scheduler.log:
-            told[event.kind].append(event.task)
-        assert sorted(told["arrive"]) == list(range(416))
-        assert sorted(told["end"]) == [*range(16), *sorted(handle.task.number for handle in done)]
-        assert set(told["end"]) <= set(told["launch"]) and sorted(told["end"] + told["cancel"]) == list(range(416))
-        assert len(gpu.made) < 60  # the others took the form of one before them
-    with pytest.raises(errors.ClosedError):
-        scheduler.submit(add[1000], x)
-
-
-def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> None:
-    x = np.zeros(1000)
-    with Scheduler("cpu", "first-come", executor=fake_executor()) as scheduler:
-
-        def pattern(launch: Any = add[1000], *args: Any, **options: Any) -> Any:
-            handle = scheduler.submit(launch, *(args or (x,)), **{"profile": Profile(seconds=1e-3), **options})
-            handle.result(HANG_SECONDS)
-            return handle.task.pattern
-
-        first = pattern()
-        assert first is not None and pattern() is first and pattern(tenant="default", priority=0) is first
-        others = [
-            pattern(add[999]),
-            pattern(spin[4], np.zeros(4, np.int64), 1),
-            pattern(add[1000], np.zeros(1000)),
-            pattern(add[1000], x[:]),
-            pattern(tenant="b"),
-            pattern(priority=1),
-            pattern(name="other"),
-            pattern(profile=Profile(seconds=1.0)),
-            pattern(deadline=1.0),
-            pattern(memory=9000),
-            pattern(size={"n": 1}),
-            pattern(after=scheduler.submit(add[1000], x)),
-        ]
-        assert others.pop(3) is first  # a view of the same memory
-        kept = [its for its in others if its is not None]
-        assert first not in kept and len(set(kept)) == len(kept) == 7
-        assert others[7:] == [None] * 4
-        with pytest.raises(errors.ArgumentError):
-            scheduler.submit(add[1000], x, priority=0.0, profile=Profile(seconds=1e-3))  # type: ignore[arg-type]
-        more = first.task(())
-    assert more.arguments == () and more.cut is None  # what is remembered holds no array
-
-
-def test_callbacks_submit_in_order_whether_they_are_alike_or_not() -> None:
-    x, made = np.zeros(1000), []
-    with Scheduler("cpu", executor=fake_executor()) as scheduler:
-        for _ in range(2):
-            scheduler.submit(add[1000], x).result(HANG_SECONDS)
-
-        def more(_: Any) -> None:
-            made.append(scheduler.submit(add[1000], x))
-            made.append(scheduler.submit(add[1000], x, deadline=9.0))
-
-        before = scheduler.submit(add[1000], x, deadline=9.0)
-        before.add_done_callback(more)
-        until(lambda: len(made) == 2)
-        for handle in made:
-            handle.result(HANG_SECONDS)
-    assert made[0].task.pattern is not None is made[1].task.pattern
-    assert made[0].task.number < made[1].task.number
-
-
-class Breaks(FirstCome):
-    """A policy with an error that some task brings out."""
-
-    broken = False
-
-    def bucket(self, job: Job) -> Any:
-        if self.broken:
-            raise ValueError("a policy broke")
-        return None
-
-
-def test_a_policy_that_fails_at_many_that_are_alike_leaves_nobody_waiting() -> None:
-    x, policy = np.zeros(1000), Breaks()
-    scheduler = Scheduler("cpu", policy, executor=fake_executor())
-    pair: list[Any] = []
-    for its in (short := {"profile": Profile(seconds=1e-3)}), {**short, "name": "other"}:
-        scheduler.submit(add[1000], x, **its).result(HANG_SECONDS)
-        pair.append(its)
-    held, free = threading.Event(), threading.Event()
-    scheduler.submit(add[1000], x, memory=9000).add_done_callback(lambda _: held.set() or free.wait(HANG_SECONDS))
-    assert held.wait(HANG_SECONDS)
-    handles = [scheduler.submit(add[1000], x, **pair[k // 3]) for k in range(6)]
-    asked = ThreadPoolExecutor(1).submit(scheduler.inspect, lambda core: core.limit)
-    until(lambda: scheduler._dispatcher._calls.qsize() == 3)  # two series, and who asks
-    policy.broken = True
-    free.set()
-    for handle in handles:
-        with pytest.raises((errors.TaskLostError, errors.SchedulerError), match="a policy broke"):
-            handle.result(HANG_SECONDS)
-    assert asked.result(HANG_SECONDS) == 2  # it was taken out with them
-    scheduler.close()
-
-
 class _Array:
     def __init__(self, address: int, shape: tuple[int, ...] = (4,), stream: int | None = None) -> None:
         self.address, self.shape, self.stream = address, shape, stream
@@ -575,32 +456,18 @@ def free_records(records: Any) -> int:
     return len(records._ready) + len(records._used) + len(records._spare)
 
 
-def alike(x: Any, seconds: float, count: int) -> list[Job]:
-    """Return jobs of one pattern."""
+def prepared_jobs(x: Any, seconds: float, count: int) -> list[Job]:
+    """Return jobs of one prepared launch."""
     profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
     task = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
-    task.pattern = Pattern(task)
-    tasks = [task, *[task.pattern.task(task.arguments) for _ in range(count - 1)]]
+    prepared = Prepared(task)
+    tasks = [prepared.new_task() for _ in range(count)]
     return [Job(task, Request("add", [task]), 0.0, number=k) for k, task in enumerate(tasks)]
 
 
-def test_a_train_comes_behind_what_the_default_stream_was_given_before() -> None:
+def test_workers_of_a_prepared_launch_need_nothing_of_their_own() -> None:
     x, gpu = np.zeros(1000), FakeGpu()
-    executor, jobs, plain = fake_executor_over(gpu), alike(x, 5e-3, 6), Placement(plain=True)
-    executor.launch(jobs[0], plain)
-    until(executor.poll)
-    executor.launch(jobs[1], plain)
-    until(lambda: (x == 2).all())
-    gpu.default.append(lambda: x.fill(100))
-    assert executor.launch_train(jobs[2:], plain, jobs[1]) == 4 and not gpu.default
-    until(lambda: executor.poll() is not None and not executor._runs)
-    assert (x == 104).all()
-    executor.close()
-
-
-def test_workers_of_a_known_pattern_need_nothing_of_their_own() -> None:
-    x, gpu = np.zeros(1000), FakeGpu()
-    executor, jobs = fake_executor_over(gpu), alike(x, 5e-3, 3)
+    executor, jobs = fake_executor_over(gpu), prepared_jobs(x, 5e-3, 3)
     for k, job in enumerate(jobs):
         gpu.default.append(lambda k=k: x.fill(10 * k))
         executor.launch(job, Placement(workers=2))
@@ -612,7 +479,7 @@ def test_workers_of_a_known_pattern_need_nothing_of_their_own() -> None:
 def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, gpu = np.zeros(1000), FakeGpu()
     executor = fake_executor_over(gpu)
-    one, other = alike(x, 5e-3, 2)
+    one, other = prepared_jobs(x, 5e-3, 2)
     executor.launch(one, Placement(workers=2))
     ended: list[Any] = []
     until(lambda: ended.extend(executor.poll()) or ended)
@@ -626,116 +493,63 @@ def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.Mo
     executor.close()
 
 
-def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:
-    executor = fake_executor()
-    x = np.zeros(4000)
-    jobs = alike(x, 5e-3, 9)  # of their length, two are on the device
-    found: dict[Job, Ended | Stopped] = {}
+def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
+    """Return the job of a batch of launches that each add 1 to `x`."""
+    profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
+    one = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
+    task = batched([one], [0] * count, "adds")
+    return Job(task, Request("adds", [task]), 0.0)
 
-    def wait_for(*jobs: Job) -> None:
-        while not all(job in found for job in jobs):
-            executor.wait(executor.now() + 0.01)
-            found.update((event.job, event) for event in executor.poll())
 
-    plain = Placement(plain=True)
-    executor.launch(jobs[0], plain)
-    wait_for(jobs[0])
-    pattern = jobs[0].task.pattern
-    assert pattern is not None and pattern.forms is not None
-    executor.launch(jobs[1], plain)
-    assert executor.launch_train(jobs[2:], plain, jobs[1]) == 7
-    for job in reversed(jobs[5:]):
-        executor.preempt(job)
-    wait_for(*jobs[1:])
-    left = [job for job in jobs if isinstance(found[job], Stopped)]
-    assert len(left) >= 2
-    for job, placement in zip(left, (Placement(workers=2), plain, plain, plain), strict=False):
-        del found[job]
-        executor.launch(job, placement)
-        wait_for(job)
-    assert all(isinstance(event, Ended) and event.error is None for event in found.values())
-    assert (x == len(jobs)).all()
+@pytest.mark.parametrize("words", [True, False])
+def test_the_launches_of_a_batch_run_in_order_and_leave_between_two(words: bool) -> None:
+    executor, x = fake_executor(words=words), np.zeros(1000)
+    job = batch_job(x, 3000)  # more than a line takes
+    executor.launch(job, Placement())
+    preemptions, ended = 0, None
+    while ended is None:
+        executor.wait(executor.now() + 2e-3)
+        found = executor.poll()
+        assert len(found) <= 1
+        if found and isinstance(found[0], Ended):
+            ended = found[0]
+        elif found:
+            assert isinstance(found[0], Stopped) and (x == found[0].done).all() and executor.progress(job) == x[0]
+            preemptions += 1
+            executor.launch(job, Placement(workers=2))
+        elif preemptions < 4:
+            executor.preempt(job)
+            executor.resize(job, 2)
+    assert ended.error is None and (x == 3000).all()
+    assert preemptions >= 2 or not words
     executor.close()
 
 
-def ends_of(executor: CudaExecutor) -> list[Ended | Stopped]:
-    """Return what was polled, with the end of each task of a train by itself."""
-    return [one for its in executor.poll() for one in (its.each() if isinstance(its, EndedAlike) else [its])]
-
-
-def train(count: int) -> tuple[CudaExecutor, list[Job], Any]:
-    """Return an executor with a train of one running job and so many behind it, which take no time."""
-    x = np.zeros(1000)
-    executor, jobs, plain = fake_executor(), alike(x, 1e-6, count + 2), Placement(plain=True)
-    executor.launch(jobs[0], plain)
-    until(executor.poll)
-    executor.launch(jobs[1], plain)
-    assert executor.launch_train(jobs[2:], plain, jobs[1]) == count
-    return executor, jobs, x
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_full_line_takes_nothing_of_a_train(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    executor, jobs, x = train(2)
-    more = alike(x, 1e-6, count)
-    for job in more:
-        job.task.pattern = jobs[0].task.pattern
-    monkeypatch.setattr(Line, "room", 0)
-    assert executor.launch_train(more, Placement(plain=True), jobs[-1]) == 0
-    monkeypatch.undo()
+def test_a_batch_that_the_driver_refuses_fails_and_launches_no_more() -> None:
+    gpu = _Refuses()
+    executor, x = fake_executor_over(gpu), np.zeros(1000)
+    job = batch_job(x, 500)
+    executor.launch(job, Placement())
+    gpu.refuses = True
+    found: list[Any] = []
+    until(lambda: executor.wait(executor.now() + 0.01) or found.extend(executor.poll()) or found)
+    assert isinstance(found[0].error, errors.ArgumentError) and x[0] < 500
     executor.close()
 
 
-def test_the_jobs_of_a_train_end_together_each_once_and_in_order() -> None:
-    executor, jobs, x = train(40)
-    assert len({id(executor._runs[job]) for job in jobs[2:]}) == 1
-    until(lambda: (x == 42).all())
-    time.sleep(0.01)
-    executor._advance()
-    executor.preempt(jobs[7])  # it has ended, which nobody was told yet
-    executor.resize(jobs[8], 2)
-    events = executor.poll()
-    assert len(events) < 42
-    found = [one for its in events for one in (its.each() if isinstance(its, EndedAlike) else [its])]
-    assert [event.job for event in found] == jobs[1:] and not executor._runs
-    times = [event.time for event in found]
-    assert times == sorted(times) and all(isinstance(event, Ended) and event.error is None for event in found)
-    executor.close()
-
-
-def test_a_job_of_a_train_that_is_refused_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, jobs, x = train(9)
-    until(lambda: (x == 11).all())
-    reap, seen = Line.reap, [0]
-
-    def reaps(line: Line) -> list[Any]:
-        found = reap(line)
-        for k, (run, _, begun, ended) in enumerate(found):
-            if seen[0] + k == 4:
-                found[k] = run, 1, begun, ended
-        seen[0] += len(found)
-        return found
-
-    monkeypatch.setattr(Line, "reap", reaps)
-    monkeypatch.setattr(executor._gpu, "failure", lambda status, name: errors.ArgumentError("refused"))
-    found: list[Ended | Stopped] = []
-    until(lambda: found.extend(ends_of(executor)) or len(found) == 10)
-    assert [event.job for event in found if isinstance(event, Ended) and event.error is not None] == [jobs[5]]
-    assert {event.job for event in found} == set(jobs[1:]) and not executor._runs
-    executor.close()
-
-
-def test_of_a_train_on_a_lost_gpu_each_job_is_told_of_once() -> None:
-    executor, jobs, x = train(60)
+def test_a_batch_on_a_lost_gpu_is_lost() -> None:
+    gpu = FakeGpu()
+    executor, x = fake_executor_over(gpu), np.zeros(1000)
+    job = batch_job(x, 500)
+    executor.launch(job, Placement())
     until(lambda: x[0] > 5)
-    executor._advance()
-    executor._lose(errors.DeviceNotFoundError("gone"))
-    found = ends_of(executor)
-    assert sorted(event.job.number for event in found) == [job.number for job in jobs[1:]]
-    assert all(isinstance(event, Ended) for event in found)
+    gpu.lose()
+    found: list[Any] = []
+    until(lambda: executor.wait(executor.now() + 0.01) or found.extend(executor.poll()) or found)
+    assert [event.job for event in found] == [job] and isinstance(found[0].error, errors.TaskLostError)
     executor.close()
-    for stream in executor._gpu._streams:
-        executor._gpu.synchronize(stream)  # what runs there has the arrays
+    for stream in gpu._streams:
+        gpu.synchronize(stream)  # what runs there has the array
 
 
 def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

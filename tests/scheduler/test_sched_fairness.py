@@ -8,7 +8,7 @@ import pytest
 
 from lab.sched.simulator import Simulator
 from warpwell import errors
-from warpwell.scheduler import Capacity, Ended, Job, Kind, Profile, Request, Task
+from warpwell.scheduler import Capacity, Job, Kind, Profile, Request, Task
 from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_run import CudaRun
@@ -91,31 +91,6 @@ def test_equal_tenants_do_equal_work_however_long_their_kernels_are(long: float,
     assert all(used[t] == pytest.approx(work[t], abs=2 * long) for t in jobs)
 
 
-@pytest.mark.parametrize(
-    ("leaves", "done", "pays"),
-    [
-        ("short", 100, True),  # it ended first
-        ("long", 2000, True),  # it has run many waves by then
-        ("long", 8, False),  # it has just begun: 8 are resident
-    ],
-)
-def test_who_is_said_to_wait_for_room_and_had_it_pays_for_it(leaves: str, done: int, pays: bool) -> None:
-    tenants = Tenants(Capacity(processors=1), {"a": {}, "b": {"weight": 2}})
-    jobs = {}
-    for tenant, name in (("a", "long"), ("b", "short")):
-        made = Task(name, 10_000, Profile(resident=16), tenant=tenant)
-        jobs[name] = Job(made, Request("r", [made]), 0.0)
-    running = list(jobs.values())
-    tenants.charge(running, 2.0)
-    assert tenants["a"].used == tenants["b"].used == 1.0
-    tenants.wait_behind({jobs["short"]: jobs["long"]})
-    tenants.charge(running, 10.0)
-    assert (tenants["a"].used, tenants["b"].used) == (9.0, 1.0)
-    tenants.leaves(jobs[leaves], Ended(jobs[leaves], 10.0), lambda _: done)
-    assert (tenants["a"].used, tenants["b"].used) == ((5.0, 5.0) if pays else (9.0, 1.0))
-    assert tenants["b"].clock == tenants["b"].used / 2 and not tenants.behind
-
-
 def test_who_used_an_idle_device_owes_nobody_for_it() -> None:
     core = core_of({"a": 1, "b": 1})
     submit(core, "b", 0.5, 4)
@@ -174,8 +149,8 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
     for number in range(1, 9):
         other = job(number, 100, "a")
         assert admission.allowed(other)
-        admission.admit((other,))
-        admission.gone((other,))
+        admission.admit(other)
+        admission.gone(other)
     assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", there=400))
     admission.release("b", 9000)
     assert admission.allowed(large) and admission.free == 9400 and tenants["b"].held == tenants["b"].reserved == 0

@@ -44,7 +44,7 @@ def test_functions_get_a_stream_of_the_driver() -> None:
         add[SIZE // 256, 256, cuda.external_stream(stream)](array)
 
     with Scheduler("cuda") as scheduler:
-        handles = scheduler.submit_many([(double[SIZE], x), (enqueue, x), (double[SIZE], x), (enqueue, x)])
+        handles = scheduler.submit_many([(double[SIZE], x), (enqueue, x), (double[SIZE], x), (enqueue, x)]).handles
         for handle in handles:
             handle.result(60)
         for _ in range(6):
@@ -76,7 +76,7 @@ def test_graphs_and_tensors_of_pytorch() -> None:
     with Scheduler("cuda") as scheduler:
         pointer = x.data_ptr()
         launches = [(double[SIZE], x), (graph,), (add, x, weights), (double[SIZE], x)]
-        for handle in scheduler.submit_many(launches):
+        for handle in scheduler.submit_many(launches).handles:
             handle.result(60)
     assert x.data_ptr() == pointer and (x == (3 * 2 * 3 + 1) * 2).all()
 
@@ -92,7 +92,7 @@ def test_graphs_of_cupy_and_the_driver() -> None:
         x *= 2
         graph = stream.end_capture()
     with Scheduler("cuda") as scheduler:
-        for handle in scheduler.submit_many([(graph,), (double[SIZE], x), (graph,)]):
+        for handle in scheduler.submit_many([(graph,), (double[SIZE], x), (graph,)]).handles:
             handle.result(60)
     assert (x == 16).all()
 

@@ -92,13 +92,6 @@ def test_the_next_one_is_there_when_a_long_one_ends(kind: Kind) -> None:
     assert ran.metrics().stp > 0.985  # 0.91 if each began when the one before it was known to have ended
 
 
-def test_one_that_is_over_before_the_other_has_made_room_is_launched_as_it_is() -> None:
-    core = core_of(host=HostDelays(decision=20e-6, launch=10e-6))
-    blocks = task(C, 12.0, blocks=2112)  # each takes 6 ms
-    run(core, (0.0, blocks), (1e-3, task(M, 5.0)), (1e-3, task(M, 5.0)))
-    assert not [why for _, why in told(core, "resize") if why.get("younger")]
-
-
 def test_a_kernel_of_some_decisions_does_not_go_on_as_it_is_for_what_the_host_takes() -> None:
     """The host takes its time either way; launched as it is, so were all that follow."""
     core = core_of(host=HOST, soon=0.0)
@@ -114,15 +107,14 @@ def test_kernels_that_may_take_long_can_always_leave(make: Any) -> None:
 
 
 def test_short_kernels_are_launched_as_they_are() -> None:
-    """Those that take less than some decisions do, as many at once as are over in a millisecond."""
+    """Those that take less than some decisions do; four wait on the device."""
     core = core_of(host=HostDelays(decision=80e-6, launch=5e-6))
     run(core, *[(0.0, task(kind, 0.2)) for kind in (M, C) * 80])
     launches = [event for event in core.log if event.kind == "launch"][80:]  # before, nothing is known of the host
     assert all(event.why["plain"] for event in launches)
-    assert max(sum(other.time == event.time for other in launches) for event in launches) > 2
     ended = {event.task: event.time for event in core.log if event.kind == "end"}
     most = max(sum(other.time <= event.time < ended[other.task] for other in launches) for event in launches)
-    assert 4 <= most <= 7  # those of a millisecond, and the last one
+    assert 4 <= most <= 6
 
 
 @pytest.mark.parametrize(("blocks", "beside"), [((264, 264), True), ((528, 1056), True), ((1056, 1056), False)])
@@ -193,19 +185,6 @@ def test_blocks_of_a_kernel_of_higher_priority_get_room_first() -> None:
     assert places["memory"].priority == 0
 
 
-def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -> None:
-    pairs = [
-        Pair("memory", name, rates, (s, 1 - s))
-        for name, rates in (("good", (0.95, 0.9)), ("bad", (0.7, 0.5)))
-        for s in (0.25, 0.5, 0.75)
-    ]
-    core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
-    known = [(0.0, task(M, 10.0)), (0.0, task(C, 10.0, "good")), (0.1, task(M, 10.0)), (0.1, task(C, 10.0, "bad"))]
-    run(core, *known, (0.2, task(M, 100.0)), (0.2, task(C, 100.0, "bad")), (0.22, task(C, 40.0, "good")))
-    ((name, why),) = told(core, "preempt")
-    assert name == "bad" and why["S1"] > why["S0"] and why["C"] < why["T"] and why["gain"] > 0
-
-
 def even() -> tuple[float, float]:
     """Return seconds of work of both classes that are about."""
     return 1.0, 1.0
@@ -248,9 +227,6 @@ def test_shares_follow_the_rates() -> None:
         now += 8e-3
         for job, rate in zip((memory, compute), rates[share], strict=True):
             job.done = int(0.8 * rate * job.task.blocks)
-        live.look([], now)
-        live.begin(memory, compute, now)  # a window in which both only begin says nothing
-        now += 2e-3
         live.look([], now)
     assert chosen == [0.5, 0.75, 0.75, 0.75, 0.75]
     assert live.sum(compute, memory) == 1.7
@@ -441,4 +417,4 @@ def test_the_next_one_of_a_lane_comes_behind_it_where_the_trains_of_the_other_ar
         core.step()
     first, last = core.jobs[0], core.jobs[-1]
     assert first.state is last.state is State.RUNNING and last in core._trains[first]
-    assert core._behind == Lanes.ahead + 1
+    assert sum(map(len, core._trains.values())) == Lanes.ahead + 1

@@ -1,42 +1,35 @@
-"""The log keeps events of many tasks that are alike as one, and shows them as events."""
+"""The log drops its oldest events, hands events to subclasses, and can be read while it drops some."""
 
 from __future__ import annotations
 
-from warpwell.scheduler.events import Event, Log, Many
+from warpwell.scheduler.events import Event, Log
 
 
-def test_events_of_many_are_shown_dropped_and_handed_on_as_those_of_one() -> None:
-    class Theirs(Log):
+def test_a_log_keeps_the_last_events_and_gives_a_subclass_each() -> None:
+    class Counting(Log):
+        count = 0
+
         def add(self, event: Event) -> None:
+            self.count += 1
             super().add(event)
 
-    logs = [Log(), Log(most=8), Theirs(), Log(most=8)]
-    for k in range(12):
-        many = Many("end", "t", "a", range(4 * k, 4 * k + 4), [k + 0.25 * j for j in range(4)], {"p": 0}, "ran", "abcd")
-        for log in logs[:3]:
-            log.note_many(many)
-            log.note([(k, "launch", k, "u", "b", {})])
-        for j in range(4):
-            logs[3].add(Event(k + 0.25 * j, "end", 4 * k + j, "t", "a", {"p": 0, "ran": "abcd"[j]}))
-        logs[3].add(Event(k, "launch", k, "u", "b"))
-    whole, last, theirs, one = (log.events for log in logs)
-    assert len(whole) == len(logs[0]) == 60 and theirs == whole
-    assert whole[5] == Event(1.0, "end", 4, "t", "a", {"p": 0, "ran": "a"})
-    assert last == whole[-len(last) :] and one == whole[-len(one) :]
-    for log in logs[1], logs[3]:
-        assert 8 <= len(log) == len(log.events) <= 9 and log.dropped + len(log) == 60
-    only = Log(most=1)
-    only.note_many(Many("arrive", "t", "a", range(5), 1.0, {}))
-    assert only.events == [Event(1.0, "arrive", 4, "t", "a")] and only.dropped == 4
+    logs = [Log(), Log(most=8), Counting()]
+    for k in range(60):
+        for log in logs:
+            log.note([(float(k), "launch", k, "u", "b", {"p": 0})])
+    whole, last, theirs = (log.events for log in logs)
+    assert len(whole) == len(logs[0]) == 60 and theirs == whole and logs[2].count == 60
+    assert whole[5] == Event(5.0, "launch", 5, "u", "b", {"p": 0})
+    assert last == whole[-len(last) :] and 8 <= len(logs[1]) <= 9 and logs[1].dropped + len(logs[1]) == 60
 
 
-def test_who_reads_while_the_first_events_are_dropped_sees_no_hole() -> None:
+def test_events_are_consecutive_while_the_first_ones_are_dropped() -> None:
     log = Log(most=8)
     seen: list[list[int]] = []
 
     class Watched(list):  # type: ignore[type-arg] # a thread may read between any two changes
-        def __setitem__(self, *args: object) -> None:
-            super().__setitem__(*args)  # type: ignore[arg-type]
+        def append(self, value: object) -> None:
+            super().append(value)
             seen.append([event.task for event in log.events])
 
         def __delitem__(self, which: object) -> None:
@@ -44,9 +37,8 @@ def test_who_reads_while_the_first_events_are_dropped_sees_no_hole() -> None:
             seen.append([event.task for event in log.events])
 
     log._noted = Watched()
-    for k in range(0, 60, 5):
+    for k in range(60):
         log.note([(0.0, "launch", k, "u", "b", {})])
-        log.note_many(Many("end", "t", "a", range(k + 1, k + 5), 1.0, {}))
-    assert seen
+    assert len(seen) > 60
     for tasks in seen:
         assert tasks == list(range(tasks[0], tasks[-1] + 1))

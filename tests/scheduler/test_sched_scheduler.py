@@ -246,7 +246,7 @@ def test_waiting_for_a_result_has_an_end(scheduler):
 
 def test_a_request_runs_in_order(scheduler):
     x = np.ones(BLOCK, np.int64)
-    handles = scheduler.submit_many([(double[BLOCK], x), (increment[BLOCK], x), (double[BLOCK], x)], tenant="t")
+    handles = scheduler.submit_many([(double[BLOCK], x), (increment[BLOCK], x), (double[BLOCK], x)], tenant="t").handles
     for handle in handles:
         handle.result(HANG_SECONDS)
     assert (x == 6).all()
@@ -290,10 +290,10 @@ def test_what_cannot_be_taken_in_when_those_before_it_have_ended_fails_alone(sch
     core = scheduler._dispatcher.core
     submit = core.submit
 
-    def refuses(request):
+    def refuses(request, after):
         if request.name == "bad":
             raise ValueError("refused")
-        return submit(request)
+        return submit(request, after)
 
     monkeypatch.setattr(core, "submit", refuses)
     before: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -315,7 +315,7 @@ def test_what_device_code_latched_comes_out_of_the_result(scheduler, tmp_path):
     y, x = np.zeros(BLOCK, np.int64), np.ones(BLOCK, np.int64)
     with ww.open(tmp_path / "a.npy", device="cpu") as array:
         bad, after, good = (
-            *scheduler.submit_many([(beyond[BLOCK], array, y), (double[BLOCK], x)]),
+            *scheduler.submit_many([(beyond[BLOCK], array, y), (double[BLOCK], x)]).handles,
             scheduler.submit(double[BLOCK], x),
         )
         with pytest.raises(errors.IndexRangeError):
@@ -590,7 +590,7 @@ def test_a_preempted_task_is_cancelled_and_gives_its_arrays_back(tmp_path):
 def test_cancelling_one_of_a_request_that_waits_for_others(scheduler):
     before: concurrent.futures.Future[None] = concurrent.futures.Future()
     x = np.ones(BLOCK, np.int64)
-    first, second, third = scheduler.submit_many([(double[BLOCK], x)] * 3, after=before)
+    first, second, third = scheduler.submit_many([(double[BLOCK], x)] * 3, after=before).handles
     assert second.cancel() and third.cancelled() and not first.done()
     before.set_result(None)
     first.result(HANG_SECONDS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +17,9 @@ import numpy as np
 from .. import errors
 from ..pool import Buffer, Code, Device, Remote, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
-from ..scheduler.scheduler import require_launch
+from ..scheduler.accesses import accesses_of
+from ..scheduler.data_order import DataOrder
+from ..scheduler.scheduler import checked_order, require_launch
 from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
@@ -33,6 +37,8 @@ class PoolScheduler(Scheduler):
 
     Use it as a `Scheduler`. The differences: the handle raises an error of the device's scheduler; `inspect` returns a
     list; `logs` returns the decisions; ``analyzer`` is called in this process.
+
+    Tasks on the same array of this process run in the order of their submission, unless all of them only read it.
 
     Parameters
     ----------
@@ -78,6 +84,9 @@ class PoolScheduler(Scheduler):
             raise
         self._members = {id(m.device): m for m in members}
         self._placements = Placements(members)
+        self._order: DataOrder[_Entry] = DataOrder()
+        self._entries = itertools.count()
+        self._lock = threading.Lock()
         weakref.finalize(self, self._placements.retire).atexit = False
 
     def task(
@@ -88,6 +97,7 @@ class PoolScheduler(Scheduler):
         memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
+        order: str = "data",
         **options: Any,
     ) -> Task:
         """Return the task of a launch without submitting it; see `Scheduler.submit`.
@@ -121,9 +131,15 @@ class PoolScheduler(Scheduler):
             **options,
         )
         task.memory = max(task.memory, _device_bytes(args))
+        if checked_order(order) == "data":
+            # A device orders the tasks that use its buffers.
+            task.accesses = accesses_of(launch, [a if isinstance(a, np.ndarray) else 0 for a in args])
         if profile is None and self._analyzer is not None:
             task.profile = require_profile(self._analyzer(task), title)
         return task
+
+    def _is_short(self, task: Task) -> bool:
+        return False  # a device runs the launches of a request as tasks
 
     def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
         tasks = request.tasks
@@ -131,8 +147,32 @@ class PoolScheduler(Scheduler):
         for task in tasks:
             self._check(task, [home] if home is not None else list(self._members.values()))
         handles = [self._placements.handle(task, _staged_bytes(task.arguments)) for task in tasks]
-        self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), after)
+        entry = _Entry(next(self._entries))
+        with self._lock:
+            self._order.add(entry, [access for task in tasks for access in task.accesses])
+            waits = self._order.waits(entry)
+        try:
+            gate = [entry.gate] if waits else []
+            self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), [*after, *gate])
+        except BaseException:
+            self._release(entry)
+            raise
+        ends = itertools.count(1)
+
+        def ended(_: Future[Any]) -> None:
+            if next(ends) == len(handles):
+                self._release(entry)
+
+        for handle in handles:
+            handle.add_done_callback(ended)
         return list(handles)
+
+    def _release(self, entry: _Entry) -> None:
+        """Let the requests run that waited for the arrays of one that has ended."""
+        with self._lock:
+            released = self._order.release(entry)
+        for other in released:
+            other.gate.set_result(None)
 
     def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
         """Return the member whose device holds buffers among the arguments, or None; check the arguments."""
@@ -189,6 +229,15 @@ class PoolScheduler(Scheduler):
 
     def _end(self, cancel: bool) -> None:
         self._placements.close(cancel)
+
+
+class _Entry:
+    """A request among those that use the same arrays of this process."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.request = self
+        self.gate: Future[None] = Future()
 
 
 def _view_buffers(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from .. import errors
 from .task import Job
 from .tenants import Account, Tenants
@@ -73,32 +71,27 @@ class Admission:
                 return job.task.tenant == other.task.tenant
         return True
 
-    def admit(self, jobs: Sequence[Job]) -> None:
-        """Give a job its memory, unless it has it; or several that differ in nothing but their number."""
-        if jobs[0] in self._admitted:
+    def admit(self, job: Job) -> None:
+        """Give a job its memory, unless it has it."""
+        if job in self._admitted:
             return
-        if self._crowded and len(jobs) > 1:
-            for job in jobs:
-                self.admit((job,))
-            return
-        self._admitted.update(jobs)
-        self._take(jobs, 1)
-        self._crowded.pop(jobs[0], None)
+        self._admitted.add(job)
+        self._take(job, 1)
+        self._crowded.pop(job, None)
         for other in self._crowded:
-            if self._stands_in_the_way(jobs[0], other):
+            if self._stands_in_the_way(job, other):
                 self._crowded[other] += 1
 
-    def gone(self, jobs: Sequence[Job]) -> None:
-        """Take back the memory of a job that has ended, if it had it; or of several such."""
-        if jobs[0] in self._admitted:
-            self._admitted.difference_update(jobs)
-            self._take(jobs, -1)
-        self._crowded.pop(jobs[0], None)
+    def gone(self, job: Job) -> None:
+        """Take back the memory of a job that has ended, if it had it."""
+        if job in self._admitted:
+            self._admitted.discard(job)
+            self._take(job, -1)
+        self._crowded.pop(job, None)
 
-    def _take(self, jobs: Sequence[Job], sign: int) -> None:
-        count = sign * len(jobs)
-        self.free -= count * jobs[0].needs
-        self._tenants[jobs[0].task.tenant].held += count * jobs[0].task.memory
+    def _take(self, job: Job, sign: int) -> None:
+        self.free -= sign * job.needs
+        self._tenants[job.task.tenant].held += sign * job.task.memory
 
     def reserve(self, tenant: str, nbytes: int) -> None:
         """Count memory for a tenant that no task holds: an array that stays on the device. `release` gives it back.

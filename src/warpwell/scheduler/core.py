@@ -1,67 +1,67 @@
-"""Core: carries out what a policy decides, keeps places, memory and quotas, and writes the log."""
+"""Core: carries out what a policy decides, keeps places, memory, quotas and the order of data, and writes the log."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .._check import checked_integer
 from .admission import Admission
-from .events import Log, Many
-from .executor import Ended, EndedAlike, Executor, Stopped
+from .batch import Batch
+from .data_order import DataOrder
+from .events import Log
+from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .series import Series
 from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task, Train
-from .tenants import Account, Tenant, Tenants
+from .tenants import Tenant, Tenants
 from .waiting import Waiting
 
 if TYPE_CHECKING:
     from .predict.learner import Learner
 
-WHOLE = Placement()
+OVERHEAD_WEIGHT_FASTER, OVERHEAD_WEIGHT_SLOWER = 0.2, 0.05
+"""Weights of a measured decision latency in its average. A longer one counts less, because other threads may have
+delayed it. Chosen, not fitted."""
 
-LEARN, RELEARN = 0.2, 0.05
-"""Weight of a new measurement of what a decision takes, where it is sooner, and later: others may disturb it."""
-
-SLOWEST = 0.5e-3
-"""Seconds that one is taken for at most: what takes longer, such as compiling, happens once."""
+MAX_OVERHEAD_SECONDS = 0.5e-3
+"""Longest decision latency that counts. Longer ones, such as compilation, happen once (H200: 0.15 to 0.4 ms)."""
 
 
 class Core:
     """A scheduler without a clock, threads or random numbers: time comes from the executor.
 
-    ``step`` is called when something was submitted, when the executor has something to say, and at the time that the
-    last step returned. Equal requests on an equal executor give an equal log.
+    Call `step` after a submission, when the executor has events, and at the time that the last step returned. Equal
+    requests on an equal executor give an equal log.
 
-    A task that fails or is cancelled frees its place and memory and ends its request: later tasks of it are
-    cancelled. All other tasks go on.
+    Tasks that use the same memory, and of which one may write it, run in the order of their submission
+    (`Task.accesses`). A task that fails or is cancelled frees its place and memory and ends its request: later tasks of
+    the request are cancelled. All other tasks continue, including those that wait for its data.
 
     Parameters
     ----------
     executor : Executor
     policy : Policy or str
-        Or a name that `warpwell.scheduler.policies.policy` knows.
+        A policy, or its name (`warpwell.scheduler.policies.policy`).
     limit : int
-        Kernels that may run at the same time.
+        Maximum number of kernels that run at the same time.
     rates : Rates, optional
         Estimates of how fast kernels run together. By default the class table of `warpwell.scheduler.predict.rates`.
     tenants : mapping or iterable, optional
         Settings of tenants; see `Tenants`.
     log : Log, optional
-        What to write to.
+        The log that events are written to.
     patience : int
-        How many tasks may be admitted past one that does not fit the memory, before memory is kept free for it.
+        Number of tasks that may be admitted past one that does not fit into memory, before memory is kept free for it.
     keep : bool
-        Whether `jobs` keeps those that have ended.
+        Whether `jobs` keeps jobs that have ended.
     trusts : bool
         Whether times that submitters gave are true (`View.trusts`).
     learner : Learner, optional
-        Who is told what kernels took that had the whole device to themselves.
+        Receives the times of kernels that had the whole device to themselves.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Core:
     admission : Admission
         Which tasks may have memory now.
     ended : list of Job or None
-        Those that have ended since the list was last emptied; None (by default) where nobody empties it.
+        Jobs that have ended since the list was last emptied; None (default): they are not collected.
     """
 
     def __init__(
@@ -112,19 +112,17 @@ class Core:
         self._number = 0
         self._arrivals: list[tuple[float, int, Job]] = []
         self._next: dict[Job, Job] = {}
+        self._order: DataOrder[Job] = DataOrder()
+        self._due: set[Job] = set()
         self._cancelling: set[Job] = set()
         self._held: tuple[int, ...] = ()
-        self._launches = self._trained = 0
+        self._launches = 0
         self._look_again: float | None = None
         self._trains: dict[Job, Train] = {}
         self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
         self._launching: Job | None = None
         self._unwritten: list[tuple[Any, ...]] = []
-        self._unsaved: list[tuple[dict[str, Any], Job, Placement | None, list[Job]]] = []
-        self._changed = True
-        self._enough = 0
-        self._latest: float | None = None
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(),
@@ -161,16 +159,27 @@ class Core:
 
     @property
     def busy(self) -> bool:
-        """Whether something runs, waits or is still to arrive."""
+        """Whether a task runs, waits to be launched, or is still to arrive."""
         return bool(self.running or self._queue.count or self._arrivals)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether a task waits for the data of another task, or for an event (`submit`)."""
+        return bool(self._due)
+
     def welcomes(self, request: Request) -> bool:
-        """Whether `submit` is sure to take a request in. Any thread may ask: this looks at nothing that changes."""
+        """Return True if `submit` is sure to accept a request. Any thread may ask: what this reads never changes."""
         memory = self.executor.capacity.memory
         return not self.tenants.named and all([task.memory - task.there <= memory for task in request.tasks])
 
-    def submit(self, request: Request) -> list[Job]:
-        """Take a request in. Its first task arrives at ``request.arrival``, each other one when that before it ends.
+    def submit(self, request: Request, after: Iterable[Hashable] = ()) -> list[Job]:
+        """Accept a request. Its first task arrives at ``request.arrival``, each other one when that before it ends.
+
+        Parameters
+        ----------
+        request : Request
+        after : iterable of hashable
+            Events that the first task waits for; `release` reports each. No job may be among them.
 
         Returns
         -------
@@ -180,7 +189,7 @@ class Core:
         Raises
         ------
         TaskMemoryError
-            A task is larger than the device's memory or than its tenant's quota. Nothing of the request is taken in.
+            A task is larger than the device's memory or than its tenant's quota. Nothing of the request is accepted.
         QuotaError
             There are settings of tenants, and none names this one.
         """
@@ -190,13 +199,13 @@ class Core:
                 continue
             needs, memory = task.memory - task.there, self.executor.capacity.memory
             bounds = ((needs, memory, "the device has"), (task.memory, account.memory, "its tenant may hold"))
-            for its, bytes_, whose in bounds:
-                if bytes_ is not None and its > bytes_:
-                    why = {"rule": "memory", "bytes": its, "most": bytes_}
+            for nbytes, limit, whose in bounds:
+                if limit is not None and nbytes > limit:
+                    why = {"rule": "memory", "bytes": nbytes, "most": limit}
                     self._unwritten.append((self.executor.now(), "reject", self._number, task.name, task.tenant, why))
                     self.write_out()
                     raise errors.TaskMemoryError(
-                        f"task {task.name!r} needs {its} bytes and {whose} {bytes_}: make it smaller, or split it",
+                        f"task {task.name!r} needs {nbytes} bytes and {whose} {limit}: make it smaller, or split it",
                         task=task.name,
                     )
         jobs: list[Job] = []
@@ -207,6 +216,7 @@ class Core:
             task.number = number
             self._counts_memory(task)
             self._jobs[number] = job
+            job.after = self._order.add(job, task.accesses, () if jobs else after)
             if jobs:
                 self._next[jobs[-1]] = job
             jobs.append(job)
@@ -214,22 +224,9 @@ class Core:
         heapq.heappush(self._arrivals, (request.arrival, jobs[0].number, jobs[0]))
         return jobs
 
-    def submit_alike(self, series: Series) -> None:
-        """Take in a series of tasks, each a request of its own that arrives now.
-
-        `welcomes` said of one of them that it is to be taken in.
-        """
-        now, first, task = self.executor.now(), self._number, series.task
-        priority = self.tenants.account(task.tenant).priority(task)
-        self._counts_memory(task)
-        alike = Job.alike
-        numbers = range(first, first + len(series.handles))
-        jobs = [alike(series, now, number, priority) for number in numbers]
-        self._number = numbers.stop
-        series.taken_in(first, jobs)
-        self._jobs.update(zip(numbers, jobs, strict=True))
-        self._arrive_until(now)
-        self._arrive(jobs)
+    def release(self, event: Hashable) -> None:
+        """Let the tasks arrive that waited for an event (`submit`) alone."""
+        self._released(event, self.executor.now())
 
     def _counts_memory(self, task: Task) -> None:
         if task.memory > task.there or (task.memory and self.tenants.named):
@@ -251,46 +248,26 @@ class Core:
 
     def _step(self) -> float | None:
         executor, arrivals = self.executor, self._arrivals
-        events = executor.poll()
-        for event in events:
-            apart = isinstance(event, EndedAlike) and not self._end_together(event.jobs)
-            for its in event.each() if apart else (event,):  # type: ignore[union-attr]
-                if arrivals and arrivals[0][0] <= its.time:
-                    self._arrive_until(its.time)
-                self._happened(its, events)
+        for event in executor.poll():
+            if arrivals and arrivals[0][0] <= event.time:
+                self._arrive_until(event.time)
+            self._happened(event)
         while self._failed:
-            self._happened(self._failed.popleft(), events)
+            self._happened(self._failed.popleft())
         now = executor.now()
         if arrivals and arrivals[0][0] <= now:
             self._arrive_until(now)
         self.tenants.charge(self.running, now)
-        if (self._queue.count or (self.running and self.policy.adjusts)) and self._may_decide_more(now):
+        if self._queue.count or (self.running and self.policy.adjusts):
             self._decide(now)
-        until = arrivals[0][0] if arrivals else None
+        times = [arrivals[0][0] if arrivals else None]
         if self._queue.count:
             if self.policy.period is not None:
-                until = now + self.policy.period if until is None else min(until, now + self.policy.period)
-            if self._look_again is not None:
-                until = self._look_again if until is None else min(until, self._look_again)
+                times.append(now + self.policy.period)
+            times.append(self._look_again)
             if self.admission.barred:
-                wake = self.tenants.wake(now)
-                if wake is not None:
-                    until = wake if until is None else min(until, wake)
-        self._latest = until
-        return until
-
-    @property
-    def _behind(self) -> int:
-        """How many jobs are in trains."""
-        return sum(map(len, self._trains.values()))
-
-    def _may_decide_more(self, now: float) -> bool:
-        """Whether the policy may decide something that it did not last time: a train that goes on changes nothing."""
-        same = self._trains and not self._changed and (self._latest is None or now < self._latest)
-        if same and self._behind > self._enough:
-            return False
-        self._changed = False
-        return True
+                times.append(self.tenants.wake(now))
+        return min([time for time in times if time is not None], default=None)
 
     def cancel(self, job: Job) -> bool:
         """End a job, and with it its request. One that runs is asked to leave, and ended when it has.
@@ -316,17 +293,17 @@ class Core:
             if job.state is RUNNING and self.may_leave(job):
                 self._leave(job, now, "drain", {"rule": "cancelled"})
             return
-        self._changed = True
         if job in self._queue:
             self._queue.remove(job)
             self.tenants[job.task.tenant].waiting -= 1
         else:
+            self._due.discard(job)
             self._arrivals = [entry for entry in self._arrivals if entry[2] is not job]
             heapq.heapify(self._arrivals)
             before = next((j for j, n in self._next.items() if n is job), None)
             if before is not None:
                 del self._next[before]
-        self._finish((job,), now, CANCELLED, None, {"rule": "asked"})
+        self._finish(job, now, CANCELLED, None, {"rule": "asked"})
 
     def may_leave(self, job: Job) -> bool:
         """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
@@ -336,100 +313,77 @@ class Core:
     def _arrive_until(self, time: float) -> None:
         arrivals = self._arrivals
         while arrivals and arrivals[0][0] <= time:
-            self._arrive((heapq.heappop(arrivals)[2],))
+            self._arrive(heapq.heappop(arrivals)[2])
 
-    def _arrive(self, jobs: Sequence[Job]) -> None:
-        """Let a job wait to be launched, or several that differ in nothing but their number."""
-        job, task = jobs[0], jobs[0].task
+    def _arrive(self, job: Job) -> None:
+        """Let a job wait to be launched, once it waits for no data."""
+        if self._order.waits(job):
+            self._due.add(job)
+            return
+        task = job.task
         if task.known is not None:
-            task.profile = task.known.profile  # what was measured since it was submitted
-        if task.pattern is None or task.pattern.forms is None:
-            for its in jobs:
-                self.executor.prepare(its)
+            task.profile = task.known.profile  # it may have been measured since the submission
+        self.executor.prepare(job)
         job.since = job.arrival
-        self.tenants.wants(self.tenants.account(task.tenant), len(jobs))
-        self._changed |= self._queue.add(jobs)
+        self.tenants.wants(self.tenants.account(task.tenant))
+        self._queue.add(job)
         given = task.priority  # it may count for less
-        why = {} if job.priority == given else {"submitted": given, "priority": job.priority}
-        self._write("arrive", jobs, job.arrival, why)
+        why: dict[str, Any] = {} if job.priority == given else {"submitted": given, "priority": job.priority}
+        if job.after:
+            why["after"] = list(job.after)
+        self._write("arrive", job, job.arrival, why)
 
-    def _end_together(self, jobs: Sequence[Job]) -> bool:
-        """Whether ends of a train's jobs can be noted at once: nothing that is to be done happens between two."""
-        return len(jobs) == 1 or not (
-            self._next
-            or self._arrivals
-            or self._relieves
-            or self.tenants.behind
-            or jobs[0].preemptions
-            or list(islice(self._trains.get(jobs[0], ()), len(jobs) - 1)) != list(jobs[1:])
-        )
+    def _released(self, event: Hashable, time: float) -> None:
+        """Let the jobs arrive that an event, or the end of a job, releases."""
+        for job in self._order.release(event):
+            if job in self._due:
+                self._due.discard(job)
+                job.arrival = max(job.arrival, time)
+                self._arrive(job)
 
-    def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
-        """Note what became of a job, or that it has ended, and those directly behind it (`_end_together`)."""
-        job = event.job
-        jobs: Sequence[Job] = (job,)
-        times: Sequence[float] = (event.time,)
-        if isinstance(event, EndedAlike):
-            jobs, times = event.jobs, event.times
-        time, stopped = times[-1], isinstance(event, Stopped)
+    def _happened(self, event: Ended | Stopped) -> None:
+        """Record what became of a job."""
+        job, time, stopped = event.job, event.time, isinstance(event, Stopped)
         self.tenants.charge(self.running, time)
-        if self.tenants.behind:
-            gone = {job for e in events for job in (e.jobs if isinstance(e, EndedAlike) else (e.job,))}
-            self.tenants.leaves(job, event, lambda j: j.done if j in gone else self.executor.progress(j))
-        self._leave_place(jobs, times, stopped)
-        if len(self.running) > 1:
-            self._look_for_room()
+        self._leave_place(job, time, stopped)
         account = self.tenants[job.task.tenant]
-        account.running -= len(jobs)
+        account.running -= 1
         if isinstance(event, Stopped):
             job.done, job.placement = event.done, None
-            self._write("stop", jobs, time, {"done": event.done})
+            self._write("stop", job, time, {"done": event.done})
             if job in self._cancelling:
-                self._finish(jobs, time, CANCELLED, None, {"rule": "asked"})
+                self._finish(job, time, CANCELLED, None, {"rule": "asked"})
                 return
             job.state = PREEMPTED
             job.preemptions += 1
-            self._changed = True
             self.tenants.wants(account)
-            self._queue.add(jobs)
+            self._queue.add(job)
         elif event.error is not None:
-            self._finish(jobs, time, State.FAILED, event.error, {"error": repr(event.error)})
+            self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
-            figures: dict[str, Any] = {"ran": job.ran, "preemptions": job.preemptions}
+            why: dict[str, Any] = {"ran": job.ran, "preemptions": job.preemptions}
             if event.seconds is not None and job.alone:
-                figures["alone"] = event.seconds
+                why["alone"] = event.seconds
                 if self._learner is not None and self._learner.learn(job.task, event.seconds):
                     self._renew(job.task.known, time)
-            self._finish(jobs, times[0], DONE, None, figures)
+            self._finish(job, time, DONE, None, why)
 
-    def _leave_place(self, jobs: Sequence[Job], times: Sequence[float], stopped: bool) -> None:
-        """Take a job out of its train, or out of its place, with those directly behind it that have ended, too.
-
-        The next one of the train comes in its place.
-        """
-        job, time = jobs[0], times[-1]
+    def _leave_place(self, job: Job, time: float, stopped: bool) -> None:
+        """Take a job out of its train, or out of its place: the next one of the train comes there."""
         if job.train is not None:
             self._leave_train(job)
             job.since = time
             if job.started is None and not stopped:
                 job.started = time  # it began beside one that was leaving
             return
-        since = job.since
-        for k, its in enumerate(jobs):
-            if its.started is None:
-                its.started = since
-            end = times[k]
-            its.ran += end - since
-            its.since = since = end
+        if job.started is None:
+            job.started = job.since
+        job.ran += time - job.since
+        job.since = time
         place = self.running.index(job)
         train = self._trains.pop(job, None)
-        if train is not None and len(jobs) > 1:
-            for _ in range(1, len(jobs)):
-                train.popleft().train = None
-            train.given -= len(jobs) - 1
         if not train:
             del self.running[place]
-            self._changed = True
             return
         following = train.popleft()
         following.train = None
@@ -438,7 +392,6 @@ class Core:
         else:
             del self.running[place]
             self.running.append(following)  # its workers are the youngest
-            self._changed = True
         relieved = self._relieves.pop(following, None)
         if relieved in self.running:
             self.running.remove(relieved)
@@ -485,68 +438,54 @@ class Core:
 
     def _renew(self, known: Any, now: float) -> None:
         """Give waiting jobs of the same code and size the profile that was just measured."""
-        self._changed = True
         for job in self._queue.all_of(known):
             self._queue.remove(job)
             self.policy.ended(job, now)
             job.task.profile = known.profile
-            self._queue.add((job,))
+            self._queue.add(job)
 
-    def _finish(
-        self, jobs: Sequence[Job], time: float, state: State, error: BaseException | None, why: dict[str, Any]
-    ) -> None:
-        """End a job that is in no list any more; go on with its request, or end that too. Of several all are done."""
-        job, task = jobs[0], jobs[0].task
-        job.since = time
-        done = task.blocks if state is DONE else job.done
-        for its in jobs:
-            its.state, its.done, its.ended, its.placement = state, done, its.since, None
-        if error is not None:
-            job.error = error
-        if task.memory:
-            self.admission.gone(jobs)
-        if self._cancelling:
-            self._cancelling.difference_update(jobs)
-        if not self._keep:
-            for its in jobs:
-                del self._jobs[its.number]
-        if self.ended is not None:
-            self.ended += jobs
+    def _finish(self, job: Job, time: float, state: State, error: BaseException | None, why: dict[str, Any]) -> None:
+        """End a job that is in no list any more; continue with its request, or end that too."""
         if state is DONE:
-            ran = [its.ran for its in jobs] if len(jobs) > 1 else ()  # `why` has that of one
-            self._write("end", jobs, time, why, "ran", ran)
-            self.policy.ended(job, time)
+            job.done = job.task.blocks
+        job.placement, job.error = None, error
+        if job.task.memory:
+            self.admission.gone(job)
+        self._cancelling.discard(job)
+        if state is CANCELLED:
+            self.executor.discard(job)
+        kind = _KINDS[state]
+        self._end(job, time, state, "lost" if isinstance(error, errors.TaskLostError) else kind, why)
+        self.policy.ended(job, time)
+        if state is DONE:
             following = self._next.pop(job, None)
             if following is not None:
                 following.arrival = time
-                self._arrive((following,))
-            return
-        if state is CANCELLED:
-            self.executor.discard(job)
-            kind = "cancel"
+                self._arrive(following)
         else:
-            kind = "lost" if isinstance(error, errors.TaskLostError) else "fail"
-        self._write(kind, jobs, time, why)
-        self.policy.ended(job, time)
-        self._drop_rest(job, time, {"rule": f"{state.value} before it", "by": job.number})
+            self._drop_rest(job, time, {"rule": f"{state.value} before it", "by": job.number})
+        self._released(job, time)
+
+    def _end(self, job: Job, time: float, state: State, kind: str, why: dict[str, Any]) -> None:
+        job.state, job.since, job.ended = state, time, time
+        if not self._keep:
+            del self._jobs[job.number]
+        if self.ended is not None:
+            self.ended.append(job)
+        self._write(kind, job, time, why)
 
     def _drop_rest(self, job: Job, time: float, why: dict[str, Any]) -> None:
         following = self._next.pop(job, None)
         while following is not None:
-            following.state = CANCELLED
-            following.since = following.ended = time
-            if not self._keep:
-                del self._jobs[following.number]
-            if self.ended is not None:
-                self.ended.append(following)
-            self._write("cancel", (following,), time, why)
+            self._end(following, time, CANCELLED, "cancel", why)
+            self._released(following, time)
             following = self._next.pop(following, None)
 
     # -- what is decided -----------------------------------------------------------------------------------
     def _decide(self, now: float) -> None:
         view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
-        before, trained = self._launches, self._trained
+        before = self._launches
         if self._learner is not None:
             view.pairs = self._learner.history.pairs
         if policy.watches:
@@ -561,8 +500,6 @@ class Core:
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
                     again |= self._launch(decision, now)
-                    if decision.others and any(map(_plain, self.running)):  # else the first one failed
-                        self._launch_behind(decision, decision.others, now)
                 elif isinstance(decision, Preempt):
                     self._preempt(decision, now)
                 elif isinstance(decision, Resize):
@@ -574,33 +511,17 @@ class Core:
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
-        self._enough = self._behind // 2 if self._trains else 0
         if self._launches != before:
-            if self._trained == trained:
-                took = min(executor.now() - now, SLOWEST)
-                view.overhead += (LEARN if took < view.overhead else RELEARN) * (took - view.overhead)
-            if len(self.running) > 1 or self.tenants.behind:
-                self._look_for_room()
-
-    def _look_for_room(self) -> None:
-        """See which kernels were launched behind others: their tenants are not charged before they have room."""
-        running = self.running
-        behind: dict[Job, Job] = {}
-        if len(running) > 1 and len(self.tenants) > 1:
-            rates = self._view.rates.together(running, [job.placement or WHOLE for job in running])
-            most = max(rates)
-            if min(rates) < 0.1 * most:
-                first = running[rates.index(most)]
-                behind = {j: first for j, rate in zip(running, rates, strict=True) if rate < 0.1 * most}
-        if behind or self.tenants.behind:
-            self.tenants.wait_behind(behind)
+            seconds = min(executor.now() - now, MAX_OVERHEAD_SECONDS)
+            weight = OVERHEAD_WEIGHT_FASTER if seconds < view.overhead else OVERHEAD_WEIGHT_SLOWER
+            view.overhead += weight * (seconds - view.overhead)
 
     def _launch(self, decision: Launch, now: float) -> bool:
         job, placement = decision.job, decision.placement
         if job not in self._queue:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
         if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
-            return self._launch_behind(decision, (job,), now)
+            return self._launch_behind(decision, now)
         if len(self.running) >= self.limit:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
@@ -611,12 +532,13 @@ class Core:
         try:
             self.executor.launch(job, placement)
         except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
-            self._leave_queue((job,))
-            self._finish((job,), now, State.FAILED, error, {"error": repr(error)})
+            self._leave_queue(job)
+            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
             return True
         finally:
             self._launching = None
-        self._leave_queue((job,)).running += 1
+        self._leave_queue(job)
+        self.tenants[task.tenant].running += 1
         job.state = RUNNING
         job.since = now
         if job.started is None:
@@ -627,73 +549,55 @@ class Core:
             other.alone = False
         self._launches += 1
         self.running.append(job)
-        self._write("launch", (job,), now, why)
+        self._write("launch", job, now, why)
         return True
 
-    def _leave_queue(self, jobs: Sequence[Job]) -> Account:
-        """Take jobs out of their queue and give them their memory; return the account of their tenant."""
-        self._queue.launched(jobs)
-        account = self.tenants[jobs[0].task.tenant]
-        account.waiting -= len(jobs)
-        if jobs[0].task.memory:
-            self.admission.admit(jobs)
-        return account
+    def _leave_queue(self, job: Job) -> None:
+        """Take a job out of its queue and give it its memory."""
+        self._queue.launched(job)
+        self.tenants[job.task.tenant].waiting -= 1
+        if job.task.memory:
+            self.admission.admit(job)
 
-    def _launch_behind(self, decision: Launch, jobs: Sequence[Job], now: float) -> bool:
-        """Put a job into a train, the shortest by default, or several that differ in nothing but their number.
-
-        What the executor cannot put behind another is launched at its turn.
-        """
-        job, name = jobs[0], jobs[0].task.name
+    def _launch_behind(self, decision: Launch, now: float) -> bool:
+        """Put a job into a train, by default the shortest. What the executor cannot queue is launched at its turn."""
+        job, name = decision.job, decision.job.task.name
         if decision.behind is not None:
             heads = [decision.behind]
             if heads[0] not in self.running:
                 raise self._wrong(f"launched {name!r} behind {heads[0].task.name!r}, which is {heads[0].state.value}")
         else:
-            heads = [its for its in self.running if _plain(its)]
-            if not heads or not decision.placement.plain or self._behind + len(jobs) > self.policy.ahead:
+            heads = [head for head in self.running if _plain(head)]
+            queued = sum(map(len, self._trains.values()))
+            if not heads or not decision.placement.plain or queued >= self.policy.ahead:
                 raise self._wrong(f"launched {name!r} where {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         placement, why = _placed(decision)
-        trains = self._trains
-        lengths = [len(trains[its]) if its in trains else 0 for its in heads]
-        for head, part in _dealt(jobs, heads, lengths):
-            train = trains.get(head) or Train()
-            last = next((its for its in reversed(train) if its.state is RUNNING), head)
-            if train.given == len(train):
-                try:
-                    train.given += self._give(part, placement, last)
-                except Exception as error:
-                    if len(jobs) == 1:  # a launch that fails is the task's failure, not the scheduler's
-                        self._leave_queue(jobs)
-                        self._finish(jobs, now, State.FAILED, error, {"error": repr(error)})
-                        return True
-                    # of several, it comes out of the launch of each, when its turn comes
-            train += part
-            trains[head] = train
-            for its in part:
-                its.train, its.placement, its.state, its.since = train, placement, RUNNING, now
-            if decision.relieves is not None and train.given == len(train):
-                why = self._relieve_when(decision.relieves, job, why)
-            self._write("launch", part, now, why, "behind", [last.number, *[its.number for its in part]])
-        job.alone = False  # of several, none was
-        self._leave_queue(jobs).running += len(jobs)
-        if placement.plain:
-            self._trained += len(jobs)
-        else:
+        head = min(heads, key=lambda running: len(self._trains.get(running, ())))
+        train = self._trains.get(head) or Train()
+        last = next((other for other in reversed(train) if other.state is RUNNING), head)
+        if train.given == len(train):
+            self._launching = job
+            try:
+                train.given += self.executor.launch_behind(job, placement, last)
+            except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
+                self._leave_queue(job)
+                self._finish(job, now, State.FAILED, error, {"error": repr(error)})
+                return True
+            finally:
+                self._launching = None
+        train.append(job)
+        self._trains[head] = train
+        job.train, job.placement, job.state, job.since, job.alone = train, placement, RUNNING, now, False
+        if decision.relieves is not None and train.given == len(train):
+            why = self._relieve_when(decision.relieves, job, why)
+        self._write("launch", job, now, {**why, "behind": last.number})
+        self._leave_queue(job)
+        self.tenants[job.task.tenant].running += 1
+        if not placement.plain:
             self._launches += 1
         return True
-
-    def _give(self, jobs: Sequence[Job], placement: Placement, last: Job) -> int:
-        """Give the executor jobs to begin behind another, and return how many it takes."""
-        self._launching = jobs[0]
-        try:
-            if len(jobs) == 1:
-                return self.executor.launch_behind(jobs[0], placement, last)
-            return self.executor.launch_train(jobs, placement, last)
-        finally:
-            self._launching = None
 
     def _relieve_when(self, mate: Job, job: Job, why: dict[str, Any]) -> dict[str, Any]:
         """Have a running job relieved when another begins, if the executor can; return what the log says."""
@@ -722,21 +626,9 @@ class Core:
         job.since = now
         here = job.train is not None and job.train.index(job) >= job.train.given
         failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
-        why = {**why, "mode": mode, "saved": None, **failed}
-        self._unsaved.append((why, job, job.placement, self.running.copy()))
-        self._write("preempt", (job,), now, why)
+        self._write("preempt", job, now, {**why, "mode": mode, **failed})
         if here:
-            self._happened(Stopped(job, now, job.done), ())
-
-    def _saved(self, job: Job, placement: Placement | None, running: list[Job]) -> dict[str, float]:
-        """Return the inputs of the source's cost formula, for a fit: bytes of one multiprocessor."""
-        task = job.task
-        blocks = min(task.profile.resident, task.blocks)
-        if placement is not None and placement.workers is not None:
-            blocks = min(blocks, placement.workers)
-        each = -(-blocks // self.executor.capacity.processors)
-        misses = [other.task.profile.miss_rate for other in running if other is not job]
-        return {"bytes": (task.profile.registers + task.profile.shared) * each, "miss_rate": max(misses, default=0.0)}
+            self._happened(Stopped(job, now, job.done))
 
     def _resize(self, decision: Resize, now: float) -> None:
         job, placement = decision.job, decision.job.placement
@@ -755,7 +647,7 @@ class Core:
             self.running.remove(job)
             self.running.append(job)
             why["younger"] = True
-        self._write("resize", (job,), now, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
+        self._write("resize", job, now, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
@@ -764,38 +656,16 @@ class Core:
         key = (decision.job.number, *(job.number for job in self.running))
         if key != self._held:
             self._held = key
-            self._write("hold", (decision.job,), now, decision.why)
+            self._write("hold", decision.job, now, decision.why)
 
     # -- the log -------------------------------------------------------------------------------------------
-    def _write(
-        self,
-        kind: str,
-        jobs: Sequence[Job],
-        time: float,
-        why: dict[str, Any],
-        key: str = "",
-        values: Sequence[Any] = (),
-    ) -> None:
-        """Note what happened to a job, or to several that differ in nothing but their number; see `Many`.
-
-        It is in the log when a step has ended: what the device is to do comes first.
-        """
+    def _write(self, kind: str, job: Job, time: float, why: dict[str, Any]) -> None:
+        """Record an event for the log, which gets it when a step has ended: commands to the device come first."""
         if kind in self.log.kinds:
-            job, task = jobs[0], jobs[0].task
-            if len(jobs) == 1:
-                its = {**why, key: values[0]} if values else why
-                self._unwritten.append((time, kind, job.number, task.name, task.tenant, its))
-            else:
-                self.write_out()
-                numbers = [job.number for job in jobs]
-                times = [job.since for job in jobs]
-                self.log.note_many(Many(kind, task.name, task.tenant, numbers, times, why, key, values))
+            self._unwritten.append((time, kind, job.number, job.task.name, job.task.tenant, why))
 
     def write_out(self) -> None:
-        """Write what was noted to the log: each step does, and who ends after one that raised."""
-        for why, job, placement, running in self._unsaved:
-            why["saved"] = self._saved(job, placement, running)
-        self._unsaved.clear()
+        """Write the recorded events to the log. Each step does; call it after a step that raised."""
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, []
             self.log.note(unwritten)
@@ -824,6 +694,8 @@ def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
     if task.whole:
         placement = replace(placement, plain=True, workers=None)
         why = {**why, "whole": task.whole}
+    if isinstance(task.launch, Batch):
+        placement = replace(placement, plain=False, workers=None)
     if placement.plain:
         why = {**why, "plain": True}
     elif placement.workers is not None:
@@ -831,18 +703,5 @@ def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
     return placement, why
 
 
-def _dealt(jobs: Sequence[Job], heads: Sequence[Job], lengths: list[int]) -> list[tuple[Job, Sequence[Job]]]:
-    """Return which jobs go behind which heads with trains of these lengths, one after the other into the shortest."""
-    if len(jobs) == 1:
-        return [(heads[lengths.index(min(lengths))], jobs)]
-    parts: list[list[Job]] = [[] for _ in lengths]
-    for k, job in enumerate(jobs):
-        least = min(lengths)
-        if max(lengths) == least:
-            for n, part in enumerate(parts):
-                part += jobs[k + n :: len(parts)]
-            break
-        shortest = lengths.index(least)
-        parts[shortest].append(job)
-        lengths[shortest] += 1
-    return [(head, part) for head, part in zip(heads, parts, strict=True) if part]
+_KINDS = {DONE: "end", CANCELLED: "cancel", State.FAILED: "fail"}
+"""Kinds of events, by the state in which a job ends."""

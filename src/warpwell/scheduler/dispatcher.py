@@ -14,11 +14,9 @@ import os
 import queue
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import groupby
 from typing import Any, TypeVar
 
 from .. import errors
@@ -27,8 +25,7 @@ from .core import Core
 from .events import Log
 from .executor import Executor
 from .handle import ENDED, Handle
-from .series import Series, SeriesHandle
-from .task import Job, Pattern, Request, State
+from .task import Job, Request, State
 
 _logger = logging.getLogger(__name__)
 
@@ -38,12 +35,8 @@ PATIENCE = 10.0
 """Seconds that a cancelling close waits for running blocks, and any close for a policy that could launch something and
 does not; then it gives the tasks up."""
 
-MANY = 1024
-"""Tasks that are taken in before the core looks again what has ended."""
-
-WAITED = 256
-"""Tasks that one thread adds to a series before it lets the scheduler's have the interpreter, which would take it only
-after 5 ms: by then the device may have nothing to do."""
+MAX_CALLS = 1024
+"""Calls of other threads that are made before the core is stepped again."""
 
 Reply = queue.SimpleQueue[tuple[Any, BaseException | None]]
 """Where a result or an error goes. A `Future` would not do: Ctrl-C may leave its lock with who waits, for ever."""
@@ -132,11 +125,9 @@ class Dispatcher:
     def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
         self.log = log
         self._watchdog = watchdog
-        self._calls: queue.SimpleQueue[Call | Series] = queue.SimpleQueue()
-        self._open: Series | None = None
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._process = os.getpid()
-        self._held: dict[Handle, tuple[list[Handle], set[Future[Any]]]] = {}
         self._closing = False
         self._closed = False
         self._refuses = False
@@ -173,7 +164,7 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 raise self._closed_error()
-            self._send((function, reply))
+            self._calls.put((function, reply))
         self.core.executor.wake()
         value: T = _answer_of(reply)
         return value
@@ -186,7 +177,7 @@ class Dispatcher:
         ClosedError
             The scheduler is closed.
         TaskMemoryError, QuotaError, SchedulerError, ForkError
-            It was refused; where it comes after others, `handles` fail with this later.
+            It was refused.
         """
         try:
             if threading.get_ident() == self._thread.ident or not self.core.welcomes(request):
@@ -195,60 +186,14 @@ class Dispatcher:
             # nobody waits for the thread: it may be long in coming where others want the interpreter
             self.require_process()
             with self._gate:
-                self._require_open()
-                self._send((functools.partial(self._submit_later, request, handles, after), None))
+                if self._refuses:
+                    raise self._closed_error()
+                self._calls.put((functools.partial(self._submit_later, request, handles, after), None))
             self.core.executor.wake()
         except KeyboardInterrupt:
             # the caller gets no handles, so these tasks must not run
             self._calls_back(lambda: self._cancel_all(handles))
             raise
-
-    def submit_alike(self, pattern: Pattern, arguments: tuple[Any, ...]) -> Handle:
-        """Take in a task that differs from an earlier one of `submit` in nothing but its number.
-
-        Raises
-        ------
-        ClosedError, SchedulerError
-            The scheduler is closed, or has failed.
-        """
-        self.require_process()
-        if threading.get_ident() == self._thread.ident:
-            # now, as all else that callbacks submit, and in one order with it
-            self._require_open()
-            series = Series(self, pattern, arguments)
-            handle = series.add()
-            self.call(lambda: self._take_in_alike(series))
-            return handle
-        mine: SeriesHandle | None = None
-        try:
-            with self._gate:
-                last = self._open
-                if last is not None and last.takes(pattern, arguments):
-                    mine = last.add()
-                else:
-                    last = None
-                    self._require_open()
-                    series = Series(self, pattern, arguments)
-                    mine = series.add()
-                    self._send(series)
-                    self._open = series
-            if last is None:
-                self.core.executor.wake()  # who joins comes while the thread is awake already
-            elif mine._index & (WAITED - 1) == 0:
-                time.sleep(50e-6)  # less would not give the interpreter away
-        except KeyboardInterrupt:
-            self._calls_back(lambda: self._cancel_all([mine] if mine is not None and mine.added else []))
-            raise
-        return mine
-
-    def _send(self, call: Call | Series) -> None:
-        """Put something into the queue, under the gate: no task is added to what is before it any more."""
-        self._open = None
-        self._calls.put(call)
-
-    def _require_open(self) -> None:
-        if self._refuses:
-            raise self._closed_error()
 
     def cancel(self, handle: Handle) -> bool:
         """See `Handle.cancel`."""
@@ -291,9 +236,8 @@ class Dispatcher:
             return True  # a forked child: all of this is its parent's
         with self._gate:
             self._refuses = True
-            self._open = None
             if not self._closed:
-                self._send((lambda: self._close(cancel, patience, [] if left is None else left), None))
+                self._calls.put((lambda: self._close(cancel, patience, [] if left is None else left), None))
         self.core.executor.wake()
         if threading.current_thread() is self._thread:
             return False
@@ -336,7 +280,6 @@ class Dispatcher:
             self._failure = error
         with self._gate:
             self._closed = self._refuses = True
-            self._open = None
         self._fail_all(self._failure)
         if isinstance(self._failure, errors.TaskLostError):
             return  # a lost device cannot be closed: closing would wait for it forever
@@ -358,7 +301,7 @@ class Dispatcher:
                     self._abandon(job, self._watchdog.error(job))
                 times.append(self._watchdog.due)
             if self._closing:
-                if not core.busy and not self._held:
+                if not (core.busy or core.blocked):
                     return
                 times.append(self._hurry(times[0]))
             if self._again or not self._calls.empty():
@@ -374,26 +317,16 @@ class Dispatcher:
                 self._answer(self._calls.get())
                 lingers = executor.linger > 0
 
-    def _answer(self, first: Call | Series | None = None) -> None:
-        """Make the calls that other threads have sent until now: what comes meanwhile keeps the core from nothing."""
-        tasks = 0
-        for _ in range(min(MANY, self._calls.qsize() + (first is not None))):
+    def _answer(self, first: Call | None = None) -> None:
+        """Make the calls that other threads have sent so far."""
+        for _ in range(min(MAX_CALLS, self._calls.qsize() + (first is not None))):
             call, first = first, None
             if call is None:
                 try:
                     call = self._calls.get_nowait()
                 except queue.Empty:
                     break
-            if isinstance(call, Series):
-                with self._gate:
-                    if self._open is call:
-                        self._open = None
-                self._take_in_alike(call)
-                tasks += len(call.handles)
-                if tasks >= MANY:
-                    break
-            else:
-                self._make(*call)
+            self._make(*call)
 
     def _make(self, function: Callable[[], Any], reply: Reply | None) -> None:
         """Make a call."""
@@ -410,39 +343,36 @@ class Dispatcher:
             self._settle()
 
     def _settle(self) -> None:
-        """Settle the handles of tasks that have ended: those of a series that are done together."""
+        """Complete the futures of tasks that have ended."""
         core = self.core
         ended, core.ended = core.ended or [], []
-        for series, jobs in groupby(ended, _done_series):
-            if series is not None:
-                first = series.first
-                series.settle_all([job.number - first for job in jobs])
-                continue
-            for job in jobs:
-                # an executor that lost it raises when it is polled
-                self._again |= isinstance(job.error, errors.TaskLostError)
-                _settle_one(job, job.error, cancelled=job.state is State.CANCELLED)
+        for job in ended:
+            # an executor that lost it raises when it is polled
+            self._again |= isinstance(job.error, errors.TaskLostError)
+            _settle_one(job, job.error, cancelled=job.state is State.CANCELLED)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
-        """Take in a request, once all of `after` have ended well."""
+        """Accept a request, which arrives once all of `after` have ended well."""
         if self._closing:
             raise self._closed_error()
-        if not after:
-            self._take_in(request, handles)
-            return
-        waits = {f for f in after if not f.done()}
+        waits = [future for future in after if not future.done()]
         if any(f.cancelled() or f.exception() is not None for f in after if f not in waits):
             for handle in handles:
                 handle.settle(None, cancelled=True)
-        elif waits:
-            for handle in handles:
-                self._held[handle] = (handles, waits)
-            for future in list(waits):
-                future.add_done_callback(lambda f: self._calls_back(lambda: self._released(request, handles, f)))
-        else:
-            self._take_in(request, handles)
+            return
+        request.arrival = self.core.executor.now()
+        jobs = self.core.submit(request, waits)
+        for handle, job in zip(handles, jobs, strict=True):
+            handle.job = job
+            if not handle.done():
+                job.handle = handle
+        for handle, job in zip(handles, jobs, strict=True):
+            if handle.done():  # it was cancelled before it was accepted
+                self.core.cancel(job)
+        for future in waits:
+            future.add_done_callback(lambda f: self._calls_back(lambda: self._released(jobs[0], f)))
 
     def _submit_later(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
         """Do it for a submitter who does not wait, so that what refuses it fails its handles."""
@@ -450,19 +380,6 @@ class Dispatcher:
             self._submit(request, handles, after)
         except BaseException as error:
             self._refuse(handles, error)
-
-    def _take_in_alike(self, series: Series) -> None:
-        """Take in tasks that differ in nothing but their number."""
-        if self._closing:
-            self._refuse(series.pending(), self._closed_error())
-            return
-        try:
-            self.core.submit_alike(series)
-        except BaseException as error:  # of the policy: the thread ends of it when all that was sent has its place
-            failure = error
-            self._calls.put((lambda: _raise(failure), None))
-            if series.first < 0:  # the core has none of them
-                self._refuse(series.pending(), failure)
 
     @staticmethod
     def _refuse(handles: Iterable[Handle], error: BaseException) -> None:
@@ -476,50 +393,21 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 return
-            self._send((function, None))
+            self._calls.put((function, None))
         self.core.executor.wake()
 
-    def _released(self, request: Request, handles: list[Handle], future: Future[Any]) -> None:
-        """Go on with a request that waited for a future, among others."""
-        if handles[0] not in self._held:
-            return
-        _, waits = self._held[handles[0]]
-        waits.discard(future)
-        well = not future.cancelled() and future.exception() is None
-        if well and waits:
-            return
-        left = [handle for handle in handles if self._held.pop(handle, None) is not None]
-        if not well:
-            for handle in left:
-                handle.settle(None, cancelled=True)
-            return
-        try:
-            self._take_in(request, handles)
-        except BaseException as error:
-            self._refuse(left, error)
-
-    def _take_in(self, request: Request, handles: Sequence[Handle]) -> None:
-        request.arrival = self.core.executor.now()
-        jobs = self.core.submit(request)
-        for handle, job in zip(handles, jobs, strict=True):
-            handle.job = job
-            if not handle.done():
-                job.handle = handle
-        for handle, job in zip(handles, jobs, strict=True):
-            if handle.done():  # it was cancelled while it waited for earlier tasks
-                self.core.cancel(job)
+    def _released(self, job: Job, future: Future[Any]) -> None:
+        """Let a request arrive that waited for a future, or cancel it if that has failed."""
+        if not future.cancelled() and future.exception() is None:
+            self.core.release(future)
+        elif self.core.cancel(job):
+            self._settle()
 
     def _cancel(self, handle: Handle) -> bool:
         if handle.done():
             return handle.cancelled()
-        if handle in self._held:
-            handles, _ = self._held[handle]
-            for other in handles[handles.index(handle) :]:
-                if self._held.pop(other, None) is not None:
-                    other.settle(None, cancelled=True)
-            return True
         job = handle.job
-        if job is None:  # its submission comes before this
+        if job is None:  # its submission is in the queue
             self._calls.put((lambda: self._cancel(handle), None))
             return True
         if job.state is State.RUNNING and not self.core.may_leave(job):
@@ -530,7 +418,7 @@ class Dispatcher:
 
     def _cancel_all(self, handles: Sequence[Handle]) -> None:
         for handle in handles:
-            if not handle.done() and (handle.job is not None or handle in self._held):
+            if not handle.done() and handle.job is not None:
                 self._cancel(handle)
 
     def _close(self, cancel: bool, patience: float, left: list[Handle]) -> None:
@@ -538,12 +426,12 @@ class Dispatcher:
         if cancel:
             if self._give_up is None:
                 self._give_up = self.core.executor.now() + patience
-            left += [*self._held, *self._pending()]
+            left += self._pending()
             self._cancel_all(left)
 
     def _pending(self) -> list[Handle]:
         """Return the handles of all tasks that were taken in and have not ended."""
-        return [handle for handle in map(_handle_of, self.core.jobs) if handle is not None]
+        return [job.handle for job in self.core.jobs if job.handle is not None]
 
     def _hurry(self, due: float | None) -> float | None:
         """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
@@ -589,7 +477,7 @@ class Dispatcher:
         with contextlib.suppress(Exception):  # of somebody else's log, which may be what has failed
             self.core.write_out()
         self._settle()
-        for handle in [*self._pending(), *self._held]:
+        for handle in self._pending():
             if handle.done():
                 continue  # a callback of one before it has cancelled it
             lost = errors.TaskLostError(
@@ -598,13 +486,8 @@ class Dispatcher:
             )
             lost.__cause__ = failure
             handle.settle(lost)
-        self._held.clear()
         while not self._calls.empty():
-            call = self._calls.get()
-            if isinstance(call, Series):
-                self._take_in_alike(call)
-                continue
-            function, reply = call
+            function, reply = self._calls.get()
             if reply is not None:
                 reply.put((None, self._closed_error()))
             elif isinstance(function, functools.partial):
@@ -618,20 +501,9 @@ class Dispatcher:
         return error
 
 
-def _done_series(job: Job) -> Any:
-    """Return the series of a job that is done; None of any other."""
-    return job.series if job.state is State.DONE else None
-
-
-def _handle_of(job: Job) -> Handle | None:
-    """Return the handle of a job; None of one that was settled."""
-    handle: Handle | None = job.handle if job.series is None else job.series.handles[job.number - job.series.first]
-    return handle
-
-
 def _settle_one(job: Job, error: BaseException | None, cancelled: bool = False) -> None:
-    """Settle the handle of a job, unless it was."""
-    handle, job.handle = _handle_of(job), None
+    """Complete the future of a job, unless it is complete."""
+    handle, job.handle = job.handle, None
     if handle is not None:
         handle.settle(error, cancelled=cancelled and error is None)
 
@@ -642,10 +514,6 @@ def _answer_of(reply: Reply) -> Any:
     if error is not None:
         raise error
     return value
-
-
-def _raise(error: BaseException) -> None:
-    raise error
 
 
 @atexit.register

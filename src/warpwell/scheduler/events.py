@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -64,50 +64,6 @@ class Event:
 _FIELDS = {"time": int | float, "kind": str, "task": int, "name": str, "tenant": str, "why": dict}
 
 
-@dataclass(slots=True)
-class Many:
-    """Events of one kind of tasks that are alike, as they are noted; `events` makes them.
-
-    Parameters
-    ----------
-    kind, name, tenant : str
-    numbers : sequence of int
-        Of the tasks.
-    times : float or sequence of float
-        Of all, or of each.
-    why : dict
-        What all have.
-    key : str
-        What else each has in `why`, which is in `values`; empty: nothing.
-    values : sequence
-    """
-
-    kind: str
-    name: str
-    tenant: str
-    numbers: Sequence[int]
-    times: float | Sequence[float]
-    why: dict[str, Any]
-    key: str = ""
-    values: Sequence[Any] = ()
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def events(self) -> Iterator[Event]:
-        """Return the events."""
-        times, why, key = self.times, self.why, self.key
-        for k, number in enumerate(self.numbers):
-            time = times if isinstance(times, float | int) else times[k]
-            its = {**why, key: self.values[k]} if key else why
-            yield Event(time, self.kind, number, self.name, self.tenant, its)
-
-    def without(self, count: int) -> Many:
-        """Return all but the first ones."""
-        times = self.times if isinstance(self.times, float | int) else self.times[count:]
-        return replace(self, numbers=self.numbers[count:], times=times, values=self.values[count:])
-
-
 class Log:
     """Events in order; equal for equal input and seed.
 
@@ -129,8 +85,7 @@ class Log:
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
-        self._noted: list[Event | tuple[Any, ...] | Many] = []
-        self._count = 0
+        self._noted: list[Event | tuple[Any, ...]] = []
         self.dropped = 0
         self.most = None if most is None else checked_integer(most, "most")
         self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
@@ -139,14 +94,8 @@ class Log:
 
     @property
     def events(self) -> list[Event]:
-        """What was noted, as events: most are read by nobody, so they are made here."""
-        found: list[Event] = []
-        for noted in self._noted.copy():
-            if isinstance(noted, Many):
-                found += noted.events()
-            else:
-                found.append(noted if isinstance(noted, Event) else Event(*noted))
-        return found
+        """Return the recorded events. Few programs read them, so they are created here."""
+        return [noted if isinstance(noted, Event) else Event(*noted) for noted in self._noted.copy()]
 
     def add(self, event: Event) -> None:
         """Append an event.
@@ -154,52 +103,30 @@ class Log:
         A scheduler calls it in its thread when it has carried out what it decided: it must not raise, and must not call
         the scheduler.
         """
-        self._append(event, 1)
+        self._append(event)
 
     def note(self, found: Sequence[tuple[Any, ...]]) -> None:
         """Append events by their fields, in the order of `Event`."""
         if type(self).add is Log.add:
             for fields in found:
-                self._append(fields, 1)
-        else:  # somebody else's log
+                self._append(fields)
+        else:  # a subclass receives events
             for fields in found:
                 self.add(Event(*fields))
 
-    def note_many(self, found: Many) -> None:
-        """Append events of tasks that are alike."""
-        if type(self).add is Log.add:
-            self._append(found, len(found))
-        else:
-            for event in found.events():
-                self.add(event)
-
-    def _append(self, noted: Event | tuple[Any, ...] | Many, count: int) -> None:
+    def _append(self, noted: Event | tuple[Any, ...]) -> None:
         self._noted.append(noted)
-        self._count += count
-        if self._count >= self._full:  # seldom: the events that stay move to the front
+        if len(self._noted) >= self._full:  # rarely: the remaining events move to the front
             assert self.most is not None
-            self._drop(self._count - self.most)
-
-    def _drop(self, count: int) -> None:
-        """Forget the first events."""
-        noted, gone, left = self._noted, 0, count
-        rest: list[Many] = []
-        while left:
-            first = noted[gone]
-            its = len(first) if isinstance(first, Many) else 1
-            if isinstance(first, Many) and its > left:
-                rest.append(first.without(left))
-            left -= min(its, left)
-            gone += 1
-        noted[:gone] = rest  # one step: other threads read
-        self.dropped += count
-        self._count -= count
+            count = len(self._noted) - self.most
+            del self._noted[:count]  # one step: other threads read
+            self.dropped += count
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._noted)
 
     def write(self, stream: TextIO) -> None:
         """Write one JSON object a line; the first is ``{"about": ...}``, unless `about` is empty.

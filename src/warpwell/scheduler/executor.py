@@ -69,28 +69,6 @@ class Ended:
 
 
 @dataclass(slots=True)
-class EndedAlike(Ended):
-    """The end of a job, and of others behind it that `launch_train` launched with it: all ended well.
-
-    Only the caller of `launch_train` gets it.
-
-    Attributes
-    ----------
-    jobs : sequence of Job
-        In order; `job` is the first one.
-    times : sequence of float
-        When each has ended.
-    """
-
-    jobs: Sequence[Job] = ()
-    times: Sequence[float] = ()
-
-    def each(self) -> list[Ended]:
-        """Return the end of each."""
-        return [Ended(job, time) for job, time in zip(self.jobs, self.times, strict=True)]
-
-
-@dataclass(slots=True)
 class Stopped:
     """A preempted task has left: `done` blocks have ended, none is running."""
 
@@ -147,30 +125,6 @@ class Executor(ABC):
         happens if either of the two has left before.
         """
         return False
-
-    def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
-        """Do `launch_behind` for jobs that differ in nothing but their number, one behind the other; return how many.
-
-        Those that are left behind the first that cannot be are to be launched when their turn comes. If this raises,
-        the device was given none.
-        """
-        for k, job in enumerate(jobs):
-            try:
-                if not self.launch_behind(job, placement, other):
-                    return k
-            except Exception:
-                if k == 0:
-                    raise
-                return k  # what it raises comes out of its launch, too
-            other = job
-        return len(jobs)
-
-    def words(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return what arguments become for the device, so that equal words make equal launches; None: not told.
-
-        Any thread may call it.
-        """
-        return None
 
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:

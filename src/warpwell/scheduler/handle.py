@@ -1,20 +1,22 @@
-"""Handle: the future of a submitted task, like those of `concurrent.futures`."""
+"""Handle: the future of a submitted task or request."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import itertools
 import logging
-import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 from .. import errors
 from .._check import checked_seconds
+from .._future import Future
 from .task import Job, State, Task
+
+_logger = logging.getLogger("concurrent.futures")
 
 ENDED = (State.DONE, State.FAILED, State.CANCELLED)
 
@@ -29,53 +31,28 @@ class Runner(Protocol):
         """Return the state of a task that has not ended."""
 
 
-class TaskFuture(Future[None]):
-    """The future of a task, on any scheduler.
+class TaskFuture(Future):
+    """The future of a task, on any scheduler. ``concurrent.futures.wait`` and ``asyncio.wrap_future`` accept it.
 
     Attributes
     ----------
     name : str
-        The task's.
+        Name of the task.
     """
 
-    # What a Future has to be waited for with is made when somebody does: it is most of a task's memory, and of the work
-    # of the garbage collector where thousands of tasks wait. It has no lock: who holds one when Ctrl-C comes, as in
-    # `concurrent.futures.wait`, would keep the thread that ends tasks from all of them.
-    _live_state = "PENDING"
-    _result = _exception = None
-    _looks: dict[int, str] | None = None
-    _own_waiters: list[Any] | None = None
-    _own_callbacks: list[Any] | None = None
-
     def __init__(self, runner: Runner, name: str) -> None:
+        super().__init__(f"task {name!r}")
         self.name = name
         self._runner = runner
-        self._process = os.getpid()
-
-    def _made(self, name: str, make: Callable[[], Any]) -> Any:
-        return self.__dict__.setdefault(name, make())  # one step: threads get the same
-
-    @property
-    def _state(self) -> str:  # type: ignore[override]
-        """How it is, for `concurrent.futures`."""
-        looks = self._looks
-        return self._live_state if not looks else looks.get(threading.get_ident(), self._live_state)
-
-    @property
-    def _condition(self) -> Any:  # type: ignore[override]
-        return _Look(self)
-
-    @property
-    def _waiters(self) -> Any:  # type: ignore[override]
-        return _Waiters(self)
+        self._cancelled = False
 
     def done(self) -> bool:
         """Return whether the task has ended."""
-        return self._live_state in _OVER
+        return self._state == "FINISHED"  # also in a forked process
 
     def cancelled(self) -> bool:
         """Return whether the task was cancelled."""
-        return self._live_state in _CANCELLED
+        return self._cancelled and self.done()
 
     @property
     def state(self) -> State:
@@ -87,7 +64,7 @@ class TaskFuture(Future[None]):
         return self._runner.state_of(self)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for the end, `timeout` seconds at most.
+        """Wait for the end, at most `timeout` seconds.
 
         Raises
         ------
@@ -107,39 +84,21 @@ class TaskFuture(Future[None]):
             This process was forked from the one that submitted the task, and the task had not ended: it does not run
             here.
         """
-        seconds = _seconds(timeout)
-        if self._live_state == "FINISHED" and self._exception is None:
-            return None
-        self._await(seconds)
-        if self._live_state == "FINISHED" and self._exception is None:
-            return None  # most do, and make nothing for it
-        return super().result(0.0)
+        super().result(_seconds(timeout))
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
-        self._await(_seconds(timeout))
-        return super().exception(0.0)
-
-    def _await(self, seconds: float | None) -> None:
-        """Return at the end, or after some seconds."""
-        if self.done():
-            return
-        self.require_process()
-        event = self._made("_event", _Event)
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        # `settle` looks for an event behind the end, so one of both sees the other
-        while not self.done():
-            left = min(_LOOK, until - time.monotonic())
-            if left <= 0:
-                return
-            event.wait(left)
+        """Wait for the end, at most `timeout` seconds, and return the error of `result`, or None."""
+        error = super().exception(_seconds(timeout))
+        if self._cancelled:
+            raise CancelledError
+        return error
 
     def running(self) -> bool:
         """Return whether the task has a place on the device now."""
         return self.state in (State.RUNNING, State.STOPPING)
 
     def cancel(self) -> bool:
-        """Ask for the end of the task.
+        """Request the end of the task.
 
         A waiting task is cancelled at once. A running task stops at the end of its current blocks; it is then
         cancelled, or done if they were its last ones. Later tasks of its request are cancelled with it.
@@ -163,163 +122,38 @@ class TaskFuture(Future[None]):
             )
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
-        """Notify all waiting threads (once)."""
-        self._exception = error
-        self._live_state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
-        self._tell()
+        """Set the outcome, once, and notify all waiting threads."""
+        self._cancelled = cancelled
+        if cancelled:
+            self.set_exception(CancelledError())
+        elif error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(None)
 
-    def _tell(self) -> None:
-        """Notify all waiting threads, now that it has ended."""
-        event = self.__dict__.pop("_event", None)
-        if event is not None:
-            event.set()
-        # Who comes adds itself first and looks at the end then, so one of both sees the other.
-        if self._own_waiters is not None:
-            self._tell_waiters()
-        if self._own_callbacks is not None:
-            self._invoke_callbacks()
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call ``fn(self)`` at the end, or immediately if the task has ended. Exceptions are logged."""
+        super().add_done_callback(functools.partial(_call, fn))
 
-    def _tell_waiters(self) -> None:
-        """Tell those of `concurrent.futures` who wait for several, each once, whatever thread does it."""
-        for waiter in _taken(self._own_waiters):
-            if self.cancelled():
-                waiter.add_cancelled(self)
-            elif self._exception is None:
-                waiter.add_result(self)
-            else:
-                waiter.add_exception(self)
-
-    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
-        """Have ``fn(self)`` called at the end; now, if the task has ended."""
-        self._made("_own_callbacks", list).append(fn)
-        if self.done():
-            self._invoke_callbacks()
-
-    def _invoke_callbacks(self) -> None:
-        """Make the calls, each once; what one raises is logged, as `Future` does, and ends no thread of a scheduler."""
-        for callback in _taken(self._own_callbacks):
-            try:
-                callback(self)
-            except BaseException as error:
-                if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
-                    raise  # Ctrl-C comes there alone
-                _logger.exception("exception calling callback for %r", self)
-
-
-class _Event:
-    """As that of `threading`, but whom Ctrl-C interrupts keeps nobody from it: `set` waits for no lock."""
-
-    __slots__ = ("_gate", "_set")
-
-    def __init__(self) -> None:
-        self._set = False
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def set(self) -> None:
-        self._set = True
-        with contextlib.suppress(RuntimeError):  # it is open
-            self._gate.release()
-
-    def clear(self) -> None:
-        self._set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        mine = False
-        while not self._set:
-            left = min(_LOOK, until - time.monotonic())
-            if left <= 0:
-                return False
-            mine = self._gate.acquire(timeout=left)
-        if mine:
-            self.set()  # for the next who waits; one whom Ctrl-C keeps from it costs the others a look
-        return True
-
-
-class _Look:
-    """What `concurrent.futures` takes for the condition of a future while it looks at it and comes to wait.
-
-    It keeps nobody from anything. The thread sees how the future was when it began to look, whatever happens meanwhile.
-    """
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: TaskFuture) -> None:
-        self._future = future
-
-    def acquire(self) -> None:
-        future = self._future
-        future._made("_looks", dict)[threading.get_ident()] = future._live_state
-
-    def release(self) -> None:
-        assert self._future._looks is not None
-        self._future._looks.pop(threading.get_ident(), None)
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return: who asks has waited (`TaskFuture._await`)."""
-
-
-class _Waiters:
-    """The list of those of `concurrent.futures` who wait for a future and others."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: TaskFuture) -> None:
-        self._future = future
-
-    def append(self, waiter: Any) -> None:
-        future = self._future
-        if future._state in _OVER:
-            return  # it saw that, and does not wait for this one
-        if type(waiter.event) is not _Event:
-            waiter.event = _Event()  # who comes holds all of the futures: none has set the other one
-        future._made("_own_waiters", list).append(waiter)
-        if future.done():
-            future._tell_waiters()
-
-    def remove(self, waiter: Any) -> None:
-        with contextlib.suppress(ValueError):  # it was told
-            (self._future._own_waiters or []).remove(waiter)
-
-
-def _taken(entries: list[Any] | None) -> Iterator[Any]:
-    """Take entries out of a list, which other threads may do, too."""
-    while entries:
-        try:
-            yield entries.pop(0)
-        except IndexError:
-            return
-
-
-_logger = logging.getLogger("concurrent.futures")
-
-_LOOK = 1.0
-"""Seconds after which who waits looks for itself."""
-
-_CANCELLED = ("CANCELLED", "CANCELLED_AND_NOTIFIED")
-_OVER = ("FINISHED", *_CANCELLED)
+    def _wait(self, timeout: float | None) -> None:
+        if not self.done():
+            self.require_process()
+            super()._wait(timeout)
 
 
 class Handle(TaskFuture):
-    """A task that was submitted. It is a `concurrent.futures.Future`, so ``wait`` and ``as_completed`` take it.
+    """A submitted task, or a request of several. `concurrent.futures.wait` and `asyncio.wrap_future` accept it.
 
     `result` returns None once the task has ended, and raises its latched error, the error that prevented it from
-    running, or ``CancelledError``. Callbacks run in the thread of the scheduler: they may submit and cancel, and must
-    not wait.
+    running, or ``CancelledError``. Callbacks run in the scheduler's thread: they may submit and cancel, and must not
+    wait.
 
     Attributes
     ----------
     task : Task
+        Of a request, its last task.
     job : Job or None
-        The scheduler's record: times, blocks done, preemptions. None until its thread has taken the task in, and while
-        it waits for what it comes `after`.
+        The scheduler's record: times, completed blocks, preemptions. None until its thread has accepted the task.
     """
 
     def __init__(self, runner: Runner, task: Task) -> None:
@@ -328,8 +162,52 @@ class Handle(TaskFuture):
         self.job: Job | None = None
 
 
+class RequestHandle(TaskFuture):
+    """The future of a request of several tasks: done when all have ended, with the first error.
+
+    Attributes
+    ----------
+    handles : tuple of TaskFuture
+        Of its tasks, in order.
+    """
+
+    def __init__(self, name: str, handles: Sequence[TaskFuture]) -> None:
+        super().__init__(_Tasks(), name)
+        self.handles = tuple(handles)
+        self._ends = itertools.count(1)  # one step of the interpreter: tasks may end in several threads
+        for handle in self.handles:
+            handle.add_done_callback(self._ended)
+
+    def _ended(self, _: TaskFuture) -> None:
+        if next(self._ends) == len(self.handles):
+            error = next((e for h in self.handles if not h.cancelled() and (e := h.exception()) is not None), None)
+            self.settle(error, cancelled=error is None and any(handle.cancelled() for handle in self.handles))
+
+
+class _Tasks:
+    """The runner of a request, whose tasks have runners of their own."""
+
+    def cancel(self, request: RequestHandle) -> bool:
+        """Cancel the first task that can be cancelled; the later ones are cancelled with it."""
+        return any(handle.cancel() for handle in request.handles if not handle.done())
+
+    def state_of(self, request: RequestHandle) -> State:
+        """Return the state of the first task that has not ended."""
+        return next((handle.state for handle in request.handles if not handle.done()), State.RUNNING)
+
+
+def _call(function: Callable[[Any], object], future: Any) -> None:
+    """Call a callback. A thread of the scheduler survives everything that it raises."""
+    try:
+        function(future)
+    except BaseException as error:
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C
+        _logger.exception("exception calling callback for %r", future)
+
+
 def _seconds(timeout: float | None) -> float | None:
-    """Return a time to wait; 0 and less mean to look once."""
+    """Return a time to wait; 0 and less mean not to wait."""
     if timeout is None:
         return None
     if isinstance(timeout, int | float) and timeout <= 0:

@@ -84,15 +84,11 @@ class Launch:
 
     Where that job is to be older than a running one, that is named as `relieves`: its workers are relieved when the job
     begins. If the executor cannot do that, the order of `View.running` says so at its turn.
-
-    `others` are launched behind `job`, in trains, plain: those that `Waiting.alike` returned for it, or the first of
-    them. Many of them cost little more than one.
     """
 
     job: Job
     placement: Placement = field(default_factory=Placement)
     why: dict[str, Any] = field(default_factory=dict)
-    others: Sequence[Job] = ()
     behind: Job | None = None
     relieves: Job | None = None
 
@@ -162,15 +158,12 @@ class Policy(ABC):
     def bucket(self, job: Job) -> Hashable:
         """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen.
 
-        By class, and preempted or new. It is the same for tasks that differ in nothing but their number.
+        By class, and preempted or new.
         """
         return job.task.profile.kind, job.state is State.PREEMPTED
 
     def key(self, job: Job) -> float:
-        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits.
-
-        It is the same for tasks that arrive together and differ in nothing but their number.
-        """
+        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits."""
         return job.arrival
 
     @abstractmethod
@@ -182,8 +175,4 @@ class Policy(ABC):
         """
 
     def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
-        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it.
-
-        Of those of a train that are alike and have ended since the last decision, only the first is told: none of the
-        others has been in `View.running` at a decision.
-        """
+        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it."""

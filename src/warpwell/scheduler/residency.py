@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .executor import Capacity
-from .task import Profile
+from .task import Job, Profile
 
 REMEMBERED = 1 << 13
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
+
+MIN_ROOM = 0.1
+"""Part of the blocks of a kernel that must find room for the kernel to count as running. Chosen, not fitted."""
 
 _SLACK = 1e-9
 
@@ -91,9 +94,18 @@ def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
     return found[0]
 
 
-def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:
-    """Return how many blocks are resident when a kernel has the whole device: at least 1."""
-    return shape_of(profile, blocks, capacity).alone
+def with_room(running: Sequence[Job], capacity: Capacity) -> list[Job]:
+    """Return the jobs that have blocks on the device, of those that run, in the order of residency."""
+    found: list[Job] = []
+    left = 1.0
+    for job in running:
+        shape = shape_of(job.task.profile, job.task.blocks, capacity)
+        allowed = shape.allowed(None if job.placement is None else job.placement.workers)
+        wanted = shape.load * max(1, min(allowed, job.task.blocks - job.done))
+        if not found or left > MIN_ROOM * wanted:
+            found.append(job)
+            left -= wanted
+    return found
 
 
 def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:

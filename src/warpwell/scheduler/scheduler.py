@@ -14,23 +14,22 @@ import numpy as np
 from .. import errors, registry
 from .._check import checked_device
 from ..targets import Launch, default_device, is_argument
+from .accesses import accesses_of
+from .batch import BATCH_LAUNCH_SECONDS, batched
 from .callables import Call, as_launch, at_present
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
 from .executor import Executor
 from .executors import executor_of
-from .handle import Handle, TaskFuture
+from .handle import Handle, RequestHandle, TaskFuture
 from .policy import Policy, Rates
 from .predict.learner import Learner
-from .task import Pattern, Profile, Request, Task, checked_size, require_profile
+from .task import Prepared, Profile, Request, Task, checked_size, require_profile
 from .tenants import Tenant
 from .tensors import shared
 
 T = TypeVar("T")
-
-PATTERNS = 1024
-"""Launches with equal words, and equal options, that are remembered."""
 
 
 class Scheduler:
@@ -91,13 +90,6 @@ class Scheduler:
     >>> x.tolist()
     [0, 2, 4, 6]
     """
-
-    _patterns: dict[Any, tuple[Pattern, int | None]] | None = None
-    """By what decides everything about a task: what it has in common with the next one, and how much the learner had
-    forgotten by then, if it was asked. None: nothing is remembered."""
-    _last: tuple[Launch, Any, str, int, str | None, Profile | None, Pattern, int | None] | None = None
-    """The last launch that was like an earlier one, its words and options, and what `_patterns` has of it: to see that
-    the next one is the same takes less than to look it up."""
 
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
         """Make a `PoolScheduler` if devices of a pool are given."""
@@ -166,7 +158,6 @@ class Scheduler:
         self._executor = self._dispatcher.core.executor
         if learner is not None:
             learner.meets(self._executor.capacity, self._executor.machine)
-            self._patterns = {}
 
     def submit(
         self,
@@ -180,16 +171,21 @@ class Scheduler:
         memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
+        order: str = "data",
     ) -> Handle:
         """Submit a launch. The policy decides when it runs; do not use the arguments until it has ended.
 
+        A task that uses an array which an earlier unfinished task of this scheduler uses, too, runs after that one,
+        unless both only read it. So tasks on the same arrays have the result of their order of submission.
+
         Parameters
         ----------
-        launch : Launch, callable or graph
+        launch : Launch, callable, graph or Prepared
             ``kernel[n]``, without a stream. Or a function: ``launch(stream, *args)`` enqueues work of other libraries
             in a stream of the driver (an int; None on a CPU, where it does the work) and does not wait; the
             scheduler's thread calls it, so that nothing else is decided meanwhile. Or a captured graph of PyTorch,
-            CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted.
+            CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted. Or a launch that
+            `prepare` returned, whose arguments and options are used.
         *args
             The arguments of the launch, or of the function after the stream. Arrays of other libraries that say by
             DLPack alone where they lie are used there.
@@ -203,6 +199,8 @@ class Scheduler:
             Device memory that it needs, in bytes or as "1GiB", if more than its arrays.
         profile : Profile, optional
             The known profile of the task.
+        order : {"data", "none"}
+            "none": it waits for no other task because of its arrays, and no other task waits for it.
 
         Raises
         ------
@@ -219,30 +217,11 @@ class Scheduler:
         ForkError
             This process was forked from the one that made the scheduler, or from that of a task in `after`.
         """
-        launch, key = at_present(launch), None
-        if deadline is None and memory is None and size is None and after == ():
-            last = self._last
-            if last is None or launch is not last[0]:
-                words = self._executor.words(args) if self._may_be_alike(launch) else None
-            else:
-                words = self._executor.words(args)
-                _, its, its_tenant, its_priority, its_name, its_profile, pattern, forgotten = last
-                if (
-                    words == its
-                    and tenant is its_tenant
-                    and priority is its_priority
-                    and name is its_name
-                    and profile is its_profile
-                    and (forgotten is None or forgotten == self._learner.forgotten)  # type: ignore[union-attr]
-                ):
-                    return self._dispatcher.submit_alike(pattern, args)
-            if words is not None:
-                options = tenant, priority, name, profile
-                key = (launch.kernel, launch.shape, *map(type, options), options, words)
-                found = self._again(key)
-                if found is not None:
-                    self._last = launch, words, *options, *found
-                    return self._dispatcher.submit_alike(found[0], args)
+        if isinstance(launch, Prepared):
+            if args:
+                raise errors.ArgumentError("a prepared launch has its arguments: pass it alone", name="args")
+            task = launch.new_task()
+            return self.submit_request(Request(task.name, (task,)), after)[0]
         task = self.task(
             launch,
             *args,
@@ -253,52 +232,41 @@ class Scheduler:
             memory=memory,
             profile=profile,
             size=size,
+            order=order,
         )
-        request = Request(task.name, (task,))
-        if key is not None:
-            self._remember(key, request)
-        return self.submit_request(request, after)[0]
+        return self.submit_request(Request(task.name, (task,)), after)[0]
 
-    def _may_be_alike(self, launch: Any) -> bool:
-        """Whether the words of its arguments, and options, decide everything about its task but its number."""
-        return self._patterns is not None and type(launch) is Launch and launch.stream is None
+    def prepare(self, launch: Any, *args: Any, **options: Any) -> Prepared:
+        """Return a launch that is checked now, and costs less each time that it is submitted.
 
-    def _again(self, key: Any) -> tuple[Pattern, int | None] | None:
-        """Return what `_patterns` has of an earlier task that this one is like, if there was one."""
-        assert self._patterns is not None and self._learner is not None
-        try:
-            found = self._patterns.get(key)
-        except TypeError:  # an option that cannot be hashed, which is refused later
-            return None
-        return None if found is None or found[1] not in (None, self._learner.forgotten) else found
+        Use it for kernels below a millisecond that are submitted many times with the same arguments.
 
-    def _remember(self, key: Any, request: Request) -> None:
-        """Remember the task of a request, for others that are like it, if any thread may take them in."""
-        assert self._patterns is not None and self._learner is not None
-        task = request.tasks[0]
-        with contextlib.suppress(TypeError):
-            if not task.cut.participants and self._dispatcher.core.welcomes(request):
-                if len(self._patterns) >= PATTERNS:
-                    self._patterns.clear()
-                task.pattern = Pattern(task)
-                self._patterns[key] = task.pattern, None if task.known is None else self._learner.forgotten
+        Parameters
+        ----------
+        launch, *args
+            See `submit`. Arrays may change their items, not their memory.
+        **options
+            Those of `submit`, without `after`.
+        """
+        return Prepared(self.task(launch, *args, **options))
 
     def submit_many(
         self,
-        launches: Sequence[tuple[Any, ...]],
+        launches: Sequence[tuple[Any, ...] | Prepared],
         *,
         name: str | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (),
         **options: Any,
-    ) -> list[Handle]:
+    ) -> TaskFuture:
         """Submit a request of several launches, which run one after the other.
 
-        If one fails or is cancelled, the later ones are cancelled.
+        If one fails or is cancelled, the later ones are cancelled. Consecutive launches of kernels that take less than
+        0.3 ms, as measured or given, are one task, which is preempted and cancelled between two launches.
 
         Parameters
         ----------
-        launches : sequence of tuples
-            ``(kernel[n], *args)`` each.
+        launches : sequence of tuple or Prepared
+            ``(kernel[n], *args)`` each, or what `prepare` returned.
         name : str, optional
             Of the request.
         **options
@@ -306,11 +274,68 @@ class Scheduler:
 
         Returns
         -------
-        list of Handle
-            One a launch.
+        Handle
+            The future of the request. It fails with the error of the launch that failed.
         """
-        tasks = [self.task(*launch, **options) for launch in checked_launches(launches)]
-        return self.submit_tasks(tasks, name=name, after=after)
+        tasks = self._batches(checked_launches(launches), name, options)
+        handles = self.submit_tasks(tasks, name=name, after=after)
+        return handles[0] if len(handles) == 1 else RequestHandle(name or tasks[0].name, handles)
+
+    def _batches(self, launches: Sequence[Any], name: str | None, options: dict[str, Any]) -> list[Task]:
+        """Return the tasks of launches in order; short ones that follow one another are one task."""
+        known: dict[Any, tuple[Task, bool]] = {}
+        found: list[Task] = []
+        batch: dict[Any, int] = {}
+        order: list[int] = []
+
+        def close_batch() -> None:
+            tasks = [known[key][0] for key in batch]
+            if len(order) == 1:
+                prepared = tasks[0].prepared
+                found.append(tasks[0] if prepared is None else prepared.new_task())
+                known.clear()  # no task is in a request twice
+            elif order:
+                found.append(self._batch(tasks, order.copy(), name or tasks[0].name))
+            batch.clear()
+            order.clear()
+
+        for launch in launches:
+            is_prepared = isinstance(launch, Prepared)
+            key = id(launch) if is_prepared else _key_of(launch)
+            if key not in known:
+                task = launch.task if is_prepared else self.task(*launch, **options)
+                known[key] = task, self._is_short(task)
+            task, short = known[key]
+            if short:
+                order.append(batch.setdefault(key, len(batch)))
+                continue
+            close_batch()
+            found.append(launch.new_task() if is_prepared else task)
+            known.pop(key, None)
+        close_batch()
+        return found
+
+    def _is_short(self, task: Task) -> bool:
+        seconds, cut = task.profile.seconds, task.cut
+        if seconds is None or seconds >= BATCH_LAUNCH_SECONDS or isinstance(task.launch, Call):
+            return False
+        return not getattr(cut, "participants", ()) and all(map(self._executor.keeps, _arrays(task.arguments)))
+
+    def _batch(self, tasks: Sequence[Task], order: Sequence[int], name: str) -> Task:
+        arrays = {id(array): array for task in tasks for array in _arrays(task.arguments)}
+        first = tasks[0]
+        task = batched(
+            tasks,
+            order,
+            name,
+            tenant=first.tenant,
+            priority=first.priority,
+            deadline=first.deadline,
+            memory=max([task.memory for task in tasks]),
+        )
+        task.there = sum(int(array.nbytes) for array in arrays.values())
+        task.memory = max(task.memory, task.there)
+        return task
 
     def submit_tasks(
         self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
@@ -348,6 +373,7 @@ class Scheduler:
         memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
+        order: str = "data",
         **options: Any,
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
@@ -372,6 +398,7 @@ class Scheduler:
             memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
             whole=str(runs_whole or ""),
             cut=blocks,
+            accesses=accesses_of(launch, args) if checked_order(order) == "data" else (),
             **options,
         )
         keeps = self._executor.keeps
@@ -436,13 +463,28 @@ def require_launch(launch: Any) -> None:
         raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
 
 
+def checked_order(order: Any) -> str:
+    """Return "data" or "none", or raise `ArgumentError`."""
+    if order not in ("data", "none"):
+        raise errors.ArgumentError(f"order must be 'data' or 'none', got {order!r:.60}", name="order")
+    return str(order)
+
+
 def checked_launches(launches: Any) -> list[Sequence[Any]]:
     """Return launches, each with its arguments, or raise `ArgumentError`."""
     found = list(launches) if isinstance(launches, Iterable) else [launches]
     for its in found:
-        if not isinstance(its, tuple | list) or not its:
+        if not isinstance(its, Prepared) and (not isinstance(its, tuple | list) or not its):
             raise errors.ArgumentError(f"{its!r:.80} is not a tuple of kernel[n] and its arguments", name="launches")
     return found
+
+
+def _key_of(launch: Sequence[Any]) -> Any:
+    """Return a key by which equal launches of a request are known: the same kernel, shape and objects."""
+    first = launch[0]
+    if type(first) is not Launch:
+        return id(launch)
+    return (first.kernel, first.shape, first.stream, *map(id, launch[1:]))
 
 
 def _arrays(args: Sequence[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 from .. import errors
 from .._check import LONGEST, checked_integer, checked_nbytes, checked_number, shown
+from .data_order import Access
 
 MOST = 2**63 - 1
 """The largest whole number: policies, logs and services reckon with 64 bits."""
@@ -150,8 +152,10 @@ class Task:
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     cut : object
         The launch cut into blocks (`Launch.cut`), for the first executor that launches it; None once it has been used.
-    pattern : Pattern or None
-        What it has in common with others.
+    prepared : Prepared or None
+        What it shares with other tasks of the same prepared launch.
+    accesses : sequence of Access
+        Memory that it uses: it follows earlier tasks that use the same memory, unless all of them only read it.
     """
 
     name: str
@@ -169,7 +173,8 @@ class Task:
     number: int = -1
     known: Any = None
     cut: Any = None
-    pattern: Pattern | None = None
+    prepared: Prepared | None = None
+    accesses: Sequence[Access] = ()
 
     def __post_init__(self) -> None:
         # Invalid values must be found here: in the scheduler's thread they would end all tasks. A simulation makes a
@@ -194,35 +199,28 @@ class Task:
             require_profile(self.profile, self.name)
 
 
-class Pattern:
-    """What tasks have in common that differ in nothing but their number: many of them cost little more than one.
-
-    It has no argument, so it may be kept: arrays at the same addresses are equal to a kernel.
+class Prepared:
+    """A launch that `Scheduler.prepare` has checked once, for many submissions.
 
     Attributes
     ----------
     forms : object
-        What an executor launched one of them by, and launches more by (`Executor.launch_train`); None until then.
+        The compiled launch of the first task that an executor has run; None until then.
     """
 
-    __slots__ = ("_known", "_shared", "_task", "forms")
+    __slots__ = ("forms", "task")
 
     def __init__(self, task: Task) -> None:
-        self._shared = {**vars(task), "arguments": (), "cut": None, "number": -1, "pattern": self}
-        self._task: type[Task] | None = None
-        self._known = task.known
+        self.task = task
+        task.prepared = self
         self.forms: Any = None
 
-    def task(self, arguments: tuple[Any, ...]) -> Task:
-        """Return one more such task. Its fields were checked when the first one was made."""
-        made = self._task
-        if made is None:  # with the second one: the first does not wait for it
-            # Where their class has the fields, a task is one object that the garbage collector looks at, and not two.
-            made = self._task = type("Task", (Task,), self._shared)
-        task = made.__new__(made)
-        task.arguments = arguments
-        if self._known is not None:
-            task.profile = self._known.profile
+    def new_task(self) -> Task:
+        """Return one more task of the launch, whose fields were checked when it was prepared."""
+        task = copy.copy(self.task)
+        task.cut = None
+        if task.known is not None:
+            task.profile = task.known.profile
         return task
 
 
@@ -315,10 +313,10 @@ class Job:
         Where it runs; None while it waits.
     number : int
         Its place in the order of submission: what logs call it, and what ties are broken by.
-    series : Series or None
-        What it was submitted in. All records of a series have one `task`, until somebody asks a handle for its own.
+    after : tuple of int
+        Numbers of the tasks whose data it waits for, or waited for.
     handle : Handle or None
-        What its submitter waits for, until it has ended; of a series its `series` has that.
+        The future of its submitter, until it has ended.
     train : Train or None
         What it is in, behind a running job; None where it does not wait for the end of one.
     """
@@ -338,23 +336,9 @@ class Job:
     number: int = -1
     alone: bool = False
     priority: int = 0
-    series: Any = None
+    after: tuple[int, ...] = ()
     handle: Any = None
     train: Train | None = None
-
-    @classmethod
-    def alike(cls, series: Any, arrival: float, number: int, priority: int) -> Job:
-        """Return the record of a task of a series, which is a request of its own."""
-        job = cls.__new__(cls)  # its other fields are as the class has them
-        job.task, job.series, job.arrival, job.since = series.task, series, arrival, arrival
-        job.number, job.priority = number, priority
-        return job
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "request":
-            raise AttributeError(name)
-        self.request = Request(self.task.name, (self.task,), self.arrival)  # of one of many, when somebody asks
-        return self.request
 
     @property
     def needs(self) -> int:

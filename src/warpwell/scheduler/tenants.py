@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from .. import errors
 from .._check import checked_integer, checked_nbytes
-from .executor import Capacity, Ended, Stopped
-from .residency import resident_alone
+from .executor import Capacity
+from .residency import with_room
 from .task import MOST, Job, Task
 
 IDLE = 1024
@@ -161,8 +161,6 @@ class Tenants(dict[str, Account]):
         super().__init__()
         self._capacity = capacity
         self._time = 0.0
-        self.behind: dict[Job, Job] = {}
-        self._owed: dict[Job, tuple[float, int]] = {}
         for tenant in read_tenants(settings):
             if tenant.name in self:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
@@ -223,8 +221,8 @@ class Tenants(dict[str, Account]):
     def charge(self, running: Sequence[Job], now: float) -> None:
         """Charge the tenants of running jobs for the time since the last call.
 
-        What waits for room behind another kernel (`behind`) is not charged: the one that has the room is. As what has
-        room is told by what clients say of their kernels, it is kept in mind, and `settle` may charge it after all.
+        The jobs that have room on the device share the charge equally. A job that waits for room behind older ones is
+        not charged. So a claim about a kernel's size can only raise what its own tenant pays.
         """
         seconds = now - self._time
         if seconds <= 0:
@@ -234,54 +232,15 @@ class Tenants(dict[str, Account]):
             for account in self.values():
                 if account.rate is not math.inf:
                     account.credit = min(account.bound, account.credit + account.rate * seconds)
-        if not running:
-            return
-        whole = self._capacity.processors
-        users = [job for job in running if job not in self.behind] if self.behind else running
-        each = whole / len(users) * seconds
+        users = with_room(running, self._capacity) if len(running) > 1 and len(self) > 1 else running
         for job in users:
-            self._use(self[job.task.tenant], each)
-        for job in self.behind:
-            owed, done = self._owed[job]
-            self._owed[job] = owed + whole / len(running) * seconds, done
+            self._use(self[job.task.tenant], self._capacity.processors / len(users) * seconds)
 
     @staticmethod
     def _use(account: Account, used: float) -> None:
         account.used += used
         account.credit -= used
         account.clock += used / account.weight
-
-    def wait_behind(self, behind: dict[Job, Job]) -> None:
-        """Learn which running kernels have no room yet, and behind which one each of them waits for it."""
-        for job in [j for j in self.behind if self.behind[j] is not behind.get(j)]:
-            self.settle(job, False)
-        for job, first in behind.items():
-            if job not in self.behind:
-                self.behind[job] = first
-                self._owed[job] = 0.0, job.done
-
-    def leaves(self, leaver: Job, event: Ended | Stopped, progress: Callable[[Job], int]) -> None:
-        """Settle time that was not charged yet, when a kernel leaves the device.
-
-        What ends while the one that it waited for is still there had room, whatever was said of it; and so had what
-        did more blocks than are resident at a time by then. (The first ones begin where the last ones of the other
-        kernel leave.)
-
-        ``progress(job)`` returns the blocks of a job that have ended.
-        """
-        for job, first in list(self.behind.items()):
-            if job is leaver:
-                self.settle(job, isinstance(event, Ended) or event.done > self._owed[job][1])
-            elif first is leaver:
-                at_a_time = resident_alone(job.task.profile, job.task.blocks, self._capacity)
-                self.settle(job, progress(job) - self._owed[job][1] > at_a_time)
-
-    def settle(self, job: Job, had_room: bool) -> None:
-        """Forget that a kernel waited for room; where it had it, charge it in place of the one that it waited for."""
-        first, (owed, _) = self.behind.pop(job), self._owed.pop(job)
-        if had_room:
-            self._use(self.account(job.task.tenant), owed)
-            self._use(self.account(first.task.tenant), -owed)
 
     def barred(self, spare: bool = False) -> frozenset[str]:
         """Return the tenants whose tasks may not be launched now: those over their quota.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -129,36 +129,16 @@ class Waiting:
         """
         return self._lines[self._places[job][3]].passed
 
-    def add(self, jobs: Sequence[Job]) -> bool:
-        """Take a job in, or several that arrive together and differ in nothing but their number.
-
-        Return whether the first of them is the first of its bucket.
-        """
-        job = jobs[0]
+    def add(self, job: Job) -> None:
+        """Add a job that has arrived, or was preempted."""
         bucket, key = self._bucket(job), self._key(job)
         line = self._lines.get(bucket)
         if line is None:
             line = self._lines[bucket] = _Bucket()
-        add, places = line.add, self._places
-        for its in jobs:
-            places[its] = entry = (key, its.number, its, bucket)
-            add(entry)
+        self._places[job] = entry = (key, job.number, job, bucket)
+        line.add(entry)
         if self._line is not None:
-            for its in jobs:
-                self._line.add((its.arrival, its.number, its, None))
-        return line.entries[line.start][2] is job
-
-    def alike(self, job: Job, most: int) -> list[Job]:
-        """Return those directly behind a job that differ from it in nothing but their number, at most so many."""
-        pattern = job.task.pattern
-        if pattern is None or job.preemptions or not self.unrestricted:
-            return []
-        found: list[Job] = []
-        for its in islice(self.behind(job), most):
-            if its.task.pattern is not pattern or its.preemptions:
-                break
-            found.append(its)
-        return found
+            self._line.add((job.arrival, job.number, job, None))
 
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""
@@ -171,30 +151,16 @@ class Waiting:
         if self._line is not None:
             self._line.remove((job.arrival, job.number, job, None))
 
-    def launched(self, jobs: Sequence[Job]) -> None:
-        """Let a job go that was launched, or several of its bucket; count them for the older ones that they passed."""
-        bucket = self._places[jobs[0]][3]
-        mine, order = self._lines[bucket], self._line
+    def launched(self, job: Job) -> None:
+        """Remove a job that was launched, and count it for the older jobs of other buckets."""
+        mine = self._lines[self._places[job][3]]
         mine.passed = 0
         if len(self._lines) > 1:
             for line in self._lines.values():
-                if line is not mine:
-                    head = line.entries[line.start][2]
-                    at, number = head.arrival, head.number
-                    for job in jobs:
-                        if at < job.arrival or (at == job.arrival and number < job.number):
-                            line.passed += 1
-        if len(jobs) == 1 or not (mine.begins_with(jobs) and (order is None or order.begins_with(jobs))):
-            for job in jobs:
-                self.remove(job)
-            return
-        for job in jobs:
-            del self._places[job]
-        mine.remove_first(len(jobs))
-        if order is not None:
-            order.remove_first(len(jobs))
-        if mine.start == len(mine.entries):
-            del self._lines[bucket]
+                head = line.entries[line.start][2]
+                if line is not mine and (head.arrival, head.number) < (job.arrival, job.number):
+                    line.passed += 1
+        self.remove(job)
 
 
 class _Bucket:
@@ -225,12 +191,6 @@ class _Bucket:
         else:
             insort(entries, entry, self.start)
 
-    def begins_with(self, jobs: Sequence[Job]) -> bool:
-        """Whether these are its first ones; they are directly behind each other."""
-        at = self.start + len(jobs) - 1
-        entries = self.entries
-        return at < len(entries) and entries[self.start][2] is jobs[0] and entries[at][2] is jobs[-1]
-
     def remove(self, entry: Entry) -> None:
         entries, start = self.entries, self.start
         if entries[start][2] is not entry[2]:
@@ -238,13 +198,8 @@ class _Bucket:
             if i > start:
                 del entries[i]
                 return
-        self.remove_first(1)
-
-    def remove_first(self, count: int) -> None:
-        entries, start = self.entries, self.start
-        # their tasks, with their arrays, must not stay for as long as the places do
-        entries[start : start + count] = [_GONE] * count
-        self.start = start = start + count
+        entries[start] = _GONE  # its task, with its arrays, must not stay as long as the place does
+        self.start = start = start + 1
         if start == len(entries) or (start >= 64 and 2 * start >= len(entries)):
             del entries[:start]
             self.start = 0

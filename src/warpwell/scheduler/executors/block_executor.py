@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from ... import errors
 from ..._os import clock
-from ..executor import Capacity, Ended, EndedAlike, Executor, Stopped
+from ..executor import Capacity, Ended, Executor, Stopped
 from ..task import Job
 
 
@@ -102,10 +102,7 @@ class BlockExecutor(Executor, Generic[R]):
         """Return the events since the last call, and forget the runs that have ended."""
         events, self._events = self._events, []
         for event in events:
-            if isinstance(event, EndedAlike):
-                for job in event.jobs:
-                    self._runs.pop(job, None)
-            elif isinstance(event, Ended):
+            if isinstance(event, Ended):
                 self._runs.pop(event.job, None)
         return events
 

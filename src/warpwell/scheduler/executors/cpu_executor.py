@@ -43,6 +43,7 @@ from ... import errors
 from ..._check import checked_integer, checked_nbytes, checked_seconds
 from ..._os import Threads
 from ...targets.blocks import CURSOR, DONE, NEVER, STOP, TARGET, BlockLaunch
+from ..batch import Batch
 from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
@@ -210,7 +211,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
 
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. What is wrong with the task itself comes out of `poll`, as its end."""
-        quota = self._quota(placement.workers)
+        quota = self._quota(job, placement.workers)
         with self._lock:
             self._require_open()
             run = self._runs.get(job)
@@ -236,7 +237,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. A task that is leaving, or that runs whole, takes no notice; threads have no age."""
-        quota = self._quota(workers)
+        quota = self._quota(job, workers)
         with self._lock:
             run = self._running(job)
             run.quota = quota
@@ -407,7 +408,8 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         except Exception as error:
             self._say(Ended(job, self.now(), error))
             return
-        run = self._runs[job] = CpuRun(job, blocks, quota, plain or not blocks.preemptible)
+        plain = not blocks.preemptible or (plain and not isinstance(task.launch, Batch))
+        run = self._runs[job] = CpuRun(job, blocks, quota, plain)
         if run.whole:
             self._go(run)
         else:
@@ -476,6 +478,8 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._events.append(event)
         self._changed.notify_all()
 
-    def _quota(self, workers: int | None) -> int:
+    def _quota(self, job: Job, workers: int | None) -> int:
         self._check_quota(workers)
+        if isinstance(job.task.launch, Batch):
+            return 1  # each launch has the target's threads
         return self.threads if workers is None else min(workers, self.threads)

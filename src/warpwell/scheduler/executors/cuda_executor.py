@@ -37,14 +37,15 @@ from ... import errors
 from ..._check import checked_nbytes
 from ..._os import Threads
 from ...targets.blocks import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP, BlockLaunch
-from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
+from ..batch import Batch
+from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace, Records
 from .cuda_run import CudaRun, Kept, Relief, lost_with
 from .gpu import Gpu
-from .lines import NOTHING, Line
+from .lines import NOTHING, SLOTS, Line
 
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
@@ -138,8 +139,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         asked = self._time()
         self._check_quota(placement.workers)
         run = self._runs.get(job)
-        if run is not None and run.alike and self._may_launch_again(run):
-            run = None  # what it shared with others says nothing of workers
         if run is None:
             run = self._runs[job] = self._ahead.take(job, placement)
             if run.blocks is not None:
@@ -165,13 +164,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         line = None if before is None else before.line
         if before is None or line is None or not line.room:
             return False
-        pattern = job.task.pattern
-        # an end of one that is alike is told at once
-        alike = pattern is not None and pattern.forms is not None and not before.count and before.after is None
-        if run is None and placement.plain and alike:
-            return self.launch_train([job], placement, other) == 1  # nothing has to be begun
-        if run is not None and run.alike and not placement.plain:
-            run = None
+        if before.is_batch or isinstance(job.task.launch, Batch):
+            return False  # a batch gives its line more launches later
         if run is None:
             run = self._ahead.take(job, placement)
             if run.blocks is None and not (self._at_hand(job) and self._begin(run) is None):
@@ -241,84 +235,9 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if run.reliefs and run.floor < run.reliefs[-1].floors[run]:
             self._leave(run, run.reliefs[-1].floors[run])
 
-    def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
-        """See `Executor`."""
-        before, task = self._runs.get(other), jobs[0].task
-        line = None if before is None else before.line
-        kept = None if task.pattern is None else task.pattern.forms
-        if (
-            before is None
-            or line is None
-            or not line.room
-            or before.count
-            or before.after
-            or kept is None
-            or not self._runs.keys().isdisjoint(jobs)
-        ):
-            return super().launch_train(jobs, placement, other)
-        jobs = jobs[: line.room]
-        run = CudaRun(jobs[0], placement)
-        self._gpu.wait_default()  # as `begin` does for each of the others
-        run.ticket = line.push_alike(kept.forms.plain_row(), task.profile.seconds or 0.0, [run] * len(jobs))
-        run.blocks, run.forms, run.line, run.jobs = kept, kept.forms, line, jobs
-        run.phase, run.behind, run.alike = Phase.RUNNING, True, True
-        self._ahead.drop(*jobs)
-        self._runs.update(dict.fromkeys(jobs, run))
-        return len(jobs)
-
-    def _alone(self, train: CudaRun, index: int) -> CudaRun:
-        """Give a job of a train a run of its own: the next one, or one that has ended."""
-        assert train.jobs is not None
-        run = CudaRun(train.jobs[index], train.placement)
-        run.blocks, run.forms, run.phase, run.alike = train.blocks, train.forms, Phase.ENDING, True
-        if index >= train.ended:
-            self._runs[run.job] = run
-            run.line, run.ticket, run.rows = train.line, train.ticket + index, 1
-            run.phase, run.behind = Phase.RUNNING, True
-            self._passes(train, 1)
-        return run
-
-    @staticmethod
-    def _passes(train: CudaRun, count: int) -> None:
-        """Note that the next ones of a train have ended, or have runs of their own."""
-        assert train.jobs is not None
-        train.ended += count
-        if train.ended == len(train.jobs):
-            train.line, train.phase = None, Phase.ENDING
-
-    def _apart(self, train: CudaRun) -> None:
-        """Give each job of a train that has not ended a run of its own."""
-        assert train.jobs is not None
-        line, first = train.line, train.ended
-        if line is not None:
-            line.change_owners(train, [self._alone(train, k) for k in range(first, len(train.jobs))])
-
-    def _all_apart(self) -> None:
-        """Do it with all trains."""
-        for train in {run for run in self._runs.values() if run.jobs is not None}:
-            self._apart(train)
-
-    def _running(self, job: Job) -> CudaRun:
-        """See `BlockExecutor`."""
-        run = super()._running(job)
-        if run.jobs is None:
-            return run
-        index = run.jobs.index(job)
-        if index < run.ended:
-            return self._alone(run, index)  # it was not polled yet
-        self._apart(run)
-        return self._runs[job]
-
-    def words(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-        """See `Executor`."""
-        words: tuple[Any, ...] | None = self._gpu.words(arguments)
-        return words
-
     def prepare(self, job: Job) -> None:
         """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
-        pattern = job.task.pattern
-        if pattern is None or pattern.forms is None:
-            self._ahead.note(job)
+        self._ahead.note(job)
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """See `Executor`. Every mode is a drain."""
@@ -326,6 +245,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run = self._running(job)
         run.leave = True
         if run.phase is not Phase.RUNNING:
+            return
+        if run.is_batch:
+            self._withdraw_batch(run)
+            if not run.rows:
+                self._left(run, self._time())
             return
         if run.behind and self._withdraw(run) and not run.rows:
             run.line = None
@@ -391,7 +315,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         run = self._runs.pop(job, None)
         self._ahead.drop(job)
-        if run is not None and run.jobs is None:
+        if run is not None:
             self._give_record(run)
             self._helpers.run(lambda: self._end(run))
 
@@ -430,42 +354,28 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if self._lines.news == self._seen:
             return None
         self._seen = self._lines.news
-        began, told, last = self._began, self._told, None
+        began, told = self._began, self._told
         for line in list(self._busy):
-            found = line.reap()
-            k = 0
-            while k < len(found):
-                run, status, _, ended = found[k]
-                k += 1
+            for run, status, _, ended in line.reap():
                 if type(run) is Relief:
                     self._relieved(run)
                     continue
-                if run.jobs is not None and not status:
-                    times = [max(told, ended - began)]
-                    while k < len(found) and found[k][0] is run and not found[k][1]:
-                        times.append(max(told, found[k][3] - began))
-                        k += 1
-                    last = times[-1]
-                    jobs = run.jobs[run.ended : run.ended + len(times)]
-                    self._events.append(EndedAlike(jobs[0], times[0], jobs=jobs, times=times))
-                    self._passes(run, len(times))
-                    continue
-                if run.jobs is not None:
-                    run = self._alone(run, run.ended)
                 if run.line is line and line.told > run.ticket:
                     run.line = None
                 if status < 0:
                     continue  # it was withdrawn, and may be in another line by now
                 run.rows -= 1
-                if run.alike and not status:
-                    run.phase, last = Phase.ENDING, max(told, ended - began)
-                    self._events.append(Ended(run.job, last))
-                    continue
+                if run.is_batch and not status:
+                    run.done += 1
+                    if run.rows <= SLOTS // 2:
+                        self._fill_batch(run, line)
                 if status:
                     failure = self._gpu.failure(status, run.job.task.name)
                     if not isinstance(failure, errors.ArgumentError):
                         return failure
                     run.error = failure
+                    if run.is_batch:
+                        self._withdraw_batch(run)
                     if run.count:  # others may wait for them to begin or to leave
                         self._leave(run, run.top)
                         for word in (BEGUN, LEFT):
@@ -475,8 +385,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if line.empty:
                 self._busy.remove(line)
                 self._lines.give(line)
-        if last is not None:
-            self._pace.freed(last)
         return None
 
     def _relieved(self, relief: Relief) -> None:
@@ -500,11 +408,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if run.error is None and not run.several:
                 run.seconds = self._gpu.between(*pair)
             self._timers.append(pair)
-        run.done = blocks.blocks
+        if not run.is_batch:
+            run.done = blocks.blocks
         if run.error is None and run.count and run.floor == run.top:  # all were to leave, blocks left or none
             run.gone = run.top
             run.done = min(int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0]), blocks.blocks)
-        if run.done < blocks.blocks:
+        if run.done < blocks.blocks and run.error is None:
             run.seconds = None
             if run.phase is Phase.STOPPING:
                 run.phase = Phase.STOPPED
@@ -552,7 +461,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if self._closed:
             return
         self._closed = True
-        self._all_apart()
         if self._lost is None:
             for run in self._runs.values():
                 if run.behind:
@@ -603,7 +511,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _at_hand(self, job: Job) -> bool:
         """Tell whether `_begin` copies nothing and compiles nothing."""
         task = job.task
-        if task.pattern is not None and task.pattern.forms is not None:
+        if isinstance(task.launch, Batch) or (task.prepared is not None and task.prepared.forms is not None):
             return True
         return bool(self._gpu.at_hand(task.launch, task.arguments))
 
@@ -611,7 +519,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Begin the arguments and compile; return what went wrong."""
         try:
             task = run.job.task
-            kept = None if task.pattern is None else task.pattern.forms
+            kept = None if task.prepared is None else task.prepared.forms
             blocks, task.cut = task.cut, None
             if kept is not None:
                 self._gpu.wait_default()  # as where arguments begin
@@ -621,7 +529,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                     blocks = task.launch.cut(task.arguments, self._gpu.device)
                 blocks.begin()
                 run.blocks = blocks
-                run.forms = self._gpu.forms(blocks)
+                run.forms = blocks.forms_of(self._gpu) if run.is_batch else self._gpu.forms(blocks)
             run.resources = run.forms.resources(run.form)
         except BaseException as failure:  # the task's own failure, which is its end
             return failure
@@ -649,6 +557,10 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         line, own = self._line(run.placement.priority)
         if own:
             self._order.keep(run, line.stream, self._time())
+        if run.is_batch:
+            run.next_launch = run.done
+            self._fill_batch(run, line)
+            return
         workers, pair = run.form == "workers", self._timer() if run.timed else None
         timer = pair
         row = self._workers_row(run) if workers else run.row
@@ -688,9 +600,34 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.rows += 1
         run.kept.append(row)
         run.top += run.count
-        if task.pattern is not None and task.pattern.forms is None and getattr(run.forms, "lasting", False):
+        if task.prepared is not None and task.prepared.forms is None and getattr(run.forms, "lasting", False):
             assert isinstance(run.blocks, BlockLaunch)
-            task.pattern.forms = Kept(run.forms, run.blocks)
+            task.prepared.forms = Kept(run.forms, run.blocks)
+
+    def _fill_batch(self, run: CudaRun, line: Line) -> None:
+        """Give a line more launches of a batch, as many as it takes."""
+        task, forms = run.job.task, run.forms
+        expected = (task.profile.seconds or 0.0) / task.blocks
+        most = SLOTS if forms.can_withdraw else 2
+        while run.phase is Phase.RUNNING and run.next_launch < task.blocks and line.room > 0 and run.rows < most:
+            position = forms.order[run.next_launch]
+            row = forms.rows[position]
+            if row is None:
+                forms.forms[position].start_plain(line.stream)
+                row = NOTHING
+            run.ticket = line.push(row, expected, run)
+            run.line = line
+            run.rows += 1
+            run.next_launch += 1
+
+    @staticmethod
+    def _withdraw_batch(run: CudaRun) -> None:
+        """Withdraw the launches of a batch that are not on the GPU."""
+        run.phase = Phase.STOPPING
+        while run.rows and run.forms.can_withdraw and run.line is not None and run.line.withdraw(run.ticket):
+            run.rows -= 1
+            run.ticket -= 1
+            run.next_launch -= 1
 
     def _timer(self) -> tuple[int, int]:
         """Return two events with times."""
@@ -778,8 +715,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Return the runs that are behind one in its line, in order."""
         if run.line is None:
             return []
-        for train in {its for its in self._runs.values() if its.jobs is not None and its.line is run.line}:
-            self._apart(train)
         found = [
             its
             for its in self._runs.values()
@@ -846,7 +781,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _lose(self, error: BaseException) -> None:
         """Give every run up: after a fault no kernel runs in this process any more."""
         self._lost = error
-        self._all_apart()
         self._events = lost_with(error, self._runs.values(), self._events, self._time())
         told = {event.job for event in self._events}
         self._runs = {job: run for job, run in self._runs.items() if job in told}

@@ -74,7 +74,7 @@ class Ahead:
             self._made[run.job] = run
 
     def drop(self, *jobs: Job) -> None:
-        """Forget jobs that were cancelled before their launch, or are launched as others were."""
+        """Forget jobs that were cancelled before their launch."""
         if self._made:
             for job in jobs:
                 self._made.pop(job, None)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ... import errors
 from ...targets.blocks import BlockLaunch
-from ..executor import Ended, EndedAlike, Stopped
+from ..batch import Batch
+from ..executor import Ended, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockRun, Phase
 
@@ -47,13 +48,8 @@ class CudaRun(BlockRun):
     """Of whom is told first, that it has left."""
     then = _NONE
     """Those that come after it."""
-    alike = False
-    """Whether it was launched as others were, as it is: it has no resources of its own, and its end is told at once."""
-    jobs: Sequence[Job] | None = None
-    """Of a train that was launched at once: its jobs, from `ticket` on. They have this run together, each with one row,
-    until one of them is treated by itself."""
-    ended = 0
-    """How many of them have ended."""
+    next_launch = 0
+    """Of a batch: the position of the next launch that a line is given."""
     pair: tuple[int, int] | None = None
     """Events before and behind it in its line, if its time is to be measured."""
     several = False
@@ -84,9 +80,16 @@ class CudaRun(BlockRun):
         return self.phase in (Phase.RUNNING, Phase.STOPPING)
 
     @property
+    def is_batch(self) -> bool:
+        """Whether its blocks are launches."""
+        return isinstance(self.job.task.launch, Batch)
+
+    @property
     def form(self) -> str:
-        """How it runs: "plain" or "workers"."""
+        """How it runs: "plain", "workers" or "batch"."""
         assert self.blocks is not None
+        if self.is_batch:
+            return "batch"
         if self.done and self.blocks.preemptible:
             return "workers"  # as it is, blocks that have ended would run once more
         return "plain" if self.placement.plain or self.short or not self.blocks.preemptible else "workers"
@@ -153,7 +156,7 @@ class CudaRun(BlockRun):
 
 
 class Kept:
-    """How tasks of one pattern are launched: what a `BlockLaunch` is to others, with nothing to begin or to end.
+    """How tasks of one prepared launch are launched: as a `BlockLaunch`, with nothing to begin or to end.
 
     Parameters
     ----------
@@ -202,9 +205,7 @@ def lost_with(
     Tasks that have ended stay ended. A task whose stop was polled is in a queue of the scheduler, which will find out;
     a task whose stop was not polled yet is lost.
     """
-    events: list[Ended | Stopped] = []
-    for event in found:
-        events += event.each() if isinstance(event, EndedAlike) else [event]
+    events = list(found)
     told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
     ended = {event.job for event in told}
     stopped = {event.job for event in events} - ended

@@ -408,29 +408,6 @@ class Line:
         self._lines.publish(self.address + PUSHED, number + 1)
         return number
 
-    def push_alike(self, kernel: NDArray[np.int64], expected: float, owners: Sequence[Any]) -> int:
-        """Give it a kernel once for each owner, as `push` does; there must be `room`. Return the first number."""
-        first = number = self._pushed
-        self._expected = expected
-        last = first + len(owners)
-        while number < last:
-            slot = number & (SLOTS - 1)
-            end = min(SLOTS, slot + last - number)
-            for k in range(slot, end + MADE - 1, MADE):
-                self._event(min(k, end - 1))
-            rows = self._rows[slot:end]
-            rows[:, : CONFIGURATION + 2] = kernel[: CONFIGURATION + 2]
-            rows[:, HANDLE_WORD] = self._handle
-            rows[:, EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
-            rows[:, BEFORE // 8] = 0
-            rows[:, EVENT // 8] = self._events[slot:end]
-            rows[:, STATE // 8] = READY
-            number += end - slot
-        self._owners.extend(owners)  # now that nothing can fail any more
-        self._pushed = last
-        self._lines.publish(self.address + PUSHED, last)
-        return first
-
     def launched(self, number: int) -> bool:
         """Wait until a kernel was launched, which takes microseconds; return False where it is held back."""
         words, begun = self._words, clock.monotonic()
@@ -450,12 +427,6 @@ class Line:
     def follows(self, number: int, owner: Any) -> bool:
         """Return whether kernels of others, before this one of `owner`, have not ended yet."""
         return any(other is not owner for other in itertools.islice(self._owners, number - self._reaped))
-
-    def change_owners(self, owner: Any, owners: Sequence[Any]) -> None:
-        """Give the rows of one owner, of which `reap` has not told, to others, each to one: the last to the last."""
-        left = list(owners)
-        changed = [left.pop() if its is owner else its for its in reversed(self._owners)]
-        self._owners = deque(reversed(changed))
 
     def _event(self, slot: int) -> int:
         """Return the handle of a row's own event."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 from ... import errors
-from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..residency import shape_of
 from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
 from .live import Live, in_order
-from .order import ARRIVAL, at_least_one
+from .order import ARRIVAL, MAX_QUEUED_LAUNCHES, at_least_one
 from .sharing import age, at_most, demand, gentlest_mode, plainly, preemptible, quota, rest_of, stopping
 from .standing import Standing, due
 
@@ -23,15 +22,8 @@ NAMES = 8
 SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
 
-TRAIN = 1e-3
-"""Seconds of plain launches that wait on the device, at most, where somebody else may come."""
-
-AHEAD = 8
-"""Decisions with their launches, as long as these take, that may wait so at the least."""
-
-LONGEST = 10e-3
-"""The same where nobody has come lately: another thread may keep the scheduler from the interpreter for 5 ms."""
-
+RECHECK_SECONDS = 1e-4
+"""Shortest time after which a decision that waits for the end of a kernel is made again."""
 
 BRIEF = 5e-3
 """Seconds of kernels that are launched as they are where no company waits, for it comes soon enough behind them."""
@@ -42,9 +34,6 @@ LONG = 0.25
 DECISIONS = 4
 """Decisions with their launches, as long as these take, before the end of a lane's kernel, that the next one is chosen
 at the latest."""
-
-WAITS = 12
-"""Times that it takes to make room, for which a kernel may wait for another one that it gains little beside."""
 
 ALIKE = 0.2
 """Sums of rates that differ by less are alike."""
@@ -60,9 +49,6 @@ shorter ones, the rates are those of how soon the host relieves one."""
 MIN_FREE_PART = 0.25
 """Smallest part of the device that a running kernel leaves free for another of its class. Chosen in the simulator, with
 Orion's kernels and Azure's arrivals (seeds 1000 to 1004)."""
-
-LITTLE = 0.1
-"""Part of the device that is not worth another kernel."""
 
 
 class Lanes(Policy):
@@ -102,15 +88,13 @@ class Lanes(Policy):
         How often a kernel is made to leave for a better combination, at most.
     patience, slack, lead
         See `Standing`.
-    model : SourceModel, optional
-        Decay rates in the source's test.
     """
 
     name = "lanes"
     conserves = False
     watches = True
     adjusts = True
-    ahead = 512
+    ahead = MAX_QUEUED_LAUNCHES
 
     def __init__(
         self,
@@ -124,7 +108,6 @@ class Lanes(Policy):
         patience: int = 32,
         slack: float = 0.02,
         lead: float = 1.0,
-        model: SourceModel = SOURCE,
     ) -> None:
         for option, value in (
             ("worthwhile", worthwhile),
@@ -141,7 +124,6 @@ class Lanes(Policy):
         self.pause = pause
         self.soon = soon
         self.most = at_least_one("most", most)
-        self.model = model
         self._standing = Standing(patience, slack, lead)
         self._live = Live()
         self._seen: dict[Kind, float] = {}
@@ -299,7 +281,7 @@ class Lanes(Policy):
         """See whether somebody must leave, or what is short may be launched ahead."""
         running = view.running
         if len(running) == view.limit:
-            found = self._lower(view, first) or self._swap(view, heads)
+            found = self._lower(view, first)
             if found:
                 return found
         ahead = self._next(view, heads, first)
@@ -320,7 +302,7 @@ class Lanes(Policy):
         running = view.running
         if not self.soon or len({job.task.profile.kind for job in running}) < len(running):
             return []
-        soon = max(self.soon, DECISIONS * view.overhead)
+        soon = self._lookahead(view)
         again = math.inf
         for job in running:
             rest = rest_of(job, view.now)
@@ -340,7 +322,7 @@ class Lanes(Policy):
                 if poor or (mate is None and self._brief(view, following)):
                     launch.placement, launch.relieves = self._plain(view, following), None
                 return [launch]
-            again = min(again, max(rest - soon, 0.1 * TRAIN))
+            again = min(again, max(rest - soon, RECHECK_SECONDS))
         return [Hold(first, {"rule": "next"}, again=again)] if again < math.inf else []
 
     def _ahead_of(
@@ -409,73 +391,39 @@ class Lanes(Policy):
         return [(memory, share), (compute, 1.0 - share)]
 
     def _alone(self, view: View, job: Job, mate: Job) -> bool:
-        """Whether two are better launched as they are.
+        """Whether to launch a pair as it is: the one that must be the older is short, or nothing was gained."""
+        return self._short(view, in_order(job, mate)[0]) or self._poor(view, job, mate)
 
-        The one that must be the older is short, or gains less than it takes until the other one has made room, and that
-        one is over before long; or nothing was gained lately.
-        """
-        memory, compute = in_order(job, mate)
-        if self._short(view, memory) or self._poor(view, job, mate):
-            return True
-        seconds = memory.task.profile.seconds
-        if seconds is None or not preemptible(compute):
-            return False
-        cost = view.cost(compute, [memory])
-        blocks = compute.task.blocks
-        wave = (compute.task.profile.seconds or 0.0) * min(compute.task.profile.resident, blocks) / blocks
-        # It may wait for one that is over soon, but not for one that runs for long.
-        gains = (self._live.sum(job, mate) - 1.0) * seconds
-        # The host takes its time either way.
-        return gains < min(cost, wave) and (rest_of(compute, view.now) or 0.0) < WAITS * cost
+    def _lookahead(self, view: View) -> float:
+        return max(self.soon, DECISIONS * view.overhead)
 
     def _poor(self, view: View, job: Job, mate: Job) -> bool:
         return self._live.poor(job, mate, self.least, view.now, self.rest)
 
     def _behind(self, view: View, first: Job) -> list[Decision]:
-        """Launch a job as it is, and those that wait behind it, as far as they are short; many at once cost less."""
+        """Launch a job as it is, and the short ones that wait behind it; a few of them queue on the device."""
         running = view.running
-        trained = sum(map(len, view.trains.values()))
-        there = len(running) + trained
-        soon = max(TRAIN, AHEAD * view.overhead)
-        most = soon if self._waits_for_others(view) else LONGEST
-        seconds = sum([_rest(job, view.now) for job in running])
-        seconds += trained * (first.task.profile.seconds or TRAIN)
-        if there > view.limit and 2 * seconds > most:
-            return []
-        train = any([job.placement is not None and job.placement.plain for job in running])
-        if there >= view.limit and not train:
-            return []
-        # what can leave is in nobody's way
+        queued = sum(map(len, view.trains.values()))
+        soon, seconds = self._lookahead(view), sum([_rest(job, view.now) for job in running])
+        is_plain = any([job.placement is not None and job.placement.plain for job in running])
+        # a job that can leave is in no other job's way
         room = 1.0 - sum([demand(job, view.capacity) for job in running if not preemptible(job)])
         found: list[Decision] = []
-        line = chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead))
-        for job in line:
+        for job in chain((first,), view.waiting.behind(first)):
             short = self._short(view, job)
-            longest = most if short else soon
             place = self._plain(view, job) if self._as_it_is(view, job) else self._place(view, job)
-            ahead = self.ahead if seconds < longest and place.plain and train else 0
-            full = there + len(found) >= view.limit + ahead
-            if (full and (short or not place.plain or view.limit > 1)) or (found and not short):
+            full = len(running) + len(found) >= view.limit
+            may_queue = is_plain and place.plain and queued < self.ahead and (short or view.limit == 1)
+            if (full and not may_queue) or (found and not short):
                 break
-            if seconds >= longest and (full or room < LITTLE):
-                # It would only wait on the device, and stand in the way of whoever comes meanwhile.
-                return found or [Hold(job, {"rule": "soon"}, again=max(seconds - longest, 0.1 * TRAIN))]
-            if full:
-                break
-            launch = Launch(job, place, ARRIVAL)
-            found.append(launch)
-            train |= place.plain
-            each = job.task.profile.seconds or TRAIN
-            seconds += each
+            if not short and seconds >= soon and (full or room <= 0.0):
+                # It would only wait on the device, in the way of arriving jobs.
+                return found or [Hold(job, {"rule": "soon"}, again=max(seconds - soon, RECHECK_SECONDS))]
+            found.append(Launch(job, place, ARRIVAL))
+            is_plain |= place.plain
+            queued += full
+            seconds += job.task.profile.seconds or 0.0
             room -= demand(job, view.capacity)
-            if ahead and there + len(found) >= view.limit and seconds < longest:
-                free = view.limit + ahead - there - len(found)
-                launch.others = view.waiting.alike(job, min(free, math.ceil((longest - seconds) / each)))
-                others = len(launch.others)
-                there += others
-                seconds += others * each
-                room -= others * demand(job, view.capacity)
-                next(islice(line, others, others), None)
         return found
 
     @staticmethod
@@ -523,46 +471,6 @@ class Lanes(Policy):
             if part is not None and part < (mate.placement.workers or math.inf):
                 found.append(Resize(mate, part, {"rule": "makes room", "for": job.number}))
         return found
-
-    def _swap(self, view: View, heads: list[Job]) -> list[Decision]:
-        """Weigh, as the source does, a pair that is known to be better against the pair that runs."""
-        running = view.running
-        if len(running) != 2 or not all([preemptible(j) for j in running]):
-            return []
-        memory, compute = in_order(*running)
-        before = self._live.rates(memory, compute)
-        if before is None:
-            return []
-        s0 = sum(before)
-        for job in heads:
-            if _unknown(job):
-                continue
-            comes = job.task.profile.kind is MEMORY
-            victim, stays = (memory, compute) if comes else (compute, memory)
-            after = self._live.rates(job, stays)
-            if after is None or sum(after) <= s0 or victim.preemptions >= self.most:
-                continue
-            if self._standing.level(view, job) < self._standing.of(view, victim):
-                continue
-            rests = [rest_of(j, view.now) for j in (memory, compute)]
-            t = together([rest for rest in rests if rest is not None], list(before)) if None not in rests else 0.0
-            s1, n, d = sum(after), before[comes], self.model.decay(stays.task.profile.kind)
-            c = view.cost(victim, [stays])
-            if worth(s0, n, s1, t, c, d):
-                why = {
-                    "rule": "worth",
-                    "victim": victim.number,
-                    "newcomer": job.number,
-                    "S0": s0,
-                    "S1": s1,
-                    "n": n,
-                    "T": t,
-                    "C": c,
-                    "d": d,
-                    "gain": gain(s0, n, s1, t, c, d),
-                }
-                return self._replace(view, victim, job, why)
-        return []
 
 
 def _may_stay(view: View, job: Job) -> bool:

@@ -19,9 +19,6 @@ WINDOW = 50e-3
 WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
-HALF = 0.5
-"""Waves of blocks that both of a pair must have ended in a window: else one has only made room."""
-
 LEAST = 0.5
 """Part of the shorter one's time alone that a window must last: in the beginning of one, a kernel makes room."""
 
@@ -34,8 +31,8 @@ NEAR = 0.05
 LEAST_RATE = 1e-3
 """Rates are taken for at least so much, to divide by."""
 
-UNTRIED, USUAL = 1.3, 0.1
-"""Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
+UNTRIED = 1.3
+"""Sum of rates of a pair that was not measured."""
 
 
 Work = Callable[[], tuple[float, float]]
@@ -66,7 +63,6 @@ class Live:
 
     def __init__(self) -> None:
         self.pairs = Pairs()
-        self._usual = UNTRIED
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
@@ -118,8 +114,8 @@ class Live:
     def _close(self, key: Key, now: float) -> None:
         """End a window; those of a pair that are too short to say something count together, if both had room."""
         share = self._shares.get(key)
-        waves, seconds = (min([getattr(its, name) for its in self._found.values()]) for name in ("waves", "seconds"))
-        if share is None or waves < HALF or seconds < self._fresh:
+        seconds = min([its.seconds for its in self._found.values()])
+        if share is None or seconds < self._fresh:
             return
         before, parts = self._short.pop(key, (share, {}))
         if before == share:
@@ -132,7 +128,6 @@ class Live:
 
     def _note(self, key: Key, share: float, rates: tuple[float, float], now: float) -> None:
         self.pairs.note(key, share, rates)
-        self._usual += USUAL * (sum(rates) - self._usual)
         self._times[key] = now
 
     def choose(self, memory: Job, compute: Job, work: Work, shortest: float = 0.0) -> float:
@@ -179,9 +174,9 @@ class Live:
         return max(found.values(), key=sum) if found else None
 
     def sum(self, one: Job, two: Job) -> float:
-        """Return the largest sum of rates of a pair, to two digits; as usual where it was not measured."""
+        """Return the largest sum of rates of a pair, to two digits; `UNTRIED` where it was not measured."""
         rates = self.rates(one, two)
-        return self._usual if rates is None else round(sum(rates), 2)
+        return UNTRIED if rates is None else round(sum(rates), 2)
 
     def poor(self, one: Job, two: Job, least: float, now: float, rest: float) -> bool:
         """Whether all shares of a pair that were tried added up to less than `least`, the last within `rest` seconds.

@@ -15,6 +15,7 @@ In the order in which a launch meets them:
 - `reasons.py`: why a kernel does not compile, in the words of Python. No compiler.
 - `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.
+- `written.py`: which arguments of a kernel it may write.
 - `symbols.py`: addresses of the process that compiled code finds by name. No Numba.
 - `machine_code.py`: native functions as object files, which are loaded without Numba.
 - `run_cpu.py`, `run_cuda.py`: a launch on the CPU's threads, and on a GPU.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from .compiling import compilation_logger
     from .run_cpu import compile_launch, load_cpu
     from .run_cuda import Series, keep, max_registers, numba_cuda, reads_launch_flag, start, synchronize
+    from .written import written_arguments
 
 __all__ = ["intrinsics_for"]
 
@@ -43,6 +45,7 @@ _FROM = {
     "compiling": "compilation_logger",
     "run_cpu": "compile_launch load_cpu",
     "run_cuda": "Series keep max_registers numba_cuda reads_launch_flag start synchronize",
+    "written": "written_arguments",
 }
 __getattr__, __dir__ = on_first_use(
     __name__, {name: f"{module}:" for module, names in _FROM.items() for name in names.split()}

@@ -1,0 +1,183 @@
+"""DataOrder: which tasks each task must follow, because they use the same memory and one of them may write it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+
+class Ordered(Protocol):
+    """A job, or another object that uses memory."""
+
+    @property
+    def number(self) -> int:
+        """Position in the order of submission."""
+
+    @property
+    def request(self) -> Any:
+        """Object that is the same for jobs which run in order anyway."""
+
+
+J = TypeVar("J", bound=Ordered)
+
+_START = attrgetter("start")
+
+
+class Access(NamedTuple):
+    """Memory that a task uses.
+
+    Attributes
+    ----------
+    start, end : int
+        Addresses of the first byte and after the last one.
+    writes : bool
+        Whether the task may write it.
+    space : hashable
+        What the addresses refer to: 0 for the process's memory and the memory of its GPUs, which share addresses.
+    """
+
+    start: int
+    end: int
+    writes: bool
+    space: Hashable = 0
+
+
+@dataclass(eq=False)
+class _Segment(Generic[J]):
+    """A range of memory, the last unfinished job that may write it, and the jobs that read it after that one."""
+
+    start: int
+    end: int
+    writer: J | None = None
+    readers: set[J] = field(default_factory=set)
+
+
+class DataOrder(Generic[J]):
+    """Keeps, for each range of memory, the unfinished tasks that the next one to use it must follow.
+
+    A task follows only tasks that were added before it, so waiting tasks never form a cycle. A task that is cancelled
+    before those that it follows have ended still separates them from the tasks that follow it.
+    """
+
+    def __init__(self) -> None:
+        self._segments: dict[Hashable, list[_Segment[J]]] = {}
+        self._accesses: dict[J, Sequence[Access]] = {}
+        self._waits: dict[J, set[Hashable]] = {}
+        self._followers: dict[Hashable, list[J]] = {}
+        self._ended: set[Any] = set()
+
+    def add(self, job: J, accesses: Sequence[Access], after: Iterable[Hashable] = ()) -> tuple[int, ...]:
+        """Add a job with the memory that it uses, and events that it waits for too; none of these is a job.
+
+        Returns
+        -------
+        tuple of int
+            Numbers of the jobs of other requests that it follows.
+        """
+        found: set[J] = set()
+        for access in accesses:
+            self._use(job, access, found)
+        found.discard(job)
+        if accesses:
+            self._accesses[job] = accesses
+        before = sorted(found, key=lambda other: other.number)
+        events = [*before, *after]
+        if events:
+            self._waits[job] = set(events)
+            for event in events:
+                self._followers.setdefault(event, []).append(job)
+        return tuple(other.number for other in before if other.request is not job.request)
+
+    def waits(self, job: J) -> bool:
+        """Return whether a job still waits for another job or an event."""
+        return job in self._waits
+
+    def release(self, event: Hashable) -> list[J]:
+        """Record that an event has happened, or a job has ended; return the jobs that wait for nothing any more."""
+        released: list[J] = []
+        events = deque([event])
+        while events:
+            event = events.popleft()
+            waits = self._waits.get(event)  # type: ignore[call-overload]
+            if waits is not None:  # a job that was cancelled: only data matter to those that follow it
+                waits.intersection_update(self._accesses)
+                if waits:
+                    self._ended.add(event)
+                    continue
+                del self._waits[event]  # type: ignore[arg-type]
+            self._forget(event)
+            for job in self._followers.pop(event, ()):
+                waits = self._waits.get(job, set())
+                waits.discard(event)
+                if waits or job not in self._waits:
+                    continue
+                if job in self._ended:
+                    events.append(job)  # type: ignore[arg-type]
+                else:
+                    del self._waits[job]
+                    released.append(job)
+        return released
+
+    def _forget(self, event: Hashable) -> None:
+        self._ended.discard(event)
+        for start, end, _, space in self._accesses.pop(event, ()):  # type: ignore[call-overload]
+            segments = self._segments.get(space, [])
+            first, last = self._covered(segments, start, end)
+            left = []
+            for segment in segments[first:last]:
+                if segment.writer is event:
+                    segment.writer = None
+                segment.readers.discard(event)
+                if segment.writer is not None or segment.readers:
+                    left.append(segment)
+            segments[first:last] = left
+        if not self._accesses:
+            self._segments.clear()
+
+    @staticmethod
+    def _covered(segments: list[_Segment[J]], start: int, end: int) -> tuple[int, int]:
+        """Return the range of positions of segments that overlap a range of memory."""
+        first = bisect_left(segments, start, key=_START)
+        if first and segments[first - 1].end > start:
+            first -= 1
+        return first, bisect_left(segments, end, key=_START)
+
+    def _use(self, job: J, access: Access, found: set[J]) -> None:
+        """Add the jobs that an access must follow to `found`, and record it."""
+        start, end = access.start, access.end
+        if start >= end:
+            return
+        segments = self._segments.setdefault(access.space, [])
+        first, last = self._covered(segments, start, end)
+        inside: list[_Segment[J]] = []
+        new: list[_Segment[J]] = []
+        for segment in segments[first:last]:
+            if segment.start < start:
+                new.append(_Segment(segment.start, start, segment.writer, set(segment.readers)))
+            middle = _Segment(max(start, segment.start), min(end, segment.end), segment.writer, segment.readers)
+            inside.append(middle)
+            new.append(middle)
+            if segment.end > end:
+                new.append(_Segment(end, segment.end, segment.writer, set(segment.readers)))
+        for segment in inside:
+            if segment.writer is not None:
+                found.add(segment.writer)
+            if access.writes:
+                found |= segment.readers
+        if access.writes:
+            outside = [segment for segment in new if segment.end <= start or segment.start >= end]
+            new = [*outside, _Segment(start, end, job)]
+        else:
+            position = start
+            for segment in inside:
+                segment.readers.add(job)
+                if position < segment.start:
+                    new.append(_Segment(position, segment.start, None, {job}))
+                position = segment.end
+            if position < end:
+                new.append(_Segment(position, end, None, {job}))
+        segments[first:last] = sorted(new, key=_START)

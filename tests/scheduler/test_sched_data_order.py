@@ -1,0 +1,286 @@
+"""Tasks that use the same memory run in the order of their submission, unless all of them only read it."""
+
+from __future__ import annotations
+
+import math
+import random
+import types
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.harness.scripted_executor import ScriptedExecutor
+from tests.harness.until import HANG_SECONDS
+
+import warpwell as ww
+from lab.campaigns.sched_order import run_on_cpu, run_simulated
+from lab.testing.fake_gpu import fake_executor
+from warpwell import errors, gpu
+from warpwell.scheduler import Profile, Request, Scheduler, Task
+from warpwell.scheduler.accesses import accesses_of
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.data_order import Access, DataOrder
+from warpwell.scheduler.task import State
+from warpwell.targets.compiler import written_arguments
+
+
+class User:
+    """Uses memory."""
+
+    def __init__(self, number: int, accesses: list[Access]) -> None:
+        self.number, self.request, self.accesses, self.state = number, number, accesses, "new"
+
+    def conflicts(self, other: User) -> bool:
+        return any(
+            a.start < b.end and b.start < a.end and (a.writes or b.writes)
+            for a in self.accesses
+            for b in other.accesses
+        )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_task_waits_exactly_for_earlier_ones_that_conflict(seed: int) -> None:
+    """Against a plain list: a task is released when all earlier tasks with conflicts have ended, directly or not."""
+    chance = random.Random(seed)
+    order: DataOrder[User] = DataOrder()
+    users: list[User] = []
+
+    def open_before(user: User) -> list[User]:
+        return [other for other in users[: user.number] if other.state != "over" and user.conflicts(other)]
+
+    def check() -> None:
+        changed = True
+        while changed:  # a cancelled task is over when those that it follows are
+            changed = False
+            for user in users:
+                if user.state == "ended" and not open_before(user):
+                    user.state, changed = "over", True
+        for user in users:
+            if user.state == "new":
+                assert order.waits(user) == bool(open_before(user))
+
+    for number in range(40):
+        accesses = []
+        for _ in range(chance.randrange(4)):
+            start = chance.randrange(20)
+            accesses.append(Access(start, start + chance.randrange(8), chance.random() < 0.4))
+        user = User(number, [a for a in accesses if a.start < a.end])
+        users.append(user)
+        order.add(user, accesses)
+        check()
+        for _ in range(chance.randrange(3)):
+            new = [its for its in users if its.state == "new" and (not order.waits(its) or chance.random() < 0.2)]
+            if new:
+                ends = chance.choice(new)
+                ends.state = "ended"
+                before = {its for its in users if its.state == "new" and order.waits(its)}
+                released = order.release(ends)
+                assert set(released) == {its for its in before if not order.waits(its)}
+                check()
+    for user in users:
+        if user.state == "new" and not order.waits(user):
+            user.state = "ended"
+            order.release(user)
+        check()
+    while any(user.state == "new" for user in users):
+        user = next(user for user in users if user.state == "new" and not order.waits(user))
+        user.state = "ended"
+        order.release(user)
+        check()
+    assert not order._segments and not order._waits and not order._followers and not order._ended
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_programs_in_the_simulator_end_in_order(seed: int) -> None:
+    run_simulated(seed)
+
+
+def test_random_programs_on_the_cpu_equal_their_serial_results() -> None:
+    with Scheduler("cpu") as scheduler:
+        for seed in range(8):
+            run_on_cpu(seed, scheduler)
+
+
+def test_random_programs_on_a_gpu_s_executor_equal_their_serial_results() -> None:
+    with Scheduler("cpu", executor=fake_executor()) as scheduler:
+        for seed in range(3):
+            run_on_cpu(seed, scheduler)
+
+
+@ww.kernel
+def step(x, rounds):
+    i = gpu.grid(1)
+    if i < x.size:
+        for _ in range(rounds):
+            x[i] = x[i] * 3 + 1
+
+
+@ww.kernel
+def copy(x, y):
+    i = gpu.grid(1)
+    if i < x.size:
+        y[i] = x[i]
+
+
+def test_submissions_on_one_array_lose_no_update() -> None:
+    x, expected = np.zeros(2000, np.uint64), np.zeros(1, np.uint64)
+    with Scheduler("cpu") as scheduler:
+        handles = [scheduler.submit(step[x.size], x, 5) for _ in range(12)]
+        for handle in handles:
+            handle.result(HANG_SECONDS)
+        for _ in range(60):
+            expected = expected * 3 + 1
+        assert (x == expected).all()
+        after = [event.why.get("after") for event in scheduler.log if event.kind == "arrive"]
+        assert after == [None, *([[k] for k in range(11)])] or after[0] is None
+
+
+def task(name: str, *accesses: Access, **options: Any) -> Task:
+    return Task(name, 10, Profile(seconds=1.0), accesses=accesses, **options)
+
+
+def started(core: Core) -> dict[str, Any]:
+    for _ in range(100):
+        until = core.step()
+        if not (core.busy or core.blocked):
+            break
+        core.executor.wait(until)
+    return {job.task.name: job.started for job in core.jobs}
+
+
+X, Y = Access(0, 10, True), Access(5, 8, True)
+READ = Access(2, 6, False)
+
+
+def test_readers_run_together_and_the_log_says_who_waited() -> None:
+    core = Core(ScriptedExecutor(), "left-over", limit=8)
+    for name, access in (("write", X), ("read", READ), ("again", READ), ("other", Access(6, 8, False)), ("end", Y)):
+        core.submit(Request(name, [task(name, access)]))
+    assert started(core) == {"write": 0, "read": 1, "again": 1, "other": 1, "end": 2}
+    after = {event.name: event.why.get("after") for event in core.log if event.kind == "arrive"}
+    assert after == {"write": None, "read": [0], "again": [0], "other": [0], "end": [0, 1, 2, 3]}
+
+
+def test_a_failed_or_cancelled_task_lets_the_next_one_run_and_keeps_the_order_of_the_others() -> None:
+    core = Core(ScriptedExecutor(fails={"bad": errors.KernelError("bad")}), "left-over", limit=8)
+    jobs = [core.submit(Request(name, [task(name, X)]))[0] for name in ("bad", "cancelled", "next")]
+    core.step()
+    assert core.cancel(jobs[1])
+    core.step()
+    assert jobs[2].started is None  # the first one still runs
+    assert started(core)["next"] == 1.0
+    assert [job.state for job in jobs] == [State.FAILED, State.CANCELLED, State.DONE]
+
+
+def test_a_task_that_waits_for_an_event_keeps_its_place_unless_it_is_cancelled() -> None:
+    for cancels in (False, True):
+        core = Core(ScriptedExecutor(), "left-over", limit=8)
+        held = core.submit(Request("held", [task("held", X)]), ["event"])[0]
+        core.submit(Request("next", [task("next", X)]))
+        core.step()
+        assert core.blocked and not core.busy
+        if cancels:
+            core.cancel(held)
+        else:
+            core.release("event")
+        assert started(core) == {"held": None if cancels else 0.0, "next": 0.0 if cancels else 1.0}
+
+
+def test_order_none_and_what_waits_for_a_future() -> None:
+    x, before = np.zeros(100, np.int64), Future[None]()
+    with Scheduler("cpu") as scheduler:
+        held = scheduler.submit(step[100], x, 1, after=before)
+        waits = scheduler.submit(step[100], x, 1)
+        scheduler.submit(step[100], x, 1, order="none").result(HANG_SECONDS)
+        assert not waits.done() and (x == 1).all()
+        before.set_result(None)
+        waits.result(HANG_SECONDS)
+        assert held.done() and (x == 13).all()
+        with pytest.raises(errors.ArgumentError, match="order must be 'data' or 'none', got 'x'"):
+            scheduler.submit(step[100], x, 1, order="x")
+
+
+def test_arguments_are_known_by_their_memory_and_what_the_kernel_does() -> None:
+    x = np.zeros((10, 10))
+    start = x.__array_interface__["data"][0]
+    assert accesses_of(copy[10], (x[0], x[1])) == [
+        Access(start, start + 80, False),
+        Access(start + 80, start + 160, True),
+    ]
+    assert accesses_of(step[10], (x[:, 2], 1)) == [Access(start + 16, start + 16 + 9 * 80 + 8, True)]
+    assert accesses_of(copy[10], (x[::-1][0], np.zeros(0))) == [Access(start + 720, start + 800, False)]
+    x.flags.writeable = False
+    assert accesses_of(step[10], (x[0], 1)) == [Access(start, start + 80, False)]
+
+    class Device:
+        def __init__(self) -> None:
+            about = {"data": (4096, False), "shape": (4, 2), "strides": (-16, 8), "typestr": "<f8"}
+            self.__cuda_array_interface__, self.ndim, self.dtype = about, 2, np.dtype(float)
+
+    assert accesses_of(copy[4], (x[0], Device()))[1] == Access(4096 - 48, 4096 + 16, True)
+
+
+def reads_element(a, i):
+    return a[i] * 2
+
+
+def writes_second(a, b, i):
+    b[i] = reads_element(a, i)
+
+
+def recurses(a, i):
+    if i > 0:
+        recurses(a, i - 1)
+
+
+def f_reads(x, y, m):
+    i = gpu.grid(1)
+    total = 0.0
+    for k in range(len(x)):
+        total += x[k] + m[i, k] + math.sqrt(m[i, 0])
+    row = m[i]
+    for value in row:
+        total += value
+    y[i] = total
+
+
+def f_calls(x, y, m):
+    writes_second(x, y, gpu.grid(1))
+
+
+def f_views(x, y, m):
+    row = m[0]
+    row[gpu.grid(1)] = y[0]
+    other = x[1:]
+    alias = other
+    alias[0] += 1
+
+
+def f_chosen(x, y, m):
+    chosen = x if gpu.grid(1) else y
+    chosen[0] = 1
+    recurses(m, 2)
+
+
+def f_atomic(x, y, m):
+    gpu.atomic_add(x, 0, 1)
+    y.fill(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (f_reads, [False, True, False]),
+        (f_calls, [False, True, False]),
+        (f_views, [True, False, True]),
+        (f_chosen, [True, True, True]),
+        (f_atomic, [True, True, False]),
+    ],
+)
+def test_read_only_arguments_are_recognized_from_the_code(function: Any, expected: list[bool]) -> None:
+    x, m = np.zeros(4), np.zeros((4, 4))
+    assert written_arguments(ww.kernel(function), (x, x, m)) == expected
+    records = np.zeros(4, [("a", "i4")])
+    assert written_arguments(ww.kernel(f_reads), (records, x, m))[1]
+    assert written_arguments(types.SimpleNamespace(function=None), (x, m)) == [True, True]
