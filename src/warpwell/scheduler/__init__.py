@@ -6,8 +6,10 @@ In the order in which a task meets them::
     callables.py    functions that enqueue other libraries' work, and captured graphs, in the place of launches
     tensors.py      arrays of other libraries as arguments of kernels
     task.py         Task, Profile, Request, Job, Placement, State: the records of a launch and of its place
+    accesses.py     the memory that the arguments of a launch use
+    data_order.py   DataOrder: which tasks must follow which, because they use the same memory
+    batch.py        Batch: short launches in order as one task
     handle.py       Handle: the future that `submit` returns; TaskFuture, its base
-    series.py       Series: many launches that differ in nothing, and their handles
     predict/        predicted times of kernels, their class, and how fast kernels run together
     dispatcher.py   Dispatcher: the thread that alone touches a Core; Watchdog: finds tasks that are stuck
     core.py         Core: arrivals, ends, and execution of a policy's decisions; no clock, no threads
