@@ -17,9 +17,7 @@ import numpy as np
 from .. import errors
 from ..pool import Buffer, Code, Device, Remote, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
-from ..scheduler.accesses import accesses_of
-from ..scheduler.data_order import DataOrder
-from ..scheduler.scheduler import checked_order, require_launch
+from ..scheduler.scheduler import require_launch
 from ..scheduler.task import require_profile
 from ..scheduler.tenants import read_tenants
 from ..targets import Launch, viewed
@@ -84,7 +82,7 @@ class PoolScheduler(Scheduler):
             raise
         self._members = {id(m.device): m for m in members}
         self._placements = Placements(members)
-        self._order: DataOrder[_Entry] = DataOrder()
+        self._order: Any = self._new_order()
         self._entries = itertools.count()
         self._lock = threading.Lock()
         weakref.finalize(self, self._placements.retire).atexit = False
@@ -131,9 +129,8 @@ class PoolScheduler(Scheduler):
             **options,
         )
         task.memory = max(task.memory, _device_bytes(args))
-        if checked_order(order) == "data":
-            # A device orders the tasks that use its buffers.
-            task.accesses = accesses_of(launch, [a if isinstance(a, np.ndarray) else 0 for a in args])
+        # a device orders the tasks that use its buffers
+        task.accesses = self._accesses(launch, [a if isinstance(a, np.ndarray) else 0 for a in args], order)
         if profile is None and self._analyzer is not None:
             task.profile = require_profile(self._analyzer(task), title)
         return task

@@ -18,6 +18,7 @@ from .accesses import accesses_of
 from .batch import BATCH_LAUNCH_SECONDS, batched
 from .callables import Call, as_launch, at_present
 from .core import Core
+from .data_order import Access, DataOrder
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
 from .executor import Executor
@@ -90,6 +91,8 @@ class Scheduler:
     >>> x.tolist()
     [0, 2, 4, 6]
     """
+
+    _new_order = DataOrder
 
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
         """Make a `PoolScheduler` if devices of a pool are given."""
@@ -398,7 +401,7 @@ class Scheduler:
             memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
             whole=str(runs_whole or ""),
             cut=blocks,
-            accesses=accesses_of(launch, args) if checked_order(order) == "data" else (),
+            accesses=self._accesses(launch, args, order),
             **options,
         )
         keeps = self._executor.keeps
@@ -413,6 +416,13 @@ class Scheduler:
             profile = self._analyzer(task)
         task.profile = require_profile(profile, title)
         return task
+
+    @staticmethod
+    def _accesses(launch: Any, args: Sequence[Any], order: str) -> Sequence[Access]:
+        """Return the memory by which a task is ordered."""
+        if order not in ("data", "none"):
+            raise errors.ArgumentError(f"order must be 'data' or 'none', got {order!r:.60}", name="order")
+        return accesses_of(launch, args) if order == "data" else ()
 
     def inspect(self, function: Callable[[Core], T]) -> T:
         """Return what ``function(core)`` returns in the scheduler's thread, between two decisions (for metrics)."""
@@ -461,13 +471,6 @@ def require_launch(launch: Any) -> None:
         raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n], and its arguments after it")
     if launch.stream is not None:
         raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
-
-
-def checked_order(order: Any) -> str:
-    """Return "data" or "none", or raise `ArgumentError`."""
-    if order not in ("data", "none"):
-        raise errors.ArgumentError(f"order must be 'data' or 'none', got {order!r:.60}", name="order")
-    return str(order)
 
 
 def checked_launches(launches: Any) -> list[Sequence[Any]]:
