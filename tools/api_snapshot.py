@@ -156,7 +156,9 @@ def bases_of(found: Found) -> list[tuple[str, Found | None]]:
     for base in found.node.bases:
         text = ast.unparse(base)
         target = resolve(found.module, text.split("[")[0].split(".")[-1])
-        out.append((text, target if target is not None and isinstance(target.node, ast.ClassDef) else None))
+        # a base outside of Warpwell may have the name of the class itself
+        is_own = target is not None and isinstance(target.node, ast.ClassDef) and target.node is not found.node
+        out.append((text, target if is_own else None))
     return out
 
 
