@@ -21,6 +21,7 @@ from warpwell.scheduler import Profile, Request, Scheduler, Task
 from warpwell.scheduler.accesses import accesses_of
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.data_order import Access, DataOrder
+from warpwell.scheduler.report.explain import sentences
 from warpwell.scheduler.task import State
 from warpwell.targets.compiler import written_arguments
 
@@ -160,6 +161,9 @@ def test_readers_run_together_and_the_log_says_who_waited() -> None:
     assert started(core) == {"write": 0, "read": 1, "again": 1, "other": 1, "end": 2}
     after = {event.name: event.why.get("after") for event in core.log if event.kind == "arrive"}
     assert after == {"write": None, "read": [0], "again": [0], "other": [0], "end": [0, 1, 2, 3]}
+    told = {event.name: text for event, text in sentences(core.log) if event.kind == "arrive"}
+    assert told["write"] == "write (task 0) of tenant default arrived."
+    assert told["read"].endswith("arrived when write (task 0) had ended, whose data it uses.")
 
 
 def test_a_failed_or_cancelled_task_lets_the_next_one_run_and_keeps_the_order_of_the_others() -> None:

@@ -57,7 +57,8 @@ def figures(why: dict[str, Any], *leave_out: str) -> str:
 
 
 def _arrive(task: str, event: Event, names: Names) -> str:
-    return f"{task} of tenant {event.tenant} arrived."
+    waited = _list(event.why.get("after"), names)
+    return f"{task} of tenant {event.tenant} arrived{f' when {waited} had ended, whose data it uses' * bool(waited)}."
 
 
 _LAUNCH_RULES = {
