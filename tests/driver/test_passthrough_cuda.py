@@ -52,6 +52,8 @@ for _ in range(100):
     with torch.cuda.stream(copies):
         x, y = images.cuda(non_blocking=True), labels.cuda(non_blocking=True)
     torch.cuda.current_stream().wait_stream(copies)
+    for used in (x, y):  # else the allocator gives its memory to a copy that does not wait for the step
+        used.record_stream(torch.cuda.current_stream())
     loss = step(x, y)
 print(loss.item())
 still, graph, stream = torch.zeros(1 << 20, device="cuda"), torch.cuda.CUDAGraph(), torch.cuda.Stream()
@@ -92,9 +94,10 @@ PROGRAMS = {"cupy": CUPY, "torch": TORCH, "triton": TRITON, "numba": NUMBA}
 
 
 def run(library: str, tmp_path: Path, environ: dict[str, str]) -> str:
-    (tmp_path / f"{library}.py").write_text(PROGRAMS[library])  # Triton reads the source of its kernels
+    program = tmp_path / f"use_{library}.py"
+    program.write_text(PROGRAMS[library])  # Triton reads the source of its kernels
     done = subprocess.run(
-        [sys.executable, str(tmp_path / f"{library}.py")],
+        [sys.executable, str(program)],
         env=environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
         capture_output=True,
         text=True,
