@@ -56,6 +56,7 @@ class Memory:
     device: int
     bytes: memoryview | None = None  # pinned: what the host sees
     of_stream: bool = False  # allocated in one, so that it may be freed in one
+    is_shared: bool = False  # a call has used it with memory of another device
     written: Clock = field(default_factory=dict)
     read: Clock = field(default_factory=dict)
 
@@ -436,6 +437,8 @@ class Program:
         align = 4 if kernel == "add" else 1
         start, nbytes = self.span(to, align)
         nbytes = min(nbytes, len(source.model) // align * align)
+        if to.device != source.device:
+            to.is_shared = source.is_shared = True
         self.after(stream, [source], [to])
         self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
         if kernel:
@@ -531,8 +534,8 @@ class Program:
             self.new_pinned(memory.device)
             return
         if not memory.of_stream or self.random.random() < 0.3:
-            if memory.of_stream and "free" not in self.relies:
-                self.host_may_touch(memory, write=True)
+            if (memory.of_stream or memory.is_shared) and "free" not in self.relies:
+                self.host_may_touch(memory, write=True)  # a free waits for its own device, and copies may use both
                 self.cuda.use(memory.device)
             self.say(f"free({memory.address:#x})")
             self.cuda.cuMemFree_v2(memory.address)
