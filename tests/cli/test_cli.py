@@ -232,9 +232,9 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
             pass
 
     monkeypatch.setattr(application, "_status", status)
-    application._say_goodbye(NoDevices(), str(tmp_path / "t.json"))  # type: ignore[arg-type]
+    application._write_trace(str(tmp_path / "t.json"), NoDevices())  # type: ignore[arg-type]
     assert (application._status, (tmp_path / "t.json").exists()) == (status, True)
-    application._say_goodbye(NoDevices(), str(tmp_path / "gone" / "t.json"))  # type: ignore[arg-type]
+    application._write_trace(str(tmp_path / "gone" / "t.json"), NoDevices())  # type: ignore[arg-type]
     assert application._status == ends
     said = capsys.readouterr().err
     assert said.startswith("warpwell: error: the trace ") and "gone" in said

@@ -76,24 +76,16 @@ def wait_for(true: Callable[[], object], process: subprocess.Popen[str]) -> None
 
 def test_simulations_of_four_policies(begin: Begin) -> None:
     policies = "left-over,source,lanes,first-come"
-    process = begin("lab", "sched", "simulate", "--policy", policies, "--processes", "2", "--kernels", "2000000")
-    wait_for(lambda: len(others(process.pid)) >= 4, process)  # itself, two helpers of Python's, and a run
+    process = begin("lab", "sched", "simulate", "--policy", policies, "--kernels", "2000000")
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def cpu_seconds() -> float:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+        return int(fields[11]) / ticks
+
+    wait_for(lambda: cpu_seconds() > 3, process)  # its imports take less
     out, _ = interrupt(process)
     assert out == ""
-
-
-def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
-    process = begin(
-        "lab", "sched", "simulate", "--policy", "left-over,lanes", "--processes", "2", "--kernels", "2000000"
-    )
-
-    def runs() -> list[str]:
-        return [p for p in others(process.pid) if b"forkserver" in Path(f"/proc/{p}/cmdline").read_bytes()]
-
-    wait_for(lambda: len(runs()) >= 2, process)
-    os.kill(int(max(runs(), key=int)), signal.SIGKILL)
-    _, err = process.communicate(timeout=HANG_SECONDS)
-    assert process.returncode == 2 and "ended without a result" in err
 
 
 def test_a_service(begin: Begin, tmp_path: Path) -> None:
@@ -117,7 +109,7 @@ def test_a_service(begin: Begin, tmp_path: Path) -> None:
 def test_a_service_that_is_starting(begin: Begin, tmp_path: Path) -> None:
     path = tmp_path / "run" / "s.sock"
     process = begin("warpwell", "sched", "serve", "--device", "cpu", "--socket", str(path), TMPDIR=str(tmp_path))
-    wait_for(lambda: list(tmp_path.glob("run/*.kernels")), process)
+    wait_for(lambda: list(tmp_path.glob("run/s.sock*")), process)
     interrupt(process)
     assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
     assert list(tmp_path.iterdir()) == [path.parent]

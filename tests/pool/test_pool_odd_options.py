@@ -43,7 +43,7 @@ ODD: list[tuple[Callable[[Any], object], str]] = [
     (lambda d: d.stream(-1), "priority is -1"),
     (lambda d: d.default_stream.wait(3), "an event or a stream of a device, got 3"),
     (lambda d: d.default_stream.record(3), "an event of a device, got 3"),
-    (lambda d: d.event().record(3), "3 is not a stream"),
+    (lambda d: d.event().record(3), r"stream must be a device.stream\(\), got 3"),
     (lambda d: d.event().elapsed(None), "an event of a device, got None"),
     (lambda d: d.launch(None), "None is not a launch: give kernel"),
     (lambda d: d.create(3), "give the name of a service"),

@@ -125,7 +125,7 @@ def test_a_wait_outside_a_slurm_job_is_one_for_an_allocation(
     del environ["WARPWELL_CUDA_DRIVER"]
     options = ("--wait", "90.5", "--target", "cpu", "--slurm", "--partition=gpu --exclusive", "--mpiexec", "/bin/true")
     run = start("--agents", "2", *options, "-c", "", environ=environ)
-    assert run.end() == 2 and "put one of those on PATH" in run.errors
+    assert run.end() == 2 and "put one of the two on PATH" in run.errors
     assert run.output.startswith("salloc --ntasks=2 --immediate=91 --kill-command=TERM --partition=gpu --exclusive ")
     run = start(*options, "-c", "", environ={**environ, "SLURM_JOB_ID": "5"})
     assert run.end() == 2 and not run.output

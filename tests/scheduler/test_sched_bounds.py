@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lab.sched import rates
 from lab.sched.rates import Matrix, Pair
 from lab.sched.simulator import Simulator
 from warpwell import errors
@@ -15,6 +14,7 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
 from warpwell.scheduler.policies import POLICIES, live
+from warpwell.scheduler.predict import rates
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants

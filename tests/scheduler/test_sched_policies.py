@@ -100,8 +100,8 @@ def test_the_suite_finds_a_policy_that_goes_round_in_circles() -> None:
 
 def test_source_makes_a_kernel_wait_as_long_as_the_one_that_stays_runs() -> None:
     # memory + compute is best, so a second memory-intensive kernel waits for as long as compute comes
-    assert Planted(policy("source")).starving(M, "compute", 0.3, beside=M).started is None
-    assert Planted(policy("lanes")).starving(M, "compute", 0.3, beside=M).started is not None
+    assert Planted(policy("source")).starving(M, "compute", 0.3, co_runner=M).started is None
+    assert Planted(policy("lanes")).starving(M, "compute", 0.3, co_runner=M).started is not None
     starving = {name for name in POLICIES if policy(name).starves}
     assert starving == {"source"}
 

@@ -329,7 +329,7 @@ def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeyp
     while ("cuMemFreeAsync", 4096, 100) not in driver.calls:
         assert time.monotonic() < until
     assert freeing.waited == [stream]
-    with pytest.raises(MemoryError, match="no room for 2097152 bytes"):
+    with pytest.raises(MemoryError, match="no memory for 2097152 bytes"):
         memory.allocate(2 << 20)
 
 

@@ -29,8 +29,8 @@ def run_program(command: Sequence[str], share: str) -> int:
     share : str
         Priority and tenant: PRIORITY:TENANT.
     """
-    environ = passthrough_environ(os.environ) | {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(board_folder())}
-    with subprocess.Popen(command, env=environ) as child, _forward_signals(child):
+    variables = {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(board_folder())}
+    with subprocess.Popen(command, env=passthrough_environ(os.environ) | variables) as child, _forward_signals(child):
         while True:
             try:
                 code = child.wait(ARBITER_CHECK_SECONDS)

@@ -626,9 +626,19 @@ class Core:
         job.since = now
         here = job.train is not None and job.train.index(job) >= job.train.given
         failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
-        self._write("preempt", job, now, {**why, "mode": mode, **failed})
+        self._write("preempt", job, now, {**why, "mode": mode, "saved": self._saved(job), **failed})
         if here:
             self._happened(Stopped(job, now, job.done))
+
+    def _saved(self, job: Job) -> dict[str, float]:
+        """Return the inputs of the source's cost formula, for a fit: bytes of one multiprocessor, and the miss rate."""
+        profile, placement = job.task.profile, job.placement
+        blocks = min(profile.resident, job.task.blocks)
+        if placement is not None and placement.workers is not None:
+            blocks = min(blocks, placement.workers)
+        each = -(-blocks // self.executor.capacity.processors)
+        misses = [other.task.profile.miss_rate for other in self.running if other is not job]
+        return {"bytes": (profile.registers + profile.shared) * each, "miss_rate": max(misses, default=0.0)}
 
     def _resize(self, decision: Resize, now: float) -> None:
         job, placement = decision.job, decision.job.placement
