@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.driver.gates import FAKE_UUID, Gates, flipping
+from tests.harness.driver.gates import BELL, FAKE_UUID, PROGRAMS, Gates, flipping
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
@@ -142,6 +142,30 @@ def test_a_program_that_comes_to_a_closed_gate_asks_for_the_gpu(tmp_path: Path, 
         stay_closed(gates, 0.1)
         gates.set_gate(True)
         assert program.line() == "done" and program.code() == 0
+
+
+def test_work_before_a_second_program_came_is_waited_for(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(NON_BLOCKING)
+        launch(stream, 1000, 400)
+        said("enqueued")
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+    gates.words[PROGRAMS] = 1
+    with started(tmp_path, text) as program:
+        wait_until(gates, "is_idle")
+        bell = gates.words[BELL]
+        program.post()
+        assert program.line() == "enqueued"
+        began = time.monotonic()
+        until(lambda: not gates.is_idle)
+        gates.words[PROGRAMS] = 2
+        gates.set_gate(False)
+        wait_until(gates, "is_idle")
+        assert time.monotonic() - began > 0.2
+        assert program.line() == "done" and program.code() == 0
+        assert gates.words[BELL] - bell <= 4  # wakes the arbiter when the GPU is free, and at no call before
 
 
 def test_without_an_arbiter_gates_open(tmp_path: Path, gates: Gates) -> None:

@@ -24,6 +24,8 @@ from warpwell.errors import ArgumentError
 from warpwell.programs import end_programs, program_status
 
 ROOT = Path(__file__).parents[2]
+UNCOUNTED = 1 << 63
+"""The value of `Board.ISSUED` while calls are not counted."""
 DEVICES = ("gpu-" + "fa" * 15 + "00", "gpu-" + "fa" * 15 + "01")
 
 
@@ -199,6 +201,63 @@ def test_calls_wait_at_a_closed_gate_while_an_arbiter_is_alive(start: Start, man
         assert float(program.line()) >= 0.4
     until(lambda: board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE])
     assert board.fields[at + Board.HELD] == 0
+
+
+def test_calls_are_not_counted_while_no_other_program_wants_the_device(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "loop", 10)
+    at = board.slot(only_slot(board))
+    until(lambda: board.fields[at + Board.ISSUED] == UNCOUNTED)
+    bell, done = board.bell, board.fields[at + Board.DONE]
+    until(lambda: board.fields[at + Board.DONE] > done + 1000)
+    assert board.bell == bell
+    assert board.fields[at + Board.EXPECTED_NS] == board.fields[at + Board.LONGEST_NS] == 0
+    program.post()
+    launches = int(program.end())
+    assert board.fields[at + Board.DONE] >= launches
+
+
+def test_calls_before_a_second_program_came_are_waited_for(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "each", 500_000)
+    index = only_slot(board)
+    at = board.slot(index)
+    with Background(lambda: board.beat(2), 10e-3):
+        program.post()
+        began = time.monotonic()
+        until(lambda: board.fields[at + Board.ISSUED] != board.fields[at + Board.DONE])
+        board.set_gate(index, False)
+        until(lambda: board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE])
+        assert time.monotonic() - began > 0.3
+        board.set_gate(index, True)
+        assert float(program.line()) >= 0.5
+
+
+def test_a_program_stops_at_its_closed_gate_although_its_calls_were_not_counted(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "loop", 10)
+    index = only_slot(board)
+    at = board.slot(index)
+    with Background(lambda: board.beat(2), 10e-3):
+        for _ in range(20):
+            until(lambda: board.fields[at + Board.ISSUED] == UNCOUNTED)
+            board.set_gate(index, False)
+            until(lambda: board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE])
+            done = board.fields[at + Board.DONE]
+            time.sleep(20e-3)
+            assert board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE] == done
+            board.set_gate(index, True)
+    program.post()
+    assert int(program.end()) > 0
+
+
+def test_an_idle_program_has_nothing_on_the_device(start: Start, manual: None) -> None:
+    board = Board.of(DEVICES[0])
+    program = start("0:one", "each")
+    at = board.slot(only_slot(board))
+    program.post()
+    assert float(program.line()) < HANG_SECONDS
+    until(lambda: 0 < board.fields[at + Board.ISSUED] == board.fields[at + Board.DONE])
 
 
 def test_calls_wait_for_a_bounded_time_without_an_arbiter(start: Start, manual: None) -> None:

@@ -524,7 +524,7 @@ def _pass_on(number: int, entry: table.Entry, call: table.Call) -> Iterator[str]
             yield f"ww_forget_contexts({'a0' if call.roles == ('ctx',) else 'NULL'});"
         yield "return result;"
         return
-    yield "if (!ww_is_contended())"
+    yield "if (!ww_must_enter())"
     yield f"    return {machine};"
     if call.symbol == "cuStreamWaitEvent":
         yield f"return ww_wait_event({stream}, a1, a2, ww_machine.{entry.symbol});"

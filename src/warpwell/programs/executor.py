@@ -42,7 +42,8 @@ class Program:
     held : int
         0 if no call is held; else it changes as long as the program's process runs.
     issued, done : int
-        Calls given to the device, and passed by it.
+        Calls given to the device, and passed by it. A program that no other one delays counts late: until then `issued`
+        has the highest bit and differs from `done`.
     changed : float
         When one of the three fields last differed from the previous reading.
     job : Job or None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 FORMAT = int.from_bytes(b"WWWGATE1", "little")
 TABLE, SLOT_BYTES, SLOTS = 4096, 256, 128
-BEAT, PROGRAMS = 8, 9
+BEAT, PROGRAMS, BELL = 8, 9, 16
 GATE, OPENED, SERIAL, HELD, ISSUED, DONE = 0, 2, 3, 8, 9, 10
 FAKE_UUID = "fa" * 15
 """Of the fake driver's devices, without their number."""

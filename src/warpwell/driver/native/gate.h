@@ -13,6 +13,10 @@
  * futex call is a full fence) loads `issued` and `done`. So either the program sees the closed gate or the arbiter sees
  * the call. `done` is stored with release.
  *
+ * Uncontended: while its gate is open and without a bound, a program stores WW_GATE_UNCOUNTED in `issued` instead of
+ * each number, so that calls need no fence. It stores the number when it sees the closed gate or a bound, or has
+ * nothing to do. Until then the arbiter waits for it as for one call on the device.
+ *
  * Fail open: the arbiter changes `beat` at least every WW_GATE_BEAT_NS while a program waits. A program that has waited
  * WW_GATE_FAIL_OPEN_NS of its own clock without a change counts its gate as open until `beat` changes again. No time of
  * one process is compared with a time of another.
@@ -32,6 +36,7 @@
 #define WW_GATE_LOCKS 0x10000000000ll /* byte of the file whose lock is slot 0's presence */
 #define WW_GATE_ARBITER_LOCK 0xffffffffffll
 #define WW_GATE_NAME 64u
+#define WW_GATE_UNCOUNTED (1ull << 63) /* value of `issued` while calls are not counted */
 
 #define WW_GATE_BEAT_NS 20000000u
 #define WW_GATE_FAIL_OPEN_NS 100000000u
@@ -87,7 +92,8 @@ struct ww_gate {
     uint64_t serial, issued, done, expected_ns;
     uint64_t beat, beat_seen_ns; /* while it waits: the last change of `beat`, by this process's clock */
     bool is_waiting;
-    int fd; /* never closed while attached: to close any descriptor of the file would free the lock */
+    bool is_uncounted; /* `issued` of the slot is WW_GATE_UNCOUNTED */
+    int fd;            /* never closed while attached: to close any descriptor of the file would free the lock */
 };
 
 /* Take a slot of the board in `fd`, which belongs to the gate from then on. Return false if that is not a board or all
@@ -111,6 +117,27 @@ bool ww_gate_parse(const char *share, int64_t *priority, char tenant[WW_GATE_NAM
 static inline bool ww_gate_is_open(const struct ww_gate *g) {
     return !g->slot || (atomic_load_explicit(&g->slot->gate, memory_order_relaxed) == 1 &&
                         atomic_load_explicit(&g->slot->serial, memory_order_relaxed) == g->serial);
+}
+
+/* Return true if no other program delays this one: its calls need not be counted, measured or bounded. */
+static inline bool ww_gate_is_uncontended(const struct ww_gate *g) {
+    return ww_gate_is_open(g) && !atomic_load_explicit(&g->slot->budget_ns, memory_order_relaxed);
+}
+
+/* Stop to count calls on the board, behind one that is counted and not passed. */
+static inline void ww_gate_stop_counting(struct ww_gate *g) {
+    g->is_uncounted = true;
+    atomic_store_explicit(&g->slot->issued, WW_GATE_UNCOUNTED, memory_order_relaxed);
+}
+
+/* Store the number of calls on the board, and count again: later calls must enter. */
+static inline void ww_gate_count(struct ww_gate *g) {
+    if (!g->is_uncounted)
+        return;
+    g->is_uncounted = false;
+    atomic_store_explicit(&g->slot->issued, g->issued, memory_order_release);
+    if (g->done == g->issued && !ww_gate_is_open(g))
+        ww_gate_ring(g);
 }
 
 /* Count a call that is about to be given to the device. Return false, and count nothing, if it must wait. */

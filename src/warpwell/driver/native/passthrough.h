@@ -6,8 +6,9 @@
  *
  * While another program is attached to the board of a GPU, the streams of this one get gates: the GPU writes that it
  * stands there, waits until the word `gate` of the program's slot is 1, and writes that it has passed. So the host goes
- * on, and the arbiter stops the program between two gates (passthrough_gate.c). Without the variable WARPWELL_SHARE
- * there are no gates.
+ * on, and the arbiter stops the program between two gates (passthrough_gate.c). While no other program is attached, a
+ * thread counts one call in each round of the marker, which stands for all until the next round. Without the variable
+ * WARPWELL_SHARE there are no gates.
  */
 #ifndef WW_PASSTHROUGH_H
 #define WW_PASSTHROUGH_H
@@ -42,12 +43,15 @@ struct ww_call {
 };
 
 extern _Atomic uint32_t ww_nwatched, ww_must_look; /* must_look: no device is attached yet */
+extern _Atomic uint32_t ww_round;                  /* of the marker */
 extern _Atomic uint64_t *ww_watched[WW_WATCHED];   /* how many programs are attached to each device */
 extern __thread uint32_t ww_calls __attribute__((tls_model("initial-exec")));
+extern __thread uint32_t ww_counted_round __attribute__((tls_model("initial-exec"))); /* the last with a counted call */
 
-/* Return true if the call may need a gate. One in WW_LOOK_EACH calls of a thread does: it attaches further devices. */
-static inline bool ww_is_contended(void) {
-    if (ww_calls++ % WW_LOOK_EACH == 0)
+/* Return true if the call may need a gate, or must be counted. One in WW_LOOK_EACH calls of a thread attaches further
+ * devices. */
+static inline bool ww_must_enter(void) {
+    if (ww_calls++ % WW_LOOK_EACH == 0 || atomic_load_explicit(&ww_round, memory_order_relaxed) != ww_counted_round)
         return true;
     uint32_t n = atomic_load_explicit(&ww_nwatched, memory_order_acquire);
     for (uint32_t i = 0; i < n; i++)

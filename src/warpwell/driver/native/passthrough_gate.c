@@ -7,7 +7,8 @@
  * Three kinds of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
  * is idle, runs, or stands at its closed gate, and opens the gate if no arbiter is alive. It calls nothing of the
  * driver, which may have its caller wait for the very gate. The marker appends `reached` to quiet streams, and reads
- * the times of calls. If the driver blocks the marker, the program counts as busy for longer, and nothing else.
+ * the times of calls; while no other program is attached, a thread counts its first call in each of its rounds. If the
+ * driver blocks the marker, the program counts as busy for longer, and nothing else.
  *
  * Locks: `attaching`; a stream's `lock`, held while a gate or a mark is put; a device's `publishing`, in which the
  * driver is not called. The second may be held while the third is taken.
@@ -25,7 +26,7 @@
 #define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: ten of them get a gate */
 #define MEASURED_FIRST 4u       /* calls of a key that are measured, and then one in MEASURED_EACH */
 #define MEASURED_EACH 16u
-#define QUIET_NS 200000u /* a stream without a call for so long gets a mark */
+#define QUIET_NS 200000u /* a stream without a call for so long gets a mark while another program is attached */
 #define LOOK_NS 20000  /* between two looks at `at`: longer than the GPU takes from reading the gate to writing `at` */
 #define MARK_NS 500000 /* between two rounds of the marker while another program is attached */
 #define IDLE_NS 20000000    /* between two looks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
@@ -111,9 +112,10 @@ struct timing {
     uint64_t key;
 };
 
-_Atomic uint32_t ww_nwatched, ww_must_look;
+_Atomic uint32_t ww_nwatched, ww_must_look, ww_round;
 _Atomic uint64_t *ww_watched[WW_WATCHED];
 __thread uint32_t ww_calls __attribute__((tls_model("initial-exec")));
+__thread uint32_t ww_counted_round __attribute__((tls_model("initial-exec")));
 
 static struct device devices[WW_WATCHED];
 static struct cost costs[COSTS];
@@ -138,6 +140,10 @@ static uint64_t passed(const struct ww_stream *s) {
 static bool is_active(const struct ww_stream *s) { return s->device && passed(s) < atomic_load(&s->entered); }
 
 static bool is_closed(const struct device *d) { return atomic_load(&d->slot->gate) != 1; }
+
+static bool is_shared(const struct device *d) {
+    return d && d->gate.slot && (atomic_load(&d->gate.head->programs) > 1 || is_closed(d));
+}
 
 /* Return what the GPU has of the program. */
 static enum state observe(struct device *d) {
@@ -180,7 +186,7 @@ static void report(struct device *d, enum state state) {
             ww_gate_stop_waiting(g);
         if (d->state == RUNNING)
             ww_gate_pass(g, 1);
-        if (state == IDLE)
+        if (state == IDLE && is_shared(d))
             ww_gate_ring(g);
     }
     d->state = state;
@@ -499,8 +505,22 @@ static void hold_host(struct device *d) {
     atomic_fetch_sub(&d->hosts, 1);
 }
 
-static bool is_shared(const struct device *d) {
-    return d && d->gate.slot && (atomic_load(&d->gate.head->programs) > 1 || is_closed(d));
+/* Count a call for all that this thread makes until the marker's next round, so that the arbiter has another program
+ * wait for them. The marker cannot name the stream CU_STREAM_PER_THREAD. */
+static void count_call(struct device *d, CUstream handle, CUcontext context) {
+    if (!d->gate.slot || handle == CU_STREAM_PER_THREAD || is_capturing(handle))
+        return;
+    struct ww_stream *s = stream_of(d, handle, context, true);
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    if (!is_active(s))
+        report_work(d);
+    s->expected_ns = GATE_SPACING_NS; /* the next call in turns has a gate */
+    atomic_store(&s->last_ns, ww_now_ns());
+    atomic_fetch_add(&s->entered, 1);
+    atomic_fetch_add(&s->left, 1);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* Let this thread make calls that are not allowed while another one captures, until `mode` is exchanged back. */
@@ -509,8 +529,12 @@ static void exchange_mode(int32_t *mode) { machine.cuThreadExchangeStreamCapture
 bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     CUcontext context;
     struct device *d = current_device(&context);
-    if (!is_shared(d))
+    ww_counted_round = atomic_load_explicit(&ww_round, memory_order_relaxed);
+    if (!is_shared(d)) {
+        if (d)
+            count_call(d, handle, context);
         return false;
+    }
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     bool captures = is_capturing(handle);
@@ -578,8 +602,10 @@ void ww_after_wait(const uint64_t entered[]) {
             ;
         is_known |= entered[i] > 0;
     }
-    if (is_known)
+    if (is_known) {
+        ww_counted_round = atomic_load(&ww_round) - 1; /* the next call is counted */
         report_idle(d);
+    }
 }
 
 /* A stream that waits for an event counts as standing at the gate behind it: that of another stream may be closed. */
@@ -644,10 +670,12 @@ void ww_forget_contexts(CUcontext context) {
 
 /* -- the marker ---------------------------------------------------------------------------------------------------- */
 
+/* Without another program, each round has a counted call of a busy thread: streams without one for two are quiet. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
+    uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : 2 * IDLE_NS;
     uint64_t entered = atomic_load(&s->entered);
     if (!is_active(s) || !s->handle || s->handle == CU_STREAM_PER_THREAD || s->marked == entered ||
-        atomic_load(&s->left) != entered || now - atomic_load(&s->last_ns) < QUIET_NS ||
+        atomic_load(&s->left) != entered || now - atomic_load(&s->last_ns) < quiet_ns ||
         pthread_mutex_trylock(&s->lock))
         return;
     if (s->handle && !machine.cuCtxSetCurrent(s->context) && !is_capturing(s->handle) && write_mark(s))
@@ -659,12 +687,13 @@ static void *mark(void *unused) {
     int32_t mode = CU_CAPTURE_RELAXED;
     machine.cuThreadExchangeStreamCaptureMode(&mode);
     while (!atomic_load(&ending)) {
-        uint32_t n = atomic_load(&ww_nwatched);
+        uint32_t n = atomic_load(&ww_nwatched), opened = n ? atomic_load(&devices->slot->opened) : 0;
         bool is_busy = false;
+        atomic_fetch_add(&ww_round, 1); /* before the marks: a call behind a mark must be counted */
         pthread_mutex_lock(&marking);
         for (struct device *d = devices; d < devices + n && !atomic_load(&ending); d++) {
             uint64_t now = ww_now_ns();
-            is_busy |= is_shared(d) || d->state != IDLE;
+            is_busy |= is_shared(d);
             if (!d->context || machine.cuCtxSetCurrent(d->context))
                 continue;
             read_timings(d);
@@ -674,7 +703,10 @@ static void *mark(void *unused) {
         }
         pthread_mutex_unlock(&marking);
         struct timespec pause = {0, is_busy ? MARK_NS : IDLE_NS};
-        nanosleep(&pause, NULL);
+        if (is_busy || !n)
+            nanosleep(&pause, NULL);
+        else /* wakes up when another program comes */
+            ww_futex_wait(&devices->slot->opened, opened, IDLE_NS);
     }
     return unused;
 }

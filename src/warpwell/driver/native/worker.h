@@ -171,7 +171,7 @@ struct ww_stream {
 void ww_streams_start(void);
 CUresult ww_stream_call(struct ww_call *call); /* issues it or parks a copy of it */
 int ww_streams_step(void);                     /* looks at marks and parked calls; whether something happened */
-void ww_streams_settle(void);                  /* marks what no mark covers, so that the arbiter sees it pass */
+void ww_streams_settle(void);                  /* counts calls and marks what no mark covers, for the arbiter */
 int ww_streams_busy(void);                     /* whether a mark or a wait is outstanding */
 int ww_streams_waited(void);                   /* whether a thread may wait for one */
 struct ww_stream *ww_find_stream(uint32_t id);

@@ -37,19 +37,28 @@ bool ww_gate_admits(const struct ww_call *call) {
     struct ww_gate *g = &ww.gate;
     if (!g->slot || call->todo || call->destroys)
         return true;
+    if (g->is_uncounted && ww_gate_is_uncontended(g)) {
+        g->issued++;
+        return true;
+    }
+    ww_gate_count(g);
     int work = is_work(call);
     uint64_t most = work ? budget() : 0;
     if (most && g->expected_ns >= most && g->issued - g->done >= MIN_IN_FLIGHT && ww_gate_is_open(g))
         return false;
-    return ww_gate_enter(g, work);
+    if (!ww_gate_enter(g, work))
+        return false;
+    if (g->slot && ww_gate_is_uncontended(g))
+        ww_gate_stop_counting(g);
+    return true;
 }
 
 int ww_gate_is_contended(void) {
     static uint64_t settled_ns;
+    if (ww_gate_is_uncontended(&ww.gate))
+        return 0;
     if (!ww_gate_is_open(&ww.gate))
         return 1;
-    if (!budget())
-        return 0;
     uint64_t now = ww_now_ns();
     if (now - settled_ns < MARK_NS)
         return 0;

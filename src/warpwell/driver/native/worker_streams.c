@@ -276,11 +276,12 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     about_to_issue(s);
     if (s != legacy && !s->nonblocking && s->marked == s->issued)
         nunmarked++;
-    int is_measured = ww.gate.slot && ww_part_measures(call);
+    int is_contended = ww.gate.slot && !ww.gate.is_uncounted;
+    int is_measured = is_contended && ww_part_measures(call);
     if (is_measured && s->marked != s->issued)
         mark(s);
     s->issued++; /* before the driver's call: a mark behind that covers it */
-    int is_due = ww.gate.slot && ww_part_add(&s->part, call);
+    int is_due = is_contended && ww_part_add(&s->part, call);
     CUresult code = call->operation->issue(s, call);
     if (!ww_living(code) && !call->is_held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
         ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
@@ -450,6 +451,7 @@ void ww_streams_settle(void) {
     for (struct ww_stream *s = made; s; s = s->next_made)
         if (s->marked != s->issued)
             mark(s);
+    ww_gate_count(&ww.gate);
 }
 
 int ww_streams_step(void) {
