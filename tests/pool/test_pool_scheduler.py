@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +308,18 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
         with pytest.raises(errors.TaskLostError, match="no remaining device"):
             scheduler.submit(double[4096], x).result(HANG_SECONDS)
         assert isinstance(scheduler.failure, errors.DeviceLostError)
+
+
+def test_many_tasks_on_one_array_fail_when_the_last_device_is_lost() -> None:
+    with Devices(targets=["cpu"]) as pool, Scheduler(devices=pool) as scheduler:
+        x, before = np.ones(64, np.int64), Future[None]()
+        handles = [scheduler.submit(double[64], x, after=before)]
+        handles += [scheduler.submit(double[64], x) for _ in range(400)]
+        lose(pool[0])
+        before.set_result(None)
+        for handle in handles:
+            with pytest.raises(errors.TaskLostError, match="no remaining device"):
+                handle.result(HANG_SECONDS)
 
 
 def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

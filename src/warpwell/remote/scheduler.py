@@ -8,6 +8,7 @@ import itertools
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -83,6 +84,7 @@ class PoolScheduler(Scheduler):
         self._members = {id(m.device): m for m in members}
         self._placements = Placements(members)
         self._order: Any = self._new_order()
+        self._releasing = threading.local()
         self._entries = itertools.count()
         self._lock = threading.Lock()
         weakref.finalize(self, self._placements.retire).atexit = False
@@ -167,9 +169,17 @@ class PoolScheduler(Scheduler):
     def _release(self, entry: _Entry) -> None:
         """Let the requests run that waited for the arrays of one that has ended."""
         with self._lock:
-            released = self._order.release(entry)
-        for other in released:
-            other.gate.set_result(None)
+            released = deque(self._order.release(entry))
+        outer = getattr(self._releasing, "released", None)
+        if outer is not None:  # a request that fails at once releases the next one: a loop, not a recursion
+            outer += released
+            return
+        self._releasing.released = released
+        try:
+            while released:
+                released.popleft().gate.set_result(None)
+        finally:
+            self._releasing.released = None
 
     def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
         """Return the member whose device holds buffers among the arguments, or None; check the arguments."""
