@@ -6,8 +6,10 @@ import math
 import random
 import types
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
@@ -17,8 +19,10 @@ import warpwell as ww
 from lab.campaigns.sched_order import run_on_cpu, run_simulated
 from lab.testing.fake_gpu import fake_executor
 from warpwell import errors, gpu
-from warpwell.scheduler import Profile, Request, Scheduler, Task
+from warpwell.scheduler import Handle, Profile, Request, Scheduler, Task
 from warpwell.scheduler.accesses import accesses_of
+from warpwell.scheduler.batch import batched
+from warpwell.scheduler.callables import as_launch
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.data_order import Access, DataOrder
 from warpwell.scheduler.report.explain import sentences
@@ -137,6 +141,30 @@ def test_submissions_on_one_array_lose_no_update() -> None:
         assert after == [None, *([[k] for k in range(11)])] or after[0] is None
 
 
+def test_submissions_on_an_array_on_storage_lose_no_update(tmp_path: Path) -> None:
+    path, expected = tmp_path / "x.npy", np.zeros(1, np.uint64)
+    np.save(path, np.zeros(2000, np.uint64))
+    with ww.open(path, mode="r+", device="cpu") as x, Scheduler("cpu") as scheduler:
+        handles = [scheduler.submit(step[x.size], x, 5) for _ in range(12)]
+        for handle in handles:
+            handle.result(HANG_SECONDS)
+        for _ in range(60):
+            expected = expected * 3 + 1
+        assert (np.asarray(x[:]) == expected).all()
+
+
+def test_a_function_follows_the_kernel_on_its_array() -> None:
+    x, before, found = np.zeros(100, np.int64), Future[None](), []
+    with Scheduler("cpu") as scheduler:
+        scheduler.submit(step[100], x, 1, after=before)
+        reader = scheduler.submit(lambda stream, arrays: found.append(arrays[0].sum()), [x])
+        scheduler.submit(step[100], np.zeros(100), 1).result(HANG_SECONDS)
+        assert not reader.done()
+        before.set_result(None)
+        reader.result(HANG_SECONDS)
+    assert found == [100]
+
+
 def task(name: str, *accesses: Access, **options: Any) -> Task:
     return Task(name, 10, Profile(seconds=1.0), accesses=accesses, **options)
 
@@ -217,12 +245,44 @@ def test_arguments_are_known_by_their_memory_and_what_the_kernel_does() -> None:
     x.flags.writeable = False
     assert accesses_of(step[10], (x[0], 1)) == [Access(start, start + 80, False)]
 
+    def enqueue(*_: Any) -> None:
+        pass
+
+    launch, _ = as_launch(enqueue, ([x[1]], x[2], 5))
+    assert [access.start for access in accesses_of(launch, ())] == [start + 80, start + 160]
+
     class Device:
         def __init__(self) -> None:
             about = {"data": (4096, False), "shape": (4, 2), "strides": (-16, 8), "typestr": "<f8"}
             self.__cuda_array_interface__, self.ndim, self.dtype = about, 2, np.dtype(float)
 
     assert accesses_of(copy[4], (x[0], Device()))[1] == Access(4096 - 48, 4096 + 16, True)
+
+
+def test_ranges_of_rows_on_storage_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 4)))
+    with ww.open(tmp_path / "x.npy", mode="r+", device="cpu") as x:
+        read, write = accesses_of(copy[10], (x[2:4], x[4:]))
+        whole = accesses_of(step[10], (x, 1))[0]
+    assert (read.end, read.writes, write.writes, whole.writes) == (write.start, False, True, True)
+    assert (whole.start, whole.end, whole.space) == (read.start - 64, write.end, write.space)
+    assert read.end - read.start == 64 and whole.end - whole.start == 320
+
+
+def test_a_batch_writes_what_one_of_its_launches_writes() -> None:
+    launch = types.SimpleNamespace(kernel=None)
+    tasks = [task(name, access, launch=launch) for name, access in (("write", X), ("read", X._replace(writes=False)))]
+    assert batched(tasks, [0, 1, 0], "batch").accesses == [X]
+
+
+def test_prepared_launches_that_were_measured_later_are_a_batch() -> None:
+    x = np.zeros(64, np.int64)
+    with Scheduler("cpu") as scheduler:
+        prepared = scheduler.prepare(step[64], x, 1)
+        prepared.task.known = types.SimpleNamespace(profile=Profile(seconds=1e-4))
+        handle = scheduler.submit_many([prepared] * 3)
+        handle.result(HANG_SECONDS)
+    assert isinstance(handle, Handle) and handle.task.blocks == 3 and (x == 13).all()
 
 
 def reads_element(a, i):
@@ -272,9 +332,54 @@ def f_atomic(x, y, m):
     y.fill(0)
 
 
+def both(a, b):
+    return a, b
+
+
+def writes_part(a, part):
+    found = a[part]
+    found[0] = 1
+
+
+def f_unpacked(x, y, m):
+    first, second = both(x, y)
+    second[0] = first[0]
+
+
+def f_tuple(x, y, m):
+    arrays = (x,) + (y,)  # noqa: RUF005
+    found = arrays[1]
+    found[0] = arrays[0][0]
+
+
+def f_new_axis(x, y, m):
+    row = x[None][0]
+    row[0] = m[0, 0]
+
+
+def f_selected(x, y, m):
+    selected = (slice(0, 2), slice(1, 3))
+    row = m[selected][0]
+    row[0] = x[0]
+
+
+def f_passed_slice(x, y, m):
+    writes_part(y, slice(1, 3))
+
+
+def f_address(x, y, m):
+    numba.carray(y.ctypes.data + 8, 1)[0] = x[0]
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
+        (f_unpacked, [True, True, False]),  # items of a tuple are not told apart
+        (f_tuple, [True, True, False]),
+        (f_new_axis, [True, False, False]),
+        (f_selected, [False, False, True]),
+        (f_passed_slice, [False, True, False]),
+        (f_address, [False, True, False]),
         (f_reads, [False, True, False]),
         (f_calls, [False, True, False]),
         (f_views, [True, False, True]),
@@ -287,4 +392,7 @@ def test_read_only_arguments_are_recognized_from_the_code(function: Any, expecte
     assert written_arguments(ww.kernel(function), (x, x, m)) == expected
     records = np.zeros(4, [("a", "i4")])
     assert written_arguments(ww.kernel(f_reads), (records, x, m))[1]
+    shaped = types.SimpleNamespace(shape=(4, 4))  # a device array that has no `ndim`
+    assert written_arguments(ww.kernel(f_views), (x, x, shaped)) == [True, False, True]
+    assert written_arguments(ww.kernel(f_tuple), ((x, x), x, m)) == [True, True, False]
     assert written_arguments(types.SimpleNamespace(function=None), (x, m)) == [True, True]

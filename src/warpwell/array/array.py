@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -328,6 +328,14 @@ class Array(CacheArgument, OnStorage):
         return (first // page, -(-end // page)) if self._part.cached else (0, 0)
 
     # -- life -----------------------------------------------------------------------------------------------
+
+    @property
+    def byte_range(self) -> tuple[Hashable, int, int]:
+        """The storage of the array, equal for arrays that share it, and the bytes [first, end) of the items there."""
+        if 0 in self.shape:
+            return self._part, self._origin, self._origin
+        reach = sum((n - 1) * step for n, step in zip(self.shape, self._strides, strict=True))
+        return self._part, self._origin, self._origin + reach + self.dtype.itemsize
 
     @property
     def stats(self) -> Statistics:

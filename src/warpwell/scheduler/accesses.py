@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,33 @@ from .data_order import Access
 def accesses_of(launch: Any, arguments: Sequence[Any]) -> list[Access]:
     """Return the memory that the arrays among the arguments of a launch use.
 
-    A strided array counts from its first to its last byte. A function that enqueues work may write all of its arrays.
+    A strided array counts from its first to its last byte, an array in a tuple or list as an array. A function that
+    enqueues work may write all of its arrays.
     """
     found = []
     written: list[bool] | None = None
-    for k, value in enumerate(arguments):
+    is_call = isinstance(launch, Call)
+    for k, value in enumerate(launch.arguments if is_call else arguments):
         kind = type(value)
         if kind is int or kind is float or isinstance(value, np.generic):
             continue
-        access = _access(value)
-        if access is None or access.start >= access.end:
-            continue
-        if access.writes:
-            if written is None:
-                everything = [True] * len(arguments)
-                written = everything if isinstance(launch, Call) else written_arguments(launch.kernel, arguments)
-            access = access._replace(writes=written[k])
-        found.append(access)
+        for access in _accesses(value):
+            if access.writes and not is_call:
+                if written is None:
+                    written = written_arguments(launch.kernel, arguments)
+                access = access._replace(writes=written[k])
+            found.append(access)
     return found
+
+
+def _accesses(value: Any) -> Iterator[Access]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _accesses(item)
+        return
+    access = _access(value)
+    if access is not None and access.start < access.end:
+        yield access
 
 
 def _access(value: Any) -> Access | None:
@@ -45,21 +54,21 @@ def _access(value: Any) -> Access | None:
             return Access(start, start + value.nbytes, value.flags.writeable)
         return Access(*byte_bounds(value), value.flags.writeable)
     if is_argument(value):
-        key = getattr(value, "storage_key", None)
-        return None if key is None else Access(0, 1, bool(getattr(value, "writable", True)), key)
-    if hasattr(value, "data_ptr") and hasattr(value, "element_size"):  # a tensor of PyTorch
-        if value.numel() == 0:
+        if not hasattr(value, "byte_range"):  # not an array
             return None
-        start, size = int(value.data_ptr()), int(value.element_size())
-        strides = [size * int(stride) for stride in value.stride()]
-        return _strided(start, tuple(value.shape), strides, size, True)
+        held_by, start, end = value.byte_range
+        return Access(start, end, value.writable, held_by)
     try:
+        if hasattr(value, "data_ptr") and hasattr(value, "element_size"):  # a tensor of PyTorch
+            size = int(value.element_size())
+            strides = [size * int(stride) for stride in value.stride()]
+            return _strided(int(value.data_ptr()), tuple(value.shape), strides, size, True)
         interface = value.__cuda_array_interface__
+        start, read_only = interface["data"]
+        size = np.dtype(interface["typestr"]).itemsize
+        return _strided(int(start or 0), interface["shape"], interface.get("strides"), size, not read_only)
     except Exception:  # not an array, or a tensor that does not give its memory away
         return None
-    start, read_only = interface["data"]
-    size = np.dtype(interface["typestr"]).itemsize
-    return _strided(int(start or 0), interface["shape"], interface.get("strides"), size, not read_only)
 
 
 def _strided(start: int, shape: Sequence[int], strides: Sequence[int] | None, size: int, writable: bool) -> Access:

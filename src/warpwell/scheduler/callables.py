@@ -99,18 +99,20 @@ class Call(Launch):
 
     Attributes
     ----------
+    arguments : tuple
+        Of the function, after the stream.
     arrays : tuple
         Those of the arguments that are arrays of a device.
     """
 
     def __init__(self, what: Any, enqueue: Callable[[int], object] | None, args: tuple[Any, ...]) -> None:
         super().__init__(_callee(what), ())  # type: ignore[arg-type]
-        self._what, self._enqueue, self._args = what, enqueue, args
+        self._what, self._enqueue, self.arguments = what, enqueue, args
         self.arrays = tuple(value for value in args if _is_array(value))
 
     def __call__(self, *_: Any, **options: Any) -> None:
         """Run it on the CPU."""
-        self._what(None, *self._args)
+        self._what(None, *self.arguments)
 
     def check(self, args: Any) -> None:
         """Its arguments are its own affair."""
@@ -130,7 +132,7 @@ class Call(Launch):
         if self._enqueue is not None:
             self._enqueue(stream)
         else:
-            self._what(stream, *self._args)
+            self._what(stream, *self.arguments)
 
 
 class Enqueued:

@@ -135,8 +135,8 @@ class DataOrder(Generic[J]):
                 if segment.writer is not None or segment.readers:
                     left.append(segment)
             segments[first:last] = left
-        if not self._accesses:
-            self._segments.clear()
+            if not segments:
+                self._segments.pop(space, None)
 
     @staticmethod
     def _covered(segments: list[_Segment[J]], start: int, end: int) -> tuple[int, int]:

@@ -306,7 +306,7 @@ class Scheduler:
             is_prepared = isinstance(launch, Prepared)
             key = id(launch) if is_prepared else _key_of(launch)
             if key not in known:
-                task = launch.task if is_prepared else self.task(*launch, **options)
+                task = launch.new_task() if is_prepared else self.task(*launch, **options)
                 known[key] = task, self._is_short(task)
             task, short = known[key]
             if short:

@@ -6,18 +6,26 @@ names, views, loops and calls of device functions. A use that it does not know c
 
 from __future__ import annotations
 
+import operator
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numba.core import compiler, ir
 
 _READ_ATTRIBUTES = frozenset(("size", "shape", "ndim", "dtype", "itemsize", "nbytes", "strides"))
 _READ_FUNCTIONS = (len, abs, min, max, int, float, bool, range, print)
 _PURE = frozenset(("binop", "unary", "cast", "exhaust_iter", "phi"))
 """Operations whose result is new or, for the last three, the operand: none writes it."""
-_DERIVED = frozenset(("build_tuple", "build_list", "getiter", "iternext", "pair_first", "pair_second"))
+_DERIVED = frozenset(("getiter", "iternext", "pair_first", "pair_second"))
+_ADDRESSES = frozenset(("ctypes", "data"))
+"""Attributes that give away the address: what arithmetic makes of it is not followed."""
+_SELECTIONS = frozenset(("getitem", "static_getitem", "exhaust_iter", "cast", *_DERIVED))
+"""Operations whose result is an item of the operand, or the operand."""
+MANY = 99
+"""Dimensions of records, tuples and values of unknown dimensions: more than indices of a kernel remove."""
 _OWN = __package__.partition(".")[0]
 
 _results: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], frozenset[int]]] = weakref.WeakKeyDictionary()
@@ -39,9 +47,12 @@ def written_arguments(kernel: Any, arguments: Sequence[Any]) -> list[bool]:
 
 
 def _dimensions(value: Any) -> int:
-    """Return the dimensions of an array of numbers; of records, more than an index can have: a record is a view."""
-    dtype = getattr(value, "dtype", None)
-    return 99 if getattr(dtype, "names", None) else int(getattr(value, "ndim", 0))
+    """Return the dimensions of an array, at least 1: ``x[...]`` is a view. 0 for a number; `MANY` if unknown."""
+    if isinstance(value, int | float | complex | np.number | np.bool_):
+        return 0
+    shape = getattr(value, "shape", None)
+    has_records = getattr(getattr(value, "dtype", None), "names", None)
+    return MANY if shape is None or has_records else max(1, len(shape))
 
 
 def written_parameters(function: Callable[..., Any], dimensions: tuple[int, ...]) -> frozenset[int]:
@@ -104,7 +115,10 @@ class _Function:
         if isinstance(statement, ir.Assign):
             self._assign(statement.target, statement.value)
         elif isinstance(statement, ir.SetItem | ir.StaticSetItem):
-            self._written.update(self._of(statement.target))
+            views = self._of(statement.target)
+            self._written.update(views)
+            if MANY in views.values():  # a list may keep the value
+                self._add(statement.target, self._of(statement.value))
         elif not isinstance(statement, ir.Branch | ir.Return | ir.Jump | ir.Del | ir.Print | ir.Raise | ir.StaticRaise):
             for variable in statement.list_vars():
                 self._written.update(self._of(variable))
@@ -124,16 +138,23 @@ class _Function:
         if value.op in ("getitem", "static_getitem"):
             count = self._index_count(value)
             views = self._of(value.value)
-            self._add(target, {k: n - count for k, n in views.items() if n > count})
+            self._add(target, {k: min(n - count, MANY) for k, n in views.items() if n > count})
             if value.op == "getitem":
                 self._written.update(self._of(value.index))
         elif value.op == "getattr":
-            if value.attr not in _READ_ATTRIBUTES:
+            if value.attr in _ADDRESSES:
+                self._written.update(self._of(value.value))
+            elif value.attr not in _READ_ATTRIBUTES:
                 self._add(target, self._of(value.value))
         elif value.op == "call":
             self._call(target, value)
         elif value.op == "inplace_binop":
             self._written.update(self._of(value.lhs))
+        elif value.op in ("build_tuple", "build_list") or (value.op == "binop" and value.fn is operator.add):
+            for variable in operands:
+                views = self._of(variable)
+                if value.op != "binop" or all(MANY in self._of(its).values() for its in (value.lhs, value.rhs)):
+                    self._add(target, dict.fromkeys(views, MANY))  # tuples that are joined
         elif value.op in _PURE or value.op in _DERIVED:
             if value.op not in ("binop", "unary"):
                 for variable in operands:
@@ -143,31 +164,58 @@ class _Function:
                 self._written.update(self._of(variable))
 
     def _index_count(self, value: Any) -> int:
-        """Return by how many dimensions an index reduces a view at least."""
+        """Return by how many dimensions an index reduces a view at least; negative if it may add some."""
         if value.op == "static_getitem":
-            index = value.index
-            parts = index if isinstance(index, tuple) else (index,)
-            return len(parts) if all(isinstance(part, int) for part in parts) else 0
-        found = self._definitions.get(value.index.name, [])
-        if len(found) == 1 and isinstance(found[0], ir.Expr) and found[0].op == "build_tuple":
-            return len(found[0].items) if all(self._is_number(item.name) for item in found[0].items) else 0
-        return 1 if self._is_number(value.index.name) else 0
+            parts = value.index if isinstance(value.index, tuple) else (value.index,)
+            removed = [1 if isinstance(part, int) else -(part is None) for part in parts]
+        else:
+            found = self._definitions.get(value.index.name, [])
+            is_tuple = len(found) == 1 and isinstance(found[0], ir.Expr) and found[0].op == "build_tuple"
+            removed = [self._removed(item.name) for item in (found[0].items if is_tuple else [value.index])]
+        return len(removed) if all(count == 1 for count in removed) else sum(count for count in removed if count < 0)
 
-    def _is_number(self, name: str) -> bool:
-        """Return True unless a variable may be a slice or an ellipsis. Kernels take neither as arguments."""
-        names, seen = [name], {name}
+    def _removed(self, name: str) -> int:
+        """Return 1 if a variable is a number, 0 if it may be a slice, an ellipsis or the result of a function.
+
+        Negative if it may be None or a tuple of unknown items. A tuple of numbers counts as a number.
+        """
+        names, seen, removed = [name], {name}, 1
         while names:
             for value in self._definitions.get(names.pop(), ()):
-                if isinstance(value, ir.Const | ir.Global | ir.FreeVar) and not isinstance(value.value, int):
-                    return False
-                if isinstance(value, ir.Expr) and value.op == "build_slice":
-                    return False
-                if isinstance(value, ir.Expr) and value.op == "call" and self._value(value.func) is slice:
-                    return False
-                if isinstance(value, ir.Var) and value.name not in seen:
-                    names.append(value.name)
-                    seen.add(value.name)
-        return True
+                operands: Sequence[Any] = ()
+                if isinstance(value, ir.Const | ir.Global | ir.FreeVar):
+                    if value.value is None or isinstance(value.value, tuple):
+                        return -MANY
+                    removed *= not isinstance(value.value, slice | types.EllipsisType)
+                elif isinstance(value, ir.Arg):
+                    if self._dimensions[value.index] == MANY:
+                        return -MANY
+                elif isinstance(value, ir.Var):
+                    operands = [value]
+                elif value.op == "call":
+                    removed *= self._returns_number(self._value(value.func))
+                elif value.op == "build_slice":
+                    removed = 0
+                elif value.op in ("build_tuple", "build_list"):
+                    operands = value.items
+                    removed *= bool(operands)
+                elif value.op in _SELECTIONS:
+                    operands = [value.value]
+                elif value.op == "phi":
+                    operands = value.incoming_values
+                for operand in operands:
+                    if isinstance(operand, ir.Var) and operand.name not in seen:
+                        names.append(operand.name)
+                        seen.add(operand.name)
+        return removed
+
+    @staticmethod
+    def _returns_number(function: Any) -> bool:
+        """Return True for functions of Warpwell, NumPy and Python; another one may return a slice."""
+        function = getattr(function, "py_func", function)
+        if isinstance(function, types.FunctionType):
+            return _is_own(function)
+        return function is not None and function is not slice and function is not tuple
 
     def _value(self, variable: Any) -> Any:
         """Return the object that a variable names; None if that is unknown."""
@@ -189,14 +237,22 @@ class _Function:
         if any(function is known for known in _READ_FUNCTIONS):
             return
         written: frozenset[int] | range = range(len(value.args))
-        if isinstance(function, types.FunctionType) and function.__module__.partition(".")[0] != _OWN:
-            views = [self._of(argument) for argument in value.args]
-            if not (value.kws or value.vararg):
-                written = written_parameters(function, tuple(max(view.values(), default=0) for view in views))
+        if isinstance(function, types.FunctionType) and not (_is_own(function) or value.kws or value.vararg):
+            written = written_parameters(function, tuple(map(self._passed_dimensions, value.args)))
         for k, argument in enumerate(value.args):
             if k in written:
                 self._written.update(self._of(argument))
-            self._add(target, self._of(argument))
+            self._add(target, dict.fromkeys(self._of(argument), MANY))  # the result may be a tuple
         rest = [value.func, *(variable for _, variable in value.kws), *([value.vararg] if value.vararg else [])]
         for variable in rest:
             self._written.update(self._of(variable))
+
+    def _passed_dimensions(self, argument: Any) -> int:
+        views = self._of(argument)
+        if not views:
+            return 0 if self._removed(argument.name) == 1 else MANY
+        return max(views.values())
+
+
+def _is_own(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] == _OWN
