@@ -134,7 +134,7 @@ def batched(tasks: Sequence[Task], order: Sequence[int], name: str, **options: A
     counts = np.bincount(order, minlength=len(tasks))
     seconds = [count * (task.profile.seconds or 0.0) for task, count in zip(tasks, counts, strict=True)]
     longest = tasks[int(np.argmax(seconds))]
-    # of equal ranges the last one stays: the one that writes
+    # An access that writes replaces one of the same range that reads.
     every = sorted((a for task in tasks for a in task.accesses), key=lambda a: a.writes)
     accesses = {(a.start, a.end, a.space): a for a in every}
     return Task(

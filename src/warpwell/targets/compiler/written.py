@@ -21,7 +21,7 @@ _PURE = frozenset(("binop", "unary", "cast", "exhaust_iter", "phi"))
 """Operations whose result is new or, for the last three, the operand: none writes it."""
 _DERIVED = frozenset(("getiter", "iternext", "pair_first", "pair_second"))
 _ADDRESSES = frozenset(("ctypes", "data"))
-"""Attributes that give away the address: what arithmetic makes of it is not followed."""
+"""Attributes with the address of an array: arithmetic on addresses is not followed."""
 _SELECTIONS = frozenset(("getitem", "static_getitem", "exhaust_iter", "cast", *_DERIVED))
 """Operations whose result is an item of the operand, or the operand."""
 MANY = 99
@@ -153,7 +153,7 @@ class _Function:
         elif value.op in ("build_tuple", "build_list") or (value.op == "binop" and value.fn is operator.add):
             for variable in operands:
                 views = self._of(variable)
-                if value.op != "binop" or all(MANY in self._of(its).values() for its in (value.lhs, value.rhs)):
+                if value.op != "binop" or all(MANY in self._of(side).values() for side in (value.lhs, value.rhs)):
                     self._add(target, dict.fromkeys(views, MANY))  # tuples that are joined
         elif value.op in _PURE or value.op in _DERIVED:
             if value.op not in ("binop", "unary"):
@@ -164,7 +164,7 @@ class _Function:
                 self._written.update(self._of(variable))
 
     def _index_count(self, value: Any) -> int:
-        """Return by how many dimensions an index reduces a view at least; negative if it may add some."""
+        """Return the minimum number of dimensions that an index removes; negative if it may add dimensions."""
         if value.op == "static_getitem":
             parts = value.index if isinstance(value.index, tuple) else (value.index,)
             removed = [1 if isinstance(part, int) else -(part is None) for part in parts]
