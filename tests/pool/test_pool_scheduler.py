@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from warpwell.remote import PoolHandle, PoolScheduler
 from warpwell.remote.placement import Chain, Member, Placements
 from warpwell.remote.scheduler_agent import AgentScheduler
 from warpwell.scheduler import Profile, Scheduler, State
+from warpwell.scheduler.data_order import DataOrder
 
 
 @ww.kernel
@@ -320,6 +322,54 @@ def test_many_tasks_on_one_array_fail_when_the_last_device_is_lost() -> None:
         for handle in handles:
             with pytest.raises(errors.TaskLostError, match="no remaining device"):
                 handle.result(HANG_SECONDS)
+
+
+def test_a_long_sequence_of_requests_is_cancelled_with_its_first_one(scheduler: Scheduler) -> None:
+    gate = PoolHandle(None, scheduler.task(double[4], np.ones(4)), 0)  # type: ignore[arg-type]
+    handles = [scheduler.submit(double[4], np.ones(4), after=gate)]
+    for _ in range(500):
+        handles.append(scheduler.submit(double[4], np.ones(4), after=handles[-1]))
+    gate.settle(None, cancelled=True)
+    assert not wait(handles, HANG_SECONDS).not_done
+    assert all(handle.cancelled() for handle in handles)
+
+
+def test_ctrl_c_in_a_submit_keeps_no_later_task_waiting(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = DataOrder.add
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        found = add(self, *args)
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    x = np.ones(100, np.int64)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DataOrder, "add", interrupted)
+        scheduler.submit(double[100], x)
+    scheduler.submit(double[100], x).result(HANG_SECONDS)
+    assert (x == 4).all()
+
+
+def test_a_signal_handler_submits_a_task_within_a_submit(scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, x = DataOrder.add, np.ones(100, np.int64)
+    signals, handles = [signal.SIGUSR1], []
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        found = add(self, *args)
+        if threading.current_thread() is threading.main_thread() and signals:
+            signal.raise_signal(signals.pop())
+        return found
+
+    previous = signal.signal(signal.SIGUSR1, lambda *_: handles.append(scheduler.submit(double[100], x)))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(DataOrder, "add", interrupted)
+            scheduler.submit(double[100], x).result(HANG_SECONDS)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    handles[0].result(HANG_SECONDS)
+    assert (x == 4).all()
 
 
 def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

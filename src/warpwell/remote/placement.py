@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import closing, errors
+from .._os import uninterrupted
 from ..pool import CallResult, Code, Device, HostArrays
 from ..scheduler import Handle, State, Task
 from ..scheduler.handle import Runner
@@ -317,6 +318,7 @@ class Placements:
         self._numbers = itertools.count(1)
         self._turns = itertools.count(1)
         self._closed = False
+        self._thread = threading.local()
         closing.ready()
 
     # -- for the scheduler and handles -----------------------------------------------------------------------------
@@ -337,18 +339,31 @@ class Placements:
 
         def released(future: Future[Any]) -> None:
             if future.cancelled() or future.exception() is not None:
-                self._settle(chain.handles, None, cancelled=True)
+                self._run(lambda: self._settle(chain.handles, None, cancelled=True))
                 return
             with self._lock:
                 pending.discard(future)
                 if pending:
                     return
-            self.dispatch(chain)
+            self._run(lambda: self.dispatch(chain))
 
         for future in list(pending):
             future.add_done_callback(released)
         if not after:
             self.dispatch(chain)
+
+    def _run(self, call: Callable[[], None]) -> None:
+        """Run ``call()`` after the calls of this thread in progress, so that a sequence of requests ends in a loop."""
+        if (calls := getattr(self._thread, "calls", None)) is not None:
+            calls.append(call)
+            return
+        with uninterrupted():
+            self._thread.calls = calls = deque([call])
+            try:
+                while calls:
+                    calls.popleft()()
+            finally:
+                self._thread.calls = None
 
     def cancel(self, handle: PoolHandle) -> bool:
         """Cancel a task and all later tasks of its request; see `Handle.cancel`."""

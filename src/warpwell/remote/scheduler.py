@@ -8,7 +8,6 @@ import itertools
 import math
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from .. import errors
+from .._os import uninterrupted
 from ..pool import Buffer, Code, Device, Remote, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
 from ..scheduler.scheduler import require_launch
@@ -84,7 +84,6 @@ class PoolScheduler(Scheduler):
         self._members = {id(m.device): m for m in members}
         self._placements = Placements(members)
         self._order: Any = self._new_order()
-        self._releasing = threading.local()
         self._entries = itertools.count()
         self._lock = threading.Lock()
         weakref.finalize(self, self._placements.retire).atexit = False
@@ -147,39 +146,34 @@ class PoolScheduler(Scheduler):
             self._check(task, [home] if home is not None else list(self._members.values()))
         handles = [self._placements.handle(task, _staged_bytes(task.arguments)) for task in tasks]
         entry = _Entry(next(self._entries))
-        with self._lock:
-            self._order.add(entry, [access for task in tasks for access in task.accesses])
-            waits = self._order.waits(entry)
-        try:
-            gate = [entry.gate] if waits else []
-            self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), [*after, *gate])
-        except BaseException:
-            self._release(entry)
-            raise
         ends = itertools.count(1)
 
         def ended(_: Future[Any]) -> None:
             if next(ends) == len(handles):
                 self._release(entry)
 
-        for handle in handles:
-            handle.add_done_callback(ended)
+        # Later requests would wait forever for the entry of a request that Ctrl-C has interrupted here.
+        with uninterrupted():
+            with self._lock:
+                self._order.add(entry, [access for task in tasks for access in task.accesses])
+                waits = self._order.waits(entry)
+            try:
+                gate = [entry.gate] if waits else []
+                self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), [*after, *gate])
+            except BaseException:
+                self._release(entry)
+                raise
+            for handle in handles:
+                handle.add_done_callback(ended)
         return list(handles)
 
     def _release(self, entry: _Entry) -> None:
         """Let the requests run that waited for the arrays of one that has ended."""
-        with self._lock:
-            released = deque(self._order.release(entry))
-        outer = getattr(self._releasing, "released", None)
-        if outer is not None:  # a request that fails at once releases the next one: a loop, not a recursion
-            outer += released
-            return
-        self._releasing.released = released
-        try:
-            while released:
-                released.popleft().gate.set_result(None)
-        finally:
-            self._releasing.released = None
+        with uninterrupted():
+            with self._lock:
+                released = self._order.release(entry)
+            for other in released:
+                other.gate.set_result(None)
 
     def _find_home(self, arguments: Sequence[Sequence[Any]]) -> Member | None:
         """Return the member whose device holds buffers among the arguments, or None; check the arguments."""
