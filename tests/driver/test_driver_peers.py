@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import fcntl
 import os
 import signal
 import socket
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 PIECE = 2 * MIB
 OTHER_ARENA = 0x310000000000
-INVALID_VALUE, NOT_READY, DEVICE_UNAVAILABLE, ALREADY_MAPPED = 1, 600, 46, 208
+INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, DEVICE_UNAVAILABLE, ALREADY_MAPPED = 1, 2, 600, 46, 208
 LINK = 7  # enum ww_said
 RANGE, MAP, UNMAP, DONE, SIGNAL = range(1, 6)  # enum ww_link_said
 MESSAGE = struct.Struct("=IiQQQ")  # said, result, at, nbytes, number
@@ -224,6 +225,22 @@ def test_memory_that_is_not_lent_by_a_worker_is_refused(server: DriverServer) ->
         assert [other.ask("UNPIN", struct.pack("=Q", address))[0] for address in (borrowed, pin, pin)] == [0, 0, 1]
         for descriptor in (lent, unsealed, file):
             os.close(descriptor)
+
+
+def test_borrowed_memory_leaves_a_worker_the_bound_of_its_own(server: DriverServer) -> None:
+    """The memory is half of the host's, of which no page exists."""
+    pin, nbytes = 0x200000000000, os.sysconf("SC_PHYS_PAGES") // 2 * os.sysconf("SC_PAGE_SIZE")
+    lent = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
+    os.ftruncate(lent, nbytes)
+    fcntl.fcntl(lent, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with Linked(server.folder) as raw:
+        for serial, code in enumerate([0, OUT_OF_MEMORY]):
+            fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [lent]))]
+            raw.line.sendmsg([struct.pack("=II", LINK, serial)], fds)
+            address = pin + serial * nbytes
+            assert raw.ask("BORROW", struct.pack("=QQII", address, nbytes, 0, serial))[0] == code
+        assert raw.ask("PIN", struct.pack("=QQII", pin + nbytes, 4096, 0, 0))[0] == 0
+    os.close(lent)
 
 
 def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:

@@ -27,7 +27,8 @@ struct wish { /* an allocation that waits for memory */
 struct pin {
     uint64_t at, nbytes;
     enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before still use it */
-    int lends, fd; /* lends: for other workers of the client, too. fd: the memory, kept for them, or -1 */
+    int lends, fd;   /* lends: for other workers of the client, too. fd: the memory, kept for them, or -1 */
+    uint64_t *total; /* that counts it */
 };
 
 static struct wish *wishes, **wishes_end = &wishes;
@@ -39,7 +40,7 @@ static size_t nfrees, frees_room, ngroup;
 static uint32_t releases; /* frees of streams that were read and have not been passed */
 static struct pin *pins;  /* by address */
 static size_t npins, pins_room;
-static uint64_t pinned;
+static uint64_t pinned, borrowed;    /* bytes; the lender counts the host's memory, so each has the bound alone */
 static uint64_t keep;                /* the most bytes that are kept */
 static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the previous second */
 
@@ -354,7 +355,7 @@ static void forget_pin(uint64_t at) {
     size_t i = find_pin(at);
     if (pins[i].fd >= 0)
         close(pins[i].fd);
-    pinned -= pins[i].nbytes;
+    *pins[i].total -= pins[i].nbytes;
     memmove(pins + i, pins + i + 1, (npins - i - 1) * sizeof *pins);
     npins--;
 }
@@ -399,33 +400,32 @@ static void was_pinned(struct ww_job *job) {
 }
 
 /* Begin a pin with addresses of the client's: 0 or a code. */
-static CUresult add_pin(const struct ww_args_pin *args) {
+static CUresult add_pin(const struct ww_args_pin *args, uint64_t *total) {
     if (args->address % 4096 || args->nbytes % 4096 || !args->nbytes || args->address < WW_PIN_LOWEST ||
         args->address >= WW_PIN_HIGHEST || args->nbytes > WW_PIN_HIGHEST - args->address)
         return CUDA_ERROR_INVALID_VALUE;
-    if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST)
+    if (args->nbytes > ww.host_most - *total || npins >= PINS_MOST)
         return CUDA_ERROR_OUT_OF_MEMORY;
     size_t i = find_pin(args->address);
     if (i < npins && pins[i].at < args->address + args->nbytes)
         return CUDA_ERROR_ALREADY_MAPPED;
     pins = ww_grown(pins, npins, &pins_room, sizeof *pins);
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
-    pins[i] =
-        (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING, .lends = args->lends != 0, .fd = -1};
+    pins[i] = (struct pin){args->address, args->nbytes, COMING, args->lends != 0, -1, total};
     npins++;
-    pinned += args->nbytes;
+    *total += args->nbytes;
     return CUDA_SUCCESS;
 }
 
 CUresult ww_pin(const struct ww_call *call, const struct ww_args_pin *args) {
     struct ww_job job = {.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1};
-    CUresult code = add_pin(args);
+    CUresult code = add_pin(args, &pinned);
     return code ? code : ww_heavy_for(call, job);
 }
 
 CUresult ww_borrow(const struct ww_call *call, const struct ww_args_pin *args) {
     struct ww_job job = {.work = borrow, .done = settle, .a = args->address, .b = args->nbytes, .c = args->serial};
-    CUresult code = add_pin(args);
+    CUresult code = add_pin(args, &borrowed);
     return code ? code : ww_heavy_for(call, job);
 }
 
