@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -36,6 +37,7 @@ from warpwell.cli import main
 from warpwell.replacing import unfinished
 from warpwell.scheduler.service import address, device_process, messages, references
 from warpwell.scheduler.service import client as client_module
+from warpwell.scheduler.service import service as service_module
 from warpwell.scheduler.service.client import Client, Packer, connect
 from warpwell.scheduler.service.messages import Connection
 from warpwell.scheduler.service.recovery import Quarantine, StatusPage, Verdicts
@@ -205,6 +207,23 @@ def test_descriptors_do_not_pile_up() -> None:
     assert len(os.listdir("/proc/self/fd")) == open_files
 
 
+def test_mappings_leave_descriptors_for_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAPPED_BYTES", 4096)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pair() as (a, b):
+        limit = 2 * max(map(int, os.listdir("/proc/self/fd"))) + 40
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            kept: list[Any] = []
+            for k in range(limit):
+                a.send({"type": "x"}, [np.full(1000, k)])
+                with b.receive() as message:
+                    kept += message.arrays()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert all((array == k).all() for k, array in enumerate(kept)) and len(kept) == limit
+
+
 def test_a_peer_that_reads_nothing_does_not_block() -> None:
     with pair() as (a, b):
         with pytest.raises(BlockingIOError):
@@ -215,6 +234,20 @@ def test_a_peer_that_reads_nothing_does_not_block() -> None:
         with pytest.raises(OSError, match=r"pipe|reset"):
             a.send({"type": "x"})
             a.send({"type": "x"})
+
+
+def test_arrays_are_not_copied_for_a_peer_that_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pair() as (a, b):
+        with pytest.raises(BlockingIOError):
+            while True:
+                a.send({"type": "x", "text": "x" * 30_000}, wait=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "_seal", lambda _: pytest.fail("the arrays were copied"))
+            with pytest.raises(BlockingIOError):
+                a.send({"type": "y"}, [np.zeros(1000)], wait=False)
+        while b.receive(wait=False).kind == "x":
+            with contextlib.suppress(BlockingIOError):
+                a.send({"type": "y"}, [np.zeros(1000)], wait=False)
 
 
 def test_messages_of_a_peer_that_has_closed_are_received() -> None:
@@ -335,6 +368,8 @@ def test_who_may_launch_what() -> None:
     main = {"module": "ourlab.kernels.__main__", "name": "x"}  # importing it runs a program
     assert not references.is_allowed(main, ["ourlab.kernels", "ourlab.kernels.*", "ourlab.*"])
     assert references.is_allowed(main, ["ourlab.kernels.__main__"])
+    below = {"module": "ourlab.kernels.__main__.x", "name": "x"}  # importing it imports the program first
+    assert not references.is_allowed(below, ["ourlab.kernels.*", "ourlab.*"])
     assert references.checked_patterns(["a.b", "a.b.*"]) == ("a.b", "a.b.*")
 
 
@@ -685,6 +720,55 @@ def test_a_cancelled_suspect_is_no_longer_awaited() -> None:
     start()
     assert quarantine.admit(2, (), lambda: started.append(2)) == [] and quarantine.admit(3, (), lambda: None) == []
     assert quarantine.end(2) == [] and len(quarantine.end(1)) == 1 and started == [1]
+
+
+def test_a_request_that_runs_alone_is_resubmitted_to_the_same_device_process() -> None:
+    started: list[int] = []
+    quarantine = Quarantine([1])
+    for number in (1, 2):
+        for start in quarantine.admit(1, (), lambda n=number: started.append(n)):
+            start()
+    assert started == [1, 2] and quarantine.alone == 1 and 1 not in quarantine
+
+
+def test_requests_start_in_order_whatever_thread_starts_them() -> None:
+    process: Any = object.__new__(device_process.DeviceProcess)
+    process._lock, process._page, process._quarantine = threading.RLock(), StatusPage(), Quarantine()
+    started: list[int] = []
+    begun = threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.2)
+        started.append(1)
+
+    thread = threading.Thread(target=process._start, args=(lambda: [slow],))
+    thread.start()
+    assert begun.wait(HANG_SECONDS)
+    process._start(lambda: [lambda: started.append(2)])
+    thread.join(HANG_SECONDS)
+    assert started == [1, 2]
+
+
+def test_signs_of_life_do_not_block_messages_to_a_stopped_service() -> None:
+    process: Any = object.__new__(device_process.DeviceProcess)
+    process._scheduler, process._imports, process._unlogged = types.SimpleNamespace(failure=None), {}, ""
+    process._reports = types.SimpleNamespace(put=lambda _: None)
+    with pair() as (process._control, _):
+        for _ in range(2000):
+            process._check()
+        for key in range(MAX_CLIENTS):
+            process._control.send({"type": "left", "key": key}, wait=False)
+
+
+def test_calls_of_a_client_do_not_pile_up() -> None:
+    process: Any = object.__new__(device_process.DeviceProcess)
+    process._lock = threading.RLock()
+    with pair() as (a, _):
+        session = device_process.Session(a, 1, 1, "t", True)
+        session.calls = device_process.MAX_CALLS
+        with pytest.raises(errors.QuotaError, match="1024 unanswered calls"):
+            process._in_worker(session, 1, lambda: ({}, []))
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -1783,11 +1867,221 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
         assert client.submit(double[4], x).result(HANG_SECONDS) is None and x.tolist() == [0, 2, 4, 6]
 
 
-def test_an_answer_that_is_too_large_is_an_error(make: Made) -> None:
+def test_an_answer_that_is_too_large_is_an_error(make: Made, tmp_path: Path) -> None:
     service = make(max_message=10_000)
+    kept = tmp_path / "log.jsonl"
+    kept.write_text("earlier\n")
     with connect(service.path) as client:
         waiting = client.submit(waits[4], np.zeros(4))
         client.submit_many([(double[4], np.zeros(4)) for _ in range(100)]).result(HANG_SECONDS)
         with pytest.raises(errors.MessageSizeError, match="--max-message"):
             client.log()
+        assert main(["sched", "status", "--socket", str(service.path), "--log", str(kept)]) != 0
+        assert kept.read_text() == "earlier\n"
         assert waiting.state.value == "running" and waiting.cancel()
+
+
+def test_silent_connections_are_closed_only_beyond_the_maximum(make: Made) -> None:
+    service = make(patience=60.0)
+    with contextlib.ExitStack() as stack:
+        for number in range(1, MAX_SILENT + 4):
+            stack.enter_context(opened(service))
+            connect(service.path).close()  # The service has accepted both.
+            until(lambda: not any(client.tenant for client in list(service._clients.values())))
+            assert len(service._clients) == min(number, MAX_SILENT - 1)  # The client closed one when it connected.
+
+
+def test_sessions_of_connected_clients_are_kept(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 2)
+    service = make()
+    with connect(service.path) as client:
+        for _ in range(5):
+            connect(service.path).close()
+        assert client._session in service._sessions and len(service._sessions) < 6
+
+
+def test_arrays_that_are_refused_are_not_counted(make: Made) -> None:
+    service = make()
+    with contextlib.closing(greeted(service)) as connection:
+        for call, listed in enumerate(([["|u1", [10]]], [["|u1", [10]]] * 2, []), 1):
+            connection.send({"type": "put", "call": call, "arrays": listed})
+            with connection.receive() as reply:
+                assert reply.header["call"] == call and reply.header["error"]["class"] == "ServiceError"
+        assert service.status()["held_bytes"] == 0
+
+
+def test_arrays_on_the_device_may_be_freed_while_suspects_run(make: Made) -> None:
+    service = make()
+    with connect(service.path) as client, connect(service.path) as other:
+        suspect = other.submit(waits[4], np.zeros(4))
+        until(suspect.running)
+        os.kill(pid_of(other), signal.SIGKILL)
+        until(lambda: client.status()["owner_restarts"] == 1 and suspect.running())
+        there = client.to_device(np.ones(4))
+        handle = client.submit(double[4], there)
+        there.free()
+        assert not handle.done() and suspect.cancel()
+        assert handle.result(HANG_SECONDS) is None
+        until(lambda: client.status()["held_bytes"] == 0)
+
+
+def test_a_client_connects_again_while_its_request_runs_alone(make: Made) -> None:
+    service = make()
+    kernel = {"path": "/k.py", "name": "stays", "sha256": 64 * "0"}
+
+    def submit(connection: Connection, name: str) -> None:
+        tasks = [{"kernel": {**kernel, "name": name}, "shape": [1], "arguments": [["int", 1]]}]
+        connection.send({"type": "submit", "call": 1, "tasks": tasks})
+        with connection.receive() as reply:
+            assert reply.kind == "reply" and "error" not in reply.header
+
+    with connect(service.path, tenant="other") as other:
+        first = greeted(service)
+        (session,) = (client.session for client in service._clients.values() if client.tenant == "default")
+        submit(first, "stays")
+        until(lambda: any(e.kind == "launch" for e in other.log()))
+        os.kill(pid_of(other), signal.SIGKILL)
+        until(lambda: other.status()["owner_restarts"] == 1)
+        second = greeted(service, session=session)
+        submit(second, "stays")
+        until(lambda: any(e.kind == "launch" for e in other.log()))
+        third = greeted(service, session=session)  # The device process lives, and the first run does not end.
+        submit(third, "double")
+        third.sock.settimeout(20.0)
+        with third.receive() as ended:
+            assert ended.kind == "ended" and ended.header["changed"] == []
+        assert other.submit(double[4], np.zeros(4)).result(HANG_SECONDS) is None
+        for connection in (first, second, third):
+            connection.close()
+
+
+def resumed(listener: socket.socket, serve: Callable[[Connection], None]) -> threading.Thread:
+    """Serve the next connection of a client by a function."""
+
+    def accept() -> None:
+        with contextlib.closing(Connection(listener.accept()[0], "the client")) as connection:
+            with contextlib.suppress(EOFError, OSError):
+                serve(connection)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    return thread
+
+
+def greet(connection: Connection) -> None:
+    connection.receive()
+    connection.send(GREETING)
+
+
+def test_requests_that_are_refused_when_they_are_resubmitted_end(tmp_path: Path) -> None:
+    def serve(connection: Connection) -> None:
+        greet(connection)
+        connection.receive()
+        connection.send({"type": "reply", "call": 1})
+
+    def refuse(connection: Connection) -> None:
+        greet(connection)
+        assert connection.receive().kind == "submit"
+        error = messages.error_fields(errors.QuotaError("the tenant has too much"))
+        connection.send({"type": "reply", "call": 1, "error": error})
+        connection.receive()
+        connection.receive()
+
+    listener, first = answers(tmp_path / "s.sock", serve)
+    with listener, connect(tmp_path / "s.sock", timeout=HANG_SECONDS) as client:
+        handle = client.submit(waits[4], np.zeros(4))
+        first.join(HANG_SECONDS)
+        second = resumed(listener, refuse)
+        with pytest.raises(errors.QuotaError, match="too much"):
+            handle.result(20.0)
+        client.close(cancel=True)
+        second.join(HANG_SECONDS)
+
+
+def test_an_array_that_ends_the_device_process_is_not_sent_again(tmp_path: Path) -> None:
+    def die(connection: Connection) -> None:
+        greet(connection)
+        assert connection.receive().kind == "put"
+
+    sent: list[str] = []
+
+    def serve(connection: Connection) -> None:
+        greet(connection)
+        while True:
+            sent.append(connection.receive().kind)
+
+    listener, first = answers(tmp_path / "s.sock", die)
+    with listener, connect(tmp_path / "s.sock", timeout=HANG_SECONDS) as client:
+        second = threading.Thread(
+            target=lambda: (first.join(HANG_SECONDS), resumed(listener, serve).join(HANG_SECONDS))
+        )
+        second.start()
+        with pytest.raises(errors.TaskLostError, match="to_device"):
+            client.to_device(np.zeros(4))
+        until(lambda: sent)
+        assert sent == ["resumed"]
+        client.close(cancel=True)
+        second.join(HANG_SECONDS)
+
+
+def test_a_device_process_may_pause_while_a_client_resubmits(tmp_path: Path) -> None:
+    count = 600  # More than a socket holds.
+
+    def serve(connection: Connection) -> None:
+        greet(connection)
+        for number in range(1, count + 1):
+            connection.receive()
+            connection.send({"type": "reply", "call": number})
+
+    def pause(connection: Connection) -> None:
+        greet(connection)
+        time.sleep(1.5)
+        while (kind := connection.receive().kind) != "resumed":
+            assert kind == "submit"
+        for number in range(1, count + 1):
+            connection.send({"type": "ended", "request": number, "changed": []})
+        connection.receive()
+
+    listener, first = answers(tmp_path / "s.sock", serve)
+    with listener, connect(tmp_path / "s.sock", timeout=0.5) as client:
+        handles = [client.submit(waits[4], np.zeros(4)) for _ in range(count)]
+        second = resumed(listener, pause)
+        first.join(HANG_SECONDS)
+        for handle in handles:
+            assert handle.result(HANG_SECONDS) is None
+        client.close(cancel=True)
+        second.join(HANG_SECONDS)
+
+
+def test_a_request_that_a_callback_has_cancelled_is_not_sent_again(tmp_path: Path) -> None:
+    def serve(connection: Connection) -> None:
+        greet(connection)
+        for number in (1, 2):
+            connection.receive()
+            connection.send({"type": "reply", "call": number})
+        connection.receive()  # "state": the callback is there
+        connection.send({"type": "ended", "request": 1, "changed": []})
+        assert connection.receive().kind == "cancel"
+        connection.send({"type": "reply", "call": 4, "cancelled": True})
+        connection.send({"type": "reply", "call": 3, "state": "running"})
+
+    sent: list[str] = []
+
+    def serve_again(connection: Connection) -> None:
+        greet(connection)
+        while True:
+            sent.append(connection.receive().kind)
+
+    listener, first = answers(tmp_path / "s.sock", serve)
+    with listener, connect(tmp_path / "s.sock", timeout=HANG_SECONDS) as client:
+        one, two = (client.submit(waits[4], np.zeros(4)) for _ in range(2))
+        one.add_done_callback(lambda _: two.cancel())
+        second = threading.Thread(target=lambda: (first.join(HANG_SECONDS), resumed(listener, serve_again).join()))
+        second.start()
+        assert two.state.value == "running"
+        with pytest.raises(CancelledError):
+            two.result(20.0)
+        until(lambda: sent)
+        assert sent == ["resumed"]
+        client.close(cancel=True)
+        second.join(HANG_SECONDS)

@@ -401,8 +401,9 @@ def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, 
     client = connect(arguments.socket)
     try:
         if arguments.log is not None:
+            log = client.log()  # An error leaves the file as it is.
             with open(arguments.log, "w", encoding="utf-8") as stream:
-                client.log().write(stream)
+                log.write(stream)
         if arguments.prometheus:
             output.screen.print(client.metrics(), end="", markup=False)
         return {"socket": str(client.path), **client.status()}

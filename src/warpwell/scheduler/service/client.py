@@ -233,9 +233,13 @@ class Client:
             See `submit`.
         TaskMemoryError
             The device, or the tenant's part of it, has too little memory.
+        TaskLostError
+            The device process has died before the end of the copy.
         """
         values = np.array(array)
-        reply = self._send({"type": "put"}, [values])
+        reply = self._send(
+            {"type": "put"}, [values], needs=self.generation
+        )  # It is not sent again: it may be too large.
         header, _ = reply.result()
         return ServiceArray(self, header["call"], reply.generation, values.shape, values.dtype.newbyteorder("<"))
 
@@ -282,6 +286,7 @@ class Client:
         """Cancel a request (`ServiceHandle.cancel`)."""
         reply = self._send({"type": "cancel", "request": handle.number})
         if threading.current_thread() is self._reader:
+            handle.cancel_requested = True
             return True  # This thread cannot receive the answer.
         handle.cancel_requested = bool(reply.result()[0]["cancelled"])
         return handle.cancel_requested
@@ -400,7 +405,10 @@ class Client:
             return
         error = messages.error_of(message.get("error", dict)) if failed else None
         if message.kind == "reply":
-            call.settle((fields, message.arrays()), error)
+            if error is not None:
+                call.end(error)  # A request that was accepted may be refused when it is resubmitted.
+            else:
+                call.settle((fields, message.arrays()))
         elif call.handle is not None:
             call.settle(({}, []))
             if failed or "cancelled" in fields:
@@ -496,7 +504,7 @@ class Client:
                 connection.send(header, arrays, wait=False)
                 return
             except BlockingIOError:
-                with contextlib.suppress(EOFError), connection.receive() as message:
+                with contextlib.suppress(EOFError, BlockingIOError), connection.receive() as message:
                     self._handle(message)
             except OSError:
                 return  # The next `receive` reports the end.

@@ -78,6 +78,9 @@ RESUME_SECONDS = 5.0
 MAX_UNFINISHED = 16_384
 """Maximum number of unfinished tasks of a client."""
 
+MAX_CALLS = 1024
+"""Maximum number of calls of a client that wait for its worker."""
+
 KEPT_EVENTS = 100_000
 """Events of the log in memory; the file has all of them."""
 
@@ -101,6 +104,7 @@ class Session:
         self.worker = ThreadPoolExecutor(1, f"warpwell-client-{number}")
         self.requests: dict[int, Submission] = {}  # by token
         self.unfinished = 0  # tasks
+        self.calls = 0  # in the worker
         self.failed: dict[int, None] = {}  # tokens of requests that failed or were cancelled
         self.buffers: dict[int, Any] = {}
         self.sending = threading.Lock()
@@ -119,6 +123,7 @@ class Submission:
         self.read_only = {k for k in message.get("readonly", list, []) if type(k) is int and 0 <= k < len(self.arrays)}
         for k in self.read_only:
             self.arrays[k].flags.writeable = False
+        self.buffers = dict(session.buffers)  # The client may free them before the request starts.
         self.handles: list[Any] = []
         self.unfinished = 0
         self.failed = self.is_running = False
@@ -172,6 +177,7 @@ class DeviceProcess:
         self._reports: queue.SimpleQueue[Start] = queue.SimpleQueue()
         self._held: Counter[str] = Counter()
         self._sessions: dict[int, Session] = {}
+        self._by_token: dict[int, Submission] = {}  # A client that connects again uses its tokens again.
         self._by_number: dict[int, Submission] = {}
         self._fresh: list[Submission] = []
         self._imports: dict[int, tuple[float, Submission]] = {}
@@ -312,7 +318,7 @@ class DeviceProcess:
             raise
         self._reply(session, call, {})
         with self._lock:
-            session.requests[token] = submission
+            session.requests[token] = self._by_token[token] = submission
             session.unfinished += len(tasks)
         if token in self._culprits:
             submission.failed = True
@@ -380,11 +386,13 @@ class DeviceProcess:
         self._require_setting(session)
         self._hold(session, nbytes)
         try:
+            if len(message.layout) != 1:
+                raise errors.ServiceError("one array at a time is put on the device")
             (values,) = message.arrays()
-        except ValueError:
+            self._in_worker(session, call, functools.partial(self._put_array, session, call, values))
+        except BaseException:
             self._release(session, nbytes)
-            raise errors.ServiceError("one array at a time is put on the device") from None
-        self._in_worker(session, call, functools.partial(self._put_array, session, call, values))
+            raise
 
     def _put_array(self, session: Session, call: int, values: NDArray[Any]) -> tuple[dict[str, Any], list[Any]]:
         tenant, nbytes = session.tenant, values.nbytes
@@ -414,7 +422,7 @@ class DeviceProcess:
 
     def _get(self, session: Session, call: int, message: Message) -> None:
         number = message.get("buffer", int)
-        self._in_worker(session, call, lambda: ({}, [np.asarray(to_host(_buffer(session, number)))]))
+        self._in_worker(session, call, lambda: ({}, [np.asarray(to_host(_buffer(session.buffers, number)))]))
 
     def _log_text(self, session: Session, call: int, message: Message) -> None:
         def write() -> tuple[dict[str, Any], list[Any]]:
@@ -460,6 +468,10 @@ class DeviceProcess:
 
     def _in_worker(self, session: Session, call: int, function: Callable[[], tuple[dict[str, Any], list[Any]]]) -> None:
         """Answer a call with the result of a function, in the worker of the client."""
+        with self._lock:
+            if session.calls >= MAX_CALLS:
+                raise errors.QuotaError(f"a client may have {MAX_CALLS} unanswered calls: wait for some", name="calls")
+            session.calls += 1
 
         def answer() -> None:
             held = 0
@@ -470,6 +482,8 @@ class DeviceProcess:
                     self._hold(session, held)
             except BaseException as error:
                 header, arrays, held = {"error": error_fields(error)}, [], 0
+            with self._lock:
+                session.calls -= 1
             self._reply(session, call, header, arrays, functools.partial(self._release, session, held))
 
         session.worker.submit(answer)
@@ -564,8 +578,8 @@ class DeviceProcess:
         with self._lock:
             starts = change()
             self._page.alone = self._quarantine.alone
-        for start in starts:
-            start()
+            for start in starts:  # in the lock: another thread must not start later requests before these
+                start()
 
     def _withdraw(self, submission: Submission) -> bool:
         """End a request that has not started because of the quarantine; return False if it has started."""
@@ -604,14 +618,14 @@ class DeviceProcess:
             ready = []
             for kernel, task in zip(kernels, submission.tasks, strict=True):
                 shape = checked_shape(task)
-                values = arguments_of(task, submission.arrays, functools.partial(_buffer, session))
+                values = arguments_of(task, submission.arrays, functools.partial(_buffer, submission.buffers))
                 launch = kernel[shape if len(shape) > 1 else shape[0]]
                 made = self._scheduler.task(
                     launch, *values, tenant=session.tenant, profile=profile, size=size, **options
                 )
                 # Arrays that stay on the device are reserved already.
                 numbers = {number for kind, number in task["arguments"] if kind == "buffer"}
-                reserved = sum(_buffer(session, number).nbytes for number in numbers)
+                reserved = sum(_buffer(submission.buffers, number).nbytes for number in numbers)
                 made.memory = max(0, made.memory - reserved)
                 made.there = max(0, made.there - reserved)
                 ready.append(made)
@@ -630,6 +644,8 @@ class DeviceProcess:
             if (failure := self._scheduler.failure) is not None:
                 self._fault(str(failure))
             self._reports.put(functools.partial(self._finish, submission, {"error": error_fields(error)}))
+        finally:
+            submission.buffers = {}
 
     def _load(self, submission: Submission, named: dict[str, str]) -> Any:
         self._imports[threading.get_ident()] = time.monotonic(), submission
@@ -706,6 +722,9 @@ class DeviceProcess:
         with self._lock:
             if session.requests.pop(token, None) is None:
                 return
+            is_current = self._by_token.get(token) is submission
+            if is_current:
+                del self._by_token[token]
             session.unfinished -= len(submission.tasks)
             if "changed" not in fields:
                 session.failed[token] = None
@@ -715,9 +734,10 @@ class DeviceProcess:
                 del self._by_number[number]
         sent = functools.partial(self._release, session, submission.nbytes)
         self._send(session, {**fields, "type": "ended", "request": token & 0xFFFFFFFF}, arrays, sent)
-        with self._lock:
-            self._page.discard(token)
-        self._start(functools.partial(self._quarantine.end, token))
+        if is_current:
+            with self._lock:
+                self._page.discard(token)
+            self._start(functools.partial(self._quarantine.end, token))
 
     def _finish_culprit(self, submission: Submission) -> None:
         """Send the error of a request that ended an earlier device process."""
@@ -756,8 +776,8 @@ class DeviceProcess:
         if submission is not None and time.monotonic() - began > IMPORT_SECONDS:
             text = f"importing its file of kernels took over {IMPORT_SECONDS:g} s"
             self._fault(text, submission.token, error_fields(errors.TaskLostError(text)))
-        with contextlib.suppress(BlockingIOError):
-            self._control.send({"type": "beat", "unlogged": self._unlogged}, wait=False)
+        if self._control.is_writable():  # A stopped service leaves room for the messages that must not be lost.
+            self._control.send({"type": "beat", "unlogged": self._unlogged})
         self._reports.put(self._clear_waiting)
 
     def _fault(self, message: str, token: int = 0, error: dict[str, Any] | None = None) -> None:
@@ -794,10 +814,10 @@ def not_named(tenant: str, named: Iterable[str]) -> str:
     )
 
 
-def _buffer(session: Session, number: int) -> Any:
-    if number not in session.buffers:
+def _buffer(buffers: dict[int, Any], number: int) -> Any:
+    if number not in buffers:
         raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
-    return session.buffers[number]
+    return buffers[number]
 
 
 def _cancel(submission: Submission) -> bool:

@@ -9,11 +9,14 @@ evaluated. A client first sends a hello with `VERSION`; the layout of this messa
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import mmap
 import os
+import resource
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -108,7 +111,8 @@ class Message:
             if not usable:
                 raise errors.ServiceError("the arrays of a message are not in a sealed memfd of their size")
             mapped = None
-            if self.nbytes >= MAPPED_BYTES:
+            # A mapping holds a descriptor. Half of them are for clients and messages.
+            if self.nbytes >= MAPPED_BYTES and self.fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
                 with contextlib.suppress(OSError):  # The process has too many mappings or descriptors.
                     mapped = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_PRIVATE)
             if mapped is not None:
@@ -173,6 +177,8 @@ class Connection:
                 f"{self.peer}: at most {MAX_ARRAYS}, {self.max_bytes} and {MAX_TEXT}. Send less at a time, or start "
                 "the service with a larger --max-message"
             )
+        if nbytes and not wait and not self.is_writable():  # A copy of the arrays would be in vain.
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         sealed = _seal(arrays) if nbytes else -1
         try:
             sent = [sealed] if sealed >= 0 else [fd] if fd >= 0 else []
@@ -222,6 +228,12 @@ class Connection:
             message.close()
             raise
         return message
+
+    def is_writable(self) -> bool:
+        """Return True if a message can be sent at once, and the peer has read most of the earlier ones."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def interrupt(self) -> None:
         """End both directions for all processes that have the socket; `close` is still necessary."""

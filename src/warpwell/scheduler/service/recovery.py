@@ -157,7 +157,8 @@ class Quarantine:
 
     def admit(self, token: int, after: Iterable[int], start: Start) -> list[Start]:
         """Add a request that comes after others; return the functions to call now, in order."""
-        if not (self._suspects or self.alone):
+        # A client that has connected again resubmits the request that runs alone.
+        if token == self.alone or not (self._suspects or self.alone):
             return [start]
         self._held[token] = {*after}, start
         needed = [token] if token in self._suspects else []

@@ -97,11 +97,14 @@ def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_allowed(named: dict[str, str], patterns: Iterable[str]) -> bool:
-    """Return True if a pattern has the module of a kernel. A ``__main__``, which runs a program, must be named."""
+    """Return True if a pattern has the module of a kernel.
+
+    A ``__main__``, which runs a program, must be named; so must modules below one, because their import imports it.
+    """
     module = named.get("module")
     if module is None:
         return False
-    below = [p[:-1] for p in patterns if p.endswith(".*") and module.rpartition(".")[2] != "__main__"]
+    below = [p[:-1] for p in patterns if p.endswith(".*") and "__main__" not in module.split(".")]
     return module in patterns or any(module.startswith(prefix) for prefix in below)
 
 

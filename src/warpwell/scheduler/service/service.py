@@ -356,7 +356,7 @@ class Service:
         sock.setblocking(True)
         pid, user = messages.credentials(sock)
         silent = [c for c in self._clients.values() if c.user == user and not c.tenant]
-        for oldest in silent[: len(silent) - MAX_SILENT + 1]:
+        for oldest in silent[: max(0, len(silent) - MAX_SILENT + 1)]:
             self._forget(oldest)
         key = next(self._numbers)
         connection = Connection(sock, f"client {key} (process {pid} of user {user})", 0)
@@ -399,7 +399,8 @@ class Service:
         client.tenant, client.session = tenant, session
         self._sessions[session] = client.user, tenant
         if len(self._sessions) > MAX_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+            used = {each.session for each in self._clients.values()}
+            self._sessions.pop(next((s for s in self._sessions if s not in used), 0), None)
         self._hand_over(client)
 
     def _greeted_clients(self) -> list[Client]:
