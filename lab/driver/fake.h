@@ -119,7 +119,8 @@ struct CUstream_st {
     struct fake_graph *graph;                                       /* it records, see fake_graph.c: .. */
     void (*record)(struct CUstream_st *stream, struct fake_op *op); /* .. takes the operation; lock held */
     struct fake_node *recorded;                                     /* last */
-    struct CUstream_st *next;                                       /* of the context */
+    int captures_globally;
+    struct CUstream_st *next; /* of the context */
 };
 
 struct CUevent_st {
@@ -186,6 +187,8 @@ void fake_end_streams(CUcontext context);
 /* -- fake_graph.c --- */
 
 int fake_set_condition(uint64_t handle, uint32_t value);
+/* Whether calls that are not safe during captures are an error in this thread; lock held. */
+int fake_forbids_unsafe_calls(void);
 
 /* -- fake_memory.c --- */
 

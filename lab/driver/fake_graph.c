@@ -235,11 +235,22 @@ static void record(CUstream stream, struct fake_op *op) {
     stream->recorded = node;
 }
 
+static __thread int32_t thread_mode;
+static int global_captures;
+
+CUresult cuThreadExchangeStreamCaptureMode(int32_t *mode) {
+    int32_t before = thread_mode;
+    thread_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+
+int fake_forbids_unsafe_calls(void) { return global_captures && thread_mode != CU_CAPTURE_RELAXED; }
+
 CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, void *edges, size_t n, int32_t mode) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
-    (void)mode;
     if (error)
         return error;
     if ((error = fake_stream(handle, context, &stream)))
@@ -248,6 +259,8 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, 
         return leave(CUDA_ERROR_INVALID_VALUE);
     stream->graph = graph;
     stream->record = record;
+    stream->captures_globally = mode == CU_CAPTURE_GLOBAL;
+    global_captures += stream->captures_globally;
     stream->recorded = n ? *(struct fake_node **)after : NULL;
     return leave(CUDA_SUCCESS);
 }
@@ -280,6 +293,7 @@ CUresult cuStreamEndCapture(CUstream handle, void **graph) {
     if (!stream->graph)
         return leave(CUDA_ERROR_ILLEGAL_STATE);
     *graph = stream->graph;
+    global_captures -= stream->captures_globally;
     stream->graph = NULL;
     stream->record = NULL;
     return leave(CUDA_SUCCESS);

@@ -329,6 +329,8 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags) {
     int error = enter(&context);
     if (error)
         return error;
+    if (fake_forbids_unsafe_calls())
+        return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (!pointer || !size || flags > 15 || process_vm_readv(getpid(), &here, 1, &first, 1, 0) != 1)
         return leave(CUDA_ERROR_INVALID_VALUE);
     pthread_rwlock_wrlock(&fake_memory);

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.driver.gates import BELL, FAKE_UUID, PROGRAMS, Gates, flipping
+from tests.harness.driver.gates import BELL, FAKE_UUID, GATE, LAUNCHES, LONGEST, PROGRAMS, TABLE, Gates, flipping
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
@@ -51,8 +51,8 @@ class Program:
     """A program that shares a GPU, at its start."""
 
     def __init__(self, folder: Path, text: str, **variables: str) -> None:
-        environ = passthrough_environ(os.environ, build_fake()) | {"CUDA_MODULE_LOADING": "EAGER", **variables}
-        environ |= {"WARPWELL_SHARE": "3:tenant", "WARPWELL_TURNS": str(folder)}
+        environ = passthrough_environ(os.environ, build_fake()) | {"CUDA_MODULE_LOADING": "EAGER"}
+        environ |= {"WARPWELL_SHARE": "3:tenant", "WARPWELL_TURNS": str(folder), **variables}
         line = [sys.executable, "-c", BEFORE + textwrap.dedent(text)]
         self.process = subprocess.Popen(
             line, cwd=ROOT, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -209,6 +209,107 @@ def test_streams_that_wait_for_events_of_standing_streams_stand(tmp_path: Path, 
         assert program.line() == "done" and program.code() == 0
 
 
+@pytest.mark.parametrize("stream", ["cuda.stream(NON_BLOCKING)", "LEGACY", "PER_THREAD"])
+def test_a_wait_for_an_event_at_a_closed_gate_asks_for_the_gpu(tmp_path: Path, gates: Gates, stream: str) -> None:
+    text = f"""
+        stream, event = {stream}, cuda.event()
+        launch(stream)
+        cuda.cuEventRecord(event, stream)
+        cuda.cuStreamSynchronize(stream)
+        said("idle")
+        sys.stdin.readline()
+        cuda.cuStreamWaitEvent(stream, event, ctypes.c_uint(0))
+        said("waits")
+        cuda.cuStreamSynchronize(stream)
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "idle"
+        wait_until(gates, "is_idle")
+        gates.set_gate(False)
+        program.post()
+        assert program.line() == "waits"
+        wait_until(gates, "is_waiting")
+        stay_closed(gates, 0.1)
+        gates.set_gate(True)
+        assert program.line() == "done"
+        wait_until(gates, "is_idle")
+        assert program.code() == 0
+
+
+def test_a_copy_that_is_done_says_nothing_of_later_calls_of_other_threads(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        launch(LEGACY, 1000, 4)
+        cuda.cuStreamSynchronize(LEGACY)
+        time.sleep(0.1)
+        flag, address = cuda.out("cuMemAllocHost_v2", 4096), cuda.alloc(4096)
+        cuda.launch(0, LEGACY, "flag", flag, 7)
+        def copy():
+            cuda.use(0)
+            cuda.cuMemcpyDtoH_v2((ctypes.c_char * 64)(), address, 64)
+        thread = threading.Thread(target=copy)
+        thread.start()
+        time.sleep(0.1)
+        launch(LEGACY, 1000, 3)
+        said("enqueued")
+        sys.stdin.readline()
+        ctypes.c_uint32.from_address(flag).value = 7
+        thread.join()
+        said("copied")
+        cuda.cuStreamSynchronize(LEGACY)
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        gates.set_gate(False)
+        program.post()
+        assert program.line() == "copied"
+        wait_until(gates, "is_waiting")
+        gates.set_gate(True)
+        assert program.line() == "done" and program.code() == 0
+
+
+def test_blocking_streams_do_not_wait_for_each_other(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        address, streams = cuda.alloc(4096), [cuda.stream(0), cuda.stream(0)]
+        for stream in (*streams, LEGACY):
+            launch(stream, 10)
+        cuda.launch(0, streams[0], "flag", address, 7)
+        time.sleep(0.05)
+        cuda.launch(0, streams[1], "fill", address, 1, 7)
+        said("enqueued")
+        cuda.cuCtxSynchronize()
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        assert program.line() == "enqueued"
+        wait_until(gates, "is_idle")
+        assert program.line() == "done" and program.code() == 0
+
+
+def test_streams_that_wait_for_a_standing_stream_are_found_in_a_bounded_time(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        stream = cuda.stream(0)
+        for _ in range(300):
+            launch(stream, 300)
+            launch(LEGACY, 300)
+        said("enqueued")
+        cuda.cuCtxSynchronize()
+        said("done")
+        """
+    with started(tmp_path, text) as program:
+        program.post()
+        until(lambda: not gates.is_idle)
+        gates.words[TABLE // 8 + LONGEST] = 1 << 61
+        gates.set_gate(False)
+        wait_until(gates, "is_waiting")
+        gates.set_gate(True)
+        assert [program.line(), program.line()] == ["enqueued", "done"] and program.code() == 0
+
+
 def test_streams_without_a_record_wait_in_the_host(tmp_path: Path, gates: Gates) -> None:
     text = """
         streams = [cuda.stream(NON_BLOCKING) for _ in range(20)]
@@ -291,6 +392,38 @@ def test_a_context_that_is_reset_works_again(tmp_path: Path, gates: Gates) -> No
         assert program.line() == "done" and program.code() == 0
 
 
+def test_a_first_call_in_a_capture_does_not_harm_it(tmp_path: Path, gates: Gates) -> None:
+    text = """
+        cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0))
+        cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0))
+        cuda = Cuda()
+        cuda.start(1)
+        cuda.use(0)
+        """
+    text = textwrap.dedent(text) + CAPTURE.replace("None, None, 0, 2", "None, None, 0, 0")
+    text += 'launch(cuda.stream(NON_BLOCKING))\nsaid("enqueued")\ncuda.cuCtxSynchronize()\n'
+    with started(tmp_path, text) as program:
+        gates.set_gate(False)
+        program.post()
+        assert program.line() == "captured"
+        assert program.line() == "enqueued" and gates.word(GATE) == 0  # without a beat it opens by itself
+        gates.set_gate(True)
+        assert program.code() == 0
+
+
+def test_a_board_in_a_folder_of_a_group_belongs_to_the_group(tmp_path: Path) -> None:
+    tmp_path.chmod(0o770)
+    with started(tmp_path, ""):
+        about = next(tmp_path.glob("*.board")).stat()
+        assert about.st_mode & 0o777 == 0o660 and about.st_gid == tmp_path.stat().st_gid
+
+
+def test_a_slot_shows_nothing_of_its_previous_program(tmp_path: Path, gates: Gates) -> None:
+    gates.words[TABLE // 8 + LAUNCHES] = 7
+    with started(tmp_path, ""):
+        assert gates.is_attached and gates.word(LAUNCHES) == 0
+
+
 def test_where_the_driver_refuses_gates_the_host_waits(tmp_path: Path, gates: Gates) -> None:
     text = """
         stream = cuda.stream(NON_BLOCKING)
@@ -310,7 +443,7 @@ def test_where_the_driver_refuses_gates_the_host_waits(tmp_path: Path, gates: Ga
 
 
 def test_a_quiet_stream_is_found_idle_although_the_host_waits_for_nothing(tmp_path: Path, gates: Gates) -> None:
-    with started(tmp_path, "launch(cuda.stream(NON_BLOCKING), 1000, 5)\nsys.stdin.readline()") as program:
+    with started(tmp_path, "launch(cuda.stream(NON_BLOCKING), 1000, 100)\nsys.stdin.readline()") as program:
         program.post()
         until(lambda: not gates.is_idle)
         wait_until(gates, "is_idle")

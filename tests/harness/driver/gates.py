@@ -15,7 +15,7 @@ from pathlib import Path
 FORMAT = int.from_bytes(b"WWWGATE1", "little")
 TABLE, SLOT_BYTES, SLOTS = 4096, 256, 128
 BEAT, PROGRAMS, BELL = 8, 9, 16
-GATE, OPENED, SERIAL, HELD, ISSUED, DONE = 0, 2, 3, 8, 9, 10
+GATE, OPENED, SERIAL, HELD, ISSUED, DONE, LONGEST, LAUNCHES = 0, 2, 3, 8, 9, 10, 12, 19
 FAKE_UUID = "fa" * 15
 """Of the fake driver's devices, without their number."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 98)

@@ -20,7 +20,10 @@ static void take(struct ww_gate *g, enum ww_gate_kind kind, int64_t pid, int64_t
     atomic_store(&s->done, 0);
     atomic_store(&s->expected_ns, 0);
     atomic_store(&s->longest_ns, 0);
+    atomic_store(&s->state, 0);
+    atomic_store(&s->since_ns, ww_now_ns());
     atomic_store(&s->used_ns, 0);
+    atomic_store(&s->launches, 0);
     atomic_store(&s->kind, kind);
     atomic_store(&s->pid, pid);
     atomic_store(&s->priority, priority);

@@ -39,7 +39,8 @@ struct ww_stream;
 /* A call between `ww_before` and `ww_after`. */
 struct ww_call {
     struct ww_stream *stream;
-    int timing; /* of the pair of events around it, or -1 */
+    int timing;      /* of the pair of events around it, or -1 */
+    uint64_t number; /* of the call in its stream, if all calls before it have left the driver; else 0 */
 };
 
 extern _Atomic uint32_t ww_nwatched, ww_must_look; /* must_look: no device is attached yet */

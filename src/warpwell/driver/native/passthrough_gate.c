@@ -10,8 +10,8 @@
  * the times of calls; while no other program is attached, a thread counts its first call in each of its rounds. If the
  * driver blocks the marker, the program counts as busy for longer, and nothing else.
  *
- * Locks: `attaching`; a stream's `lock`, held while a gate or a mark is put; a device's `publishing`, in which the
- * driver is not called. The second may be held while the third is taken.
+ * Locks, in the order in which they are taken: `marking`, held while the marker calls the driver; `attaching`; a
+ * stream's `lock`, held while a gate or a mark is put; a device's `publishing`, in which the driver is not called.
  */
 #include "gate.h"
 #include "passthrough.h"
@@ -31,6 +31,7 @@
 #define MARK_NS 500000 /* between two rounds of the marker while another program is attached */
 #define IDLE_NS 20000000    /* between two looks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
 #define STALLED_NS 2000000u /* without progress while a stream stands at the gate: the others wait for that one */
+#define MAX_STALLED_NS 1000000000u /* limit of that, if calls take long: the arbiter waits no longer (executor.py) */
 #define COSTS 1024u
 #define TIMINGS 64u
 
@@ -164,9 +165,10 @@ static enum state observe(struct device *d) {
         return active ? RUNNING : IDLE;
     if (!active)
         return atomic_load(&d->hosts) ? HELD : IDLE;
-    uint64_t longest = 4 * atomic_load(&d->slot->longest_ns);
-    bool is_stalled = standing && now - d->progress_ns > (longest > STALLED_NS ? longest : STALLED_NS);
-    /* What a held program enqueues begins with a gate, which the GPU may not have reached yet. */
+    uint64_t longest = atomic_load(&d->slot->longest_ns);
+    uint64_t limit = longest < MAX_STALLED_NS / 4 ? 4 * longest : MAX_STALLED_NS;
+    bool is_stalled = standing && now - d->progress_ns > (limit > STALLED_NS ? limit : STALLED_NS);
+    /* The work that a held program enqueues begins with a gate, which the GPU may not have reached yet. */
     return standing == active || is_stalled || d->state == HELD ? HELD : RUNNING;
 }
 
@@ -237,6 +239,7 @@ static void in_child(void) { /* the slot is the parent's, and so are the threads
     if (atomic_load(&ww_nwatched))
         atomic_store(&disabled, 1);
     atomic_store(&ww_nwatched, 0);
+    pthread_mutex_init(&marking, NULL); /* the marker may have held it */
 }
 
 /* The driver ends after this. */
@@ -266,11 +269,13 @@ static int open_board(CUdevice number) {
     struct stat about;
     if (machine.cuDeviceGetUuid_v2(uuid, number))
         return -1;
-    int n = folder && *folder ? snprintf(path, sizeof path - 64, "%s/gpu-", folder)
-                              : snprintf(path, sizeof path - 64, "/dev/shm/warpwell-%u/gpu-", (unsigned)getuid());
-    if (n < 0 || n >= (int)sizeof path - 64)
+    int n = folder && *folder ? snprintf(path, sizeof path - 64, "%s", folder)
+                              : snprintf(path, sizeof path - 64, "/dev/shm/warpwell-%u", (unsigned)getuid());
+    if (n < 0 || n >= (int)sizeof path - 64 || stat(path, &about))
         return -1;
-    name += n;
+    bool is_group = about.st_mode & S_IWGRP;
+    gid_t group = about.st_gid;
+    name += n + sprintf(name + n, "/gpu-");
     for (size_t i = 0; i < sizeof uuid; i++)
         name += sprintf(name, "%02x", uuid[i]);
     strcpy(name, ".board");
@@ -283,6 +288,8 @@ static int open_board(CUdevice number) {
         close(fd);
         return -1;
     }
+    if (is_group && about.st_uid == geteuid() && !fchown(fd, (uid_t)-1, group))
+        fchmod(fd, S_IRUSR | S_IWUSR | S_IRGRP | S_IWGRP);
     return fd;
 }
 
@@ -347,6 +354,9 @@ __attribute__((constructor)) static void load_machine(void) {
     atomic_store(&ww_must_look, is_complete);
 }
 
+/* Let this thread make calls that are not allowed while a stream is captured, until `mode` is exchanged back. */
+static void exchange_mode(int32_t *mode) { machine.cuThreadExchangeStreamCaptureMode(mode); }
+
 /* Return the current context's device, or NULL. A device is attached at the first call. */
 static struct device *current_device(CUcontext *context) {
     CUdevice number;
@@ -357,6 +367,8 @@ static struct device *current_device(CUcontext *context) {
     if (machine.cuCtxGetDevice(&number))
         return NULL;
     struct device *found = NULL;
+    int32_t mode = CU_CAPTURE_RELAXED; /* to register memory would invalidate a capture */
+    exchange_mode(&mode);
     pthread_mutex_lock(&attaching);
     for (uint32_t i = 0; i < atomic_load(&ww_nwatched) && !found; i++)
         found = devices[i].number == number ? &devices[i] : NULL;
@@ -367,6 +379,7 @@ static struct device *current_device(CUcontext *context) {
     if (found && !found->context && !found->is_refused) /* the context was destroyed, and is made again */
         found->is_refused = !register_words(found, *context);
     pthread_mutex_unlock(&attaching);
+    exchange_mode(&mode);
     last_context = *context;
     last_device = found;
     return found;
@@ -382,7 +395,7 @@ static bool is_stream(const struct ww_stream *s, CUstream handle, CUcontext cont
     return handle != CU_STREAM_LEGACY || s->context == context;
 }
 
-/* Return the record of a stream, or NULL if it has none and (with `make`) all are in use. */
+/* Return the record of a stream, or NULL if it does not have one and (with `make`) all are in use. */
 static struct ww_stream *stream_of(struct device *d, CUstream handle, CUcontext context, bool make) {
     for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++)
         if (is_stream(s, handle, context))
@@ -523,9 +536,6 @@ static void count_call(struct device *d, CUstream handle, CUcontext context) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Let this thread make calls that are not allowed while another one captures, until `mode` is exchanged back. */
-static void exchange_mode(int32_t *mode) { machine.cuThreadExchangeStreamCaptureMode(mode); }
-
 bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
     CUcontext context;
     struct device *d = current_device(&context);
@@ -549,7 +559,8 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
         if ((begins || s->expected_ns >= GATE_SPACING_NS || !s->gates) && put_gate(s, true, true))
             d->is_refused = true; /* from the next call on the host waits */
         s->expected_ns += atomic_load_explicit(&cost->ns, memory_order_relaxed);
-        *call = (struct ww_call){s, -1};
+        bool is_last = atomic_load(&s->left) == atomic_load(&s->entered);
+        *call = (struct ww_call){s, -1, is_last ? atomic_load(&s->entered) + 1 : 0};
         if (calls < MEASURED_FIRST || calls % MEASURED_EACH == 0)
             call->timing = begin_timing(s, key);
         atomic_fetch_add(&s->entered, 1);
@@ -570,9 +581,9 @@ void ww_after(const struct ww_call *call, bool is_done) {
         atomic_store(&timings[call->timing].state, is_recorded ? RECORDED : FREE);
     }
     atomic_store(&s->last_ns, ww_now_ns());
-    uint64_t left = atomic_fetch_add(&s->left, 1) + 1;
-    if (is_done && left == atomic_load(&s->entered)) {
-        atomic_store(&s->known, left);
+    atomic_fetch_add(&s->left, 1);
+    if (is_done && call->number == atomic_load(&s->entered)) { /* no other thread's call is behind it */
+        atomic_store(&s->known, call->number);
         report_idle(s->device);
     } else if (s->handle == CU_STREAM_PER_THREAD) { /* the marker cannot name it */
         pthread_mutex_lock(&s->lock);
@@ -608,7 +619,8 @@ void ww_after_wait(const uint64_t entered[]) {
     }
 }
 
-/* A stream that waits for an event counts as standing at the gate behind it: that of another stream may be closed. */
+/* A stream that waits for an event counts as standing at the gate behind it: another stream may stand at its gate. The
+ * gate counts as a call, or the program would not ask for the GPU while the host waits for it. */
 CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t)) {
     CUcontext context;
     struct device *d = current_device(&context);
@@ -618,12 +630,20 @@ CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult 
     int32_t mode = CU_CAPTURE_RELAXED;
     exchange_mode(&mode);
     pthread_mutex_lock(&s->lock);
+    if (!is_active(s))
+        report_work(d);
     bool is_put = !put_gate(s, true, false);
     exchange_mode(&mode);
     CUresult error = wait(handle, event, flags);
     exchange_mode(&mode);
-    if (is_put && !is_capturing(handle)) /* the event may have taken the stream into a capture */
+    if (is_put && !is_capturing(handle)) { /* the event may have taken the stream into a capture */
         put_gate(s, false, true);
+        atomic_fetch_add(&s->entered, 1);
+        atomic_store(&s->last_ns, ww_now_ns());
+        atomic_fetch_add(&s->left, 1);
+        if (handle == CU_STREAM_PER_THREAD)
+            write_mark(s);
+    }
     pthread_mutex_unlock(&s->lock);
     exchange_mode(&mode);
     return error;
@@ -670,15 +690,18 @@ void ww_forget_contexts(CUcontext context) {
 
 /* -- the marker ---------------------------------------------------------------------------------------------------- */
 
-/* Without another program, each round has a counted call of a busy thread: streams without one for two are quiet. */
+/* Learn whether the GPU has passed the calls of a quiet stream. The legacy stream is queried: a mark in it would make
+ * later calls of one blocking stream wait for earlier calls of another one, which may wait for those. Without another
+ * program, each round has a counted call of a busy thread: streams without one for two are quiet. */
 static void mark_quiet(struct ww_stream *s, uint64_t now) {
     uint64_t quiet_ns = is_shared(s->device) ? QUIET_NS : 2 * IDLE_NS;
-    uint64_t entered = atomic_load(&s->entered);
-    if (!is_active(s) || !s->handle || s->handle == CU_STREAM_PER_THREAD || s->marked == entered ||
-        atomic_load(&s->left) != entered || now - atomic_load(&s->last_ns) < quiet_ns ||
-        pthread_mutex_trylock(&s->lock))
+    if (!is_active(s) || now - atomic_load(&s->last_ns) < quiet_ns || pthread_mutex_trylock(&s->lock))
         return;
-    if (s->handle && !machine.cuCtxSetCurrent(s->context) && !is_capturing(s->handle) && write_mark(s))
+    uint64_t entered = atomic_load(&s->entered);
+    bool is_legacy = s->handle == CU_STREAM_LEGACY;
+    if (s->handle && s->handle != CU_STREAM_PER_THREAD && (is_legacy || s->marked != entered) &&
+        atomic_load(&s->left) == entered && !machine.cuCtxSetCurrent(s->context) && !is_capturing(s->handle) &&
+        (is_legacy ? ww_machine.cuStreamQuery(s->handle) != CUDA_ERROR_NOT_READY : write_mark(s) != 0))
         atomic_store(&s->known, entered);
     pthread_mutex_unlock(&s->lock);
 }
