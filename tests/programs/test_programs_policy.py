@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,15 @@ def test_the_ceiling_of_a_tenant_bounds_its_priorities(world: World) -> None:
     world.add("greedy", priority=1 << 40, call_seconds=0.4e-3)
     world.run(2.0)
     assert world.clients[0].used == pytest.approx(world.clients[1].used, rel=0.05)
+
+
+def test_invalid_settings_of_tenants_are_ignored(world: World) -> None:
+    settings = {"first": {"unknown": 1}, "second": {"weight": "x"}, "third": {"weight": -1}}
+    (world.board.path.parent / "limits.json").write_text(json.dumps(settings))
+    for tenant in settings:
+        world.add(tenant)
+    world.run(0.5)
+    assert all(client.used for client in world.clients)
 
 
 def test_idle_time_earns_no_credit(world: World) -> None:

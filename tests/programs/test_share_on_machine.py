@@ -17,7 +17,7 @@ from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver.build import build_fake
 from warpwell.driver import Board
-from warpwell.programs import program_status
+from warpwell.programs import end_programs, program_status
 
 ROOT = Path(__file__).parents[2]
 DEVICE = "gpu-" + "fa" * 15 + "00"
@@ -89,6 +89,36 @@ def test_a_program_is_listed_and_has_an_arbiter_which_is_replaced(tmp_path: Path
         post_line(process)
         assert process.wait(HANG_SECONDS) == 7
     until(lambda: not row())
+
+
+def test_a_program_is_not_disturbed_by_boards_that_cannot_be_used(tmp_path: Path, board: Board) -> None:
+    (tmp_path / "gpu-0.board").write_bytes(b"other" * 10_000)
+    with shared(tmp_path, "sys.exit(7)") as process:
+        until(lambda: board.arbiter)
+        post_line(process)
+        assert process.wait(HANG_SECONDS) == 7
+
+
+def test_files_of_the_working_folder_do_not_stop_the_arbiter(
+    tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    board.ensure_arbiter()
+    until(lambda: board.arbiter)
+
+
+def test_end_spares_a_process_that_only_a_slot_names(tmp_path: Path, board: Board) -> None:
+    with (
+        subprocess.Popen(["sleep", "1000"]) as victim,
+        shared(tmp_path, "time.sleep(1000)", "--tenant", "me") as process,
+    ):
+        index, _ = next(board.used_slots())
+        board.fields[board.slot(index) + Board.PID] = victim.pid
+        assert victim.pid not in end_programs("me")
+        assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
+        assert victim.poll() is None
+        victim.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -117,11 +117,13 @@ class Board:
         if os.fstat(self.descriptor).st_size < NBYTES:
             os.posix_fallocate(self.descriptor, 0, NBYTES)  # else a write to the mapping could kill the process
         self._map = mmap.mmap(self.descriptor, NBYTES)
+        if int.from_bytes(self._map[:8], "little") not in (0, FORMAT):
+            self._map.close()
+            os.close(self.descriptor)
+            raise SchedulerError(f"{path} is of another version of Warpwell: end its programs, then remove the file")
         self.fields = memoryview(self._map).cast("B").cast("Q")
         self._halves = memoryview(self._map).cast("B").cast("I")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if self.fields[_FORMAT] not in (0, FORMAT):
-            raise SchedulerError(f"{path} is of another version of Warpwell: end its programs, then remove the file")
         self.fields[_FORMAT] = FORMAT
         self._own: set[int] = set()
         self._started: subprocess.Popen[bytes] | None = None
@@ -180,7 +182,7 @@ class Board:
         self._started = None
         if self.arbiter is None:
             self._started = subprocess.Popen(
-                [sys.executable, "-m", "warpwell", "share", "arbiter", str(self.path)],
+                [sys.executable, "-P", "-m", "warpwell", "share", "arbiter", str(self.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -237,9 +239,13 @@ class Board:
             if serial & 1:
                 yield index, serial
 
+    def owner(self, index: int) -> int | None:
+        """Return the process that has a slot, 0 if it is of another container, or None if it has exited."""
+        return os.getpid() if index in self._own else self.lock_owner(_SLOT_LOCKS + index)
+
     def is_alive(self, index: int) -> bool:
         """Return True if the process of a slot has not exited."""
-        return index in self._own or self.lock_owner(_SLOT_LOCKS + index) is not None
+        return self.owner(index) is not None
 
     def free_slot(self, index: int, serial: int) -> None:
         """Mark the slot of an exited process as free, unless another process has taken it."""

@@ -145,7 +145,7 @@ class Arbiter:
 
     def _apply_limits(self, name: str) -> None:
         account = self.core.tenants.account(name)
-        with contextlib.suppress(WarpwellError):
+        with contextlib.suppress(WarpwellError, TypeError):  # an unknown setting
             account.tenant = Tenant(name, **self._limits.get(name, {}))
             account.weight = account.tenant.weight
 
@@ -169,7 +169,7 @@ def read_limits(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads((folder / _LIMITS).read_bytes())
         return {str(name): dict(values) for name, values in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
 
 

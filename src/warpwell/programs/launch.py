@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..driver import board_folder, passthrough_environ
+from ..driver import Board, board_folder, passthrough_environ
 from ..errors import WarpwellError
-from .operator import boards
+from .operator import board_names
 
 ARBITER_CHECK_SECONDS = 0.5
 """Interval at which shared GPUs without an arbiter get one. Until then their gates are open."""
@@ -40,8 +40,9 @@ def run_program(command: Sequence[str], share: str) -> int:
 
 
 def _ensure_arbiters() -> None:
-    for board in boards():
-        with contextlib.suppress(WarpwellError, OSError):
+    for name in board_names():
+        with contextlib.suppress(WarpwellError, OSError):  # a board may be of another user or version
+            board = Board.of(name)
             if any(board.is_alive(index) for index, _ in board.used_slots()):
                 board.ensure_arbiter()
 

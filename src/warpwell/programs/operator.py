@@ -23,8 +23,12 @@ _STATES = {Board.RUNNING: "running", Board.LEAVING: "leaving", Board.WAITING: "w
 
 def boards() -> Iterator[Board]:
     """Yield the boards of all devices that programs have shared."""
-    for path in sorted(board_folder().glob("*.board")):
-        yield Board.of(path.stem)
+    yield from map(Board.of, board_names())
+
+
+def board_names() -> list[str]:
+    """Return the names of the devices that programs have shared."""
+    return sorted(path.stem for path in board_folder().glob("*.board"))
 
 
 def program_status() -> list[dict[str, Any]]:
@@ -37,25 +41,28 @@ def program_status() -> list[dict[str, Any]]:
         "idle"), "seconds" in that state, "launches" (busy periods) and "used" (seconds).
     """
     found = []
-    for each in boards():
-        for index, _ in each.used_slots():
-            if not each.is_alive(index):
-                continue
-            at, fields = each.slot(index), each.fields
-            priority = fields[at + Board.PRIORITY]
-            found.append(
-                {
-                    "device": each.name,
-                    "process": fields[at + Board.PID] & 0x7FFFFFFF,
-                    "tenant": each.tenant(index),
-                    "priority": priority - (1 << 64) if priority >> 63 else priority,
-                    "state": _STATES.get(fields[at + Board.STATE], "idle"),
-                    "seconds": max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9,
-                    "launches": fields[at + Board.LAUNCHES],
-                    "used": fields[at + Board.USED_NS] / 1e9,
-                }
-            )
+    for each, index in _living_slots():
+        at, fields = each.slot(index), each.fields
+        priority = fields[at + Board.PRIORITY]
+        found.append(
+            {
+                "device": each.name,
+                "process": fields[at + Board.PID] & 0x7FFFFFFF,
+                "tenant": each.tenant(index),
+                "priority": priority - (1 << 64) if priority >> 63 else priority,
+                "state": _STATES.get(fields[at + Board.STATE], "idle"),
+                "seconds": max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9,
+                "launches": fields[at + Board.LAUNCHES],
+                "used": fields[at + Board.USED_NS] / 1e9,
+            }
+        )
     return found
+
+
+def _living_slots() -> Iterator[tuple[Board, int]]:
+    """Yield board and index of each slot whose program has not exited."""
+    for board in boards():
+        yield from ((board, index) for index, _ in board.used_slots() if board.is_alive(index))
 
 
 def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -103,10 +110,14 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     SchedulerError
         A process is of another user or container, or did not exit.
     """
-    rows = program_status()
-    processes = {row["process"] for row in rows if name in (row["tenant"], str(row["process"]))} - {os.getpid()}
+    slots = list(_living_slots())
+    named = [slot for slot in slots if name in (slot[0].tenant(slot[1]), str(_named_process(*slot)))]
+    found = {_process_of(*slot) for slot in named} - {os.getpid()}
+    processes = {process for process in found if process is not None}
+    if None in found:
+        raise SchedulerError(f"a program of {name!r} is of another user or container; end it there")
     if not processes:
-        tenants = ", ".join(sorted({row["tenant"] for row in rows})) or "no program"
+        tenants = ", ".join(sorted({board.tenant(index) for board, index in slots})) or "no program"
         raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; there is {tenants}", name="tenant")
     with contextlib.ExitStack() as stack:
         handles = {process: _open_process(process, stack) for process in processes}
@@ -126,7 +137,36 @@ def _open_process(process: int, stack: contextlib.ExitStack) -> int | None:
     except OSError:
         return None
     stack.callback(os.close, handle)
-    return handle if any(row["process"] == process for row in program_status()) else None
+    return handle if any(_process_of(*slot) == process for slot in _living_slots()) else None
+
+
+def _named_process(board: Board, index: int) -> int:
+    """Return the process that a slot names: in the program's own container, and any other if its owner wrote so."""
+    return board.fields[board.slot(index) + Board.PID] & 0x7FFFFFFF
+
+
+def _process_of(board: Board, index: int) -> int | None:
+    """Return the process of a program: the owner of its slot, or of a worker the process that the slot names.
+
+    None if the program is of another container, or its worker is not of the user of the named process.
+    """
+    owner, named = board.owner(index), _named_process(board, index)
+    if not owner or board.fields[board.slot(index) + Board.KIND] != Board.WORKER:
+        return owner or None
+    worker, program = _process_fields(owner), _process_fields(named)
+    is_here = len(worker.get("NSpid", "0").split()) == 1
+    if not program:
+        return owner  # it exits
+    return named if is_here and worker.get("Uid") == program.get("Uid") else None
+
+
+def _process_fields(process: int) -> dict[str, str]:
+    """Return the fields of a process in /proc, or nothing if it has exited."""
+    try:
+        with open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
+            return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+    except OSError:
+        return {}
 
 
 def _send(living: Mapping[int, int], number: signal.Signals) -> None:
