@@ -1,7 +1,7 @@
 """``python -m lab campaign sched_order``: random programs of tasks on overlapping arrays, compared with serial runs.
 
 In the simulator each program has priorities, tenants, quotas, requests, cancellations and failures, and the times of
-tasks that must not overlap are compared. On the CPU the items of the arrays are compared with those of NumPy.
+tasks that must not overlap are compared. On the CPU the arrays are compared with the results of NumPy.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_simulated(seed: int) -> int:
         if not (core.busy or core.blocked):
             break
         executor.wait(until)
-    assert not (core.busy or core.blocked), f"seed {seed}: tasks wait for ever"
+    assert not (core.busy or core.blocked), f"seed {seed}: tasks wait and nothing runs"
     assert all(job.state in ENDED for job in jobs)
     for k, later in enumerate(jobs):
         for earlier in jobs[:k]:
@@ -134,27 +134,27 @@ def run_on_cpu(seed: int, scheduler: Scheduler) -> int:
         options: dict[str, Any] = {"tenant": chance.choice("ab"), "priority": chance.choice((0, 0, 5))}
         k, length = chance.randrange(3), chance.randrange(1, ITEMS // 2)
         start = chance.randrange(ITEMS - length)
-        here = slice(start, start + length)
+        part = slice(start, start + length)
         if chance.random() < 0.5:
             factor, term = chance.randrange(2, 9), chance.randrange(100)
             count = chance.choice((1, 1, 4))
-            launch = (scale_and_add[length], arrays[k][here], factor, term)
+            launch = (scale_and_add[length], arrays[k][part], factor, term)
             if count == 1:
                 handles.append(scheduler.submit(*launch, **options))
             else:
                 handles.append(scheduler.submit_many([launch] * count, **options))
             for _ in range(count):
-                expected[k][here] = (expected[k][here] * factor + term) % MODULUS
+                expected[k][part] = (expected[k][part] * factor + term) % MODULUS
         else:
-            other = chance.choice([j for j in range(3) if j != k])
+            source = chance.choice([j for j in range(3) if j != k])
             begin = chance.randrange(ITEMS - length)
-            there = slice(begin, begin + length)
-            handles.append(scheduler.submit(add_from[length], arrays[k][here], arrays[other][there], **options))
-            expected[k][here] = (3 * expected[k][here] + expected[other][there]) % MODULUS
+            source_part = slice(begin, begin + length)
+            handles.append(scheduler.submit(add_from[length], arrays[k][part], arrays[source][source_part], **options))
+            expected[k][part] = (3 * expected[k][part] + expected[source][source_part]) % MODULUS
     for handle in handles:
         handle.result(60)
-    for found, wanted in zip(arrays, expected, strict=True):
-        assert np.array_equal(found, wanted), f"seed {seed}: an array differs"
+    for array, result in zip(arrays, expected, strict=True):
+        assert np.array_equal(array, result), f"seed {seed}: an array differs"
     return len(handles)
 
 

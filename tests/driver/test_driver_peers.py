@@ -169,7 +169,7 @@ class Linked(Raw):
 
 
 def ended(line: socket.socket) -> bool:
-    """Say whether the worker has closed its end."""
+    """Return True once the worker has closed its end."""
     try:
         while line.recv(100):
             pass

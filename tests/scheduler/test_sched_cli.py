@@ -1,4 +1,4 @@
-"""``python -m lab sched simulate`` and ``sched trace``: what they print, and what they refuse."""
+"""Output and errors of ``python -m lab sched simulate`` and ``sched trace``."""
 
 import json
 

@@ -36,11 +36,11 @@ class User:
     def __init__(self, number: int, accesses: list[Access]) -> None:
         self.number, self.request, self.accesses, self.state = number, number, accesses, "new"
 
-    def conflicts(self, other: User) -> bool:
+    def conflicts(self, earlier: User) -> bool:
         return any(
             a.start < b.end and b.start < a.end and (a.writes or b.writes)
             for a in self.accesses
-            for b in other.accesses
+            for b in earlier.accesses
         )
 
 
@@ -52,7 +52,7 @@ def test_a_task_waits_exactly_for_earlier_ones_that_conflict(seed: int) -> None:
     users: list[User] = []
 
     def open_before(user: User) -> list[User]:
-        return [other for other in users[: user.number] if other.state != "over" and user.conflicts(other)]
+        return [before for before in users[: user.number] if before.state != "over" and user.conflicts(before)]
 
     def check() -> None:
         changed = True
@@ -63,7 +63,7 @@ def test_a_task_waits_exactly_for_earlier_ones_that_conflict(seed: int) -> None:
                     user.state, changed = "over", True
         for user in users:
             if user.state == "new":
-                assert order.waits(user) == bool(open_before(user))
+                assert order.is_waiting(user) == bool(open_before(user))
 
     for number in range(40):
         accesses = []
@@ -75,25 +75,27 @@ def test_a_task_waits_exactly_for_earlier_ones_that_conflict(seed: int) -> None:
         order.add(user, accesses)
         check()
         for _ in range(chance.randrange(3)):
-            new = [its for its in users if its.state == "new" and (not order.waits(its) or chance.random() < 0.2)]
+            new = [
+                user for user in users if user.state == "new" and (not order.is_waiting(user) or chance.random() < 0.2)
+            ]
             if new:
                 ends = chance.choice(new)
                 ends.state = "ended"
-                before = {its for its in users if its.state == "new" and order.waits(its)}
+                before = {user for user in users if user.state == "new" and order.is_waiting(user)}
                 released = order.release(ends)
-                assert set(released) == {its for its in before if not order.waits(its)}
+                assert set(released) == {user for user in before if not order.is_waiting(user)}
                 check()
     for user in users:
-        if user.state == "new" and not order.waits(user):
+        if user.state == "new" and not order.is_waiting(user):
             user.state = "ended"
             order.release(user)
         check()
     while any(user.state == "new" for user in users):
-        user = next(user for user in users if user.state == "new" and not order.waits(user))
+        user = next(user for user in users if user.state == "new" and not order.is_waiting(user))
         user.state = "ended"
         order.release(user)
         check()
-    assert not order._segments and not order._waits and not order._followers and not order._ended
+    assert not order._segments and not order._awaited and not order._followers and not order._ended
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -189,9 +191,9 @@ def test_readers_run_together_and_the_log_says_who_waited() -> None:
     assert started(core) == {"write": 0, "read": 1, "again": 1, "other": 1, "end": 2}
     after = {event.name: event.why.get("after") for event in core.log if event.kind == "arrive"}
     assert after == {"write": None, "read": [0], "again": [0], "other": [0], "end": [0, 1, 2, 3]}
-    told = {event.name: text for event, text in sentences(core.log) if event.kind == "arrive"}
-    assert told["write"] == "write (task 0) of tenant default arrived."
-    assert told["read"].endswith("arrived when write (task 0) had ended, whose data it uses.")
+    texts = {event.name: text for event, text in sentences(core.log) if event.kind == "arrive"}
+    assert texts["write"] == "write (task 0) of tenant default arrived."
+    assert texts["read"].endswith("arrived after the end of write (task 0), because it uses the same data.")
 
 
 def test_a_failed_or_cancelled_task_lets_the_next_one_run_and_keeps_the_order_of_the_others() -> None:
@@ -223,11 +225,11 @@ def test_order_none_and_what_waits_for_a_future() -> None:
     x, before = np.zeros(100, np.int64), Future[None]()
     with Scheduler("cpu") as scheduler:
         held = scheduler.submit(step[100], x, 1, after=before)
-        waits = scheduler.submit(step[100], x, 1)
+        second = scheduler.submit(step[100], x, 1)
         scheduler.submit(step[100], x, 1, order="none").result(HANG_SECONDS)
-        assert not waits.done() and (x == 1).all()
+        assert not second.done() and (x == 1).all()
         before.set_result(None)
-        waits.result(HANG_SECONDS)
+        second.result(HANG_SECONDS)
         assert held.done() and (x == 13).all()
         with pytest.raises(errors.ArgumentError, match="order must be 'data' or 'none', got 'x'"):
             scheduler.submit(step[100], x, 1, order="x")
@@ -253,8 +255,8 @@ def test_arguments_are_known_by_their_memory_and_what_the_kernel_does() -> None:
 
     class Device:
         def __init__(self) -> None:
-            about = {"data": (4096, False), "shape": (4, 2), "strides": (-16, 8), "typestr": "<f8"}
-            self.__cuda_array_interface__, self.ndim, self.dtype = about, 2, np.dtype(float)
+            interface = {"data": (4096, False), "shape": (4, 2), "strides": (-16, 8), "typestr": "<f8"}
+            self.__cuda_array_interface__, self.ndim, self.dtype = interface, 2, np.dtype(float)
 
     assert accesses_of(copy[4], (x[0], Device()))[1] == Access(4096 - 48, 4096 + 16, True)
 
@@ -316,8 +318,8 @@ def f_calls(x, y, m):
 def f_views(x, y, m):
     row = m[0]
     row[gpu.grid(1)] = y[0]
-    other = x[1:]
-    alias = other
+    tail = x[1:]
+    alias = tail
     alias[0] += 1
 
 

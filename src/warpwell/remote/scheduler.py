@@ -156,9 +156,9 @@ class PoolScheduler(Scheduler):
         with uninterrupted():
             with self._lock:
                 self._order.add(entry, [access for task in tasks for access in task.accesses])
-                waits = self._order.waits(entry)
+                is_waiting = self._order.is_waiting(entry)
             try:
-                gate = [entry.gate] if waits else []
+                gate = [entry.gate] if is_waiting else []
                 self._placements.submit(Chain(request.name, dict.fromkeys(handles), home), [*after, *gate])
             except BaseException:
                 self._release(entry)

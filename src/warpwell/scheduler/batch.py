@@ -1,4 +1,4 @@
-"""`Batch`: short launches in order as one task, whose blocks are launches: it is preempted between two of them."""
+"""`Batch`: short launches in order as one task. A block of it is a launch, so it is preempted between two launches."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ class BatchBlocks:
 
     def work(self, control: int, worker: int) -> None:
         """Run launches in the calling thread until none is left, or it must leave (CPU)."""
-        words = view_of(control, 8 * CONTROL_WORDS, np.int64)
+        record = view_of(control, 8 * CONTROL_WORDS, np.int64)
         tasks, order = self.launch.tasks, self.launch.order
-        while not words[STOP] and words[CURSOR] < self.blocks:
-            position = int(words[CURSOR])
-            words[CURSOR] = position + 1
+        while not record[STOP] and record[CURSOR] < self.blocks:
+            position = int(record[CURSOR])
+            record[CURSOR] = position + 1
             task = tasks[order[position]]
             task.launch(*task.arguments, device="cpu", flag=self.flag)
-            words[DONE] = position + 1
+            record[DONE] = position + 1
 
 
 class BatchForms:
@@ -121,7 +121,7 @@ class BatchForms:
     def __init__(self, forms: Sequence[Any], order: Sequence[int]) -> None:
         self.forms = forms
         self.order = order
-        self.rows = [one.plain_row() for one in forms]
+        self.rows = [form.plain_row() for form in forms]
         self.can_withdraw = all(row is not None for row in self.rows)
 
     def resources(self, form: str) -> dict[str, int]:

@@ -317,7 +317,7 @@ class Core:
 
     def _arrive(self, job: Job) -> None:
         """Let a job wait to be launched, once it waits for no data."""
-        if self._order.waits(job):
+        if self._order.is_waiting(job):
             self._due.add(job)
             return
         task = job.task

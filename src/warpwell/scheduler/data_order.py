@@ -66,7 +66,7 @@ class DataOrder(Generic[J]):
     def __init__(self) -> None:
         self._segments: dict[Hashable, list[_Segment[J]]] = {}
         self._accesses: dict[J, Sequence[Access]] = {}
-        self._waits: dict[J, set[Hashable]] = {}
+        self._awaited: dict[J, set[Hashable]] = {}
         self._followers: dict[Hashable, list[J]] = {}
         self._ended: set[Any] = set()
 
@@ -84,17 +84,17 @@ class DataOrder(Generic[J]):
         found.discard(job)
         if accesses:
             self._accesses[job] = accesses
-        before = sorted(found, key=lambda other: other.number)
+        before = sorted(found, key=lambda earlier: earlier.number)
         events = [*before, *after]
         if events:
-            self._waits[job] = set(events)
+            self._awaited[job] = set(events)
             for event in events:
                 self._followers.setdefault(event, []).append(job)
-        return tuple(other.number for other in before if other.request is not job.request)
+        return tuple(earlier.number for earlier in before if earlier.request is not job.request)
 
-    def waits(self, job: J) -> bool:
+    def is_waiting(self, job: J) -> bool:
         """Return whether a job still waits for another job or an event."""
-        return job in self._waits
+        return job in self._awaited
 
     def release(self, event: Hashable) -> list[J]:
         """Record that an event has happened, or a job has ended; return the jobs that wait for nothing any more."""
@@ -102,23 +102,23 @@ class DataOrder(Generic[J]):
         events = deque([event])
         while events:
             event = events.popleft()
-            waits = self._waits.get(event)  # type: ignore[call-overload]
-            if waits is not None:  # a job that was cancelled: only data matter to those that follow it
-                waits.intersection_update(self._accesses)
-                if waits:
+            awaited = self._awaited.get(event)  # type: ignore[call-overload]
+            if awaited is not None:  # a job that was cancelled: only data matter to those that follow it
+                awaited.intersection_update(self._accesses)
+                if awaited:
                     self._ended.add(event)
                     continue
-                del self._waits[event]  # type: ignore[arg-type]
+                del self._awaited[event]  # type: ignore[arg-type]
             self._forget(event)
             for job in self._followers.pop(event, ()):
-                waits = self._waits.get(job, set())
-                waits.discard(event)
-                if waits or job not in self._waits:
+                awaited = self._awaited.get(job, set())
+                awaited.discard(event)
+                if awaited or job not in self._awaited:
                     continue
                 if job in self._ended:
                     events.append(job)  # type: ignore[arg-type]
                 else:
-                    del self._waits[job]
+                    del self._awaited[job]
                     released.append(job)
         return released
 

@@ -101,10 +101,10 @@ def with_room(running: Sequence[Job], capacity: Capacity) -> list[Job]:
     for job in running:
         shape = shape_of(job.task.profile, job.task.blocks, capacity)
         allowed = shape.allowed(None if job.placement is None else job.placement.workers)
-        wanted = shape.load * max(1, min(allowed, job.task.blocks - job.done))
-        if not found or left > MIN_ROOM * wanted:
+        demand = shape.load * max(1, min(allowed, job.task.blocks - job.done))
+        if not found or left > MIN_ROOM * demand:
             found.append(job)
-            left -= wanted
+            left -= demand
     return found
 
 

@@ -47,12 +47,12 @@ def words(cuda: Cuda, device: int, address: int, count: int = 1024) -> set[int]:
 
 
 def access() -> None:
-    """What may be enabled, how often, and what it gives: copies are right with it and without."""
+    """Enable peer access between devices, and copy with it and without."""
     cuda = started()
     pair = ctypes.c_int(0), ctypes.c_int(1)
     can = cuda.out("cuDeviceCanAccessPeer", *pair, kind=ctypes.c_int)
-    asked = [cuda.out("cuDeviceGetP2PAttribute", ctypes.c_int(k), *pair, kind=ctypes.c_int) for k in (1, 2, 3, 4)]
-    say("can", can, asked, cuda.out("cuDeviceCanAccessPeer", pair[0], pair[0], kind=ctypes.c_int))
+    attributes = [cuda.out("cuDeviceGetP2PAttribute", ctypes.c_int(k), *pair, kind=ctypes.c_int) for k in (1, 2, 3, 4)]
+    say("can", can, attributes, cuda.out("cuDeviceCanAccessPeer", pair[0], pair[0], kind=ctypes.c_int))
     cuda.use(0)
     other, own = cuda.contexts[1], cuda.contexts[0]
     wrong = [("cuCtxEnablePeerAccess", other, ctypes.c_uint(1)), ("cuCtxEnablePeerAccess", own, NO_FLAGS)]

@@ -3,7 +3,7 @@
     setarch -R python -m tests.harness.driver.races --seeds 0:40
 
 Layer and worker are processes of their own, so races between them are not seen. The sanitizer does not know fences. It
-knows only some ranges of addresses, so pinned memory and the memory of devices are placed in one of these.
+knows only some ranges of addresses, so pinned memory and device memory are placed in one of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLANTED: natives.Changes = {
 
 
 def library() -> str | None:
-    """Return the path of the sanitizer's library, or None if the compiler has none."""
+    """Return the path of the sanitizer's library, or None if the compiler does not have it."""
     line = [*compiler(), "-print-file-name=libtsan.so"]
     path = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
     return path if os.path.isabs(path) else None
@@ -52,13 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:40", help="first and end")
     parser.add_argument("--tight", action="store_true", help="with limits that let all wait for room")
     parser.add_argument("--planted", action="store_true", help="with a race")
-    given = parser.parse_args(arguments)
-    parts = [ADDRESSES, *([natives.TIGHT] if given.tight else []), *([PLANTED] if given.planted else [])]
+    options = parser.parse_args(arguments)
+    parts = [ADDRESSES, *([natives.TIGHT] if options.tight else []), *([PLANTED] if options.planted else [])]
     with natives.changed(natives.merged(*parts), FLAGS) as built, serve(2, driver=built.fake) as server:
         line = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--threads", "4"]
         environ = {**server.environ(), "LD_PRELOAD": library() or ""}
         done = subprocess.run(
-            [*line, "--seeds", given.seeds],
+            [*line, "--seeds", options.seeds],
             env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

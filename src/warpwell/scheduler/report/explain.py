@@ -58,7 +58,8 @@ def figures(why: dict[str, Any], *leave_out: str) -> str:
 
 def _arrive(task: str, event: Event, names: Names) -> str:
     waited = _list(event.why.get("after"), names)
-    return f"{task} of tenant {event.tenant} arrived{f' when {waited} had ended, whose data it uses' * bool(waited)}."
+    reason = f" after the end of {waited}, because it uses the same data" if waited else ""
+    return f"{task} of tenant {event.tenant} arrived{reason}."
 
 
 _LAUNCH_RULES = {

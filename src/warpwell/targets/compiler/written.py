@@ -107,9 +107,9 @@ class _Function:
 
     def _add(self, target: Any, views: Mapping[int, int]) -> None:
         if views:
-            known = self._aliases.setdefault(target.name, {})
+            bases = self._aliases.setdefault(target.name, {})
             for parameter, dimensions in views.items():
-                known[parameter] = max(dimensions, known.get(parameter, 0))
+                bases[parameter] = max(dimensions, bases.get(parameter, 0))
 
     def _visit(self, statement: Any) -> None:
         if isinstance(statement, ir.Assign):
@@ -179,7 +179,7 @@ class _Function:
 
         Negative if it may be None or a tuple of unknown items. A tuple of numbers counts as a number.
         """
-        names, seen, removed = [name], {name}, 1
+        names, visited, removed = [name], {name}, 1
         while names:
             for value in self._definitions.get(names.pop(), ()):
                 operands: Sequence[Any] = ()
@@ -204,9 +204,9 @@ class _Function:
                 elif value.op == "phi":
                     operands = value.incoming_values
                 for operand in operands:
-                    if isinstance(operand, ir.Var) and operand.name not in seen:
+                    if isinstance(operand, ir.Var) and operand.name not in visited:
                         names.append(operand.name)
-                        seen.add(operand.name)
+                        visited.add(operand.name)
         return removed
 
     @staticmethod
@@ -234,7 +234,7 @@ class _Function:
     def _call(self, target: Any, value: Any) -> None:
         function = self._value(value.func)
         function = getattr(function, "py_func", function)
-        if any(function is known for known in _READ_FUNCTIONS):
+        if any(function is reader for reader in _READ_FUNCTIONS):
             return
         written: frozenset[int] | range = range(len(value.args))
         if isinstance(function, types.FunctionType) and not (_is_own(function) or value.kws or value.vararg):
@@ -243,8 +243,8 @@ class _Function:
             if k in written:
                 self._written.update(self._of(argument))
             self._add(target, dict.fromkeys(self._of(argument), MANY))  # the result may be a tuple
-        rest = [value.func, *(variable for _, variable in value.kws), *([value.vararg] if value.vararg else [])]
-        for variable in rest:
+        others = [value.func, *(variable for _, variable in value.kws), *([value.vararg] if value.vararg else [])]
+        for variable in others:
             self._written.update(self._of(variable))
 
     def _passed_dimensions(self, argument: Any) -> int:
