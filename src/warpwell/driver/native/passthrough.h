@@ -4,9 +4,9 @@
  * each function that is not defined here, for linked programs and for dlsym. That includes functions of future drivers
  * and NVIDIA's private tables, which nothing here reads. generate.PASSED matches the functions that are defined here.
  *
- * While another program is attached to the board of a GPU, the streams of this one get gates: the GPU writes that it
- * stands there, waits until the word `gate` of the program's slot is 1, and writes that it has passed. So the host goes
- * on, and the arbiter stops the program between two gates (passthrough_gate.c). While no other program is attached, a
+ * While another program is attached to the board of a GPU, the streams of this one get gates: the GPU marks the gate as
+ * reached, waits until the word `gate` of the program's slot is 1, and marks the gate as passed. The host does not
+ * wait, and the arbiter stops the program between two gates (passthrough_gate.c). While no other program is attached, a
  * thread counts one call in each round of the marker, which stands for all until the next round. Without the variable
  * WARPWELL_SHARE there are no gates.
  */
@@ -66,14 +66,14 @@ static inline bool ww_must_enter(void) {
 bool ww_before(CUstream stream, uint64_t key, struct ww_call *call);
 void ww_after(const struct ww_call *call, bool is_done);
 
-/* Calls that wait: what the stream (NULL: each stream of the context) has before the call is done after it. */
+/* Around a call that waits. After it, all earlier work of the stream (NULL: of each stream of the context) is done. */
 void ww_before_wait(CUstream stream, uint64_t entered[]);
 void ww_after_wait(const uint64_t entered[]);
 #define WW_STREAMS 16u
 
 CUresult ww_wait_event(CUstream stream, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t));
 void ww_forget_stream(CUstream stream);
-void ww_forget_contexts(CUcontext context); /* the one that has been destroyed, or NULL: look which primary ones are */
+void ww_forget_contexts(CUcontext context); /* a destroyed context; NULL: all destroyed primary contexts */
 
 static inline uint64_t ww_size_key(uint64_t kind, uint64_t nbytes) {
     return kind << 8 | (uint64_t)(64 - __builtin_clzll(nbytes | 1));
