@@ -41,8 +41,9 @@ USED_WITHOUT_LAYER = {
     "cuMemcpy3D_v2",
     "cuMemsetD2D8Async",
     "cuMemsetD2D8_v2",
+    "cuThreadExchangeStreamCaptureMode",
 }
-"""Calls that the layer serves without a driver, and that programs make of the stub driver itself."""
+"""Calls that the layer serves without a driver; programs or the pass-through make them of the stub driver itself."""
 HANDLES = {
     "CUcontext",
     "CUstream",
