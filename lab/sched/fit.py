@@ -24,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     text = "preemptions: .csv (miss_rate, bytes, cycles or seconds; kind, decay), or a log"
     parser.add_argument("measurements", nargs="*", metavar="FILE", help=text)
-    parser.add_argument("--kernels", metavar="FILE.csv", help="name, bytes, miss_rate of the kernels of a log")
     parser.add_argument("--clock", type=float, default=1.755e9, metavar="HZ", help="cycles a second (default 1.755e9)")
     parser.add_argument("--out", metavar="FILE.json", help="write the constants, for --model of other commands")
     parser.add_argument("--counts", metavar="FILE.json", help="counted launches")
@@ -57,13 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lab.sched.fitting import fit, read_csv, read_kernels, read_log
+    from lab.sched.fitting import fit, read_csv, read_log
 
-    kernels = read_kernels(arguments.kernels) if arguments.kernels else None
     rows = []
     for path in arguments.measurements:
-        found = read_csv(path, arguments.clock) if path.endswith(".csv") else read_log(path, arguments.clock, kernels)
-        rows += found
+        rows += (read_csv if path.endswith(".csv") else read_log)(path, arguments.clock)
     done = fit(rows, origin=", ".join(arguments.measurements))
     if arguments.out:
         done.model.save(arguments.out)
@@ -72,7 +69,7 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
     notes = list(done.notes)
     unknown = sum(p.cycles is not None and (p.nbytes is None or p.miss_rate is None) for p in rows)
     if unknown:
-        notes.append(f"{unknown} preemptions were left out: their bytes or miss rate are not known (--kernels)")
+        notes.append(f"{unknown} preemptions were left out: their bytes or miss rate are not known")
     return {**values, **statistics, "written": arguments.out, "notes": notes if arguments.json else "; ".join(notes)}
 
 

@@ -209,13 +209,11 @@ def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     return found
 
 
-def read_log(
-    path: str | os.PathLike[str], clock: float, kernels: Mapping[str, Mapping[str, float]] | None = None
-) -> list[Preemption]:
+def read_log(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
     """Read the costs of preemptions from a log: the time from each "preempt" to its "stop".
 
-    The bytes that a multiprocessor had to save, and the miss rate of the kernels that stayed, come from the table of
-    kernels; without one, from the event (``saved`` in its `why`).
+    The event has the bytes that a multiprocessor had to save, and the miss rate of the co-runners (``saved`` in its
+    `why`).
 
     Parameters
     ----------
@@ -223,36 +221,16 @@ def read_log(
         A file of `Log.write`.
     clock : float
         Cycles a second.
-    kernels : mapping, optional
-        ``bytes`` that a kernel holds on a multiprocessor, and its ``miss_rate``, by its name.
     """
-    table = kernels or {}
-    running: dict[int, str] = {}
-    pending: dict[int, tuple[float, float | None, float | None]] = {}
+    pending: dict[int, tuple[float, Mapping[str, float]]] = {}
     found = []
     for event in Log.load(path):
-        if event.kind == "launch":
-            running[event.task] = event.name
-        elif event.kind == "preempt":
-            misses = [
-                table[name]["miss_rate"] for task, name in running.items() if task != event.task and name in table
-            ]
-            saved = {} if kernels else event.why.get("saved", {})
-            nbytes = saved.get("bytes", table.get(event.name, {}).get("bytes"))
-            pending[event.task] = event.time, nbytes, saved.get("miss_rate", max(misses, default=None))
+        if event.kind == "preempt":
+            pending[event.task] = event.time, event.why.get("saved", {})
         elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
-            running.pop(event.task, None)
             preempted = pending.pop(event.task, None)
             if event.kind == "stop" and preempted is not None:
-                found.append(Preemption(preempted[1], preempted[2], (event.time - preempted[0]) * clock))
+                start, saved = preempted
+                cycles = (event.time - start) * clock
+                found.append(Preemption(saved.get("bytes"), saved.get("miss_rate"), cycles))
     return found
-
-
-def read_kernels(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
-    """Read a CSV of kernels: ``name``, ``bytes`` and ``miss_rate``."""
-    columns = ("bytes", "miss_rate")
-    with rows.opened(path) as text:
-        return {
-            row["name"]: {k: row.number(k) if row.has(k) else 0.0 for k in columns}
-            for row in rows.read(text, path, ("name", *columns), ignored=rows.header_of(path))
-        }
