@@ -21,6 +21,8 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     replacing    files and folders that appear whole, or not at all
     closing      closes dropped objects, and writes unsaved changes at the end of the program
     json_file    JSON files that users pass
+    process_end  ends processes by signals
+    shared_file  files of words and locks by which processes of a device meet
     registry     names by which lower folders find objects of upper ones: services
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted

@@ -25,6 +25,7 @@ RANKS = (
         "registry",
         "replacing",
     ),
+    ("process_end", "shared_file"),
     ("targets", "turns", "driver"),
     ("nvme", "pool"),
     ("queues",),

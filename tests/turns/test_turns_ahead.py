@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import queue
 import threading
@@ -18,7 +19,7 @@ from tests.harness.turns import OTHER, WAITS, Gpu, rows, waiting
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, shared_file
 from warpwell.turns import ahead, board, gpu_work, operate, seat
 
 LONG = HANG_SECONDS
@@ -266,16 +267,16 @@ def test_a_stream_lives_until_the_next_turn_of_its_thread(gpu: Stream, name: str
 def test_an_interrupt_while_a_lease_is_taken_away_leaves_no_lock_behind(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    its, held, call = board.Board.of(name), set(), board.fcntl.fcntl
+    its, held, call = board.Board.of(name), set(), fcntl.fcntl
 
     def noting(file: int, what: int, argument: bytes) -> Any:
-        kind, _, byte, *_ = board._FLOCK.unpack(argument)
+        kind, _, byte, *_ = shared_file._FLOCK.unpack(argument)
         found = call(file, what, argument)
-        if what == board.fcntl.F_SETLK:
-            (held.add if kind == board.fcntl.F_WRLCK else held.discard)(byte)
+        if what == fcntl.F_SETLK:
+            (held.add if kind == fcntl.F_WRLCK else held.discard)(byte)
         return found
 
-    monkeypatch.setattr(board.fcntl, "fcntl", noting)
+    monkeypatch.setattr(fcntl, "fcntl", noting)
     monkeypatch.setattr(seat, "overstays", lambda *arguments: True)
     one, other = seat.Seat(seat.Station(its)), its.sit()
 

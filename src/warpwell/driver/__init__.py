@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from .. import registry
 
 if TYPE_CHECKING:
-    from .board import Board, board_folder
+    from .board import Board
     from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, RefusedError, Served, receive, refuse
     from .elf import examine_program, is_compiled
     from .environment import make_library_folder
@@ -37,7 +37,6 @@ __all__ = [
     "MISMATCH",
     "RefusedError",
     "Served",
-    "board_folder",
     "examine_program",
     "is_compiled",
     "make_library_folder",
@@ -48,7 +47,7 @@ __all__ = [
 
 _FROM = {
     "server": "DriverServer",
-    "board": "Board board_folder",
+    "board": "Board",
     "clients": "Client ClientListener RefusedError Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
     "elf": "examine_program is_compiled",
     "environment": "make_library_folder",

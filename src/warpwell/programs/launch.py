@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..driver import Board, board_folder, passthrough_environ
+from ..driver import Board, passthrough_environ
 from ..errors import WarpwellError
+from ..shared_file import shared_folder
 from .operator import board_names
 
 ARBITER_CHECK_SECONDS = 0.5
@@ -29,7 +30,7 @@ def run_program(command: Sequence[str], share: str) -> int:
     share : str
         Priority and tenant: PRIORITY:TENANT.
     """
-    variables = {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(board_folder())}
+    variables = {"WARPWELL_SHARE": share, "WARPWELL_TURNS": str(shared_folder())}
     with subprocess.Popen(command, env=passthrough_environ(os.environ) | variables) as child, _forward_signals(child):
         while True:
             try:

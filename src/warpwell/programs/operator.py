@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._os import clock
-from ..driver import Board, board_folder
+from ..driver import Board
 from ..errors import ArgumentError, SchedulerError
+from ..process_end import end_processes
 from ..scheduler import Tenant
+from ..shared_file import shared_folder
 from .arbiter import read_limits, write_limits
 
 TERMINATE_SECONDS = 5.0
-"""Time that a program has to exit after SIGTERM, and Linux after SIGKILL."""
+"""Time that a program has to exit after SIGTERM."""
 
 _STATES = {Board.RUNNING: "running", Board.LEAVING: "leaving", Board.WAITING: "waiting"}
 
@@ -28,7 +27,7 @@ def boards() -> Iterator[Board]:
 
 def board_names() -> list[str]:
     """Return the names of the devices that programs have shared."""
-    return sorted(path.stem for path in board_folder().glob("*.board"))
+    return sorted(path.stem for path in shared_folder().glob("*.board"))
 
 
 def program_status() -> list[dict[str, Any]]:
@@ -79,7 +78,7 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     ArgumentError
         A setting is unknown or has an invalid value.
     """
-    found = read_limits(board_folder())
+    found = read_limits(shared_folder())
     for name, values in tenants.items():
         if unknown := set(values) - {"weight", "priority", "ceiling"}:
             raise ArgumentError(
@@ -89,7 +88,7 @@ def set_limits(tenants: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
         found[name] = {**found.get(name, {}), **values} if values else {}
         Tenant(name, **found[name])
     found = {name: values for name, values in found.items() if values}
-    write_limits(board_folder(), found)
+    write_limits(shared_folder(), found)
     for each in boards():
         each.ring()
     return found
@@ -119,25 +118,9 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     if not processes:
         tenants = ", ".join(sorted({board.tenant(index) for board, index in slots})) or "no program"
         raise ArgumentError(f"no tenant or process {name!r} shares a GPU here; there is {tenants}", name="tenant")
-    with contextlib.ExitStack() as stack:
-        handles = {process: _open_process(process, stack) for process in processes}
-        living = {process: handle for process, handle in handles.items() if handle is not None}
-        for number, limit in ((signal.SIGTERM, seconds), (signal.SIGKILL, TERMINATE_SECONDS)):
-            _send(living, number)
-            living = _wait_for_exit(living, limit)
-    if living:
-        raise SchedulerError(f"processes {sorted(living)} do not exit; see their state in /proc")
-    return sorted(processes)
-
-
-def _open_process(process: int, stack: contextlib.ExitStack) -> int | None:
-    """Return a descriptor of a process, or None if it has exited: its number may be another process's by now."""
-    try:
-        handle = os.pidfd_open(process)
-    except OSError:
-        return None
-    stack.callback(os.close, handle)
-    return handle if any(_process_of(*slot) == process for slot in _living_slots()) else None
+    return end_processes(
+        processes, lambda process: any(_process_of(*slot) == process for slot in _living_slots()), seconds
+    )
 
 
 def _named_process(board: Board, index: int) -> int:
@@ -167,22 +150,3 @@ def _process_fields(process: int) -> dict[str, str]:
             return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
     except OSError:
         return {}
-
-
-def _send(living: Mapping[int, int], number: signal.Signals) -> None:
-    for process, handle in living.items():
-        try:
-            signal.pidfd_send_signal(handle, number)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            raise SchedulerError(f"process {process} belongs to another user; ask that user, or root") from None
-
-
-def _wait_for_exit(living: Mapping[int, int], seconds: float) -> dict[int, int]:
-    """Return the processes that have not exited after a time."""
-    deadline, remaining = clock.monotonic() + seconds, dict(living)
-    while remaining and (limit := deadline - clock.monotonic()) > 0:
-        exited = set(select.select(list(remaining.values()), [], [], limit)[0])
-        remaining = {process: handle for process, handle in remaining.items() if handle not in exited}
-    return remaining

@@ -8,23 +8,15 @@ again. So nothing here needs an atomic operation, and no process can leave the f
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
-import fcntl
 import mmap
 import os
-import stat
-import struct
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 from .. import errors
-from .._settings import settings
+from ..shared_file import SharedFile
 
-VERSION = 1
 SLOTS = 512
 """Threads of all processes that may have a seat at one device."""
 
@@ -34,7 +26,7 @@ WORDS = 16
 SLOT = 256
 """Bytes of a slot."""
 
-_FORMAT, EPOCH, HOLDER, GRANT, GRANTED, YIELDED, LIMITS = range(7)
+_, EPOCH, HOLDER, GRANT, GRANTED, YIELDED, LIMITS = range(7)
 """Words of the head: format; number of the lease; slots (from 1) of who has it and who is to have it, since when; when
 the holder could last have handed over; version of the limits, odd while they are written."""
 
@@ -56,7 +48,6 @@ _TEXT = _TABLE + SLOTS * SLOT
 TEXT_BYTES = 65536
 """Room for the operator's limits, as JSON behind its length."""
 
-_SIZE = _TEXT + 8 + TEXT_BYTES
 _NAME = SLOT - 8 * WORDS
 _NOBODY = bytes(SLOTS)
 
@@ -69,137 +60,33 @@ SEIZE = _LOCKS
 _LEASE, LEASES = _LOCKS + 1024, 1 << 20
 _PRESENT = _LOCKS + (1 << 30)
 
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
-_FUTEX = {"x86_64": 202, "ppc64le": 221, "s390x": 238}.get(os.uname().machine, 98)
-_libc = ctypes.CDLL(None, use_errno=True)
 
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
-def folder() -> Path:
-    """Return the folder of the boards: ``WARPWELL_TURNS``, else one of this user in ``/dev/shm``.
-
-    It is made where it does not exist.
-
-    Raises
-    ------
-    SchedulerError
-        It is somebody else's, or (without ``WARPWELL_TURNS``) others can write to it, or the variable names no whole
-        path.
-    """
-    chosen = settings.turns_folder
-    base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    if chosen and not os.path.isabs(chosen):
-        raise errors.SchedulerError(
-            f"the variable WARPWELL_TURNS is {chosen!r}: give a whole path, or programs in other folders do not meet"
-        )
-    path = Path(chosen or os.path.join(base, f"warpwell-{os.getuid()}"))
-    try:
-        path.mkdir(mode=0o700, parents=bool(chosen), exist_ok=True)
-    except OSError as error:
-        raise errors.SchedulerError(
-            f"{path} cannot be made ({error.strerror}): name a folder in the variable WARPWELL_TURNS"
-        ) from error
-    found = os.lstat(path)
-    if not chosen and (
-        not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ):
-        raise errors.SchedulerError(
-            f"{path} must be a folder of yours that others cannot write to: chmod 700 it, or name another one in the "
-            "variable WARPWELL_TURNS"
-        )
-    return path
-
-
-class Board:
-    """The board of one device. `Board.of` makes them: one a process, and never closed.
-
-    To close any descriptor of the file would free all locks that this process has in it.
+class Board(SharedFile):
+    """The board of one device.
 
     Attributes
     ----------
     words : memoryview of int64
-    name : str
-        The device's.
     held : int
         The lease (a lock) that this process has, or 0.
     """
 
-    _open: dict[Path, Board] = {}  # noqa: RUF012 - of the class on purpose
-    _opening = threading.Lock()
+    SUFFIX, NBYTES, FORMAT = ".turns", _TEXT + 8 + TEXT_BYTES, 1
 
     def __init__(self, path: Path) -> None:
-        self.name = path.name.removesuffix(".turns")
-        self.path = path
-        folder = os.stat(path.parent)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if folder.st_mode & stat.S_IWGRP and os.fstat(self._file).st_uid == os.getuid():
-            with contextlib.suppress(OSError):  # this user is not in that group, or a container does not know it
-                os.fchown(self._file, -1, folder.st_gid)
-            os.fchmod(self._file, 0o660)
-        if os.fstat(self._file).st_size < _SIZE:
-            # by several at once, too: what is new is zero. Without its room a write to the map would kill the process
-            os.posix_fallocate(self._file, 0, _SIZE)
-        self._map = mmap.mmap(self._file, _SIZE)
-        self.words = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("q")
-        self._halves = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("I")
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        if self.words[_FORMAT] not in (0, VERSION):
-            raise errors.SchedulerError(
-                f"{path} belongs to another version of Warpwell, whose programs use this GPU: end them, and remove it"
-            )
-        self.words[_FORMAT] = VERSION
+        super().__init__(path)
+        self.words = memoryview(self._map).cast("B").cast("q")
         self._own: set[int] = set()
         self._seizes: dict[int, int] = {}  # the thread that has SEIZE
         self.held = 0
         self._lock = threading.Lock()
 
-    @classmethod
-    def of(cls, name: str) -> Board:
-        """Return the board of a device.
-
-        Raises
-        ------
-        SchedulerError
-            The file cannot be made or opened, or is of another version.
-        """
-        path = folder() / f"{name}.turns"
-        with cls._opening:
-            try:
-                return cls._open.get(path) or cls._open.setdefault(path, cls(path))
-            except OSError as error:
-                raise errors.SchedulerError(
-                    f"{path} cannot be used ({error.strerror}): name a folder in the variable WARPWELL_TURNS that is "
-                    f"in memory, writable, and has {_SIZE >> 10} KiB free, the same for all programs"
-                ) from error
-
-    @classmethod
-    def forget(cls) -> None:
-        """Forget all boards, in a forked child: the locks are its parent's."""
-        cls._open, cls._opening = {}, threading.Lock()
-
     @property
     def extent(self) -> tuple[int, int]:
         """Where this process has the file: address, bytes in whole pages."""
-        return self._address, -(-_SIZE // mmap.PAGESIZE) * mmap.PAGESIZE
+        return self._address, -(-self.NBYTES // mmap.PAGESIZE) * mmap.PAGESIZE
 
     # -- locks of the kernel -------------------------------------------------------------------------------------
-
-    def lock(self, byte: int) -> bool:
-        """Take a lock, if it is free or this process has it."""
-        try:
-            fcntl.fcntl(self._file, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-        except OSError as error:
-            if error.errno in (errno.EAGAIN, errno.EACCES):
-                return False
-            raise
-        return True
-
-    def unlock(self, byte: int) -> None:
-        """Free a lock."""
-        fcntl.fcntl(self._file, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
 
     def seize(self) -> bool:
         """Take the lock SEIZE, if nobody has it: no other thread of this process either, which `lock` does not see."""
@@ -212,15 +99,9 @@ class Board:
             self.unlock(SEIZE)
             self._seizes.pop(SEIZE, None)
 
-    def owner(self, byte: int) -> int | None:
-        """Return the process that has a lock, None where nobody but this one has; 0: one of another container."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else max(0, int(process))
-
     def holds(self, byte: int) -> bool:
         """Return whether some process has a lock; of this one's, only leases are known."""
-        return byte == self.held or self.owner(byte) is not None
+        return byte == self.held or self.lock_owner(byte) is not None
 
     @staticmethod
     def lease(epoch: int) -> int:
@@ -229,11 +110,11 @@ class Board:
 
     def present(self, slot: int) -> bool:
         """Return whether the process of a slot lives."""
-        return slot in self._own or self.owner(_PRESENT + slot) is not None
+        return slot in self._own or self.lock_owner(_PRESENT + slot) is not None
 
     def process(self, slot: int) -> int | None:
         """Return the process of a slot, as the kernel knows it; None where it has ended."""
-        return os.getpid() if slot in self._own else self.owner(_PRESENT + slot)
+        return os.getpid() if slot in self._own else self.lock_owner(_PRESENT + slot)
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -337,19 +218,15 @@ class Board:
 
     def heard(self, slot: int) -> int:
         """Return how often a slot's bell was rung: for `listen`."""
-        return self._halves[2 * (self.at(slot) + BELL)]
+        return self._read_futex(self.at(slot) + BELL)
 
     def ring(self, slot: int) -> None:
         """Wake whoever listens to a slot's bell."""
-        at = 2 * (self.at(slot) + BELL)
-        self._halves[at] = (self._halves[at] + 1) & 0xFFFFFFFF
-        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * at), 1, 1 << 30, None, None, 0)
+        self._wake(self.at(slot) + BELL)
 
     def listen(self, slot: int, heard: int, seconds: float) -> None:
-        """Wait until a bell is rung once more than `heard` says, a signal comes, or the time is over."""
-        at = 2 * (self.at(slot) + BELL)
-        wait = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * at), 0, ctypes.c_uint(heard), ctypes.byref(wait))
+        """Wait until a bell is rung once more than `heard` says, a signal arrives, or the time is over."""
+        self._wait(self.at(slot) + BELL, heard, seconds)
 
     # -- limits --------------------------------------------------------------------------------------------------
 

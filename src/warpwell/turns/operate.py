@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +12,10 @@ from typing import Any
 
 from .. import errors
 from .._check import checked_integer, checked_seconds
+from ..process_end import end_processes
 from ..replacing import replacing
-from .board import EPOCH, HOLDER, INSIDE, LIMITS, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board, folder
+from ..shared_file import shared_folder
+from .board import EPOCH, HOLDER, INSIDE, LIMITS, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board
 from .choice import CEILING, FILE, HOLD, Limits
 
 GRACE = 5.0
@@ -27,7 +27,7 @@ BEFORE = "limits-before.json"
 
 def boards() -> list[Board]:
     """Return the boards of all devices at which somebody has taken turns."""
-    return [Board.of(path.stem) for path in sorted(folder().glob("*.turns"))]
+    return [Board.of(path.stem) for path in sorted(shared_folder().glob("*.turns"))]
 
 
 def status() -> list[dict[str, Any]]:
@@ -93,15 +93,7 @@ def end(who: str, grace: float = GRACE) -> list[int]:
         raise errors.ArgumentError(f"no tenant or process {who!r} takes turns here: there is {known}", name="tenant")
     if 0 in processes:
         raise errors.SchedulerError(f"tenant {who!r} runs in another container: end it there, or on the host")
-    with contextlib.ExitStack() as opened:
-        handles = {process: _handle(process, opened) for process in processes}
-        living = {process: handle for process, handle in handles.items() if handle is not None}
-        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, GRACE)):
-            _signal(living, number)
-            living = _wait(living, seconds)
-        if living:
-            raise errors.SchedulerError(f"processes {sorted(living)} do not end: see their state in /proc")
-    return sorted(processes)
+    return end_processes(processes, lambda process: any(row["process"] == process for row in status()), grace)
 
 
 def limit(
@@ -135,7 +127,7 @@ def limit(
     """
     text = _limits(hold, ceiling, tenants).text()
     if device is None:
-        (folder() / BEFORE).unlink(missing_ok=True)  # `limited` has nothing to give back
+        (shared_folder() / BEFORE).unlink(missing_ok=True)  # `limited` has nothing to give back
         _keep(FILE, text)
     chosen = boards() if device is None else [Board.of(device)]
     for board in chosen:
@@ -151,10 +143,10 @@ def limited(*, hold: float = HOLD, tenants: Mapping[str, Mapping[str, Any]] | No
     from which the next one gives back what was before.
     """
     text = _limits(hold, CEILING, tenants).text()
-    before = folder() / BEFORE
+    before = shared_folder() / BEFORE
     if not before.exists():
         found = {board.name: board.read_text() for board in boards() if board.words[LIMITS]}
-        found[""] = _read(folder() / FILE)
+        found[""] = _read(shared_folder() / FILE)
         valid = {name: its.decode() for name, its in found.items() if Limits.of(its) is not None}
         _keep(BEFORE, json.dumps(valid).encode())
     _keep(FILE, text)
@@ -164,7 +156,7 @@ def limited(*, hold: float = HOLD, tenants: Mapping[str, Mapping[str, Any]] | No
         yield
     finally:
         with contextlib.suppress(OSError, ValueError, errors.SchedulerError):  # the folder was removed, or damaged
-            if _read(folder() / FILE) == text:
+            if _read(shared_folder() / FILE) == text:
                 kept = json.loads(before.read_bytes())
                 all_others = kept.get("", Limits().text().decode()).encode()
                 _keep(FILE, all_others)
@@ -181,7 +173,7 @@ def _limits(hold: float, ceiling: int, tenants: Mapping[str, Mapping[str, Any]] 
 
 def _keep(name: str, text: bytes) -> None:
     """Replace a file in the folder of the boards."""
-    with replacing(folder() / name) as path:
+    with replacing(shared_folder() / name) as path:
         path.write_bytes(text)
 
 
@@ -204,33 +196,3 @@ def _checked(name: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         else:
             least = 0 if key == "ceiling" else -(1 << 30)
             yield key, checked_integer(value, key, minimum=least, maximum=1 << 30, of=f"tenant {name!r}")
-
-
-def _handle(process: int, opened: contextlib.ExitStack) -> int | None:
-    """Return a descriptor of a process, None if it has ended; its number may not be another's by then."""
-    try:
-        handle = os.pidfd_open(process)
-    except ProcessLookupError:
-        return None
-    opened.callback(os.close, handle)
-    return handle if any(row["process"] == process for row in status()) else None
-
-
-def _signal(living: Mapping[int, int], number: signal.Signals) -> None:
-    for process, handle in living.items():
-        try:
-            signal.pidfd_send_signal(handle, number)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            raise errors.SchedulerError(f"process {process} is another user's: ask that user, or root") from None
-
-
-def _wait(living: Mapping[int, int], seconds: float) -> dict[int, int]:
-    """Return those that have not ended after so many seconds."""
-    until = time.monotonic() + seconds
-    left = dict(living)
-    while left and (rest := until - time.monotonic()) > 0:
-        ended = set(select.select(list(left.values()), [], [], rest)[0])
-        left = {process: handle for process, handle in left.items() if handle not in ended}
-    return left
