@@ -102,7 +102,7 @@ def test_an_open_trace_and_the_table(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["run", "--policy", "nope"], "there is no policy 'nope': choose one of first-come"),
+        (["run", "--policy", "nope"], "unknown policy 'nope': choose one of first-come"),
         (["run", "--policy", ","], "no policy named"),
         (["run", "--workload", "nope"], "unknown workload 'nope'"),
         (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),

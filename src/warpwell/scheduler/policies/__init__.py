@@ -1,11 +1,11 @@
-"""Policies of a scheduler, by name; `policy` makes one.
+"""Policies of a scheduler, by name; `policy` creates one.
 
 ==================  =====================================================================================
 sharing.py          helpers of all policies: quotas, rank of classes, priority with aging
 order.py            launch in an order, never preempt: first-come, left-over, stream-priority
 source.py           the source's rule: best combination of classes, preemption by its cost formula
-standing.py         whose turn it is: priority with aging, within limits, then tenants by their use
-live.py             how fast two kernels ran together, from the blocks that they ended
+standing.py         order of waiting tasks: priority with aging, within limits, then tenants by their use
+live.py             how fast two kernels ran together, from the blocks that they completed
 lanes.py            two lanes, one a class: the compute-intensive kernel is always the younger
 ==================  =====================================================================================
 """
@@ -28,11 +28,11 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "source": Source,
     "lanes": Lanes,
 }
-"""What makes each policy; options are keywords of its class."""
+"""Constructors of policies, by name. Options are keywords of the class."""
 
 
 def policy(name: str, **options: Any) -> Policy:
-    """Make a policy.
+    """Create a policy.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ def policy(name: str, **options: Any) -> Policy:
     Raises
     ------
     ArgumentError
-        There is no such policy, or it has no such option.
+        The name or an option is unknown.
     """
     make = POLICIES.get(name)
     if make is None:
-        raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}", name="policy")
+        raise errors.ArgumentError(f"unknown policy {name!r}: choose one of {', '.join(POLICIES)}", name="policy")
     try:
         return make(**options)
     except TypeError as error:

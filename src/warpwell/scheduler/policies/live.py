@@ -1,4 +1,4 @@
-"""Live: how fast two kernels ran together, from the blocks that both ended; in place of a table of pairs."""
+"""Live: how fast two kernels ran together, measured by the blocks that each completed."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from ..residency import REMEMBERED
 from ..task import COMPUTE, DONE, MEMORY, Job, Kind
 
 SHARES = (0.5, 0.75, 0.25)
-"""Parts of the device that the memory-intensive kernel of a pair may get; the first is tried first."""
+"""Shares of the device for the memory-intensive kernel of a pair. The first is tried first."""
 
-WINDOW = 50e-3
-"""Seconds after which a pair that goes on is measured once more."""
+WINDOW_SECONDS = 50e-3
+"""Time after which a pair that still runs is measured again."""
 
-WAVES = 2
-"""Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
+MIN_WINDOW_WAVES = 2
+"""A rate counts if the kernel has completed at least this many waves of blocks, or has ended. Chosen, not fitted."""
 
-LEAST = 0.5
-"""Part of the shorter one's time alone that a window must last: in the beginning of one, a kernel makes room."""
+MIN_WINDOW_FRACTION = 0.5
+"""Minimum length of a window, as a fraction of the shorter solo time: early in a window, a kernel still makes room."""
 
-SLOWED = 0.8
-"""Rate below which a kernel might gain by a larger share."""
+RAISE_SHARE_BELOW_RATE = 0.8
+"""Rate below which a kernel might gain from a larger share. Chosen, not fitted."""
 
-NEAR = 0.05
-"""Sums of rates of a pair's shares that differ by less are alike: more was measured between two windows."""
+SAME_RATE_TOLERANCE = 0.05
+"""Shares of a pair are equally good if their sums of rates differ by less. Two windows have differed by more."""
 
-LEAST_RATE = 1e-3
-"""Rates are taken for at least so much, to divide by."""
+MIN_RATE = 1e-3
+"""Lower bound of a rate that is used as a divisor."""
 
-UNTRIED = 1.3
-"""Sum of rates of a pair that was not measured."""
+UNMEASURED_PAIR_RATE = 1.3
+"""Assumed sum of rates of a pair that was never measured."""
 
 
 Work = Callable[[], tuple[float, float]]
-"""Returns seconds alone of each class, memory-intensive first; called only where it decides."""
+"""Returns the solo seconds of each class, memory-intensive first. It is called only if a choice depends on it."""
 
 
-class _Part(NamedTuple):
-    """What a kernel did in a window: seconds of work that it had alone, seconds, waves of blocks."""
+class _Progress(NamedTuple):
+    """Progress of a kernel in a window: solo seconds of completed work, elapsed seconds, and waves of blocks."""
 
     work: float
     seconds: float
     waves: float
 
-    def added(self, other: _Part | None) -> _Part:
-        return self if other is None else _Part(*[one + two for one, two in zip(self, other, strict=True)])
+    def added(self, earlier: _Progress | None) -> _Progress:
+        return self if earlier is None else _Progress(*[a + b for a, b in zip(self, earlier, strict=True)])
 
 
 class Live:
-    """Measures the normalized IPC of pairs, a memory-intensive kernel first, by the share of the device that it had.
+    """Measures the normalized IPC of pairs, by the share of the device that the memory-intensive kernel had.
 
-    A window begins when a pair does, and ends with either of the two.
+    A window starts when two kernels start to run together, and ends when either of them ends.
 
     Attributes
     ----------
     pairs : Pairs
-        What was measured, here and earlier.
+        All measured rates, also from earlier processes.
     """
 
     def __init__(self) -> None:
@@ -66,144 +66,144 @@ class Live:
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
-        self._since = self._least = self._fresh = 0.0
-        self._begun: dict[Job, int] = {}
-        self._found: dict[Kind, _Part] = {}
-        self._short: dict[Key, tuple[float, dict[Kind, _Part]]] = {}
+        self._since = self._min_work_seconds = self._min_window_seconds = 0.0
+        self._done_before: dict[Job, int] = {}
+        self._progress: dict[Kind, _Progress] = {}
+        self._short: dict[Key, tuple[float, dict[Kind, _Progress]]] = {}
 
-    def begin(self, memory: Job, compute: Job, now: float, least: float = 0.0) -> None:
-        """Begin a window: these two run together from now on, with the share that was chosen for them.
+    def begin(self, memory: Job, compute: Job, now: float, min_seconds: float = 0.0) -> None:
+        """Start a window: these two kernels run together from now on, with the share that was chosen for them.
 
-        It counts if it lasts for `least` seconds.
+        The window counts if it lasts for `min_seconds`.
         """
-        self._key, self._since, self._found = _key(memory, compute), now, {}
-        self._begun = {memory: memory.done, compute: compute.done}
-        self._fresh = least
-        self._least = LEAST * min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
+        self._key, self._since, self._progress = _key(memory, compute), now, {}
+        self._done_before = {memory: memory.done, compute: compute.done}
+        self._min_window_seconds = min_seconds
+        shorter = min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
+        self._min_work_seconds = MIN_WINDOW_FRACTION * shorter
 
     def look(self, running: Sequence[Job], now: float) -> None:
-        """See what runs, with fresh counts of blocks: end the window where the pair has parted, or it was long."""
+        """End the window if the pair has separated or `WINDOW_SECONDS` have passed. Block counts must be current."""
         if self._key is None:
             return
-        pair = list(self._begun)
+        pair = list(self._done_before)
         together = len(pair) == 2 and all([job in running for job in pair])
-        if together and now - self._since < WINDOW:
+        if together and now - self._since < WINDOW_SECONDS:
             return
         for job in pair:
             self._measure(job, now)
-        if len(self._found) == 2:
+        if len(self._progress) == 2:
             self._close(self._key, now)
         if together:
             self.begin(*in_order(*pair), now)
         else:
-            self._key, self._begun = None, {}
+            self._key, self._done_before = None, {}
 
     def ended(self, job: Job, now: float) -> None:
-        """Measure one that has ended; its partner is measured when its blocks are counted next."""
-        if job in self._begun:
+        """Measure a kernel that has ended. Its co-runner is measured when its blocks are counted next."""
+        if job in self._done_before:
             self._measure(job, now)
-            del self._begun[job]
+            del self._done_before[job]
 
     def _measure(self, job: Job, now: float) -> None:
         profile, seconds = job.task.profile, now - self._since
-        ended = job.done - self._begun[job]
+        ended = job.done - self._done_before[job]
         if profile.kind is not None and profile.seconds and seconds > 0:
             waves = math.inf if job.state is DONE else ended / min(profile.resident, job.task.blocks)
-            self._found[profile.kind] = _Part(ended / job.task.blocks * profile.seconds, seconds, waves)
+            self._progress[profile.kind] = _Progress(ended / job.task.blocks * profile.seconds, seconds, waves)
 
     def _close(self, key: Key, now: float) -> None:
-        """End a window; those of a pair that are too short to say something count together, if both had room."""
+        """End a window. Windows of a pair that are too short count together, if both kernels had room in each."""
         share = self._shares.get(key)
-        seconds = min([its.seconds for its in self._found.values()])
-        if share is None or seconds < self._fresh:
+        seconds = min([progress.seconds for progress in self._progress.values()])
+        if share is None or seconds < self._min_window_seconds:
             return
-        before, parts = self._short.pop(key, (share, {}))
+        before, earlier = self._short.pop(key, (share, {}))
         if before == share:
-            self._found = {kind: part.added(parts.get(kind)) for kind, part in self._found.items()}
-        memory, compute = self._found[MEMORY], self._found[COMPUTE]
-        if min(memory.waves, compute.waves) >= WAVES and min(memory.seconds, compute.seconds) > self._least:
-            self._note(key, share, (memory.work / memory.seconds, compute.work / compute.seconds), now)
+            self._progress = {kind: progress.added(earlier.get(kind)) for kind, progress in self._progress.items()}
+        memory, compute = self._progress[MEMORY], self._progress[COMPUTE]
+        waves, seconds = min(memory.waves, compute.waves), min(memory.seconds, compute.seconds)
+        if waves >= MIN_WINDOW_WAVES and seconds > self._min_work_seconds:
+            self.pairs.note(key, share, (memory.work / memory.seconds, compute.work / compute.seconds))
+            self._times[key] = now
         elif len(self._short) < REMEMBERED:
-            self._short[key] = share, self._found
+            self._short[key] = share, self._progress
 
-    def _note(self, key: Key, share: float, rates: tuple[float, float], now: float) -> None:
-        self.pairs.note(key, share, rates)
-        self._times[key] = now
+    def choose(self, memory: Job, compute: Job, work: Work, min_trial_seconds: float = 0.0) -> float:
+        """Return the share of the memory-intensive kernel: the best measured one, or one that may be better.
 
-    def choose(self, memory: Job, compute: Job, work: Work, shortest: float = 0.0) -> float:
-        """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
-
-        The best has the largest sum of rates; of those that differ little, it is that with which both classes would end
-        their `work` soonest, seconds alone of what runs and waits. A larger share for the class that would end last is
-        tried once if that has much to gain, with pairs of which both take at least `shortest` seconds.
+        The best share has the largest sum of rates. If several shares are equally good, the time in which both classes
+        complete their `work` decides. A larger share for the class that would end last is tried once, if its kernel has
+        much to gain and both kernels take at least `min_trial_seconds`.
         """
         key = _key(memory, compute)
-        share = self._best_share(memory, compute, work, shortest)
+        share = self._best_share(memory, compute, work, min_trial_seconds)
         if key not in self._shares and len(self._shares) >= REMEMBERED:
             self._shares.clear()
             self._times.clear()
         self._shares[key] = share
         return share
 
-    def _best_share(self, memory: Job, compute: Job, work: Work, shortest: float) -> float:
-        found = self.pairs.of(_key(memory, compute))
-        if not found:
+    def _best_share(self, memory: Job, compute: Job, work: Work, min_trial_seconds: float) -> float:
+        measured = self.pairs.of(_key(memory, compute))
+        if not measured:
             return SHARES[0]
-        most = max(map(sum, found.values()))
-        alike = [its for its in found if sum(found[its]) >= most - NEAR]
-        share = alike[0]
-        if len(alike) > 1:
+        best_sum = max(map(sum, measured.values()))
+        candidates = [share for share in measured if sum(measured[share]) >= best_sum - SAME_RATE_TOLERANCE]
+        share = candidates[0]
+        if len(candidates) > 1:
             seconds = work()
-            share = min(alike, key=lambda its: _makespan(seconds, found[its]))
-        long = min(memory.task.profile.seconds or 0.0, compute.task.profile.seconds or 0.0) >= shortest
-        if share != SHARES[0] or not long or min(found[share]) >= SLOWED:
+            share = min(candidates, key=lambda candidate: _makespan(seconds, measured[candidate]))
+        shorter = min(memory.task.profile.seconds or 0.0, compute.task.profile.seconds or 0.0)
+        if share != SHARES[0] or shorter < min_trial_seconds or min(measured[share]) >= RAISE_SHARE_BELOW_RATE:
             return share
-        first, second = _times(work(), found[share])
-        rate, larger = (found[share][0], SHARES[1]) if first > second else (found[share][1], SHARES[2])
-        return larger if larger not in found and rate < SLOWED else share
+        memory_time, compute_time = _times(work(), measured[share])
+        slower = 0 if memory_time > compute_time else 1
+        trial = SHARES[1 + slower]
+        return trial if trial not in measured and measured[share][slower] < RAISE_SHARE_BELOW_RATE else share
 
-    def share(self, one: Job, two: Job, work: Work, shortest: float = 0.0) -> float:
-        """Return the share that the first of a pair would get now; see `choose`."""
-        memory, compute = in_order(one, two)
-        share = self._best_share(memory, compute, work, shortest)
-        return share if one is memory else 1.0 - share
+    def share(self, job: Job, mate: Job, work: Work, min_trial_seconds: float = 0.0) -> float:
+        """Return the share that the first kernel of a pair would get now; see `choose`."""
+        memory, compute = in_order(job, mate)
+        share = self._best_share(memory, compute, work, min_trial_seconds)
+        return share if job is memory else 1.0 - share
 
-    def rates(self, one: Job, two: Job) -> tuple[float, float] | None:
-        """Return the rates of a pair at its best share, memory-intensive first; None where it was not measured."""
-        found = self.pairs.of(_key(*in_order(one, two)))
-        return max(found.values(), key=sum) if found else None
+    def rates(self, job: Job, mate: Job) -> tuple[float, float] | None:
+        """Return the rates of a pair at its best share, memory-intensive first; None if it was never measured."""
+        measured = self.pairs.of(_key(*in_order(job, mate)))
+        return max(measured.values(), key=sum) if measured else None
 
-    def sum(self, one: Job, two: Job) -> float:
-        """Return the largest sum of rates of a pair, to two digits; `UNTRIED` where it was not measured."""
-        rates = self.rates(one, two)
-        return UNTRIED if rates is None else round(sum(rates), 2)
+    def sum(self, job: Job, mate: Job) -> float:
+        """Return the largest sum of rates of a pair, to two digits, or `UNMEASURED_PAIR_RATE`."""
+        rates = self.rates(job, mate)
+        return UNMEASURED_PAIR_RATE if rates is None else round(sum(rates), 2)
 
-    def poor(self, one: Job, two: Job, least: float, now: float, rest: float) -> bool:
-        """Whether all shares of a pair that were tried added up to less than `least`, the last within `rest` seconds.
+    def poor(self, job: Job, mate: Job, min_sum: float, now: float, cooldown: float) -> bool:
+        """Return True if no measured share of a pair adds up to `min_sum`, the last measured within `cooldown` seconds.
 
-        What was measured in another process counts as if it were measured when it is first asked for.
+        A rate of another process counts as measured when it is first needed.
         """
-        rates = self.rates(one, two)
-        if rates is None or sum(rates) >= least:
+        rates = self.rates(job, mate)
+        if rates is None or sum(rates) >= min_sum:
             return False
-        return now - self._times.setdefault(_key(*in_order(one, two)), now) < rest
+        return now - self._times.setdefault(_key(*in_order(job, mate)), now) < cooldown
 
 
-def in_order(one: Job, two: Job) -> tuple[Job, Job]:
+def in_order(job: Job, mate: Job) -> tuple[Job, Job]:
     """Return a pair with its memory-intensive kernel first."""
-    return (one, two) if one.task.profile.kind is MEMORY else (two, one)
+    return (job, mate) if job.task.profile.kind is MEMORY else (mate, job)
 
 
 def _times(work: tuple[float, float], rates: tuple[float, float]) -> tuple[float, float]:
-    """Return the seconds in which each class would end its work at these rates."""
-    first, second = (its / max(rate, LEAST_RATE) for its, rate in zip(work, rates, strict=True))
-    return first, second
+    """Return the seconds in which each class would complete its work at these rates."""
+    memory, compute = (seconds / max(rate, MIN_RATE) for seconds, rate in zip(work, rates, strict=True))
+    return memory, compute
 
 
 def _makespan(work: tuple[float, float], rates: tuple[float, float]) -> float:
-    """Return the seconds in which both end: together at these rates, and what is left of one alone."""
+    """Return the seconds until both classes have completed: together at these rates, then one of them solo."""
     together = min(_times(work, rates))
-    return together + sum(its - rate * together for its, rate in zip(work, rates, strict=True))
+    return together + sum(seconds - rate * together for seconds, rate in zip(work, rates, strict=True))
 
 
 def _key(memory: Job, compute: Job) -> Key:

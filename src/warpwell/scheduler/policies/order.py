@@ -17,16 +17,16 @@ MAX_QUEUED_LAUNCHES = 4
 
 
 class LeftOver(Policy):
-    """Everything at once in streams, in order of arrival: a kernel gets what those before it leave."""
+    """Launch everything at once in streams, in order of arrival: a kernel gets the room that earlier ones leave."""
 
     name = "left-over"
 
     def bucket(self, job: Job) -> Hashable:
-        """All in one: only arrival counts."""
+        """Return one bucket for all: only arrival counts."""
         return None
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch the oldest while there is a place."""
+        """Launch the oldest while fewer kernels run than the limit."""
         if len(view.running) >= view.limit:
             return []
         job = view.waiting.first()
@@ -34,10 +34,10 @@ class LeftOver(Policy):
 
 
 class FirstCome(LeftOver):
-    """One kernel at a time, in order of arrival, as a queue of whole GPUs does.
+    """Run one kernel at a time, in order of arrival, as a queue of whole GPUs does.
 
-    Who comes next is known before the one that runs has ended. So where the limit is one kernel, too, those whose time
-    is known wait on the device, at most `MAX_QUEUED_LAUNCHES`.
+    The next kernel is known before the running one ends. So if the limit is one kernel, at most `MAX_QUEUED_LAUNCHES`
+    kernels of known time wait on the device.
     """
 
     name = "first-come"
@@ -45,7 +45,7 @@ class FirstCome(LeftOver):
     ahead = MAX_QUEUED_LAUNCHES
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch the oldest on an idle device, or behind the one that runs."""
+        """Launch the oldest on an idle device, or queue it after the running kernel."""
         running, job = view.running, view.waiting.first()
         if job is None:
             return []
@@ -59,8 +59,8 @@ class FirstCome(LeftOver):
 class StreamPriority(Policy):
     """Left-over with stream priorities: the block scheduler takes blocks of the highest priority first.
 
-    At equal `Task.priority`, memory-intensive tasks have a higher one than others. The order of launches is by priority
-    too, and then by arrival; one more for each `patience` others that passed.
+    At equal `Task.priority`, memory-intensive tasks have a higher stream priority than others. Launches are ordered by
+    priority, too, with one more for each `patience` tasks that passed, and then by arrival.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class StreamPriority(Policy):
 
 
 def at_least_one(name: str, value: int) -> int:
-    """Return an option that counts something.
+    """Return a count that is an option.
 
     Raises
     ------

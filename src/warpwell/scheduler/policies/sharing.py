@@ -11,26 +11,26 @@ from ..policy import Decision, Launch, Resize, View
 from ..residency import Shape, shape_of
 from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement
 
-_WHOLE = Placement()
+_FULL = Placement()
 
 
 @functools.lru_cache(maxsize=4096)
-def at_most(workers: int | None, priority: int = 0) -> Placement:
-    """Return a placement with a quota of workers; policies ask for the same ones again and again."""
+def with_quota(workers: int | None, priority: int = 0) -> Placement:
+    """Return a placement with a quota of workers. Cached: policies need few different placements, very often."""
     return Placement(workers, priority)
 
 
 @functools.lru_cache(maxsize=64)
-def plainly(priority: int) -> Placement:
-    """Return the placement of what is launched as it is."""
+def unmodified(priority: int) -> Placement:
+    """Return the placement of an unmodified launch."""
     return Placement(priority=priority, plain=True)
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     """Return the rank of a combination, smallest best: memory + compute, compute + compute, memory + memory.
 
-    For more than two kernels, the pairs among them count: first those of two memory-intensive ones, then those of two
-    compute-intensive ones. A kernel of unknown kind counts as memory-intensive, the worse of the two.
+    For more than two kernels, the number of memory + memory pairs is compared first, then the number of compute +
+    compute pairs. A kernel of unknown kind counts as memory-intensive, the worse of the two.
     """
     count = memory = 0
     for kind in kinds:
@@ -46,7 +46,7 @@ def ranked(count: int, memory: int) -> tuple[int, int]:
 
 
 def demand(job: Job, capacity: Capacity) -> float:
-    """Return the part of the device that the blocks of a job can fill: of what they take most of, 0 to 1."""
+    """Return the part of the device that the blocks of a job can fill, 0 to 1, by their scarcest resource."""
     return _demand(job, _shape(job, capacity))
 
 
@@ -65,14 +65,14 @@ def part(job: Job, placement: Placement | None, capacity: Capacity) -> float:
 
 
 def _part(job: Job, placement: Placement | None, shape: Shape) -> float:
-    wants = _demand(job, shape)
-    return wants if placement is None or placement.workers is None else min(wants, placement.workers * shape.load)
+    demanded = _demand(job, shape)
+    return demanded if placement is None or placement.workers is None else min(demanded, placement.workers * shape.load)
 
 
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
-    """Return the workers that fill a part of the device; None where that is as many as the job has alone.
+    """Return the workers that fill a part of the device; None if the job has no more of them when it runs solo.
 
-    Whole numbers a multiprocessor where there are several on each, because that is how the hardware spreads them.
+    If there are several on each multiprocessor, the number is the same on all, as the hardware distributes them.
     """
     return _quota(_shape(job, capacity), fraction, capacity)
 
@@ -87,7 +87,7 @@ def _quota(shape: Shape, fraction: float, capacity: Capacity) -> int | None:
 
 
 def stopping(view: View) -> bool:
-    """Whether some job has been asked to leave and has not left."""
+    """Return True if a preempted job has not left yet."""
     for job in view.running:
         if job.state is STOPPING:
             return True
@@ -95,7 +95,7 @@ def stopping(view: View) -> bool:
 
 
 def preemptible(job: Job) -> bool:
-    """Whether a running job can be asked to leave."""
+    """Return True if a running job can be preempted."""
     return job.state is RUNNING and job.placement is not None and not job.placement.plain
 
 
@@ -121,8 +121,8 @@ def highest(view: View, patience: int) -> list[Job]:
     if len(heads) < 2:
         return heads
     levels = [level(view, job, patience) for job in heads]
-    most = max(levels)
-    return [job for job, its in zip(heads, levels, strict=True) if its == most]
+    highest_level = max(levels)
+    return [job for job, job_level in zip(heads, levels, strict=True) if job_level == highest_level]
 
 
 def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
@@ -130,47 +130,47 @@ def equal(view: View, jobs: Sequence[Job]) -> list[Placement]:
     capacity = view.capacity
     if sum(demand(job, capacity) for job in jobs) <= 1.0 + 1e-9:
         return [Placement() for _ in jobs]
-    return [at_most(quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
+    return [with_quota(quota(job, 1.0 / len(jobs), capacity)) for job in jobs]
 
 
-def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
-    """Return the placements of those that run and of a newcomer, which comes last.
+def joined(view: View, running: Sequence[Job], job: Job) -> list[Placement]:
+    """Return the placements of running jobs and of an arriving one, which comes last.
 
-    It takes what is free, and otherwise an equal part that the others make room for.
+    The arriving job takes the free part of the device, or an equal part if that is larger; the others make room.
     """
-    if not stays:
-        return [_WHOLE]
+    if not running:
+        return [_FULL]
     capacity = view.capacity
-    placements = [j.placement or _WHOLE for j in stays]
-    shapes = [_shape(j, capacity) for j in stays]
-    rooms = [_part(j, j.placement, shape) for j, shape in zip(stays, shapes, strict=True)]
+    placements = [j.placement or _FULL for j in running]
+    shapes = [_shape(j, capacity) for j in running]
+    rooms = [_part(j, j.placement, shape) for j, shape in zip(running, shapes, strict=True)]
     free = 1.0 - sum(rooms)
     own = _shape(job, capacity)
     if _demand(job, own) <= free + 1e-9:
-        return [*placements, _WHOLE]
-    its = max(free, 1.0 / (len(stays) + 1))
-    left = (1.0 - its) / len(stays)
-    for i, j in enumerate(stays):
+        return [*placements, _FULL]
+    own_part = max(free, 1.0 / (len(running) + 1))
+    left = (1.0 - own_part) / len(running)
+    for i, j in enumerate(running):
         if rooms[i] > left + 1e-9 and preemptible(j):
-            placements[i] = at_most(_quota(shapes[i], left, capacity), placements[i].priority)
-    return [*placements, at_most(_quota(own, its, capacity))]
+            placements[i] = with_quota(_quota(shapes[i], left, capacity), placements[i].priority)
+    return [*placements, with_quota(_quota(own, own_part, capacity))]
 
 
 def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
-    """Launch a job beside those running, placed as `joined` says."""
+    """Launch a job with the running ones, placed as by `joined`."""
     running = view.running
-    *places, own = joined(view, running, job)
+    *placements, own = joined(view, running, job)
     decisions: list[Decision] = [
-        Resize(j, place.workers, {"rule": "makes room", "for": job.number})
-        for j, place in zip(running, places, strict=True)
-        if j.placement is not None and place.workers != j.placement.workers
+        Resize(j, placement.workers, {"rule": "makes room", "for": job.number})
+        for j, placement in zip(running, placements, strict=True)
+        if j.placement is not None and placement.workers != j.placement.workers
     ]
     decisions.append(Launch(job, own, why))
     return decisions
 
 
 def grow(view: View) -> list[Decision]:
-    """Divide free room among the running kernels: equal parts, or the whole device for one that runs alone."""
+    """Divide free room among the running kernels: equal parts, or the whole device for a single kernel."""
     running = view.running
     if all([j.placement is None or j.placement.workers is None for j in running]) or stopping(view):
         return []
@@ -187,10 +187,10 @@ def grow(view: View) -> list[Decision]:
 
 
 def rest_of(job: Job, now: float) -> float | None:
-    """Return the seconds that a job would still take alone, None where that is not known.
+    """Return the remaining solo seconds of a job, or None if unknown.
 
-    A prediction is believed until it is over: of what has been on the device for longer, what it has done by then tells
-    how long the rest takes; where it has done nothing, as long again.
+    A prediction counts until the job has been resident for longer. After that, the remaining time is extrapolated from
+    the completed blocks; without any, it is as long as the time so far.
     """
     seconds = job.task.profile.seconds
     if seconds is None:
@@ -203,25 +203,25 @@ def rest_of(job: Job, now: float) -> float | None:
 
 
 def swaps(view: View) -> list[tuple[Job, list[Job]]]:
-    """Return newcomers, each with those running whose place it could take for a combination of a better class."""
+    """Return waiting jobs, each with the running jobs that it could replace for a combination of better rank."""
     running = view.running
     memory = [job.task.profile.kind is not COMPUTE for job in running]
     count, total = len(running), sum(memory)
     now = ranked(count, total)
-    # for a newcomer of either class, in the place of one of the other
+    # Indexed by the class of the waiting job, which replaces a job of the other class.
     better = ranked(count, total - 1) < now, ranked(count, total + 1) < now
     found: list[tuple[Job, list[Job]]] = []
     if not any(better):
         return found
     for job in view.waiting.heads():
-        comes = job.task.profile.kind is not COMPUTE
-        if better[comes]:
-            leave = [j for j, is_ in zip(running, memory, strict=True) if is_ is not comes and preemptible(j)]
-            if leave:
-                found.append((job, leave))
+        is_memory = job.task.profile.kind is not COMPUTE
+        if better[is_memory]:
+            victims = [j for j, is_ in zip(running, memory, strict=True) if is_ is not is_memory and preemptible(j)]
+            if victims:
+                found.append((job, victims))
     return found
 
 
 def gentlest_mode(view: View) -> str:
-    """Return how to preempt where nothing else is asked for: a switch if the device has it, else a drain."""
+    """Return the default mode of a preemption: a switch if the device has it, else a drain."""
     return "switch" if "switch" in view.capacity.modes else "drain"

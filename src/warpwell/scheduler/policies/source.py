@@ -16,18 +16,18 @@ class Source(Policy):
     """The source's rule.
 
     Below the limit, the kernel that makes the best combination with those running is launched, a preempted one first
-    among equals, then the oldest. It takes what is free, and part of what runs makes room for it (no cost test). At
-    the limit, a kernel that would make a better combination replaces a running one if `worth` says so; then all
-    blocks of that one go, and the other runs on untouched.
+    among equals, then the oldest. It takes the free part of the device, and running kernels make room for it (no cost
+    test). At the limit, a kernel that would make a better combination replaces a running one if `worth` returns True:
+    all blocks of the victim leave, and the other kernel is not affected.
 
-    Rates are those that were measured of a pair (`View.pairs`), else those of the table of classes.
+    Rates of a pair are the measured ones (`View.pairs`), or else the class table's.
 
     The rule has no aging: a kernel whose class makes the worse combination may wait forever.
 
     Parameters
     ----------
     model : SourceModel, optional
-        Decay rates. Costs are what the executor says: a simulation, the source's formula.
+        Decay rates. Costs come from the executor; a simulation computes them with the source's formula.
     """
 
     name = "source"
@@ -45,9 +45,9 @@ class Source(Policy):
         return [] if stopping(view) else self._replace(view)
 
     # -- below the limit -----------------------------------------------------------------------------------
-    def _order(self, stays: Sequence[Job], job: Job) -> tuple[Any, ...]:
-        """Sort key of a waiting job: its combination, then preempted before new, then arrival."""
-        return (*rank([j.task.profile.kind for j in (*stays, job)]), job.state is not PREEMPTED, *age(job))
+    def _order(self, running: Sequence[Job], job: Job) -> tuple[Any, ...]:
+        """Return the sort key of a waiting job: its combination, then preempted before new, then arrival."""
+        return (*rank([j.task.profile.kind for j in (*running, job)]), job.state is not PREEMPTED, *age(job))
 
     def _fill(self, view: View) -> list[Decision]:
         running = view.running
@@ -63,50 +63,49 @@ class Source(Policy):
         choices = []
         for job, victims in swaps(view):
             for victim in victims:
-                stays = [j for j in running if j is not victim]
-                choices.append((self._order(stays, job), victim, stays, job))
+                remaining = [j for j in running if j is not victim]
+                choices.append((self._order(remaining, job), victim, remaining, job))
         if not choices:
             return []
         best = min([choice[0] for choice in choices])
         before = _rates(view, running, [j.placement or Placement() for j in running])
         weighed = [self._weigh(view, *choice[1:], before) for choice in choices if choice[0] == best]
-        # Two victims may make equal combinations: the one whose loss is worth more.
+        # Two victims may give equal combinations: the larger gain decides.
         yes, why, victim, job = max(weighed, key=lambda w: (w[0], w[1].get("gain") or 0.0, -w[2].number))
         if not yes:
             return [Hold(job, why)]
         return [Preempt(victim, gentlest_mode(view), job, why)]
 
     def _weigh(
-        self, view: View, victim: Job, stays: list[Job], job: Job, before: list[float]
+        self, view: View, victim: Job, remaining: list[Job], job: Job, before: list[float]
     ) -> tuple[bool, dict[str, Any], Job, Job]:
         running = view.running
         why: dict[str, Any] = {"rule": "worth", "victim": victim.number, "newcomer": job.number}
-        rests = [j.rest for j in running]
-        known = [rest for rest in rests if rest is not None]
-        if len(known) < len(rests):
+        seconds = [j.rest for j in running if j.rest is not None]
+        if len(seconds) < len(running):
             return False, {**why, "rule": "no prediction"}, victim, job
-        after = _rates(view, [*stays, job], joined(view, stays, job))
+        after = _rates(view, [*remaining, job], joined(view, remaining, job))
         s0, s1 = sum(before), sum(after)
-        kept = [rate for rate, j in zip(before, running, strict=True) if j is not victim]
-        n = sum(kept)
-        # With one kernel that stays, d is its decay rate; with more, their mean by rate.
-        decays = [rate * self.model.decay(j.task.profile.kind) for rate, j in zip(kept, stays, strict=True)]
+        rates = [rate for rate, j in zip(before, running, strict=True) if j is not victim]
+        n = sum(rates)
+        # With one remaining kernel, d is its decay rate; with more, their mean by rate.
+        decays = [rate * self.model.decay(j.task.profile.kind) for rate, j in zip(rates, remaining, strict=True)]
         d = sum(decays) / n if n else 1.0
-        t = together(known, before)
-        c = view.cost(victim, stays)
+        t = together(seconds, before)
+        c = view.cost(victim, remaining)
         why.update(S0=s0, S1=s1, n=n, T=t, C=c, d=d, gain=gain(s0, n, s1, t, c, d))
         return worth(s0, n, s1, t, c, d), why, victim, job
 
 
 def _rates(view: View, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
-    """Return how fast jobs run together: as it was measured, where it was, else by the scheduler's table of classes.
+    """Return how fast jobs run together: as measured, or by the scheduler's class table.
 
-    Pairs were measured with the memory-intensive kernel older: in the other order it may starve.
+    Pairs were measured with the memory-intensive kernel older. In the other order it may starve.
     """
     if [job.task.profile.kind for job in jobs] == [MEMORY, COMPUTE]:
         memory, compute = jobs
         found = view.pairs.of((key_of(memory.task), key_of(compute.task)))
         if found:
-            its = part(memory, placements[0], view.capacity)
-            return [*found[min(found, key=lambda share: abs(share - its))]]
+            memory_part = part(memory, placements[0], view.capacity)
+            return [*found[min(found, key=lambda share: abs(share - memory_part))]]
     return view.rates.together(jobs, placements)
