@@ -13,7 +13,6 @@ from ..errors import ArgumentError, MissingFileError
 from ._common import Commands, add_command, json_option, output_of
 from .pool import program_options, run
 
-_VARIABLE = "WARPWELL_SHARE"
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 
 
@@ -46,24 +45,27 @@ def share(arguments: argparse.Namespace) -> int:
         return _VERBS[command[0]](command[1:])
     if command and os.sep not in command[0] and not os.path.exists(command[0]):
         command[0] = shutil.which(command[0]) or command[0]
-    os.environ[_VARIABLE] = f"{arguments.priority}:{_tenant(arguments.tenant)}"
-    return _run_on_machine(arguments) if arguments.cuda == "local" else run(arguments)
+    sharing = f"{arguments.priority}:{_tenant(arguments.tenant)}"
+    if arguments.cuda == "local":
+        return _run_on_machine(arguments, sharing)
+    os.environ["WARPWELL_SHARE"] = sharing
+    return run(arguments)
 
 
-def _run_on_machine(arguments: argparse.Namespace) -> int:
+def _run_on_machine(arguments: argparse.Namespace, sharing: str) -> int:
     """Run a program behind the pass-through driver."""
     from ..driver import is_compiled
     from ..programs import run_program
 
     for option, text in (("-m", arguments.of_module), ("-c", arguments.of_text)):
         if text:
-            return run_program([sys.executable, option, *text], os.environ[_VARIABLE])
+            return run_program([sys.executable, option, *text], sharing)
     command = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     if not command:
         raise ArgumentError("name a program: warpwell share --priority 1 python serve.py", name="program")
     if not os.path.exists(command[0]):
         raise MissingFileError(f"{command[0]} is neither a file nor a program on PATH", path=command[0])
-    return run_program(command if is_compiled(command[0]) else [sys.executable, *command], os.environ[_VARIABLE])
+    return run_program(command if is_compiled(command[0]) else [sys.executable, *command], sharing)
 
 
 def _tenant(name: str | None) -> str:

@@ -168,6 +168,15 @@ class Board(SharedFile):
         at = 8 * (self.slot(index) + self.TENANT)
         return self._map[at : at + NAME_BYTES].split(b"\0")[0].decode(errors="replace") or "default"
 
+    def named_process(self, index: int) -> int:
+        """Return the process that a slot names: in the program's own container, or any other if its owner wrote so."""
+        return self.fields[self.slot(index) + self.PID] & 0x7FFFFFFF
+
+    def priority(self, index: int) -> int:
+        """Return the priority that the program of a slot named."""
+        word = self.fields[self.slot(index) + self.PRIORITY]
+        return word - (1 << 64) if word >> 63 else word
+
     def set_gate(self, index: int, is_open: bool) -> None:
         """Open or close the gate of a slot, and wake its program. A full memory fence."""
         self.fields[self.slot(index) + self.GATE] = is_open

@@ -57,17 +57,14 @@ class Program:
     def __init__(self, own_board: Board, index: int, serial: int, now: float) -> None:
         self.board, self.index, self.serial = own_board, index, serial
         self._at = own_board.slot(index)
-        fields = own_board.fields
-        self.kind, self.pid = fields[self._at + Board.KIND], fields[self._at + Board.PID] & 0x7FFFFFFF
-        priority = fields[self._at + Board.PRIORITY]
-        self.priority = priority - _WRAP if priority >= _WRAP // 2 else priority
+        self.pid, self.priority = own_board.named_process(index), own_board.priority(index)
         self.tenant = own_board.tenant(index)
         self.job: Job | None = None
-        self.is_open = fields[self._at + Board.GATE] == 1
-        self.hold = HOLD_SECONDS if self.kind == Board.TURN else DRAIN_SECONDS
+        self.is_open = own_board.fields[self._at + Board.GATE] == 1
+        is_turn = own_board.fields[self._at + Board.KIND] == Board.TURN
+        self.hold = HOLD_SECONDS if is_turn else DRAIN_SECONDS
         self.held = self.issued = self.done = 0
         self.changed, self.active = now, -1.0
-        self._idle_issued = 0
         self._stuck: tuple[int, int, int] | None = None
         self._undrained: int | None = None
         self.read(now)

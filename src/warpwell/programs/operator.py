@@ -42,13 +42,12 @@ def program_status() -> list[dict[str, Any]]:
     found = []
     for each, index in _living_slots():
         at, fields = each.slot(index), each.fields
-        priority = fields[at + Board.PRIORITY]
         found.append(
             {
                 "device": each.name,
-                "process": fields[at + Board.PID] & 0x7FFFFFFF,
+                "process": each.named_process(index),
                 "tenant": each.tenant(index),
-                "priority": priority - (1 << 64) if priority >> 63 else priority,
+                "priority": each.priority(index),
                 "state": _STATES.get(fields[at + Board.STATE], "idle"),
                 "seconds": max(0, clock.monotonic_ns() - fields[at + Board.SINCE_NS]) / 1e9,
                 "launches": fields[at + Board.LAUNCHES],
@@ -110,7 +109,7 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
         A process is of another user or container, or did not exit.
     """
     slots = list(_living_slots())
-    named = [slot for slot in slots if name in (slot[0].tenant(slot[1]), str(_named_process(*slot)))]
+    named = [slot for slot in slots if name in (slot[0].tenant(slot[1]), str(slot[0].named_process(slot[1])))]
     found = {_process_of(*slot) for slot in named} - {os.getpid()}
     processes = {process for process in found if process is not None}
     if None in found:
@@ -123,17 +122,12 @@ def end_programs(name: str, seconds: float = TERMINATE_SECONDS) -> list[int]:
     )
 
 
-def _named_process(board: Board, index: int) -> int:
-    """Return the process that a slot names: in the program's own container, and any other if its owner wrote so."""
-    return board.fields[board.slot(index) + Board.PID] & 0x7FFFFFFF
-
-
 def _process_of(board: Board, index: int) -> int | None:
     """Return the process of a program: the owner of its slot, or of a worker the process that the slot names.
 
     None if the program is of another container, or its worker is not of the user of the named process.
     """
-    owner, named = board.owner(index), _named_process(board, index)
+    owner, named = board.owner(index), board.named_process(index)
     if not owner or board.fields[board.slot(index) + Board.KIND] != Board.WORKER:
         return owner or None
     worker, program = _process_fields(owner), _process_fields(named)
