@@ -221,6 +221,7 @@ def test_mappings_leave_descriptors_for_messages(monkeypatch: pytest.MonkeyPatch
                     kept += message.arrays()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(os.listdir("/proc/self/fd")) <= limit // 2 + 2  # the half for mappings, and the list itself
         assert all((array == k).all() for k, array in enumerate(kept)) and len(kept) == limit
 
 
@@ -1387,7 +1388,7 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
     assert service.path.parent.stat().st_mode & 0o777 == 0o750
     x = np.zeros(4)
     with connect(service.path, tenant="mine") as own:
-        assert own.submit(double[4], x).result(HANG_SECONDS) is None  # the owner's user may launch anything
+        assert own.submit(double[4], x).result(HANG_SECONDS) is None  # The user of the service may launch anything.
         pretend(monkeypatch, foreign)
         with pytest.raises(errors.ServiceError, match="is tenant 'guest' of this service, not 'mine'"):
             connect(service.path, tenant="mine")
@@ -1634,7 +1635,7 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
     with pytest.raises(errors.ServiceError, match="chmod 750 it, or name"):
         shared.chmod(0o777)
         make(path=shared / "s.sock", group=str(os.getgid()))
-    for mode in (0o700, 0o701):  # what others may counts for nobody of the group
+    for mode in (0o700, 0o701):  # The permissions of others do not apply to members of the group.
         shared.chmod(mode)
         with pytest.raises(errors.ServiceError, match=f"closed to the group of this service: `chgrp {os.getgid()}`"):
             make(path=shared / "s.sock", group=str(os.getgid()))

@@ -111,10 +111,12 @@ class Message:
             if not usable:
                 raise errors.ServiceError("the arrays of a message are not in a sealed memfd of their size")
             mapped = None
-            # A mapping holds a descriptor. Half of them are for clients and messages.
-            if self.nbytes >= MAPPED_BYTES and self.fd < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            if self.nbytes >= MAPPED_BYTES:
                 with contextlib.suppress(OSError):  # The process has too many mappings or descriptors.
-                    mapped = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_PRIVATE)
+                    # A mapping holds a descriptor. Half of them are for clients and messages.
+                    os.close(lowest := os.dup(self.fd))
+                    if lowest < resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                        mapped = mmap.mmap(self.fd, self.nbytes, flags=mmap.MAP_PRIVATE)
             if mapped is not None:
                 memory = np.frombuffer(mapped, np.uint8)
             elif os.preadv(self.fd, [memory], 0) != self.nbytes:
@@ -177,7 +179,7 @@ class Connection:
                 f"{self.peer}: at most {MAX_ARRAYS}, {self.max_bytes} and {MAX_TEXT}. Send less at a time, or start "
                 "the service with a larger --max-message"
             )
-        if nbytes and not wait and not self.is_writable():  # A copy of the arrays would be in vain.
+        if nbytes and not wait and not self.is_writable():  # Copying the arrays would be useless.
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         sealed = _seal(arrays) if nbytes else -1
         try:
