@@ -1,4 +1,4 @@
-"""A service with its real owner on the CPU: several processes, and what dies in the middle of it."""
+"""A service with a device process on the CPU: several clients, and deaths of processes during tasks."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.service import Service
 
 BOUND = 60.0
-"""Seconds that nothing here may take; it takes some seconds at most on two free cores."""
+"""Time limit of a task, in seconds. Each takes a few seconds at most on two idle cores."""
 
 KERNELS = '''
 import sys
@@ -37,7 +37,7 @@ def double(x):
 
 @ww.kernel
 def mix(x, y, rounds):
-    """Whole numbers in an order of their own: a block that ran twice, or not, shows."""
+    """A block that ran twice, or never, changes the result."""
     i = ww.gpu.grid(1)
     if i < x.size:
         v = x[i]
@@ -61,7 +61,7 @@ def forever(x):
 none = 3
 
 def mixed(x, y, rounds):
-    """The same at once: all rounds are one multiplication and one addition."""
+    """Return the result of `mix`: all rounds together are one multiplication and one addition."""
     factor, term, a, c = 1, 0, 6364136223846793005, 1442695040888963407
     while rounds:
         if rounds % 2:
@@ -148,12 +148,12 @@ def caught_task(client: Client, kernels: Any) -> tuple[Any, Any, Any, int]:
         before = launches(client)
         handle, y, wanted = long_task(client, kernels, seconds)
         until(lambda: launches(client) > before)
-        owner = client.status()["owner_pid"]
-        os.kill(owner, signal.SIGSTOP)
+        pid = client.status()["owner_pid"]
+        os.kill(pid, signal.SIGSTOP)
         time.sleep(0.2)  # Results that it had sent before have arrived.
         if not handle.done():
-            return handle, y, wanted, owner
-        os.kill(owner, signal.SIGCONT)
+            return handle, y, wanted, pid
+        os.kill(pid, signal.SIGCONT)
     raise AssertionError("every task ended before its device process could be stopped")
 
 
@@ -291,13 +291,13 @@ def test_what_stays_on_the_device_counts_for_its_tenant(tmp_path: Path, kernels:
         two.submit(kernels.double[2000], np.arange(2000)).result(BOUND)
         first.free()
         second = None
-        while second is None:  # given back once it is gone from there
+        while second is None:  # The bytes are returned when the array is deleted there.
             with contextlib.suppress(errors.TaskMemoryError):
                 second = one.to_device(np.arange(1000))
         assert second.numpy()[3] == 3
 
 
-def test_a_file_that_ends_the_owner_while_it_is_imported(client: Client, kernels: Any, tmp_path: Path) -> None:
+def test_a_file_that_ends_the_device_process_while_it_is_imported(client: Client, kernels: Any, tmp_path: Path) -> None:
     path = tmp_path / "aborts.py"
     path.write_text("""
 import os, warpwell as ww
@@ -323,21 +323,21 @@ def test_a_client_that_is_killed_in_mid_task(service: Service, client: Client, s
         until(lambda: any(e.kind == "launch" and e.tenant == "tenant7" for e in client.log()))
         process.kill()
     until(lambda: client.status()["requests"] == 0)
-    # they leave at the end of their blocks; then everybody else goes on
+    # The tasks stop at the end of their blocks.
     until(lambda: sum(e.kind in ("cancel", "end") and e.tenant == "tenant7" for e in client.log()) == 10)
 
 
-def test_the_owner_killed_in_mid_task(client: Client, kernels: Any) -> None:
+def test_a_device_process_that_is_killed_in_mid_task(client: Client, kernels: Any) -> None:
     there = client.to_device(np.arange(10))
     before = client.status()  # A stopped process does not answer.
-    handle, y, wanted, owner = caught_task(client, kernels)
-    os.kill(owner, signal.SIGKILL)
-    with pytest.raises(errors.TaskLostError):  # from either, as the service has noticed by then or not
+    handle, y, wanted, pid = caught_task(client, kernels)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(errors.TaskLostError):  # raised here or in the service, which may not have noticed the death
         client.submit(kernels.double[10], there).result(BOUND)
     handle.result(BOUND)
-    assert np.array_equal(y, wanted)  # once, although it was begun twice
+    assert np.array_equal(y, wanted)  # It ran to its end once, although it was started twice.
     after = client.status()
-    assert after["owner_restarts"] == before["owner_restarts"] + 1 and after["owner_pid"] != owner
+    assert after["owner_restarts"] == before["owner_restarts"] + 1 and after["owner_pid"] != pid
     with pytest.raises(errors.TaskLostError, match="to_device"):
         there.numpy()
     kinds = [e.kind for e in client.log() if e.name == "mix"]
@@ -345,7 +345,7 @@ def test_the_owner_killed_in_mid_task(client: Client, kernels: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_kernel_that_takes_its_owner_down(service: Service, client: Client, kernels: Any) -> None:
+def test_a_kernel_that_ends_its_device_process(service: Service, client: Client, kernels: Any) -> None:
     with connect(service.path, tenant="other", timeout=HANG_SECONDS) as other:
         handle, y, wanted = long_task(other, kernels)
         wild = client.submit(kernels.wild[1], np.zeros(4, np.int64), 1 << 44)
@@ -390,7 +390,7 @@ with connect({str(service.path)!r}) as client:
 
 
 def test_the_service_killed_in_mid_task(tmp_path: Path, kernels: Any) -> None:
-    """Whoever waits learns it at once, and the owner does not stay behind."""
+    """Waiting clients get an error at once, and the device process exits."""
     path = tmp_path / "run" / "s.sock"
     code = (
         "from warpwell.scheduler.service.service import Service; import time\n"
@@ -400,21 +400,21 @@ def test_the_service_killed_in_mid_task(tmp_path: Path, kernels: Any) -> None:
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
             client = connect(path, timeout=HANG_SECONDS)
-            owner = client.status()["owner_pid"]
+            pid = client.status()["owner_pid"]
             handle, _, _ = long_task(client, kernels, 1000.0)
         finally:
             process.kill()
     with pytest.raises(errors.ServiceError, match="is gone"):
         handle.result(BOUND)
     client.close()
-    until(lambda: not running(owner))
-    assert path.is_socket()  # nobody could take it away
+    until(lambda: not running(pid))
+    assert path.is_socket()  # A killed service cannot remove it.
     with pytest.raises(errors.ServiceError, match="no scheduler service listens"):
         connect(path)
 
 
 def running(pid: int) -> bool:
-    """Tell whether a process is there, and is no zombie that its new parent has not looked at yet."""
+    """Return True if a process exists and is not a zombie that its new parent has not reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -423,7 +423,7 @@ def running(pid: int) -> bool:
 
 def test_a_service_keeps_what_its_kernels_took(tmp_path: Path) -> None:
     script = tmp_path / "kept_kernels.py"
-    name = f"once_{time.time_ns()}"  # of which no other history knows
+    name = f"once_{time.time_ns()}"  # unknown to every other history
     script.write_text(f"import warpwell as ww\n@ww.kernel\ndef {name}(x):\n    x[ww.gpu.grid(1)] += {time.time_ns()}\n")
     kernel = getattr(imported("kept_kernels", script), name)
     rules = []

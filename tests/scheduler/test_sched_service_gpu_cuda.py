@@ -1,4 +1,4 @@
-"""A service whose owner has a GPU: several processes, a device fault, a stuck kernel, and the command line."""
+"""A service whose device process has a GPU: several processes, a device fault, a stuck kernel, and the command line."""
 
 from __future__ import annotations
 

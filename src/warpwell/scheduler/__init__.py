@@ -24,7 +24,7 @@ In the order in which a task meets them::
     executors/      the executors of a GPU and of a CPU: launch, preempt, end (blocks are claimed in targets/blocks)
     events.py       Event, Log: the log of events and decisions
     report/         a log as sentences, a timeline, and metrics for Prometheus
-    service/        one device for several processes: client, service, owner
+    service/        one device for several processes: client, service, device process
 """
 
 from .core import Core
