@@ -76,8 +76,8 @@ COMMANDS: dict[str, Command] = {
 def usage() -> str:
     """Return the list of commands."""
     width = max(map(len, COMMANDS), default=0)
-    lines = [f"  {name:<{width}}  {COMMANDS[name].help}" for name in sorted(COMMANDS)]
-    return "\n".join(["usage: python -m lab COMMAND [ARGUMENT ...]", "", "commands:", *lines])
+    entries = [f"  {name:<{width}}  {COMMANDS[name].help}" for name in sorted(COMMANDS)]
+    return "\n".join(["usage: python -m lab COMMAND [ARGUMENT ...]", "", "commands:", *entries])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -93,8 +93,8 @@ def main(argv: list[str] | None = None) -> int:
             return COMMANDS[name].run(argv[count:])
     if argv and argv[0] not in ("-h", "--help"):
         verbs = sorted(name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{argv[0]} "))
-        known = f"expected one of {', '.join(verbs)}" if verbs else "`python -m lab` lists all commands"
-        print(f"unknown command {' '.join(argv[: 2 if verbs else 1])!r}; {known}", file=sys.stderr)
+        expectation = f"expected one of {', '.join(verbs)}" if verbs else "`python -m lab` lists all commands"
+        print(f"unknown command {' '.join(argv[: 2 if verbs else 1])!r}; {expectation}", file=sys.stderr)
         return 2
     print(usage())
     return 0

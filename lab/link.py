@@ -59,20 +59,20 @@ def main(argv: list[str]) -> None:
 class EmulatedLink(Transport):
     """Wraps a transport: messages and chunks arrive when they would have over a link of some bandwidth and latency.
 
-    There is one link for each peer and direction, which all its transfers and messages share. What comes is held back
-    on its arrival, up to an absolute time: when the link has carried all that came before and this too, plus the
-    latency. So the wrapped transport works while the link does, and adds its own time to the first chunk only. Both
-    ends have to wrap theirs. Times are kept by a native thread, which a busy main thread does not slow; those of
-    messages by the thread that receives.
+    There is one link for each peer and direction, which all its transfers and messages share. Each arrival is held
+    back until an absolute time: when the link has carried all earlier arrivals and this one, plus the latency. So the
+    wrapped transport and the link work at the same time, and the transport adds its own time to the first chunk only.
+    Both ends must wrap their transport. A native thread, which a busy main thread does not slow, times the transfers;
+    the receiving thread times the messages.
 
     Parameters
     ----------
     transport : Transport
-        What really carries; it is closed with this one.
+        The transport of the data; it is closed with this one.
     bandwidth : float
         Bytes a second; infinite for no bound.
     latency : float
-        Seconds on the way.
+        Transit time in seconds.
     """
 
     can_share_memory = False
@@ -115,7 +115,7 @@ class EmulatedLink(Transport):
 
     def receive(self, timeout: float) -> tuple[int, bytes] | None:
         if not self._precise:
-            short_naps()  # of this thread, the one that receives
+            short_naps()  # of this thread, which receives
             self._precise = True
         end = clock.monotonic() + timeout
         while True:
@@ -145,7 +145,7 @@ class EmulatedLink(Transport):
         outer = _Delayed(inner, memory, self._doorbell.raise_)
         if not outer.chunks:
             return outer
-        words = {
+        fields = {
             loop.E_INNER: inner.address,
             loop.E_OUTER: outer.address,
             loop.E_LINK: self._link[peer].ctypes.data,
@@ -153,7 +153,7 @@ class EmulatedLink(Transport):
             loop.E_CHUNK: memory.chunk,
             loop.E_CHUNKS: memory.chunks,
         }
-        self._table.add(outer, words)
+        self._table.add(outer, fields)
         self._doorbell.raise_()
         return outer
 

@@ -1,10 +1,10 @@
-"""Unmodified CUDA programs through a worker beside the same programs with this machine's driver, in turns of one run.
+"""Unmodified CUDA programs through a worker, compared with the same programs on this machine's driver.
 
-``python -m lab bench driver-calls`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
-it also runs three whole programs that work for about S seconds beside their start, and compares what they print: native
-first, and then the worker; in the next program and turn the other way round. With ``--devices 2`` both sides run at
-the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` also measures the
-``libcuda.so.1`` of a folder. ``--driver`` names the driver to serve, for example the stub driver of the tests.
+``python -m lab bench driver-calls`` measures the cost of calls with a C program and with numba-cuda. With
+``--seconds S``, it also runs three whole programs that work for about S seconds after their start, and compares their
+output. The two sides run in turn, and swap their order with each program and turn. With ``--devices 2``, both sides run
+at the same time on a GPU each, and then swap GPUs. ``--library lupine=FOLDER`` also measures the ``libcuda.so.1`` of a
+folder. ``--driver`` names the driver to serve, for example the stub driver of the tests.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from warpwell.driver import build
 
 CLIENTS = Path(__file__).with_name("cuda_clients")
 PROGRAMS = {"mandelbrot": (100, 800), "monte_carlo": (100, 4000), "matrix_product": (5, 50)}
-"""Programs, and two amounts of work that tell how long more of it will take."""
-TELLING = 1.0
-"""Seconds by which the two must differ, or the larger one grows."""
+"""Programs, and two amounts of work that determine the time of a unit of work."""
+MIN_DIFFERENCE = 1.0
+"""Minimum difference of the two run times in seconds; if it is smaller, the larger amount grows."""
 
 Environs = Mapping[str, dict[str, str]]
 
@@ -41,8 +41,8 @@ def compiled(folder: Path) -> Path:
     return program
 
 
-def said(command: list[str], environ: dict[str, str], limit: float) -> dict[str, float]:
-    """Return what a client says in its last line; nothing, and a line here, where it fails."""
+def client_figures(command: list[str], environ: dict[str, str], limit: float) -> dict[str, float]:
+    """Return the figures in the last line of a client's output; if it fails, print why and return an empty dict."""
     try:
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
@@ -57,18 +57,18 @@ def said(command: list[str], environ: dict[str, str], limit: float) -> dict[str,
 
 def costs(options: argparse.Namespace, environs: Environs, folder: Path) -> dict[str, dict[str, list[float]]]:
     """Return figures by name and by side, of the turns."""
-    most = str(options.most)
-    client = [str(compiled(folder)), "fake" if options.driver else "gpu", str(options.rounds), most]
+    max_mib = str(options.most)
+    client = [str(compiled(folder)), "fake" if options.driver else "gpu", str(options.rounds), max_mib]
     numba = [sys.executable, str(CLIENTS / "launches.py"), str(options.rounds)]
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(options.turns):
         for side, environ in environs.items():
-            ours = side in ("native", "worker")
-            if turn and not ours:
+            is_compared = side in ("native", "worker")
+            if turn and not is_compared:
                 continue
-            figures = said(client, environ, options.limit)
-            if ours and not options.without_numba:
-                figures |= said(numba, environ, options.limit)
+            figures = client_figures(client, environ, options.limit)
+            if is_compared and not options.without_numba:
+                figures |= client_figures(numba, environ, options.limit)
             for name, value in figures.items():
                 found.setdefault(name, {}).setdefault(side, []).append(value)
     return found
@@ -94,23 +94,23 @@ def calibrated(program: str, environ: dict[str, str], limit: float) -> tuple[flo
     """Return seconds of a unit of a program's work, and of its start, native."""
     less, more = PROGRAMS[program]
     run({"": (program, less, environ)}, limit)  # the first one reads libraries from the disk
-    least = run({"": (program, less, environ)}, limit)[""][0]
+    first_seconds = run({"": (program, less, environ)}, limit)[""][0]
     for _ in range(3):
-        took = run({"": (program, more, environ)}, limit)[""][0]
-        if took - least >= TELLING:
+        seconds = run({"": (program, more, environ)}, limit)[""][0]
+        if seconds - first_seconds >= MIN_DIFFERENCE:
             break
         more *= 4
-    a_unit = (took - least) / (more - less)
-    return a_unit, least - less * a_unit
+    a_unit = (seconds - first_seconds) / (more - less)
+    return a_unit, first_seconds - less * a_unit
 
 
 def run(programs: Mapping[str, tuple[str, int, dict[str, str]]], limit: float) -> dict[str, tuple[float, str]]:
-    """Run programs at the same time; return seconds until each ended, and what it printed.
+    """Run programs at the same time; return the run time in seconds and the output of each.
 
-    Those that fail, or take longer than the limit, end the benchmark.
+    A program that fails, or takes longer than the limit, ends the benchmark.
     """
     clients, out = {}, {}
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for side, (program, work, environ) in programs.items():
         command = [sys.executable, str(CLIENTS / f"{program}.py"), "--work", str(work)]
         clients[side] = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
@@ -119,12 +119,12 @@ def run(programs: Mapping[str, tuple[str, int, dict[str, str]]], limit: float) -
             for side, client in clients.items():
                 if side in out or client.poll() is None:
                     continue
-                took = time.perf_counter() - begun
-                said = client.communicate()[0]
+                took = time.perf_counter() - start
+                output = client.communicate()[0]
                 if client.returncode:
                     sys.exit(f"{client.args} of the side {side!r} ended with {client.returncode}")
-                out[side] = (took, said)
-            if time.perf_counter() - begun > limit:
+                out[side] = (took, output)
+            if time.perf_counter() - start > limit:
                 sys.exit(f"{next(iter(programs.values()))[:2]} took more than {limit} s")
             time.sleep(0.002)
     finally:
@@ -138,13 +138,13 @@ def on_device(environ: dict[str, str], device: int, devices: int) -> dict[str, s
     return environ | {"CUDA_VISIBLE_DEVICES": str(device)} if devices > 1 else environ
 
 
-def whole(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any]]:
-    """Run the programs; return seconds, and whether all printed the same."""
+def compare_programs(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any]]:
+    """Run the programs; return run times in seconds, and whether all outputs are the same."""
     out = []
     for number, program in enumerate(options.programs):
         a_unit, start = calibrated(program, environs["native"], options.limit)
         if a_unit <= 0:
-            print(f"{program}: more work takes no longer, so there is nothing to compare", flush=True)
+            print(f"{program}: more work takes no longer, so it is left out", flush=True)
             continue
         work = round(options.seconds / a_unit)
         times: dict[str, list[float]] = {side: [] for side in environs}
@@ -153,11 +153,11 @@ def whole(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any
             sides = list(environs)
             in_turn = sides[::-1] if (number + turn) % 2 else sides
             together = [sides] if options.devices > 1 else [[side] for side in in_turn]
-            for some in together:
+            for running in together:
                 programs = {}
-                for k, side in enumerate(some):
-                    place = (k + turn) % options.devices
-                    programs[side] = (program, work, on_device(environs[side], place, options.devices))
+                for k, side in enumerate(running):
+                    device = (k + turn) % options.devices
+                    programs[side] = (program, work, on_device(environs[side], device, options.devices))
                 for side, (took, text) in run(programs, options.limit).items():
                     times[side].append(took)
                     texts.add(text)
@@ -198,13 +198,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--without-numba", action="store_true")
     parser.add_argument("--driver", default=None, metavar="FILE")
     parser.add_argument("--limit", type=float, default=600, help="seconds of one run of a client")
-    parser.add_argument("--beside", default=None, metavar="NAME=FOLDER")
+    parser.add_argument("--library", default=None, metavar="NAME=FOLDER")
     parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
     parser.add_argument("--json", default=None, metavar="FILE")
-    given = parser.parse_args()
-    if given.quick:
-        given.turns, given.rounds, given.most = 1, 4, 4
-    return given
+    options = parser.parse_args()
+    if options.quick:
+        options.turns, options.rounds, options.most = 1, 4, 4
+    return options
 
 
 def main() -> None:
@@ -217,16 +217,16 @@ def main() -> None:
             (folder / "libcuda.so.1").symlink_to(Path(options.driver).resolve())
             native["LD_LIBRARY_PATH"] = str(folder)
         environs = {"native": native, "worker": server.environ()}
-        if options.beside:
-            other, _, where = options.beside.partition("=")
-            environs[other] = dict(os.environ) | {"LD_LIBRARY_PATH": str(Path(where).resolve())}
+        if options.library:
+            side, _, library_folder = options.library.partition("=")
+            environs[side] = dict(os.environ) | {"LD_LIBRARY_PATH": str(Path(library_folder).resolve())}
         result: dict[str, Any] = {"benchmark": "cuda_programs", "options": vars(options)}
         if not options.no_costs:
             result["costs"] = costs(options, environs, folder)
             show_costs(result["costs"], list(environs))
         if options.seconds:
             sides = {side: environs[side] for side in ("native", "worker")}
-            result["programs"] = whole(options, sides)
+            result["programs"] = compare_programs(options, sides)
             show_programs(result["programs"], list(sides), options.devices)
         save(options.json, result)
 

@@ -1,9 +1,9 @@
 """Cost of a preemption for each pair of kernels, and the slowdown of the co-runner in the meantime.
 
-Every kernel leaves while another one runs, each with half of its solo blocks: from setting the flag to
-the last worker having left (the drain), and the blocks that the other one ended in that time, over those that it ended
-in an equal time without a preemption (the decay). The table that is written is for ``lab sched fit FILE.csv``,
-which fits the source's constants to blocks that drain, and reports how well its formula holds.
+Each kernel is preempted while another one runs, each with half of its solo blocks. The drain is the time from setting
+the flag until the last worker has left. The decay is the number of blocks that the co-runner completed in that time,
+relative to an equal time without a preemption. ``lab sched fit FILE.csv`` fits the source's constants to the written
+table, and reports how well its formula holds.
 
 Rates of second-level misses come from results/sched_counts_h200.json, of the largest size that was counted there.
 """
@@ -40,57 +40,55 @@ def miss_rates() -> dict[str, float]:
     return MISSES | {name: float(np.clip(miss, 0, 1)) for name, (_, miss) in largest.items()}
 
 
-def start(bench: Bench, made: Made, stream: Any) -> None:
-    """Launch half of the workers that a kernel has alone."""
-    bench.gpu.write_words(stream, made.control, fresh())
-    made.forms.start(made.control, 0, max(1, made.resident["workers"]["resident"] // 2), stream, made.chunk)
+def start_pair(bench: Bench, victim: Made, co_runner: Made, streams: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Launch half of the workers that each kernel has solo; return the events of their ends, the victim's first."""
+    for made, stream in zip((co_runner, victim), streams, strict=True):
+        bench.gpu.write_words(stream, made.control, fresh())
+        made.forms.start(made.control, 0, max(1, made.resident["workers"]["resident"] // 2), stream, made.chunk)
+    co_runner_end, victim_end = (bench.gpu.mark(stream) for stream in streams)
+    bench.wait_seconds(3e-4)
+    return victim_end, co_runner_end
 
 
-def ended(bench: Bench, made: Made) -> int:
+def count_done(bench: Bench, made: Made) -> int:
     return int(bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE])
 
 
-def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[float], float | None]:
+def stop(bench: Bench, made: Made, event: Any) -> None:
+    """Make the workers of a kernel leave, and wait for the event of their end."""
+    bench.gpu.set_word(made.control + 8 * STOP, NEVER)
+    bench.wait(event)
+
+
+def measure(bench: Bench, victim: Made, co_runner: Made, times: int) -> tuple[list[float], float | None]:
     """Return seconds of drains, and the relative rate of the co-runner during them."""
-    one, two = bench.gpu.new_stream(), bench.gpu.new_stream()
+    streams = bench.gpu.new_stream(), bench.gpu.new_stream()
     drains: list[float] = []
-    during = beside = 0
+    blocks_draining = blocks_steady = 0
     for _ in range(times):
-        start(bench, stays, one)
-        start(bench, goes, two)
-        last = bench.gpu.mark(two)
-        other = bench.gpu.mark(one)
-        bench.wait_seconds(3e-4)
-        if bench.gpu.done(last) or bench.gpu.done(other):
-            bench.gpu.set_word(stays.control + 8 * STOP, NEVER)
-            bench.gpu.set_word(goes.control + 8 * STOP, NEVER)
-            bench.wait(last)
-            bench.wait(other)
-            continue  # too short to be preempted
-        first = ended(bench, stays)
-        begun = time.perf_counter()
-        bench.gpu.set_word(goes.control + 8 * STOP, NEVER)
-        bench.wait(last)
-        drains.append(time.perf_counter() - begun)
-        during += ended(bench, stays) - first
-        bench.gpu.set_word(stays.control + 8 * STOP, NEVER)
-        bench.wait(other)
+        victim_end, co_runner_end = start_pair(bench, victim, co_runner, streams)
+        if bench.gpu.done(victim_end) or bench.gpu.done(co_runner_end):  # too short to be preempted
+            stop(bench, victim, victim_end)
+            stop(bench, co_runner, co_runner_end)
+            continue
+        done = count_done(bench, co_runner)
+        start = time.perf_counter()
+        stop(bench, victim, victim_end)
+        drains.append(time.perf_counter() - start)
+        blocks_draining += count_done(bench, co_runner) - done
+        stop(bench, co_runner, co_runner_end)
         # the same time again, without a preemption
-        start(bench, stays, one)
-        start(bench, goes, two)
-        last, other = bench.gpu.mark(two), bench.gpu.mark(one)
-        bench.wait_seconds(3e-4)
-        first = ended(bench, stays)
+        victim_end, co_runner_end = start_pair(bench, victim, co_runner, streams)
+        done = count_done(bench, co_runner)
         until = time.perf_counter() + drains[-1]
         while time.perf_counter() < until:
-            bench.gpu.done(last)
-        beside += ended(bench, stays) - first
-        for made, event in ((goes, last), (stays, other)):
-            bench.gpu.set_word(made.control + 8 * STOP, NEVER)
-            bench.wait(event)
-    for stream in (one, two):
+            bench.gpu.done(victim_end)
+        blocks_steady += count_done(bench, co_runner) - done
+        stop(bench, victim, victim_end)
+        stop(bench, co_runner, co_runner_end)
+    for stream in streams:
         stream.close()
-    return drains, during / beside if beside > 50 else None
+    return drains, blocks_draining / blocks_steady if blocks_steady > 50 else None
 
 
 def main() -> None:
@@ -106,29 +104,28 @@ def main() -> None:
     }
     for name, (made, _) in found.items():
         seconds = min(bench.seconds(made.forms.start_plain) for _ in range(3))
-        resident = min(made.resident["workers"]["resident"], made.blocks.blocks)
-        block = seconds * resident / made.blocks.blocks
-        made.chunk = max(1, min(16, int(20e-6 / block)))
-        print(f"{name}: block {1e6 * block:.1f} us, {made.chunk} claimed at once")
+        made.chunk = made.chunk_for(seconds)
+        print(f"{name}: {1e3 * seconds:.3f} ms, {made.chunk} blocks claimed at once")
     rows = []
-    for goes, (one, _) in found.items():
-        held = one.resident["workers"]
+    for victim, (leaving, _) in found.items():
+        held = leaving.resident["workers"]
         on_each = max(1, held["resident"] // bench.gpu.processors // 2)
         nbytes = (4 * held["registers"] * held["threads"] + held["shared"]) * on_each
-        for stays, (two, kind) in found.items():
-            if goes == stays:
+        for co_runner, (staying, kind) in found.items():
+            if victim == co_runner:
                 continue
-            drains, decay = measure(bench, one, two, options.times)
+            drains, decay = measure(bench, leaving, staying, options.times)
             if not drains:
                 continue
-            rows.append([goes, stays, nbytes, misses[stays], statistics.median(drains), kind.value, decay])
+            cost = nbytes, misses[co_runner], statistics.median(drains)
+            rows.append([victim, co_runner, *cost, kind.value, decay])
     with open(options.out, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["goes", "stays", "bytes", "miss_rate", "seconds", "kind", "decay"])
+        writer.writerow(["victim", "co_runner", "bytes", "miss_rate", "seconds", "kind", "decay"])
         writer.writerows([*row[:-1], "" if row[-1] is None else min(1.0, row[-1])] for row in rows)
     table(
         "preemption of a kernel with a co-runner",
-        ["goes", "stays", "bytes", "miss rate", "us", "class", "decay"],
+        ["victim", "co-runner", "bytes", "miss rate", "us", "class", "decay"],
         [[*row[:4], 1e6 * row[4], *row[5:]] for row in rows],
     )
     for kind in Kind:

@@ -12,6 +12,8 @@ import argparse
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,14 @@ from lab.bench.timing import machine, save, table
 from lab.sched.workloads import WORKLOADS, make
 from warpwell import gpu
 from warpwell.scheduler.executors.gpu import Gpu
-from warpwell.targets import to_host, zeros
+from warpwell.targets import memory_for, to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
 
 PROGRAMS = ("gemm", "atax", "mvt", "conv2d", "spmv", "triad")
+COPY_BYTES = 64 << 20
+"""Size of one host-to-device copy in bytes."""
 
 
 @ww.kernel
@@ -83,7 +87,7 @@ class Made:
         self.chunk = 1
         self.records = [self.blocks.new_control()]
         self.control = self.records[0].address
-        self.alone = 0.0  # seconds that the kernel takes alone, once measured
+        self.alone = 0.0  # solo run time in seconds, set after the measurement
         self.resident = {f: self.forms.resources(f) for f in ("plain", "workers")}
 
     def reset(self, stream: Any) -> None:
@@ -97,14 +101,47 @@ class Made:
         count = min(self.resident["workers"]["resident"], -(-self.blocks.blocks // chunk))
         self.forms.start(self.control, 0, count, stream, chunk)
 
+    def chunk_for(self, seconds: float) -> int:
+        """Return how many blocks a worker claims at once, about 20 us of work, if the plain kernel takes `seconds`."""
+        block = seconds * min(self.resident["workers"]["resident"], self.blocks.blocks) / self.blocks.blocks
+        return max(1, min(16, int(20e-6 / block)))
+
+
+@contextmanager
+def copies(is_copying: bool) -> Iterator[list[int]]:
+    """Copy 64 MiB from pinned memory to the GPU over and over in another thread; yield a list with the count."""
+    count, stop, ready = [0], threading.Event(), threading.Event()
+
+    def copy() -> None:
+        gpu = Gpu()
+        gpu.enter()
+        stream = gpu.new_stream()
+        host, device = memory_for("cuda").allocate_shared(COPY_BYTES), memory_for("cuda").allocate(COPY_BYTES)
+        ready.set()
+        while not stop.is_set():
+            for _ in range(4):
+                gpu.driver.cuMemcpyHtoDAsync(device.address, host.address, COPY_BYTES, int(stream.handle))
+            gpu.synchronize(stream)
+            count[0] += 4
+
+    thread = threading.Thread(target=copy)
+    if is_copying:
+        thread.start()
+    try:
+        if is_copying and not ready.wait(60):
+            raise SystemExit("the thread that copies to the GPU did not start")
+        yield count
+    finally:
+        stop.set()
+        if is_copying:
+            thread.join()
+
 
 def compare(bench: Bench, made: Made, runs: int) -> tuple[float, float, int]:
     """Return seconds of plain and workers (medians, taken in turn), and the chunk."""
     for form in (made.forms.start_plain, made.workers):
         bench.seconds(form)
-    alone = min(bench.seconds(made.forms.start_plain) for _ in range(3))
-    block = alone * min(made.resident["workers"]["resident"], made.blocks.blocks) / made.blocks.blocks
-    chunk = max(1, min(16, int(20e-6 / block)))
+    chunk = made.chunk_for(min(bench.seconds(made.forms.start_plain) for _ in range(3)))
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(runs):
         times[0].append(bench.seconds(made.forms.start_plain))
@@ -175,28 +212,11 @@ def by_block_length(bench: Bench, runs: int) -> list[list[Any]]:
     return rows
 
 
-def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[Any]]:
-    """Return p50 and p99 of the time from setting the flag to all workers having left, less one block."""
-    from warpwell.targets import memory_for
+def latency(bench: Bench, name: str, counts: dict[float, int]) -> list[list[Any]]:
+    """Return p50 and p99 of the time from setting the flag to all workers having left, less one block.
 
-    stop = threading.Event()
-
-    def copy() -> None:
-        bench.gpu.enter()
-        stream = bench.gpu.new_stream()
-        host, device = memory_for("cuda").allocate_shared(64 << 20), memory_for("cuda").allocate(64 << 20)
-        driver = bench.gpu.driver
-        ready.set()
-        while not stop.is_set():
-            for _ in range(4):
-                driver.cuMemcpyHtoDAsync(device.address, host.address, 64 << 20, int(stream.handle))
-            bench.gpu.synchronize(stream)
-
-    ready = threading.Event()
-    copier = threading.Thread(target=copy)
-    if copies:
-        copier.start()
-        ready.wait()
+    `name` is the first field of each row: whether copies run.
+    """
     rng = np.random.default_rng(0)
     rows = []
     for length, count in counts.items():
@@ -218,25 +238,22 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
                 bench.wait_seconds(max(5 * length, 0.3e-3))
                 after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]
                 lengths.append((time.perf_counter() - at) * resident / (after - before))
-            begun = time.perf_counter()
+            start = time.perf_counter()
             bench.gpu.set_word(made.control + 8 * STOP, NEVER)
             bench.wait(event)
-            times.append(time.perf_counter() - begun)
-            words = bench.gpu.read_words(made.control, CONTROL_WORDS)
-            if words[CURSOR] != words[DONE] or words[CURSOR] >= blocks:
-                raise SystemExit(f"cursor {words[CURSOR]} and done {words[DONE]} of {blocks}")
-            done = int(words[CURSOR])
+            times.append(time.perf_counter() - start)
+            control = bench.gpu.read_words(made.control, CONTROL_WORDS)
+            if control[CURSOR] != control[DONE] or control[CURSOR] >= blocks:
+                raise SystemExit(f"cursor {control[CURSOR]} and done {control[DONE]} of {blocks}")
+            done = int(control[CURSOR])
         ran = to_host(array)
         if not ((ran[:done] == 1).all() and not ran[done:].any()):
             raise SystemExit("a block did not run exactly once")
         p50, p99 = np.quantile(times, (0.5, 0.99))
         block = statistics.median(lengths) if lengths else length
         over = 1e6 * (p50 - block), 1e6 * (p99 - block)
-        rows.append(["yes" if copies else "no", 1e6 * block, count, 1e6 * p50, 1e6 * p99, *over])
+        rows.append([name, 1e6 * block, count, 1e6 * p50, 1e6 * p99, *over])
         print(*rows[-1], flush=True)
-    stop.set()
-    if copies:
-        copier.join()
     return rows
 
 
@@ -250,7 +267,7 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
     half = resident // 2
     side = bench.gpu.new_stream()
     made.workers(bench.stream)
-    gone, back = [], []
+    leave_times, return_times = [], []
     left, top = 0, resident
     event = bench.gpu.mark(bench.stream)
     grown: list[Any] = []
@@ -262,27 +279,27 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
         time.sleep(2e-3)
         second = bench.gpu.read_words(made.control, CONTROL_WORDS)
         full = (second[DONE] - first[DONE]) / (time.perf_counter() - at)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         bench.gpu.set_word(made.control + 8 * FLOOR, top - half)
         while int(bench.gpu.read_words(made.control, CONTROL_WORDS)[LEFT]) - left < resident - half:
             pass
-        gone.append(time.perf_counter() - begun)
+        leave_times.append(time.perf_counter() - start)
         left += resident - half
         first = bench.gpu.read_words(made.control, CONTROL_WORDS)
         at = time.perf_counter()
         time.sleep(2e-3)
         second = bench.gpu.read_words(made.control, CONTROL_WORDS)
         rate.append((second[DONE] - first[DONE]) / (time.perf_counter() - at) / full)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         made.forms.start(made.control, top, resident - half, side, 1)
         top += resident - half
         grown.append(bench.gpu.mark(side))
-        back.append(time.perf_counter() - begun)
+        return_times.append(time.perf_counter() - start)
     for e in [event, *grown]:
         bench.wait(e)
     ran = to_host(array)
     middle = statistics.median
-    return [1e6 * middle(gone), middle(rate), 1e6 * middle(back), bool((ran == 1).all())]
+    return [1e6 * middle(leave_times), middle(rate), 1e6 * middle(return_times), bool((ran == 1).all())]
 
 
 def main() -> None:
@@ -305,7 +322,9 @@ def main() -> None:
         save(options.json, result)
     if "latency" in options.parts:
         counts = {10e-6: 400, 100e-6: 400, 1e-3: 200, 10e-3: 40}
-        result["latency"] = latency(bench, False, counts) + latency(bench, True, counts)
+        result["latency"] = latency(bench, "no", counts)
+        with copies(True):
+            result["latency"] += latency(bench, "yes", counts)
         table(
             "from the flag to the last worker having left",
             ["copies", "block us", "times", "p50 us", "p99 us", "p50 - block", "p99 - block"],

@@ -1,7 +1,7 @@
-"""What the scheduler costs per task: CPU time in Python, and on a GPU the time between kernels.
+"""Cost of the scheduler per task: CPU time in Python, and on a GPU the time between kernels.
 
 Without a GPU (``cpu/...``): the CPU time per task of `submit`, of `result` and of the scheduler's thread, with a clock
-in place of the GPU, and without native waits: of launches that are submitted alone, of *prepared* ones, and of one
+instead of the GPU, and without native waits: of launches that are submitted alone, of *prepared* ones, and of one
 *batch*.
 
 On a GPU, *decision* is the time from the completion that the scheduler noticed (on an idle device, from the call of
@@ -43,28 +43,28 @@ def rounds_for(bench: Bench, x: Any, seconds: float) -> int:
 def plain_seconds(bench: Bench, x: Any, rounds: int, count: int) -> float:
     """Return the seconds of launches in one stream, from the first one to the end of the last."""
     made = Made(bench, spin[256 * BLOCKS], (x, rounds))
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(count):
         made.forms.start_plain(bench.stream)
     bench.gpu.synchronize(bench.stream)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def scheduled_seconds(scheduler: Scheduler, x: Any, rounds: int, count: int, profile: Profile | None) -> float:
     """Return the seconds of as many tasks, from the first `submit` to the end of the last."""
     launch = spin[256 * BLOCKS]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     handles = [scheduler.submit(launch, x, rounds, profile=profile, order="none") for _ in range(count)]
     for handle in handles:
         handle.result(60)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def batch_seconds(scheduler: Scheduler, x: Any, rounds: int, count: int, profile: Profile) -> float:
     """Return the seconds of as many launches in one request."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     scheduler.submit_many([(spin[256 * BLOCKS], x, rounds)] * count, profile=profile).result(60)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 class Workers(FirstCome):
@@ -95,8 +95,8 @@ class Watch:
 
         def reaps(line: Any) -> list[Any]:
             found = reap(line)
-            for run, _, begun, ended in found:
-                self.launched[run.job.number], self.ended[run.job.number] = begun, ended
+            for run, _, start, ended in found:
+                self.launched[run.job.number], self.ended[run.job.number] = start, ended
             return found
 
         executor.launch, executor.poll, Line.reap = launches, polls, reaps  # type: ignore[method-assign]
@@ -128,12 +128,12 @@ def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> l
         watch = Watch(scheduler)
         for _ in range(count):
             time.sleep(pause)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             handle = scheduler.submit(launch, x, rounds, profile=profile)
             handle.result(60)
-            called[handle.task.number] = begun
+            called[handle.task.number] = start
         watch.close()
-    return [watch.launched[number] - begun for number, begun in called.items()]
+    return [watch.launched[number] - start for number, start in called.items()]
 
 
 @contextmanager
@@ -142,11 +142,11 @@ def native_seconds() -> Iterator[list[float]]:
     watch, total = Lines.watch, [0.0]
 
     def timed(self: Any, *args: Any, **options: Any) -> Any:
-        begun = time.thread_time()
+        start = time.thread_time()
         try:
             return watch(self, *args, **options)
         finally:
-            total[0] += time.thread_time() - begun
+            total[0] += time.thread_time() - start
 
     Lines.watch = timed  # type: ignore[method-assign]
     try:
@@ -156,7 +156,7 @@ def native_seconds() -> Iterator[list[float]]:
 
 
 def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:
-    """Return CPU seconds per task in Python, with a clock in place of the GPU."""
+    """Return CPU seconds per task in Python, with a clock instead of the GPU."""
     from lab.testing.clock_gpu import ClockArray, ClockGpu
 
     launch, x = spin[256 * BLOCKS], np.zeros(BLOCKS, np.int32).view(ClockArray)
@@ -169,7 +169,7 @@ def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:
         gc.collect()
         gc.disable()
         native[0] = 0.0
-        thread, begun = scheduler.inspect(lambda core: time.thread_time()), time.thread_time()
+        thread, start = scheduler.inspect(lambda core: time.thread_time()), time.thread_time()
         if how == "batch":
             handles: list[Any] = [scheduler.submit_many([(launch, x, 1)] * count)]
         elif how == "prepared":
@@ -184,7 +184,7 @@ def python_seconds(count: int, seconds: float, how: str) -> dict[str, float]:
         thread = scheduler.inspect(lambda core: time.thread_time()) - thread - native[0]
         gc.enable()
     return {
-        "submit": (submitted - begun) / count,
+        "submit": (submitted - start) / count,
         "result": (ended - submitted) / count,
         "thread": thread / count,
     }

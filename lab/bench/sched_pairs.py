@@ -38,15 +38,14 @@ class Kernel:
         step = next(s for s in self.app if s.name == name)
         self.name, self.kind = name, WORKLOADS[workload].kinds[name].value
         self.made = Made(bench, step.launch, step.arguments)
-        self.other = Made(bench, step.launch, step.arguments)  # the same once more, with a record of its own
+        self.second_made = Made(bench, step.launch, step.arguments)  # the same once more, with a record of its own
         for _ in range(2):
             bench.seconds(self.made.forms.start_plain)
         self.alone = min(bench.seconds(self.made.forms.start_plain) for _ in range(3))
-        self.made.alone = self.other.alone = self.alone
+        self.made.alone = self.second_made.alone = self.alone
         self.rate = self.made.blocks.blocks / self.alone
         self.resident = min(self.made.resident["workers"]["resident"], self.made.blocks.blocks)
-        block = self.alone * self.resident / self.made.blocks.blocks
-        self.made.chunk = self.other.chunk = max(1, min(16, int(20e-6 / block)))
+        self.made.chunk = self.second_made.chunk = self.made.chunk_for(self.alone)
         self.workers = min(bench.seconds(lambda s: self.made.workers(s, self.made.chunk)) for _ in range(3))
 
 
@@ -155,9 +154,9 @@ def main() -> None:
     rows = []
     for i, first in enumerate(kernels):
         for j, second in enumerate(kernels):
-            a, b = first.made, second.other if i == j else second.made
+            a, b = first.made, second.second_made if i == j else second.made
             shared: list[Pair] = []
-            apart: list[tuple[tuple[float, float], float]] = []
+            separate: list[tuple[tuple[float, float], float]] = []
             for shares in SHARES:
                 workers = (max(1, int(shares[0] * first.resident)), max(1, int(shares[1] * second.resident)))
                 rates = together(bench, a, b, workers, streams_of_device, options.window)
@@ -167,10 +166,10 @@ def main() -> None:
                 part = count / gpu.processors
                 workers = (max(1, int(part * first.resident)), max(1, int((1 - part) * second.resident)))
                 rates = together(bench, a, b, workers, streams, options.window)
-                apart.append(((rates[0] / first.rate, rates[1] / second.rate), part))
+                separate.append(((rates[0] / first.rate, rates[1] / second.rate), part))
             found += shared
             best = max(shared, key=lambda pair: sum(pair.rates))
-            alone, part = max(apart, key=lambda measured: sum(measured[0]), default=((0.0, 0.0), 0.0))
+            alone, part = max(separate, key=lambda measured: sum(measured[0]), default=((0.0, 0.0), 0.0))
             rows.append(
                 [
                     first.name,

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
+from lab.bench.sched_forms import COPY_BYTES, copies
 from lab.bench.sched_share import logistic, stream
 from lab.bench.timing import machine, save, table
 from warpwell.scheduler import Log, Scheduler
 from warpwell.targets import memory_for, zeros
 from warpwell.targets.primitives import SYSTEM, clock_ns, load_acquire, store_relaxed
 
-BYTES = 64 << 20
 PATIENCE = 20.0
 """Timeout of a task's start in seconds."""
 ALONE = 5
@@ -111,35 +111,6 @@ class Clocks:
         (t0, o0, _), (t1, o1, _) = self.points[0], self.points[-1]
         at = 1e-9 * nanoseconds - o0
         return at - (o1 - o0) * (at - t0) / (t1 - t0)
-
-
-@contextmanager
-def copies(device: str, is_copying: bool) -> Iterator[list[int]]:
-    """Copy from pinned memory in a stream of its own, as fast as it goes; give a list that counts copies."""
-    count, stop = [0], threading.Event()
-
-    def copy() -> None:
-        from warpwell.scheduler.executors.gpu import Gpu
-
-        gpu = Gpu()
-        gpu.enter()
-        line = gpu.new_stream()
-        host, gpu_time = memory_for("cuda").allocate_shared(BYTES), memory_for("cuda").allocate(BYTES)
-        while not stop.is_set():
-            for _ in range(4):
-                gpu.driver.cuMemcpyHtoDAsync(gpu_time.address, host.address, BYTES, int(line.handle))
-            gpu.synchronize(line)
-            count[0] += 4
-
-    thread = threading.Thread(target=copy)
-    if is_copying and device == "cuda":
-        thread.start()
-    try:
-        yield count
-    finally:
-        stop.set()
-        if thread.ident is not None:
-            thread.join()
 
 
 @contextmanager
@@ -239,12 +210,12 @@ def main() -> None:
                 for kind, (launch, arguments) in urgent.items():
                     if time.perf_counter() - start > options.seconds:
                         break
-                    with copies(device, copying) as copied, busy(scheduler, lanes) as ended:
+                    with copies(copying and device == "cuda") as copied, busy(scheduler, lanes) as ended:
                         time.sleep(0.1)
                         since = time.perf_counter()
                         found = starts(scheduler, launch, arguments, fields, options.times)
                         took = time.perf_counter() - since
-                        speed = 1e-9 * copied[0] * BYTES / took
+                        speed = 1e-9 * copied[0] * COPY_BYTES / took
                         how = f"{speed:.0f} GB/s" if copying else "no"
                         step_times = steps(scheduler, launch.kernel.__name__, [since for since, _ in found])
                         raw.append(([name, f"{kind} lane", how, sum(ended)], found, step_times))

@@ -108,7 +108,7 @@ def kernels(device: str, small: bool, side: str = "") -> dict[str, tuple[Any, tu
         step = app[0]
         applications.append(app)
         found[step.name] = (step.launch, tuple(step.arguments), app.workload.kinds[step.name])
-    return {name: its for name, its in found.items() if side in ("", its[2].value)}
+    return {name: entry for name, entry in found.items() if side in ("", entry[2].value)}
 
 
 applications: list[Any] = []
@@ -117,13 +117,13 @@ applications: list[Any] = []
 def measured(bench: Bench, found: dict[str, Any]) -> tuple[dict[str, Made], dict[str, Profile]]:
     made, profiles = {}, {}
     for name, (launch, arguments, kind) in found.items():
-        one = made[name] = Made(bench, launch, arguments)
+        prepared = made[name] = Made(bench, launch, arguments)
         for _ in range(2):
-            bench.seconds(one.forms.start_plain)
-        seconds = statistics.median(bench.seconds(one.forms.start_plain) for _ in range(5))
-        r = one.resident["workers"]
-        resident = min(r["resident"], one.blocks.blocks)
-        one.chunk = max(1, min(16, int(20e-6 / (seconds * resident / one.blocks.blocks))))
+            bench.seconds(prepared.forms.start_plain)
+        seconds = statistics.median(bench.seconds(prepared.forms.start_plain) for _ in range(5))
+        r = prepared.resident["workers"]
+        resident = min(r["resident"], prepared.blocks.blocks)
+        prepared.chunk = prepared.chunk_for(seconds)
         profiles[name] = Profile(
             kind=kind,
             seconds=seconds,
@@ -135,27 +135,27 @@ def measured(bench: Bench, found: dict[str, Any]) -> tuple[dict[str, Made], dict
             compute=0.1 if kind is Kind.MEMORY else 0.9,
             source="measured",
         )
-        print(f"{name} {kind.value} {1e3 * seconds:.3f} ms, {one.blocks.blocks} blocks, {resident} resident")
+        print(f"{name} {kind.value} {1e3 * seconds:.3f} ms, {prepared.blocks.blocks} blocks, {resident} resident")
     return made, profiles
 
 
 def pairs(bench: Bench, made: dict[str, Made], profiles: dict[str, Profile], found: Any, window: float) -> list[Pair]:
     gpu = bench.gpu
-    whole = (gpu.new_stream(), gpu.new_stream())
+    streams = (gpu.new_stream(), gpu.new_stream())
     out = []
-    for first, one in made.items():
-        for second, two in made.items():
+    for first, first_made in made.items():
+        for second, second_made in made.items():
             if first == second:
-                other = Made(bench, *found[first][:2])
-                other.chunk = one.chunk
+                co_runner = Made(bench, *found[first][:2])
+                co_runner.chunk = first_made.chunk
             else:
-                other = two
-            one.alone, other.alone = profiles[first].seconds, profiles[second].seconds
-            names, sides = (first, second), (one, other)
+                co_runner = second_made
+            first_made.alone, co_runner.alone = profiles[first].seconds, profiles[second].seconds
+            names, sides = (first, second), (first_made, co_runner)
             rates = [m.blocks.blocks / profiles[n].seconds for m, n in zip(sides, names, strict=True)]
             for share in SHARES:
                 workers = tuple(max(1, int(s * profiles[n].resident)) for s, n in zip(share, names, strict=True))
-                found_rates = together(bench, *sides, workers, whole, window)
+                found_rates = together(bench, *sides, workers, streams, window)
                 normal = tuple(f / r for f, r in zip(found_rates, rates, strict=True))
                 out.append(Pair(first, second, normal, share))
     return out
@@ -231,18 +231,12 @@ WORKERS = 0.96
 
 def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
-    pace = getattr(executor, "_pace", None)
-    launch = pace.launching if pace is not None else 0.5 * step
-    return HostDelays.of(step, launch)
+    return HostDelays.of(step, executor._pace.launching)
 
 
 def measure_all(window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
     """Return launches, prepared launches, profiles, pairs, an executor and a bench."""
-    from warpwell.scheduler.executors.gpu import Gpu
-
     found, bench = kernels("cuda", False), Bench()
-    bench.gpu = Gpu()
-    bench.gpu.enter()
     made, profiles = measured(bench, found)
     blocks_by_name.update({n: m.blocks.blocks for n, m in made.items()})
     return found, made, profiles, pairs(bench, made, profiles, found, window), CudaExecutor(), bench
@@ -302,7 +296,7 @@ def run(setting: Setting, record: Record) -> None:
         for title in titles:
             if time.perf_counter() > limit:
                 break
-            work[title].append(dict(Counter(task.name for one in makers[title](seed, 0.0) for task in one.tasks)))
+            work[title].append(dict(Counter(task.name for drawn in makers[title](seed, 0.0) for task in drawn.tasks)))
             for name in policies:
                 core = Core(
                     real,

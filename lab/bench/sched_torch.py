@@ -1,14 +1,14 @@
-"""Training beside inference: PyTorch in two processes on one GPU, by turns, MPS, time slicing, and in one process.
+"""Training and inference on one GPU: PyTorch in two processes, by turns, MPS or time slicing, and in one process.
 
 A ResNet-18 for CIFAR is trained (eager, channels-last, batch 256). A transformer of 12 layers (d 1024, batch 8,
 sequence 512, bfloat16) answers batches that arrive at random; the latency of a batch counts from its arrival. All sides
 of a load have the same arrivals. On the side "share", `warpwell share` starts both, and their code takes no turns. Else
-training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU, or goes
-on (ahead). Inference takes a turn a batch, with priority. ::
+training takes a turn a step, and pauses at residual blocks: its host waits there while inference has the GPU, or
+continues (ahead). Inference takes a turn a batch, with priority. ::
 
     python -m lab bench sched-torch --seconds 8 --loads 0.1,0.2 --json torch.json
 
-Needs PyTorch and a GPU; ``--pretend`` sleeps in place of both, to try the benchmark itself.
+Needs PyTorch and a GPU; ``--pretend`` sleeps instead, to try the benchmark itself.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Torch:
         class Block(nn.Module):  # type: ignore[misc, name-defined]
             def __init__(self, a: int, b: int, stride: int) -> None:
                 super().__init__()
-                self.one = nn.Conv2d(a, b, 3, stride, 1, bias=False)
+                self.conv1 = nn.Conv2d(a, b, 3, stride, 1, bias=False)
                 self.norm = nn.BatchNorm2d(b)
-                self.two = nn.Conv2d(b, b, 3, 1, 1, bias=False)
+                self.conv2 = nn.Conv2d(b, b, 3, 1, 1, bias=False)
                 self.norm2 = nn.BatchNorm2d(b)
                 self.short = None if a == b and stride == 1 else nn.Conv2d(a, b, 1, stride, bias=False)
 
             def forward(self, x: Any) -> Any:
-                y = self.norm2(self.two(torch.relu(self.norm(self.one(x)))))
+                y = self.norm2(self.conv2(torch.relu(self.norm(self.conv1(x)))))
                 y = torch.relu(y + (x if self.short is None else self.short(x)))
                 outer._pause()
                 if y.requires_grad:
@@ -183,8 +183,8 @@ def train(work: Any, order: dict[str, Any]) -> dict[str, Any]:
             time.sleep(1e-4)
         while time.monotonic() < end:
             if order["turns"]:
-                with ww.turn(TRAIN, ahead=order["turns"] == "ahead") as its:
-                    work.step(nothing if order["turns"] == "steps" else its.pause)
+                with ww.turn(TRAIN, ahead=order["turns"] == "ahead") as turn:
+                    work.step(nothing if order["turns"] == "steps" else turn.pause)
             else:
                 work.step(nothing)
             steps += 1
@@ -198,7 +198,7 @@ def serve(work: Any, order: dict[str, Any]) -> dict[str, Any]:
     arrivals, at = [], 0.0
     while (at := at + chance.expovariate(order["per_second"])) < order["seconds"]:
         arrivals.append(order["at"] + at)
-    late = []
+    latencies = []
     with work.use(work.streams[1] if order.get("streams") else None):
         for arrival in arrivals:
             while (left := arrival - time.monotonic()) > 0:
@@ -208,24 +208,24 @@ def serve(work: Any, order: dict[str, Any]) -> dict[str, Any]:
                     work.answer()
             else:
                 work.answer()
-            late.append(time.monotonic() - arrival)
-    return {"latencies": late}
+            latencies.append(time.monotonic() - arrival)
+    return {"latencies": latencies}
 
 
 def worker(parts: str, made: Any) -> None:
     """Carry out orders, one a line."""
     work: Any = made(parts)
     jobs = {TRAIN: train, SERVE: serve}
-    mine = [TRAIN, SERVE] if parts == "both" else [parts]
+    own_parts = [TRAIN, SERVE] if parts == "both" else [parts]
     began = time.monotonic()
     for _ in range(12):  # kernels are chosen, and memory is allocated
         for part, stream in zip((TRAIN, SERVE), work.streams, strict=True):
-            if part in mine:
+            if part in own_parts:
                 with work.use(stream):
                     work.step(nothing) if part == TRAIN else work.answer()
     work.sync()
     ready: dict[str, Any] = {"ready": time.monotonic() - began}
-    if SERVE in mine:
+    if SERVE in own_parts:
         times = []
         for _ in range(40):
             began = time.monotonic()
@@ -234,7 +234,7 @@ def worker(parts: str, made: Any) -> None:
         ready["batch"] = sorted(times)[len(times) // 2]
         with ww.turn(SERVE, priority=1):  # the first one imports, and opens the board
             pass
-    if TRAIN in mine:
+    if TRAIN in own_parts:
         began = time.monotonic()
         for _ in range(2000):
             with ww.turn(TRAIN):
@@ -245,16 +245,16 @@ def worker(parts: str, made: Any) -> None:
         order = json.loads(line)
         answers: dict[str, Any] = {}
 
-        def go(part: str, order: dict[str, Any] = order, answers: dict[str, Any] = answers) -> None:
+        def carry_out(part: str, order: dict[str, Any] = order, answers: dict[str, Any] = answers) -> None:
             try:
                 answers[part] = jobs[part](work, order)
             except Exception as error:
                 answers[part] = {"failed": repr(error)}
 
-        threads = [threading.Thread(target=go, args=(part,)) for part in mine[1:]]
+        threads = [threading.Thread(target=carry_out, args=(part,)) for part in own_parts[1:]]
         for thread in threads:
             thread.start()
-        go(mine[0])
+        carry_out(own_parts[0])
         for thread in threads:
             thread.join()
         print(json.dumps(answers), flush=True)
@@ -277,14 +277,14 @@ class Program:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
         )
-        self.about: dict[str, Any] = {}
+        self.ready: dict[str, Any] = {}
 
     def started(self) -> dict[str, Any]:
         """Wait until it is ready."""
-        self.about = self._answer()
-        return self.about
+        self.ready = self._answer()
+        return self.ready
 
-    def tell(self, order: dict[str, Any]) -> None:
+    def send(self, order: dict[str, Any]) -> None:
         """Send an order."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
@@ -312,7 +312,7 @@ def together(programs: list[Program], order: dict[str, Any]) -> dict[str, Any]:
     """Let programs carry out an order at one time."""
     order = {**order, "at": time.monotonic() + 0.3}
     for program in programs:
-        program.tell(order)
+        program.send(order)
     answers: dict[str, Any] = {}
     for program in programs:
         answers |= program.answer()
@@ -336,7 +336,7 @@ def mps() -> Iterator[dict[str, str]]:
 
 
 class Table:
-    """What each side did, beside each alone."""
+    """The results of each side, compared with solo runs."""
 
     def __init__(self, seconds: float, loads: list[float], seed: int) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -357,14 +357,16 @@ class Table:
         if "rate" in answers.get(TRAIN, {}):
             row["steps_per_second"] = answers[TRAIN]["rate"]
             row["training"] = answers[TRAIN]["rate"] / self.rate if self.rate else 1.0
-            row["of_ceiling"] = row["training"] / (1 - load)  # of what is left if inference had the GPU for itself
+            row["of_ceiling"] = row["training"] / (
+                1 - load
+            )  # relative to the time that inference leaves when it has the GPU to itself
         times = sorted(answers.get(SERVE, {}).get("latencies", ()))
         if times:
             row["batches"] = len(times)
             row["p50_ms"], row["p99_ms"] = times[len(times) // 2] * 1e3, times[int(0.99 * len(times))] * 1e3
-            late = answers[SERVE]["latencies"]
-            worst = sorted(range(len(late)), key=late.__getitem__)[-5:]
-            row["worst"] = ", ".join(f"{1e3 * late[k]:.1f} ms of {k}" for k in worst)
+            latencies = answers[SERVE]["latencies"]
+            worst = sorted(range(len(latencies)), key=latencies.__getitem__)[-5:]
+            row["worst"] = ", ".join(f"{1e3 * latencies[k]:.1f} ms of {k}" for k in worst)
             if load in self.alone:
                 row["p99"] = row["p99_ms"] / self.alone[load]
         self.rows.append(row)
@@ -385,7 +387,7 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
         trains, serves = two
         print(trains.started(), serves.started(), flush=True)
         together([trains], alone)  # warms up
-        rows.batch = serves.about["batch"]
+        rows.batch = serves.ready["batch"]
         first = together([trains], alone)
         rows.rate = first[TRAIN]["rate"]
         rows.add("training alone", 0.0, first)
@@ -415,12 +417,12 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
             for program in two:
                 program.close()
     if "streams" in sides:
-        one = Program("both", options.pretend)
+        program = Program("both", options.pretend)
         try:
-            one.started()
-            rows.pair("streams with priorities, one process", [one], streams=True)
+            program.started()
+            rows.pair("streams with priorities, one process", [program], streams=True)
         finally:
-            one.close()
+            program.close()
     if "mps" in sides:
         percent = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
         with mps() as variables:
