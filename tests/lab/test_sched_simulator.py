@@ -1,4 +1,4 @@
-"""The simulator and its rates: known cases by hand, and what holds for all of them."""
+"""The simulator and its rates: cases with known results, and properties of all runs."""
 
 import dataclasses
 import itertools
@@ -32,16 +32,16 @@ def half():
     return Placement(workers=FULL // 2)
 
 
-def until_quiet(simulator, most=10_000):
+def until_quiet(simulator, max_events=10_000):
     found = []
-    for _ in range(most):
+    for _ in range(max_events):
         before = simulator.now()
         simulator.wait(None)
-        said = simulator.poll()
-        if not said:
+        events = simulator.poll()
+        if not events:
             return found
-        assert all(before <= event.time <= simulator.now() for event in said)
-        found += said
+        assert all(before <= event.time <= simulator.now() for event in events)
+        found += events
     raise AssertionError("it does not come to rest")
 
 
@@ -103,13 +103,13 @@ def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
     table = Matrix.read(path, ClassTable(capacity))
     assert "3 pairs" in table.name and "a GPU" in table.name
     copy, gemm = job(MEMORY, name="copy"), job(COMPUTE, name="gemm")
-    quarter, rest = Placement(workers=FULL // 4), Placement(workers=3 * FULL // 4)
-    assert table.together([copy, gemm], [quarter, rest]) == [0.9, 0.8]
-    assert table.together([copy, gemm], [rest, quarter]) == [0.7, 0.6]
+    quarter, three_quarters = Placement(workers=FULL // 4), Placement(workers=3 * FULL // 4)
+    assert table.together([copy, gemm], [quarter, three_quarters]) == [0.9, 0.8]
+    assert table.together([copy, gemm], [three_quarters, quarter]) == [0.7, 0.6]
     assert table.together([gemm, copy], [half(), half()]) == [1.0, 0.1]
-    other = job(COMPUTE, name="other")
-    expected = ClassTable(capacity).together([copy, other], [quarter, rest])
-    assert table.together([copy, other], [quarter, rest]) == expected
+    unknown = job(COMPUTE, name="other")
+    expected = ClassTable(capacity).together([copy, unknown], [quarter, three_quarters])
+    assert table.together([copy, unknown], [quarter, three_quarters]) == expected
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_a_matrix_that_is_not_there(tmp_path):
 # -- the simulator, by hand ----------------------------------------------------------------------------------
 def test_one_kernel_takes_its_time():
     simulator = Simulator(ClassTable())
-    one = job(MEMORY)
-    simulator.launch(one, Placement())
+    kernel = job(MEMORY)
+    simulator.launch(kernel, Placement())
     simulator.wait(4e-4)
     assert simulator.poll() == [] and simulator.now() == 4e-4
-    assert simulator.progress(one) == 4 * FULL
+    assert simulator.progress(kernel) == 4 * FULL
     simulator.wait(None)
     (ended,) = simulator.poll()
-    assert ended.job is one and ended.time == pytest.approx(1e-3) and ended.error is None
+    assert ended.job is kernel and ended.time == pytest.approx(1e-3) and ended.error is None
 
 
 def test_two_kernels_share():
@@ -175,24 +175,24 @@ def test_a_plain_kernel_waits_for_the_last_wave():
     simulator.wait(0.9)
     assert simulator.progress(second) == 0
     simulator.wait(1500 / 1550 + 1e-3)
-    assert simulator.progress(second) == 0 or simulator._runs[second].position > 0
+    simulator._settle()
     assert simulator._runs[second].position > 0
     events = until_quiet(simulator)
     assert [event.job for event in events] == [first, second]
 
 
-@pytest.mark.parametrize("stays", [None, MEMORY, COMPUTE])
-def test_a_switch_takes_the_cycles_of_the_source(stays):
+@pytest.mark.parametrize("co_runner", [None, MEMORY, COMPUTE])
+def test_a_switch_takes_the_cycles_of_the_source(co_runner):
     simulator = Simulator(ClassTable(), mode="switch")
     victim = job(COMPUTE)
-    others = [] if stays is None else [job(stays)]
-    for each in (*others, victim):
+    co_runners = [] if co_runner is None else [job(co_runner)]
+    for each in (*co_runners, victim):
         simulator.launch(each, half())
     simulator.wait(1e-4)
     # 4 blocks of 32 KiB of registers on each multiprocessor, which all save at the same time.
-    miss_rate = 0.0 if stays is None else stays.miss_rate
+    miss_rate = 0.0 if co_runner is None else co_runner.miss_rate
     seconds = SourceModel().preempt_cycles(miss_rate, 32 << 10, 0, 4) / Capacity().clock
-    assert simulator.cost(victim, others) == pytest.approx(seconds)
+    assert simulator.cost(victim, co_runners) == pytest.approx(seconds)
     simulator.preempt(victim, "switch")
     simulator.wait(None)
     (stopped,) = simulator.poll()
@@ -203,7 +203,7 @@ def test_a_switch_takes_the_cycles_of_the_source(stays):
     ended = [event for event in until_quiet(simulator) if event.job is victim]
     assert isinstance(ended[0], Ended)
     assert simulator.saved_seconds == pytest.approx(2 * seconds)
-    if stays is None:  # nothing is lost but the time of saving and restoring
+    if co_runner is None:  # nothing is lost but the time of saving and restoring
         assert ended[0].time == pytest.approx(1e-3 / ClassTable().together([victim], [half()])[0] + 2 * seconds)
 
 
@@ -212,79 +212,79 @@ def test_a_memory_kernel_that_stays_is_slowed_by_a_switch():
     ends = []
     for decay in (0.5, 1.0):
         simulator = Simulator(ClassTable(), model=dataclasses.replace(model, memory_decay=decay), mode="switch")
-        stays, victim = job(MEMORY), job(COMPUTE)
-        simulator.launch(stays, half())
+        co_runner, victim = job(MEMORY), job(COMPUTE)
+        simulator.launch(co_runner, half())
         simulator.launch(victim, half())
         simulator.wait(1e-5)
         simulator.preempt(victim, "switch")
-        cost = simulator.cost(victim, [stays])
+        cost = simulator.cost(victim, [co_runner])
         assert cost < 5e-4
-        ends.append(next(e.time for e in until_quiet(simulator) if e.job is stays))
+        ends.append(next(e.time for e in until_quiet(simulator) if e.job is co_runner))
     assert ends[0] - ends[1] == pytest.approx(0.5 * cost)
 
 
 def test_a_drain_ends_the_wave():
     simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
-    one = job(MEMORY)
-    simulator.launch(one, Placement())
+    kernel = job(MEMORY)
+    simulator.launch(kernel, Placement())
     simulator.wait(2.5e-4)
-    assert simulator.cost(one, []) == pytest.approx(0.5e-4)
-    simulator.preempt(one, "switch")  # which this device has not: a drain
-    simulator.preempt(one)  # asking twice is asking once
+    assert simulator.cost(kernel, []) == pytest.approx(0.5e-4)
+    simulator.preempt(kernel, "switch")  # which this device has not: a drain
+    simulator.preempt(kernel)  # asking twice is asking once
     simulator.wait(None)
     (stopped,) = simulator.poll()
     assert stopped.done == 3 * FULL and stopped.time == pytest.approx(3e-4)
-    one.done = stopped.done
-    simulator.launch(one, Placement())
+    kernel.done = stopped.done
+    simulator.launch(kernel, Placement())
     (ended,) = until_quiet(simulator)
     assert ended.time == pytest.approx(1e-3)
 
 
 def test_a_quota_holds_from_the_end_of_the_wave_on():
     simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
-    one, two = job(COMPUTE), job(MEMORY)
-    simulator.launch(one, Placement())
-    simulator.launch(two, half())
+    first, second = job(COMPUTE), job(MEMORY)
+    simulator.launch(first, Placement())
+    simulator.launch(second, half())
     simulator.wait(0.5e-4)
-    simulator.resize(one, FULL // 2)
+    simulator.resize(first, FULL // 2)
     simulator.wait(0.99e-4)
-    assert simulator._runs[two].found == 0
+    assert simulator._runs[second].found == 0
     simulator.wait(1.01e-4)
-    assert (simulator._runs[one].found, simulator._runs[two].found) == (FULL // 2, FULL // 2)
+    assert (simulator._runs[first].found, simulator._runs[second].found) == (FULL // 2, FULL // 2)
 
 
 def test_a_kernel_that_starves_leaves_when_it_has_ended_its_blocks():
     table = Matrix([Pair("one", "two", (1.0, 0.0))])
     simulator = Simulator(table, mode="drain", flag=0.0)
-    one, two = job(COMPUTE, name="one"), job(COMPUTE, name="two")
-    simulator.launch(one, half())
-    simulator.launch(two, half())
+    first_job, second_job = job(COMPUTE, name="one"), job(COMPUTE, name="two")
+    simulator.launch(first_job, half())
+    simulator.launch(second_job, half())
     simulator.wait(0.5e-4)
-    simulator.preempt(two)
+    simulator.preempt(second_job)
     first, then = until_quiet(simulator)
-    assert first == Ended(one, first.time) and first.time >= 1e-3
+    assert first == Ended(first_job, first.time) and first.time >= 1e-3
     # It has its block in hand to do, at the rate that it has alone with half of its workers.
-    (rate,) = table.together([two], [half()])
-    assert then == Stopped(two, pytest.approx(first.time + 1e-3 / 20 / rate), FULL // 2)
+    (rate,) = table.together([second_job], [half()])
+    assert then == Stopped(second_job, pytest.approx(first.time + 1e-3 / 20 / rate), FULL // 2)
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("drain", RELIEVED), ("switch", 1.0)])
-def test_a_compute_intensive_kernel_is_slower_beside_an_older_one_once_it_was_relieved(mode, kept):
+@pytest.mark.parametrize(("mode", "remaining_rate"), [("drain", RELIEVED), ("switch", 1.0)])
+def test_a_compute_intensive_kernel_is_slower_beside_an_older_one_once_it_was_relieved(mode, remaining_rate):
     rates = {"memory": 0.9, "compute": 0.8}
     pairs = [Pair("memory", "compute", tuple(rates.values())), Pair("compute", "memory", (1.0, 0.1))]
     simulator = Simulator(Matrix(pairs), mode=mode, flag=0.0)
     jobs = {name: job(profile, 10_000 * FULL, name) for name, profile in (("compute", COMPUTE), ("memory", MEMORY))}
-    for its in jobs.values():
-        simulator.launch(its, half())
+    for kernel in jobs.values():
+        simulator.launch(kernel, half())
     simulator.resize(jobs["compute"], FULL // 2, younger=True)
     simulator.wait(0.1e-3)
     simulator._settle()
-    before = {name: simulator._runs[its].position for name, its in jobs.items()}
+    before = {name: simulator._runs[kernel].position for name, kernel in jobs.items()}
     simulator.wait(0.3e-3)
     simulator._settle()
-    for name, its in jobs.items():
-        seconds = (simulator._runs[its].position - before[name]) / its.task.blocks * 1e-3
-        assert seconds == pytest.approx(0.2e-3 * rates[name] * (kept if name == "compute" else 1.0))
+    for name, kernel in jobs.items():
+        seconds = (simulator._runs[kernel].position - before[name]) / kernel.task.blocks * 1e-3
+        assert seconds == pytest.approx(0.2e-3 * rates[name] * (remaining_rate if name == "compute" else 1.0))
 
 
 def test_flags_are_seeded():
@@ -292,9 +292,9 @@ def test_flags_are_seeded():
         simulator = Simulator(ClassTable(), mode="drain", seed=seed)
         found = []
         for _ in range(5):
-            one = job(MEMORY, 1000 * FULL)
-            simulator.launch(one, Placement())
-            simulator.preempt(one)
+            kernel = job(MEMORY, 1000 * FULL)
+            simulator.launch(kernel, Placement())
+            simulator.preempt(kernel)
             found += [event.time for event in until_quiet(simulator)]
         return found
 
@@ -307,8 +307,8 @@ HOST = HostDelays(decision=100e-6, launch=50e-6, signal=10e-6, notice=20e-6)
 
 def ends(policy, kernels, host):
     simulator = Simulator(ClassTable(), mode="drain", flag=0.0, host=host)
-    asked = [Request("r", [one.task]) for one in kernels]
-    return replay(asked, Core(simulator, policy, rates=simulator.rates)).jobs
+    requests = [Request("r", [kernel.task]) for kernel in kernels]
+    return replay(requests, Core(simulator, policy, rates=simulator.rates)).jobs
 
 
 def test_a_hand_over_takes_what_the_host_takes():
@@ -320,7 +320,7 @@ def test_a_hand_over_takes_what_the_host_takes():
 
 
 def test_launches_come_one_after_another():
-    # One decision; the second is launched 50 us after the first. They are so small that they disturb nobody.
+    # One decision; the second is launched 50 us after the first. They are so small that they do not slow each other.
     small = dataclasses.replace(MEMORY, need=0.05, resident=FULL // 2)
     first, second = ends("left-over", [job(small), job(small)], HOST)
     assert (first.ended, second.ended) == (pytest.approx(1150e-6), pytest.approx(1200e-6))
@@ -334,53 +334,53 @@ def test_what_was_launched_behind_a_kernel_needs_no_host_to_begin():
 
 def test_the_device_goes_on_while_the_host_is_busy():
     simulator = Simulator(ClassTable(), mode="drain", flag=0.0, host=HOST)
-    one, two = job(MEMORY), job(COMPUTE)
-    simulator.launch(one, Placement())  # runs from 50 us on, in waves of 100
+    first, second = job(MEMORY), job(COMPUTE)
+    simulator.launch(first, Placement())  # runs from 50 us on, in waves of 100
     simulator.wait(200e-6)
     assert simulator.poll() == []
-    simulator.preempt(one)  # decided at 300, seen at 310: its third wave ends at 350
+    simulator.preempt(first)  # decided at 300, seen at 310: its third wave ends at 350
     assert simulator.now() == pytest.approx(310e-6)
-    simulator.launch(two, Placement())  # at 360, when the other has left
-    assert simulator.poll() == [Stopped(one, pytest.approx(350e-6), 3 * FULL)]
+    simulator.launch(second, Placement())  # at 360, when the other has left
+    assert simulator.poll() == [Stopped(first, pytest.approx(350e-6), 3 * FULL)]
     assert [event.time for event in until_quiet(simulator)] == [pytest.approx(1360e-6)]
-    # Before the next command of the host there is a decision, and so it is said to cost: notice, decide, launch.
-    assert simulator.cost(one, []) == pytest.approx(170e-6 + 50e-6)
+    # Before the next command of the host there is a decision, and so the cost includes: notice, decide, launch.
+    assert simulator.cost(first, []) == pytest.approx(170e-6 + 50e-6)
 
 
 def test_workers_that_relieve_others_or_are_more_take_a_launch():
     simulator = Simulator(ClassTable(), mode="drain", host=HOST)
-    one, two = job(COMPUTE, 10_000 * FULL), job(COMPUTE)
-    simulator.launch(one, half())
+    first, second = job(COMPUTE, 10_000 * FULL), job(COMPUTE)
+    simulator.launch(first, half())
     for workers, younger, seconds in ((FULL // 4, False, 10e-6), (FULL // 2, False, 50e-6), (FULL // 2, True, 50e-6)):
         before = simulator.now()
-        simulator.resize(one, workers, younger)
+        simulator.resize(first, workers, younger)
         assert simulator.now() - before == pytest.approx(seconds)
-    simulator.launch_behind(two, half(), one)
+    simulator.launch_behind(second, half(), first)
     before = simulator.now()
-    simulator.resize(one, FULL // 2, younger=True)  # who is behind it comes behind its youngest workers
+    simulator.resize(first, FULL // 2, younger=True)  # the next kernel starts after its youngest workers
     assert simulator.now() - before == pytest.approx(100e-6)
 
 
 def test_what_cannot_be():
     simulator = Simulator(ClassTable())
-    one = job(MEMORY)
+    kernel = job(MEMORY)
     for options in ({"mode": "magic"}, {"flag": -1.0}, {"host": HostDelays(launch=-1e-6)}):
         with pytest.raises(errors.ArgumentError):
             Simulator(ClassTable(), **options)
     with pytest.raises(errors.ArgumentError, match="seconds"):
         simulator.launch(job(Profile()), Placement())
     with pytest.raises(errors.ArgumentError, match="workers"):
-        simulator.launch(one, Placement(workers=0))
-    simulator.launch(one, Placement())
+        simulator.launch(kernel, Placement(workers=0))
+    simulator.launch(kernel, Placement())
     with pytest.raises(errors.SchedulerError, match="already"):
-        simulator.launch(one, Placement())
+        simulator.launch(kernel, Placement())
     with pytest.raises(errors.SchedulerError, match="does not run"):
         simulator.preempt(job(MEMORY))
 
 
 # -- invariants ----------------------------------------------------------------------------------------------
 class Watched(Simulator):
-    """A simulator that keeps books of its own: rates over time, and where each launch began and ended."""
+    """A simulator that records rates over time and the start and end of each launch itself."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
@@ -394,8 +394,8 @@ class Watched(Simulator):
         super().launch(job, placement)
         self._note(job)
 
-    def launch_behind(self, job, placement, other):
-        found = super().launch_behind(job, placement, other)
+    def launch_behind(self, job, placement, before):
+        found = super().launch_behind(job, placement, before)
         self._note(job)
         return found
 
@@ -407,24 +407,24 @@ class Watched(Simulator):
         before = self.now()
         super().wait(until)
         assert self.now() >= before
-        # A busy host is late for what it waits for.
+        # A busy host notices events late.
         assert until is None or self.now() <= max(until, before) + self._host.decision + self._host.notice + 1e-12
 
     def poll(self):
-        said = super().poll()
-        for event in said:
+        events = super().poll()
+        for event in events:
             assert self.last <= event.time <= self.now()
             self.last = event.time
             span = self.spans[event.job][-1]
             assert span[1] == math.inf, "it ended twice"
             span[1] = event.time
             self.blocks[event.job].append(event.job.task.blocks if isinstance(event, Ended) else event.done)
-        return said
+        return events
 
     def _settle(self):
         seconds = self._now - self._settled
         for job, run in self._runs.items():
-            assert run.speed * run.per_block <= 1.0 + 1e-9  # nobody is faster than alone
+            assert run.speed * run.per_block <= 1.0 + 1e-9  # no kernel is faster than solo
             self.work[job] = self.work.get(job, 0.0) + run.speed * run.per_block * max(0.0, seconds)
         super()._settle()
 
@@ -484,7 +484,7 @@ def test_work_is_conserved(mode, plan, policy, limit, host):
         if mode == "drain":
             assert steps == sorted(steps)
     assert all(len(spans) == 1 + job.preemptions for job, spans in simulator.spans.items())
-    spans = [span for those in simulator.spans.values() for span in those]
+    spans = list(itertools.chain.from_iterable(simulator.spans.values()))
     count = 0
     for _, change in sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans]):
         count += change
@@ -498,31 +498,31 @@ def test_work_is_conserved(mode, plan, policy, limit, host):
 @settings(max_examples=60)
 def test_any_sequence_of_quotas_and_preemptions(data, blocks, mode):
     simulator = Watched(ClassTable(), mode=mode, flag=1e-5)
-    one, other = job(dataclasses.replace(MEMORY, resident=600), blocks), job(COMPUTE, 50 * FULL)
-    simulator.launch(other, half())
-    simulator.launch(one, Placement())
+    first, second = job(dataclasses.replace(MEMORY, resident=600), blocks), job(COMPUTE, 50 * FULL)
+    simulator.launch(second, half())
+    simulator.launch(first, Placement())
     shown = 0
     for _ in range(data.draw(st.integers(0, 12))):
         simulator.wait(simulator.now() + data.draw(st.floats(0.0, 3e-4)))
         for event in simulator.poll():
-            if event.job is one and isinstance(event, Stopped):
-                one.done = event.done
-                simulator.launch(one, Placement(workers=data.draw(st.integers(1, 2000))))
-        if one in simulator._runs:
-            assert shown <= simulator.progress(one) < blocks
-            shown = simulator.progress(one)
+            if event.job is first and isinstance(event, Stopped):
+                first.done = event.done
+                simulator.launch(first, Placement(workers=data.draw(st.integers(1, 2000))))
+        if first in simulator._runs:
+            assert shown <= simulator.progress(first) < blocks
+            shown = simulator.progress(first)
             if data.draw(st.booleans()):
-                simulator.preempt(one, data.draw(st.sampled_from(["drain", "switch"])))
+                simulator.preempt(first, data.draw(st.sampled_from(["drain", "switch"])))
             else:
-                simulator.resize(one, data.draw(st.one_of(st.none(), st.integers(1, 2000))))
+                simulator.resize(first, data.draw(st.one_of(st.none(), st.integers(1, 2000))))
     for _ in range(20):
         for event in until_quiet(simulator):
-            if event.job is one and isinstance(event, Stopped):
-                one.done = event.done
-                simulator.launch(one, Placement())
-    assert simulator.blocks[one][-1] == blocks
-    assert simulator.blocks[one] == sorted(simulator.blocks[one])
-    assert simulator.work[one] == pytest.approx(MEMORY.seconds, rel=1e-6)
+            if event.job is first and isinstance(event, Stopped):
+                first.done = event.done
+                simulator.launch(first, Placement())
+    assert simulator.blocks[first][-1] == blocks
+    assert simulator.blocks[first] == sorted(simulator.blocks[first])
+    assert simulator.work[first] == pytest.approx(MEMORY.seconds, rel=1e-6)
 
 
 # -- the truth ------------------------------------------------------------------------------------

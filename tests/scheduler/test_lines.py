@@ -17,7 +17,7 @@ from warpwell.scheduler.executors.lines import Line, Lines, address_of
 from warpwell.targets.native import native
 from warpwell.targets.primitives import SYSTEM, load_acquire
 
-WORDS = (ctypes.c_int64,) * 7
+CALL_FIELDS = (ctypes.c_int64,) * 7
 
 
 @native
@@ -31,22 +31,22 @@ class Stream:
 
 
 class Driver:
-    """Kernels that end when they are told to: a recorded event is reached when `run` has come to it."""
+    """A driver whose kernels complete on demand: `run` completes recorded events."""
 
     def __init__(self) -> None:
         self.launched: list[tuple[int, int]] = []
         self.recorded: list[int] = []
         self.refused: dict[int, int] = {}
         self.status = 0
-        self._words = np.full(1 << 14, module.NOT_READY, np.int64)
+        self._fields = np.full(1 << 14, module.NOT_READY, np.int64)
         self._used = 0
         self._streams = 0
-        self._calls = [ctypes.CFUNCTYPE(*WORDS)(call) for call in (self._launch, self._record)]
+        self._calls = [ctypes.CFUNCTYPE(*CALL_FIELDS)(call) for call in (self._launch, self._record)]
         self.lines = Lines([*map(address_of, self._calls), query.address], self.events, self.stream, lambda: None)
 
     def events(self, count: int) -> list[int]:
         first, self._used = self._used, self._used + count
-        return [int(self._words.ctypes.data) + 8 * k for k in range(first, first + count)]
+        return [int(self._fields.ctypes.data) + 8 * k for k in range(first, first + count)]
 
     def stream(self, priority: int) -> Stream:
         self._streams += 1
@@ -61,21 +61,21 @@ class Driver:
         return 0
 
     def _record(self, event: int, *_: int) -> int:
-        self._words[(event - int(self._words.ctypes.data)) // 8] = module.NOT_READY
+        self._fields[(event - int(self._fields.ctypes.data)) // 8] = module.NOT_READY
         self.recorded.append(event)
         return 0
 
     def run(self, count: int | None = None) -> None:
-        """Let the first so many events be reached, or be in error."""
+        """Complete the first `count` events, or make them fail."""
         for event in self.recorded[:count]:
-            self._words[(event - int(self._words.ctypes.data)) // 8] = self.status
+            self._fields[(event - int(self._fields.ctypes.data)) // 8] = self.status
         del self.recorded[:count]
 
 
 def kernel(number: int) -> Any:
-    words = np.zeros(9, np.int64)
-    words[7] = 1 + number  # without a function, nothing is launched
-    return words
+    fields = np.zeros(9, np.int64)
+    fields[7] = 1 + number  # without a function, nothing is launched
+    return fields
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def until(condition: Any) -> None:
         time.sleep(1e-4)
 
 
-def taken(driver: Driver, priority: int) -> Line:
+def take_line(driver: Driver, priority: int) -> Line:
     line = driver.lines.take(priority)
     assert line is not None
     return line
@@ -110,14 +110,14 @@ def reaped(line: Any, count: int) -> list[tuple[Any, int]]:
 
 
 def test_kernels_of_a_line_are_launched_and_end_in_order(driver: Driver) -> None:
-    line, other = taken(driver, 0), taken(driver, 3)
+    line, second = take_line(driver, 0), take_line(driver, 3)
     for number in range(20):
         line.push(kernel(number), 10e-6, f"task {number}")
-        other.push(kernel(1000 + number), 10e-6, None)
+        second.push(kernel(1000 + number), 10e-6, None)
     until(lambda: len(driver.launched) == 40)
-    for mine, first in ((line, 0), (other, 1000)):
+    for filled, first in ((line, 0), (second, 1000)):
         handles = {stream for stream, number in driver.launched if first <= number < first + 20}
-        assert handles == {mine.stream.handle}
+        assert handles == {filled.stream.handle}
         assert [n for stream, n in driver.launched if stream in handles] == list(range(first, first + 20))
     assert line.reap() == [] and not line.empty  # nothing has ended yet
     found: list[Any] = []
@@ -128,9 +128,9 @@ def test_kernels_of_a_line_are_launched_and_end_in_order(driver: Driver) -> None
 
 
 def test_what_others_gave_a_stream_ends_in_its_turn(driver: Driver) -> None:
-    line = taken(driver, 0)
-    for owner, words in enumerate((kernel(1), module.NOTHING, kernel(2))):
-        line.push(words, 0.0, owner)
+    line = take_line(driver, 0)
+    for owner, row in enumerate((kernel(1), module.NOTHING, kernel(2))):
+        line.push(row, 0.0, owner)
     assert line.follows(2, 2) and line.follows(1, 2) and not line.follows(0, 2) and not line.follows(1, 0)
     until(lambda: len(driver.recorded) == 3)
     assert [number for _, number in driver.launched] == [1, 2]
@@ -141,20 +141,20 @@ def test_what_others_gave_a_stream_ends_in_its_turn(driver: Driver) -> None:
 
 
 def test_an_end_is_told_once_with_its_times(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     before = clock.monotonic()
     line.push(kernel(7), 0.0, "task")
     until(lambda: len(driver.recorded) == 1)
     driver.run()
     found: list[Any] = []
     until(lambda: found.extend(line.reap()) or found)  # type: ignore[func-returns-value]
-    [(owner, status, begun, ended)] = found
-    assert (owner, status) == ("task", 0) and before <= begun <= ended <= clock.monotonic()
+    [(owner, status, started, ended)] = found
+    assert (owner, status) == ("task", 0) and before <= started <= ended <= clock.monotonic()
     assert line.empty and line.reap() == []
 
 
 def test_no_more_is_on_the_gpu_than_should_be_and_the_rest_may_be_withdrawn(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(8)]
     until(lambda: len(driver.launched) == 2)
     time.sleep(0.02)
@@ -170,7 +170,7 @@ def test_no_more_is_on_the_gpu_than_should_be_and_the_rest_may_be_withdrawn(driv
 
 
 def test_the_last_ones_may_be_withdrawn(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(4)]
     until(lambda: len(driver.launched) == 2)
     assert line.withdraw(numbers[2]) and line.withdraw(numbers[3])
@@ -182,7 +182,7 @@ def test_the_last_ones_may_be_withdrawn(driver: Driver) -> None:
 
 def test_what_the_driver_refuses_ends_in_its_turn_and_the_others_run(driver: Driver) -> None:
     driver.refused[1] = 701
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     for k in range(3):
         line.push(kernel(k), 1e-3, k)
     until(lambda: len(driver.recorded) == 2)
@@ -191,7 +191,7 @@ def test_what_the_driver_refuses_ends_in_its_turn_and_the_others_run(driver: Dri
 
 
 def test_a_lost_gpu_ends_everything_with_its_status(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     for k in range(3):
         line.push(kernel(k), 1e-3, k)
     until(lambda: len(driver.recorded) >= 1)
@@ -202,7 +202,7 @@ def test_a_lost_gpu_ends_everything_with_its_status(driver: Driver) -> None:
 
 def test_lines_are_given_back_and_there_are_not_endless_ones(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
-    first, second = taken(driver, 0), taken(driver, 1)
+    first, second = take_line(driver, 0), take_line(driver, 1)
     assert driver.lines.take(0) is None
     driver.lines.give(first)
     assert driver.lines.take(0) is first and driver.lines.take(0) is None and second is not first
@@ -211,7 +211,7 @@ def test_lines_are_given_back_and_there_are_not_endless_ones(driver: Driver, mon
 
 
 def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     stop = threading.Event()
 
     def runs() -> None:
@@ -239,10 +239,10 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
 
 def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driver) -> None:
     lines = driver.lines
-    line = taken(driver, 0)
-    begun = clock.monotonic()
-    lines.watch(lines.news, begun + 0.05, 0.0)
-    assert clock.monotonic() >= begun + 0.05
+    line = take_line(driver, 0)
+    start = clock.monotonic()
+    lines.watch(lines.news, start + 0.05, 0.0)
+    assert clock.monotonic() >= start + 0.05
     timer = threading.Timer(0.05, lines.wake)
     timer.start()
     lines.watch(lines.news, clock.monotonic() + 60, 0.0)
@@ -251,9 +251,9 @@ def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driv
     timer.join()
     lines.rest()
     lines.nudge()
-    begun = clock.monotonic()
-    lines.watch(lines.news - 1, 0.0, 0.0, begun + 0.05)  # news that may wait
-    assert begun + 0.05 <= clock.monotonic() < begun + 30
+    start = clock.monotonic()
+    lines.watch(lines.news - 1, 0.0, 0.0, start + 0.05)  # news that may wait
+    assert start + 0.05 <= clock.monotonic() < start + 30
     timer = threading.Timer(0.05, lines.wake)
     timer.start()
     lines.watch(lines.news - 1, 0.0, 0.0, clock.monotonic() + 60)
@@ -266,16 +266,16 @@ def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driv
     lines.watch(lines.news, clock.monotonic() + 60, 0.0)
     assert not lines.woken and line.reap()
     timer.join()
-    assert clock.monotonic() - begun < 30
+    assert clock.monotonic() - start < 30
 
 
 def test_a_thread_that_sleeps_is_woken_by_work(driver: Driver) -> None:
-    line = taken(driver, 0)
+    line = take_line(driver, 0)
     for _ in range(3):
         time.sleep(0.03)  # longer than it looks without a pause
-        begun = clock.monotonic()
+        start = clock.monotonic()
         line.push(kernel(0), 0.0, None)
         until(lambda: driver.recorded)
-        assert clock.monotonic() - begun < 0.5 * module.NAP_NS * 1e-9
+        assert clock.monotonic() - start < 0.5 * module.NAP_NS * 1e-9
         driver.run()
         reaped(line, 1)

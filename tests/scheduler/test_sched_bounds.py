@@ -1,4 +1,4 @@
-"""What a scheduler keeps is bounded, however long it runs and whatever names programs choose."""
+"""The memory of a scheduler is bounded, for any run time and any number of names."""
 
 import io
 import json
@@ -67,18 +67,18 @@ def tasks(core: Core, first: int, last: int) -> None:
 def tables(root: object) -> dict[str, int]:
     """Sizes of all containers that an object of the scheduler reaches by its attributes."""
     found: dict[str, int] = {}
-    seen, todo = {id(root)}, [("", root)]
+    visited, todo = {id(root)}, [("", root)]
     while todo:
-        where, thing = todo.pop()
-        if isinstance(thing, dict | list | set):
-            found[where] = len(thing)
-        elif type(thing).__module__.startswith("warpwell."):
-            names = list(getattr(thing, "__dict__", ())) + list(getattr(type(thing), "__slots__", ()))
+        path, value = todo.pop()
+        if isinstance(value, dict | list | set):
+            found[path] = len(value)
+        elif type(value).__module__.startswith("warpwell."):
+            names = list(getattr(value, "__dict__", ())) + list(getattr(type(value), "__slots__", ()))
             for name in names:
-                inner = getattr(thing, name, None)
-                if id(inner) not in seen:
-                    seen.add(id(inner))
-                    todo.append((f"{where}.{name}", inner))
+                inner = getattr(value, name, None)
+                if id(inner) not in visited:
+                    visited.add(id(inner))
+                    todo.append((f"{path}.{name}", inner))
     return found
 
 
@@ -100,14 +100,14 @@ def test_tenants_that_want_something_are_not_forgotten() -> None:
     accounts = Tenants(Capacity())
     held = accounts.account("holds")
     held.held = 1
-    waits = accounts.account("waits")
-    accounts.wants(waits)
+    waiting = accounts.account("waits")
+    accounts.wants(waiting)
     for number in range(10_000):
         accounts.account(f"t{number}")
     assert len(accounts) <= tenants.IDLE
-    assert accounts["holds"] is held and accounts["waits"] is waits
+    assert accounts["holds"] is held and accounts["waits"] is waiting
     named = Tenants(Capacity(), {f"t{k}": 1 for k in range(2000)})
-    assert len(named) == 2000, "those of the settings stay"
+    assert len(named) == 2000, "tenants of the settings stay"
 
 
 def test_a_request_of_more_tenants_than_are_remembered() -> None:

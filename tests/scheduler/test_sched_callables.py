@@ -1,4 +1,4 @@
-"""Functions and graphs as tasks of a scheduler, beside kernels."""
+"""Functions and graphs as tasks of a scheduler, mixed with kernels."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def test_functions_run_once_between_kernels_in_their_order(scheduler: Scheduler)
 def test_a_function_that_has_run_is_let_go_with_what_it_encloses() -> None:
     with Scheduler("cpu") as scheduler:
         batch = np.ones(10)
-        there = weakref.ref(batch)
+        reference = weakref.ref(batch)
 
         def step(stream: Any, batch: Any = batch) -> None:
             batch += 1
 
         scheduler.submit(step).result(HANG_SECONDS)
         del step, batch
-        until(lambda: gc.collect() >= 0 and there() is None)
+        until(lambda: gc.collect() >= 0 and reference() is None)
 
 
 def test_what_a_function_raises_is_its_tasks_failure() -> None:
@@ -95,16 +95,19 @@ def test_a_function_is_measured_and_known_again() -> None:
         def forward(self, stream: Any) -> None:
             work(stream)
 
-    one, other = Model(), Model()
+    first_model, second_model = Model(), Model()
     with Scheduler("cpu") as scheduler:
-        for what in (work, one.forward, other.forward):
+        for function in (work, first_model.forward, second_model.forward):
             for _ in range(2):
-                scheduler.submit(what).result(HANG_SECONDS)
-            again = scheduler.submit(what)
+                scheduler.submit(function).result(HANG_SECONDS)
+            again = scheduler.submit(function)
             again.result(HANG_SECONDS)
             assert again.task.profile.source == "measured"
             assert 0.015 < (again.task.profile.seconds or 0)
-    names = [identity(Call(what, None, ()), ()) for what in (work, one.forward, one.forward, other.forward)]
+    names = [
+        identity(Call(function, None, ()), ())
+        for function in (work, first_model.forward, first_model.forward, second_model.forward)
+    ]
     assert names[1] == names[2] and len(set(names)) == 3
 
 
@@ -113,13 +116,19 @@ def test_each_function_of_a_module_or_an_object_is_known_by_itself() -> None:
         def step(self, stream: object) -> None: ...
         def other(self, stream: object) -> None: ...
 
-    def known(what: Any) -> Any:
-        return as_launch(what, ())[0].kernel
+    def kernel_of(function: Any) -> Any:
+        return as_launch(function, ())[0].kernel
 
-    one, two = Model(), Model()
-    kinds = (lambda: operator.add), (lambda: operator.mul), (lambda: one.step), (lambda: one.other), (lambda: two.step)
-    assert all(known(what()) is known(what()) for what in kinds)
-    assert len({id(known(what())) for what in kinds}) == len(kinds)
+    first, second = Model(), Model()
+    kinds = (
+        (lambda: operator.add),
+        (lambda: operator.mul),
+        (lambda: first.step),
+        (lambda: first.other),
+        (lambda: second.step),
+    )
+    assert all(kernel_of(function()) is kernel_of(function()) for function in kinds)
+    assert len({id(kernel_of(function())) for function in kinds}) == len(kinds)
 
 
 def test_what_is_no_launch_is_refused() -> None:
@@ -145,15 +154,15 @@ def test_functions_get_the_drivers_stream_and_arrays_count_as_memory() -> None:
         def __cuda_array_interface__(self) -> Any:
             raise RuntimeError("requires grad")
 
-    seen: list[Any] = []
+    calls: list[Any] = []
     array, gradient = OnDevice(), Gradient()
-    call, arrays = as_launch(lambda *args: seen.append(args), (array, 2, gradient, np.ones(3)))
+    call, arrays = as_launch(lambda *args: calls.append(args), (array, 2, gradient, np.ones(3)))
     assert arrays == (array,)
     cut = call.cut(arrays, "cuda")
     assert not cut.preemptible and cut.args == (array,)
     cut.forms().start_plain(Stream())
     cut.end()
-    assert seen[0][:3] == (77, array, 2)
+    assert calls[0][:3] == (77, array, 2)
 
 
 def test_what_enqueuing_raises_comes_out_at_the_end() -> None:
@@ -174,7 +183,7 @@ def graph_of(module: str, name: str, **inside: Any) -> Any:
 
 
 def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
+    calls: list[Any] = []
 
     class Library:
         """Stands for torch and cupy."""
@@ -188,14 +197,14 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
 
             @staticmethod
             def stream(stream: int) -> Any:
-                said.append(("in", stream))
+                calls.append(("in", stream))
                 return threading.Lock()
 
     class Driver:
         status = 0
 
         def cuGraphLaunch(self, graph: int, stream: int) -> int:
-            said.append((graph, stream))
+            calls.append((graph, stream))
             return self.status
 
     made = Driver()
@@ -204,18 +213,18 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(__import__("sys").modules, "cupy", Library)
 
     def run(graph: Any) -> list[Any]:
-        said.clear()
+        calls.clear()
         cut = as_launch(graph, ())[0].cut((), "cuda")
         cut.forms().start_plain(Stream())
         cut.end()
-        return list(said)
+        return list(calls)
 
-    replay = graph_of("torch.cuda.graphs", "CUDAGraph", replay=lambda self: said.append("replay"))
+    replay = graph_of("torch.cuda.graphs", "CUDAGraph", replay=lambda self: calls.append("replay"))
     assert run(replay) == [("in", 77), "replay"]
-    assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: said.append(stream))) == [77]
+    assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: calls.append(stream))) == [77]
     newer = staticmethod(lambda stream: ("external", *stream.__cuda_stream__()))
     monkeypatch.setattr(Library.cuda.Stream, "from_external", newer, raising=False)
-    assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: said.append(stream))) == [
+    assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: calls.append(stream))) == [
         ("external", 0, 77)
     ]
     raw = graph_of("cuda.bindings.driver", "CUgraphExec", __int__=lambda self: 5)

@@ -92,8 +92,6 @@ def endless(x):
 
 
 def fake_executor_over(gpu: FakeGpu) -> Any:
-    from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-
     return CudaExecutor(gpu=gpu)
 
 
@@ -105,30 +103,30 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     waited: list[tuple[int, int]] = []
     wait_word = gpu.wait_word
 
-    def waits(stream: Any, address: int, least: int) -> None:
-        waited.append((address, least))
-        wait_word(stream, address, least)
+    def record_wait(stream: Any, address: int, minimum: int) -> None:
+        waited.append((address, minimum))
+        wait_word(stream, address, minimum)
 
-    gpu.wait_word = waits  # type: ignore[method-assign]
+    gpu.wait_word = record_wait  # type: ignore[method-assign]
     executor = fake_executor_over(gpu)
     conformance = TestCudaExecutorWithoutGpu()
-    first, second, late = (conformance.job(executor) for _ in range(3))
+    first, second, last = (conformance.job(executor) for _ in range(3))
     executor.launch(first, Placement(workers=2))
     ended: list[Any] = []
     while executor.progress(first) == 0 and not ended:  # compiled, in a thread of its own; it may end between two looks
         executor.wait(executor.now() + 1e-3)
         ended += executor.poll()
     urgent = conformance.job(executor)
-    executor.launch(late, Placement(workers=1))
+    executor.launch(last, Placement(workers=1))
     before = len(waited)
     executor.launch(urgent, Placement(workers=1, priority=8))
-    assert len(waited) == before  # who is more urgent does not wait
+    assert len(waited) == before  # a more urgent launch does not wait
     executor.launch(second, Placement(workers=1))
     while len(ended) < 4:
         executor.wait(executor.now() + 1e-2)
         ended += executor.poll()
     assert all(event.error is None for event in ended)
-    assert len(waited) >= 1 and all(least > 0 for _, least in waited)
+    assert len(waited) >= 1 and all(minimum > 0 for _, minimum in waited)
     executor.close()
 
 
@@ -145,23 +143,23 @@ def held(executor: Any) -> tuple[Job, Any]:
     return job, x
 
 
-def until_there_is_word(executor: Any, count: int) -> None:
-    """Wait until `poll` would tell of so many events."""
+def until_reported(executor: Any, count: int) -> None:
+    """Wait until `poll` has `count` events to return."""
     while len(executor._events) < count:
         executor.wait(executor.now() + 1e-3)
 
 
-@pytest.mark.parametrize("waits", [False, True], ids=["poll", "wait"])
-def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(waits: bool) -> None:
+@pytest.mark.parametrize("is_waiting", [False, True], ids=["poll", "wait"])
+def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(is_waiting: bool) -> None:
     executor = fake_executor_over(gpu := FakeGpu())
     stopped, x = held(executor)
     executor.preempt(stopped)
     x[0] = 1
-    until_there_is_word(executor, 1)
+    until_reported(executor, 1)
     assert [type(event) for event in executor.poll()] == [Stopped]
     running, y = held(executor)
     gpu.lose()
-    if waits:
+    if is_waiting:
         executor.wait(executor.now() + 60)
     until(lambda: executor._lines.news != executor._seen or executor._events)
     events = executor.poll()
@@ -186,16 +184,16 @@ def test_the_log_says_what_was_lost() -> None:
     assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
     scheduler.close()
     gpu.lines._thread.join(HANG_SECONDS)
-    assert not gpu.lines._thread.is_alive()  # nobody closes a lost device
+    assert not gpu.lines._thread.is_alive()  # a lost device is not closed
     x[0] = 1
     gpu.close()
 
 
 def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
-    begun: list[Any] = []
+    started: list[Any] = []
     gpu = FakeGpu()
     gpu.at_hand = lambda launch, args: True  # type: ignore[method-assign]
-    ahead = cuda_launch.Ahead(gpu, begun.append)  # type: ignore[arg-type]
+    ahead = cuda_launch.Ahead(gpu, started.append)  # type: ignore[arg-type]
 
     def job() -> Any:
         task = Task("endless", 1)
@@ -207,13 +205,13 @@ def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
     second.state = State.CANCELLED
     for _ in range(3):
         ahead.step(())
-    assert [run.job for run in begun] == [first, third]
+    assert [run.job for run in started] == [first, third]
     first.state = State.CANCELLED
-    gone = weakref.ref(first)
-    begun.clear()
+    reference = weakref.ref(first)
+    started.clear()
     ahead.drop(first)
     del first, each
-    assert gone() is None and ahead.take(third, Placement()).job is third
+    assert reference() is None and ahead.take(third, Placement()).job is third
 
 
 @ww.kernel
@@ -242,7 +240,7 @@ class Full(FakeGpu):
 def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None:
     x = np.zeros(1000)
     with Scheduler("cpu", executor=CudaExecutor(gpu=FakeGpu()), tenants={"a": {"memory": 8000}, "b": 1}) as scheduler:
-        for memory in (None, 0, 5):  # what is said to be less is not believed
+        for memory in (None, 0, 5):  # a claim below the size of the arrays is ignored
             scheduler.submit(add[1000], x, tenant="a", memory=memory).result(HANG_SECONDS)
             with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 8000"):
                 scheduler.submit(add[1000], np.zeros(1001), tenant="a", memory=memory)
@@ -346,9 +344,9 @@ def test_a_closed_executor_leaves_no_worker_behind() -> None:
     conformance = TestCudaExecutorWithoutGpu()
     conformance.finish_one(executor)
     job, x = held(executor)
-    others = [conformance.job(executor) for _ in range(3)]
-    for before, other in itertools.pairwise([job, *others]):
-        assert executor.launch_behind(other, Placement(workers=2), before)
+    queued = [conformance.job(executor) for _ in range(3)]
+    for before, behind in itertools.pairwise([job, *queued]):
+        assert executor.launch_behind(behind, Placement(workers=2), before)
     executor.resize(job, 3)
     executor.resize(job, 2)
     executor.resize(job, 3)  # waits for one to leave
@@ -368,9 +366,9 @@ def test_nobody_looks_at_what_takes_long() -> None:
 
     watch = executor._lines.watch
 
-    def counted(*given: Any) -> None:
+    def counted(*arguments: Any) -> None:
         looks[0] += 1
-        watch(*given)
+        watch(*arguments)
 
     executor._lines.watch = counted
     while not executor._runs[job].runs:
@@ -432,24 +430,24 @@ class _Array:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if not self.address:
             raise RuntimeError("as of a tensor with gradients")
-        about = {"data": (self.address, False), "shape": self.shape, "typestr": "<f4", "version": 3}
-        return about if self.stream is None else {**about, "stream": self.stream}
+        interface = {"data": (self.address, False), "shape": self.shape, "typestr": "<f4", "version": 3}
+        return interface if self.stream is None else {**interface, "stream": self.stream}
 
 
 def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> None:
-    def words(*given: Any) -> Any:
-        return Gpu.words(Any, given)  # type: ignore[arg-type]
+    def key(*arguments: Any) -> Any:
+        return Gpu.words(Any, arguments)  # type: ignore[arg-type]
 
-    assert words(1, 2.0, _Array(64)) == words(1, 2.0, _Array(64)) and words() == ()
-    different = [words(1), words(True), words(1.0), words(0.0), words(-0.0), words(_Array(64)), words(_Array(128)),
-                 words(_Array(64, (2, 2))), words(1, 1), words(np.float32(1)), words(np.float64(1)), words(np.int64(1)),
-                 words(np.float32(0)), words(np.float32(-0.0)), words(np.bool_(True)),
-                 words(np.datetime64(1, "s")), words(np.datetime64(1, "m"))]  # fmt: skip
+    assert key(1, 2.0, _Array(64)) == key(1, 2.0, _Array(64)) and key() == ()
+    different = [key(1), key(True), key(1.0), key(0.0), key(-0.0), key(_Array(64)), key(_Array(128)),
+                 key(_Array(64, (2, 2))), key(1, 1), key(np.float32(1)), key(np.float64(1)), key(np.int64(1)),
+                 key(np.float32(0)), key(np.float32(-0.0)), key(np.bool_(True)),
+                 key(np.datetime64(1, "s")), key(np.datetime64(1, "m"))]  # fmt: skip
     assert len(set(different)) == len(different)
-    assert words(np.float32("nan"), np.int8(3)) == words(np.float32("nan"), np.int8(3))
-    assert [words(its) for its in (np.zeros(3), "text", _Array(0), None, [1])] == [None] * 5
-    assert words(_Array(64, stream=1)) == words(_Array(64))
-    assert words(_Array(64, stream=2)) is words(_Array(64, stream=4096)) is None  # each launch must wait for it
+    assert key(np.float32("nan"), np.int8(3)) == key(np.float32("nan"), np.int8(3))
+    assert [key(value) for value in (np.zeros(3), "text", _Array(0), None, [1])] == [None] * 5
+    assert key(_Array(64, stream=1)) == key(_Array(64))
+    assert key(_Array(64, stream=2)) is key(_Array(64, stream=4096)) is None  # each launch must wait for it
 
 
 def free_records(records: Any) -> int:
@@ -479,15 +477,15 @@ def test_workers_of_a_prepared_launch_need_nothing_of_their_own() -> None:
 def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     x, gpu = np.zeros(1000), FakeGpu()
     executor = fake_executor_over(gpu)
-    one, other = prepared_jobs(x, 5e-3, 2)
-    executor.launch(one, Placement(workers=2))
+    first, second = prepared_jobs(x, 5e-3, 2)
+    executor.launch(first, Placement(workers=2))
     ended: list[Any] = []
     until(lambda: ended.extend(executor.poll()) or ended)
     executor.wait(executor.now() + 0.01)  # it has nothing else to do
-    told: list[int] = []
-    monkeypatch.setattr(gpu, "set_word", lambda address, value: told.append(address))
-    executor.launch(other, Placement(workers=2))
-    assert not told
+    writes: list[int] = []
+    monkeypatch.setattr(gpu, "set_word", lambda address, value: writes.append(address))
+    executor.launch(second, Placement(workers=2))
+    assert not writes
     until(lambda: ended.extend(executor.poll()) or len(ended) == 2)
     assert (x == 2).all()
     executor.close()
@@ -496,8 +494,8 @@ def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.Mo
 def batch_job(x: Any, count: int, seconds: float = 20e-6) -> Job:
     """Return the job of a batch of launches that each add 1 to `x`."""
     profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
-    one = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
-    task = batched([one], [0] * count, "adds")
+    single = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
+    task = batched([single], [0] * count, "adds")
     return Job(task, Request("adds", [task]), 0.0)
 
 
@@ -549,7 +547,7 @@ def test_a_batch_on_a_lost_gpu_is_lost() -> None:
     assert [event.job for event in found] == [job] and isinstance(found[0].error, errors.TaskLostError)
     executor.close()
     for stream in gpu._streams:
-        gpu.synchronize(stream)  # what runs there has the array
+        gpu.synchronize(stream)  # a kernel there still writes to the array
 
 
 def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +616,9 @@ def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_b
         job, x = held(executor)
         # Few rounds: 512 tasks run one after the other.
         jobs = [job, *(conformance.job(executor, rounds=20) for _ in range(512))]
-        assert all(executor.launch_behind(its, Placement(workers=1), other) for other, its in itertools.pairwise(jobs))
+        assert all(
+            executor.launch_behind(behind, Placement(workers=1), before) for before, behind in itertools.pairwise(jobs)
+        )
         executor.resize(job, 1, younger=True)
         assert all(line.room >= 0 for line in executor._busy)
         x[0] = 1
@@ -647,13 +647,13 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     conformance.finish_one(executor)
     job, x = held(executor)
     second, third, going = conformance.job(executor), conformance.job(executor), threading.Event()
-    for before, its in ((job, second), (second, third)):
-        assert executor.launch_behind(its, Placement(workers=1), before) and executor._runs[its].is_launched()
+    for before, behind in ((job, second), (second, third)):
+        assert executor.launch_behind(behind, Placement(workers=1), before) and executor._runs[behind].is_launched()
     line = executor._lines.take(0)  # the next one, which has so much to do that the last of three is held back
     line._words[AHEAD // 8] = AHEAD_NS
     line.stream.operations.put(going.wait)
     executor._lines.give(line)
-    executor.resize(job, 2)  # the other worker comes there, when those behind the first have been told to leave
+    executor.resize(job, 2)  # the other worker goes there, once those behind the first have been stopped
     records = executor._records
     count = free_records(records)
     x[0] = 1
@@ -662,7 +662,7 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     (event,) = executor.poll()
     assert event.job is third and isinstance(event, Stopped)
     executor.discard(third)
-    assert free_records(records) == count  # another task may reset it, and then nobody sets it
+    assert free_records(records) == count  # another task may reset it, and then it is never set
     going.set()
     assert [event.job for event in conformance.ends(executor, 2)] == [job, second]
     assert free_records(records) == count + 3
@@ -685,12 +685,12 @@ def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
     first = Job(task, Request("gated", [task]), 0.0)
     second, third = conformance.job(executor), conformance.job(executor)
 
-    def told() -> list[Ended | Stopped]:
+    def polled() -> list[Ended | Stopped]:
         executor.wait(executor.now() + 1e-3)
         return executor.poll()
 
     executor.launch(first, Placement(workers=1))
-    until(lambda: told() or executor.claimed(first) == 1)
+    until(lambda: polled() or executor.claimed(first) == 1)
     assert executor.launch_behind(second, Placement(plain=True), first)
     until(executor._runs[second].is_launched)
     executor.resize(first, 2)  # the other worker is in a line of its own
@@ -699,7 +699,7 @@ def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
     x[0] = 1
     x[2:] = 1  # so one worker leaves, and those behind it come
     until(lambda: (conformance.counts(third.task) == 1).all())
-    assert not any(told() for _ in range(20))
+    assert not any(polled() for _ in range(20))
     x[1] = 1
     assert [event.job for event in conformance.ends(executor, 3)] == [first, second, third]
     executor.close()

@@ -1,4 +1,4 @@
-"""Tenants against each other: what is claimed (priorities, deadlines, times, memory) gets nobody more than is due."""
+"""Fairness between tenants: claims (priorities, deadlines, times, memory) get no tenant more than its fair share."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def test_what_a_tenant_claims_gets_it_ahead_by_a_second_and_no_more(tenants: Any
     core = core_of(tenants)
     greedy, modest = submit(core, "b", 5e-3, 1500, **claims), submit(core, "a", 5e-3, 20)
     drive(core, lambda: all(j.ended for j in modest))
-    assert sum(j.ended is not None for j in greedy) < 200 + 60  # a second, and what is its due meanwhile
+    assert sum(j.ended is not None for j in greedy) < 200 + 60  # a second, and its fair share of the time until then
 
 
 def test_an_operator_gives_a_tenant_priority_for_as_long_as_it_likes() -> None:
@@ -60,13 +60,13 @@ def test_an_operator_gives_a_tenant_priority_for_as_long_as_it_likes() -> None:
 
 def test_priorities_count_up_to_the_ceiling_of_a_tenant() -> None:
     core = core_of({"a": {}, "b": {"ceiling": 2}, "c": {"ceiling": 0}, "d": {"ceiling": 1 << 40}})
-    wanted = {"a": (8, -8, 5), "b": (2, -2, 2), "c": (0, 0, 0), "d": (1 << 40, -(1 << 40), 5)}
-    for name, its in wanted.items():
+    expected = {"a": (8, -8, 5), "b": (2, -2, 2), "c": (0, 0, 0), "d": (1 << 40, -(1 << 40), 5)}
+    for name, priorities in expected.items():
         found = [submit(core, name, 1e-3, 1, priority=p)[0].priority for p in (1 << 62, -(1 << 62), 5)]
-        assert tuple(found) == its
+        assert tuple(found) == priorities
     core.step()
-    told = [e.why for e in core.log if e.kind == "arrive" and e.tenant == "b"]
-    assert told == [{"submitted": p, "priority": q} for p, q in ((1 << 62, 2), (-(1 << 62), -2), (5, 2))]
+    recorded = [e.why for e in core.log if e.kind == "arrive" and e.tenant == "b"]
+    assert recorded == [{"submitted": p, "priority": q} for p, q in ((1 << 62, 2), (-(1 << 62), -2), (5, 2))]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_equal_tenants_do_equal_work_however_long_their_kernels_are(long: float,
     core = core_of({"a": settings, "b": settings})
     jobs = {"a": submit(core, "a", long, int(6 / long)), "b": submit(core, "b", 2e-3, 3000)}
     drive(core, lambda: core.executor.now() >= 4.0)
-    work = {t: sum(j.task.profile.seconds or 0.0 for j in its if j.ended) for t, its in jobs.items()}
+    work = {t: sum(j.task.profile.seconds or 0.0 for j in own_jobs if j.ended) for t, own_jobs in jobs.items()}
     assert abs(work["a"] - work["b"]) < (0.2 if long < 0.05 else 1.2), work  # aging: up to a second ahead
     used = {t: core.tenants[t].used / CAPACITY.processors for t in jobs}
     assert all(used[t] == pytest.approx(work[t], abs=2 * long) for t in jobs)
@@ -114,8 +114,8 @@ class Cut:
     preemptible, blocks = False, 10_000
 
 
-def run_of(its: Profile, **cut: Any) -> CudaRun:
-    made = Task("k", 10_000, its)
+def run_of(expected_profile: Profile, **cut: Any) -> CudaRun:
+    made = Task("k", 10_000, expected_profile)
     run = CudaRun(Job(made, Request("r", [made]), 0.0), Placement())
     blocks: Any = Cut()
     vars(blocks).update(cut)
@@ -147,10 +147,10 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
     large = job(0, 5000, "b")
     assert not admission.allowed(large)  # not before its own arrays are freed
     for number in range(1, 9):
-        other = job(number, 100, "a")
-        assert admission.allowed(other)
-        admission.admit(other)
-        admission.gone(other)
+        small = job(number, 100, "a")
+        assert admission.allowed(small)
+        admission.admit(small)
+        admission.gone(small)
     assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", there=400))
     admission.release("b", 9000)
     assert admission.allowed(large) and admission.free == 9400 and tenants["b"].held == tenants["b"].reserved == 0
@@ -160,9 +160,9 @@ def test_what_was_to_be_over_soon_and_is_not_leaves_for_a_higher_priority() -> N
     """The other one comes when it still may be true, and nothing else happens for a long time."""
     truth: dict[Task, Profile] = {}
     core = core_of(None, truth)
-    said = profile(1e-6)
+    claimed = profile(1e-6)
     for _ in range(2):
-        made = Task("long", 84480, said)
+        made = Task("long", 84480, claimed)
         truth[made] = profile(10.0)
         core.submit(Request("long", [made]))
     short = core.submit(Request("short", [Task("short", 100, profile(1e-3), priority=1)], 1e-5))[0]

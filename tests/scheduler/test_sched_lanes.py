@@ -1,4 +1,4 @@
-"""The policy of two lanes: who runs beside whom, in which order, and when kernels are launched as they are."""
+"""The policy of two lanes: which kernels run together, in which order, and which are launched non-preemptible."""
 
 import itertools
 from dataclasses import replace
@@ -10,7 +10,7 @@ from tests.harness.scripted_executor import ScriptedExecutor
 from lab.sched.rates import Matrix, Pair
 from lab.sched.replay import replay
 from lab.sched.simulator import NO_DELAYS, HostDelays, Simulator
-from lab.testing.policies import task as said
+from lab.testing.policies import task as unmeasured_task
 from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes, _work
@@ -24,7 +24,7 @@ M, C = Kind.MEMORY, Kind.COMPUTE
 
 def task(*args: Any, **fields: Any) -> Task:
     """Return a task whose time was measured."""
-    made = said(*args, **fields)
+    made = unmeasured_task(*args, **fields)
     made.profile = replace(made.profile, source="measured")
     return made
 
@@ -36,10 +36,10 @@ def core_of(rates: Any = None, *, limit: int = 2, tenants: Any = None, host: Any
 
 
 def run(core: Core, *arrivals: tuple[float, Task]) -> Any:
-    return replay([Request(one.name, [one], at) for at, one in arrivals], core)
+    return replay([Request(arriving.name, [arriving], at) for at, arriving in arrivals], core)
 
 
-def told(core: Core, kind: str) -> list[tuple[str, dict[str, Any]]]:
+def events_of(core: Core, kind: str) -> list[tuple[str, dict[str, Any]]]:
     return [(event.name, event.why) for event in core.log if event.kind == kind]
 
 
@@ -49,8 +49,8 @@ def test_whichever_comes_first_the_memory_intensive_kernel_is_older(first: Kind)
     second = C if first is M else M
     ran = run(core, (0.0, task(first, 60.0)), (5e-3, task(second, 60.0)))
     assert ran.metrics().stp > 1.7  # 1.94 together; 5 ms alone at the beginning, and the rest of one at the end
-    assert not told(core, "preempt")
-    relieved = [name for name, why in told(core, "resize") if why.get("younger")]
+    assert not events_of(core, "preempt")
+    relieved = [name for name, why in events_of(core, "resize") if why.get("younger")]
     assert relieved == (["compute"] if first is C else [])
     if first is C:  # its workers leave once the newcomer waits for their room
         kinds = [event.kind for event in core.log if event.name == "memory" or event.kind == "resize"]
@@ -63,47 +63,47 @@ def test_each_memory_intensive_kernel_is_older_than_the_compute_intensive_one_th
     ran = run(core, *arrivals)
     assert ran.metrics().stp > 1.6
     # the device relieves it when the next one begins
-    assert [why["relieves"] for name, why in told(core, "launch") if "relieves" in why] == [0] * 4
-    assert not any(why.get("younger") for _, why in told(core, "resize"))
+    assert [why["relieves"] for name, why in events_of(core, "launch") if "relieves" in why] == [0] * 4
+    assert not any(why.get("younger") for _, why in events_of(core, "resize"))
 
 
 def test_where_the_device_cannot_relieve_a_kernel_the_policy_does_when_the_next_one_begins() -> None:
     core = core_of()
     core.executor.relieve_when = lambda mate, job: False  # type: ignore[method-assign]
     run(core, (0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)])
-    assert [name for name, why in told(core, "resize") if why.get("younger")] == ["compute"] * 4
+    assert [name for name, why in events_of(core, "resize") if why.get("younger")] == ["compute"] * 4
 
 
 @pytest.mark.parametrize("kind", [M, C])
 def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
     core = core_of()
     ran = run(core, *[(0.0, task(kind, 5.0)) for _ in range(12)])
-    assert all(why["plain"] for _, why in told(core, "launch"))
-    assert not told(core, "resize")
+    assert all(why["plain"] for _, why in events_of(core, "launch"))
+    assert not events_of(core, "resize")
     assert ran.metrics().stp > 0.99
 
 
 @pytest.mark.parametrize("kind", [M, C])
 def test_the_next_one_is_there_when_a_long_one_ends(kind: Kind) -> None:
-    """Nobody counts the blocks of what was launched as it is, so its rest goes by the clock."""
+    """The blocks of a non-preemptible launch are not counted, so its remaining time is estimated by the clock."""
     core = core_of(host=HostDelays(decision=0.2e-3, launch=0.1e-3, notice=20e-6))
     ran = run(core, *[(0.0, task(kind, 3.0)) for _ in range(20)])
-    assert all(why["plain"] for _, why in told(core, "launch"))
-    assert ran.metrics().stp > 0.985  # 0.91 if each began when the one before it was known to have ended
+    assert all(why["plain"] for _, why in events_of(core, "launch"))
+    assert ran.metrics().stp > 0.985  # 0.91 if each began when the end of its predecessor was known
 
 
 def test_a_kernel_of_some_decisions_does_not_go_on_as_it_is_for_what_the_host_takes() -> None:
     """The host takes its time either way; launched as it is, so were all that follow."""
     core = core_of(host=HOST, soon=0.0)
     run(core, *[(0.0, task(kind, seconds, blocks=1 << 16)) for kind, seconds in ((C, 3.0), (M, 0.5)) for _ in range(6)])
-    assert not [name for name, why in told(core, "launch") if name == "memory" and why.get("plain")]
+    assert not [name for name, why in events_of(core, "launch") if name == "memory" and why.get("plain")]
 
 
-@pytest.mark.parametrize("make", [lambda: said(C, 5.0), lambda: task(C, 300.0)])
+@pytest.mark.parametrize("make", [lambda: unmeasured_task(C, 5.0), lambda: task(C, 300.0)])
 def test_kernels_that_may_take_long_can_always_leave(make: Any) -> None:
     core = core_of()
     run(core, *[(0.0, make()) for _ in range(4)])
-    assert not any(why.get("plain") for _, why in told(core, "launch"))
+    assert not any(why.get("plain") for _, why in events_of(core, "launch"))
 
 
 def test_short_kernels_are_launched_as_they_are() -> None:
@@ -113,27 +113,29 @@ def test_short_kernels_are_launched_as_they_are() -> None:
     launches = [event for event in core.log if event.kind == "launch"][80:]  # before, nothing is known of the host
     assert all(event.why["plain"] for event in launches)
     ended = {event.task: event.time for event in core.log if event.kind == "end"}
-    most = max(sum(other.time <= event.time < ended[other.task] for other in launches) for event in launches)
-    assert 4 <= most <= 6
+    max_waiting = max(
+        sum(earlier.time <= event.time < ended[earlier.task] for earlier in launches) for event in launches
+    )
+    assert 4 <= max_waiting <= 6
 
 
-@pytest.mark.parametrize(("blocks", "beside"), [((264, 264), True), ((528, 1056), True), ((1056, 1056), False)])
+@pytest.mark.parametrize(("blocks", "together"), [((264, 264), True), ((528, 1056), True), ((1056, 1056), False)])
 def test_kernel_runs_beside_one_of_its_class_that_does_not_fill_the_device(
-    blocks: tuple[int, int], beside: bool
+    blocks: tuple[int, int], together: bool
 ) -> None:
     core = core_of()
     first, second = (task(M, 3.0, name, blocks=count) for name, count in zip(("first", "second"), blocks, strict=True))
-    one = run(core, (0.0, task(C, 1.0)), (1e-4, first), (2e-4, second))
-    ended = {job.task.name: job.ended for job in one.jobs}
-    began = {job.task.name: job.started for job in one.jobs}
-    assert (began["second"] < ended["first"] - 1e-3) is beside
+    replayed = run(core, (0.0, task(C, 1.0)), (1e-4, first), (2e-4, second))
+    ended = {job.task.name: job.ended for job in replayed.jobs}
+    began = {job.task.name: job.started for job in replayed.jobs}
+    assert (began["second"] < ended["first"] - 1e-3) is together
 
 
 def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
     core = core_of()
     run(core, (0.0, task(C, 50.0)), (5e-3, task(M, 5.0)))
-    assert [why.get("plain", False) for _, why in told(core, "launch")] == [False, False]
-    assert told(core, "resize")[-1] == ("compute", {"rule": "alone", "workers": None})
+    assert [why.get("plain", False) for _, why in events_of(core, "launch")] == [False, False]
+    assert events_of(core, "resize")[-1] == ("compute", {"rule": "alone", "workers": None})
 
 
 def test_a_pair_that_gains_nothing_is_left_alone_for_a_second() -> None:
@@ -150,7 +152,7 @@ def test_a_pair_that_gains_nothing_is_left_alone_for_a_second() -> None:
         (2.0, task(M, 10.0)),
         (2.0, task(C, 10.0)),
     )
-    rules = [why["rule"] for _, why in told(core, "launch")]
+    rules = [why["rule"] for _, why in events_of(core, "launch")]
     assert rules[:2] == ["lanes", "lanes"] and rules[2:15] == ["arrival"] * 13 and rules[-2:] == ["lanes", "lanes"]
 
 
@@ -158,7 +160,7 @@ def test_a_higher_priority_takes_its_lane() -> None:
     core = core_of()
     urgent = task(C, 5.0, "urgent", priority=2)
     run(core, (0.0, task(M, 50.0)), (0.0, task(C, 50.0, "low")), (10e-3, urgent))
-    ((name, why),) = told(core, "preempt")
+    ((name, why),) = events_of(core, "preempt")
     assert name == "low" and why["rule"] == "priority" and why["C"] < why["rest"]
     order = [event.name for event in core.log if event.kind == "end"]
     assert order[0] == "urgent"
@@ -168,21 +170,26 @@ def test_a_higher_priority_takes_its_lane() -> None:
 def test_beside_a_short_urgent_kernel_nothing_long_begins_that_cannot_leave(kind: Kind) -> None:
     core = core_of(host=HostDelays(decision=0.1e-3, launch=50e-6))
     urgent = [(5e-3 + 7e-3 * k, task(kind, 0.1, "urgent", priority=8)) for k in range(12)]
-    ran = run(core, *[(0.0, task(its, 12.0)) for its in (M, C) for _ in range(5)], *urgent)
-    assert not [name for name, why in told(core, "launch") if why.get("plain") and name != "urgent"]
-    waits = [job.started - job.arrival for job in ran.jobs if job.task.name == "urgent" and job.started is not None]
-    assert len(waits) == 12
-    assert max(waits) < 2.2e-3
+    ran = run(core, *[(0.0, task(lane, 12.0)) for lane in (M, C) for _ in range(5)], *urgent)
+    assert not [name for name, why in events_of(core, "launch") if why.get("plain") and name != "urgent"]
+    wait_seconds = [
+        job.started - job.arrival for job in ran.jobs if job.task.name == "urgent" and job.started is not None
+    ]
+    assert len(wait_seconds) == 12
+    assert max(wait_seconds) < 2.2e-3
 
 
 def test_blocks_of_a_kernel_of_higher_priority_get_room_first() -> None:
     core = core_of(host=HostDelays(decision=0.1e-3, launch=50e-6))
-    places: dict[str, Any] = {}
+    placements: dict[str, Any] = {}
     begin = core.executor._begin
-    core.executor._begin = lambda job, place: (places.setdefault(job.task.name, place), begin(job, place))[1]
+    core.executor._begin = lambda job, placement: (
+        placements.setdefault(job.task.name, placement),
+        begin(job, placement),
+    )[1]
     run(core, (0.0, task(M, 12.0)), (0.0, task(C, 12.0)), (5e-3, task(M, 0.1, "urgent", priority=3)))
-    assert places["urgent"].priority == 3
-    assert places["memory"].priority == 0
+    assert placements["urgent"].priority == 3
+    assert placements["memory"].priority == 0
 
 
 def even() -> tuple[float, float]:
@@ -194,7 +201,7 @@ def test_the_class_with_more_work_gets_the_larger_share() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
     live.pairs.note(_key(memory, compute), 0.5, (0.75, 0.76))
-    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75  # tried for the one that would end last
+    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75  # tried for the kernel that would end last
     assert live.share(memory, compute, lambda: (1.0, 9.0)) == 0.25
     live.pairs.note(_key(memory, compute), 0.75, (0.98, 0.5))
     assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75
@@ -206,8 +213,8 @@ def test_the_class_with_more_work_gets_the_larger_share() -> None:
 def test_work_is_what_runs_and_waits_on_the_device_or_not() -> None:
     core = core_of()
     requests = [(0.0, task(kind, 10.0)) for kind in (M, M, M, C)]
-    for at, its in requests:
-        core.submit(Request(its.name, [its], at))
+    for at, arriving in requests:
+        core.submit(Request(arriving.name, [arriving], at))
     core.step()
     memory, compute = _work(core._view)
     assert memory == pytest.approx(30e-3) and compute == pytest.approx(10e-3)
@@ -252,13 +259,13 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
 
 
 def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
-    """Two kernels of 0.7 ms seemed to gain nothing beside each other, for their launches were in the window."""
+    """Two kernels of 0.7 ms seemed to gain nothing together, because their launches were in the window."""
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=10560)]))[0] for kind in (M, C))
-    for least, found in ((3e-3, None), (0.0, 0.8)):
+    for min_seconds, found in ((3e-3, None), (0.0, 0.8)):
         memory.done = compute.done = 0
         live.choose(memory, compute, even)
-        live.begin(memory, compute, 0.0, least)
+        live.begin(memory, compute, 0.0, min_seconds)
         memory.done = compute.done = memory.task.blocks
         live.look([], 2.5e-3)
         rates = live.rates(memory, compute)
@@ -284,8 +291,12 @@ def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:
 def test_there_is_no_train_behind_those_that_can_leave() -> None:
     """One takes the last place as workers, and the next one, which runs whole, waits: it ended the scheduler."""
     core = core_of()
-    late = [task(C, 0.1, "late", priority=2), task(C, 0.1, "late", priority=2, whole="it has a barrier"), task(M, 1.0)]
-    ran = run(core, (0.0, task(C, 6.0, "long", priority=5, blocks=1 << 16)), *[(5.5e-3, its) for its in late])
+    arriving = [
+        task(C, 0.1, "late", priority=2),
+        task(C, 0.1, "late", priority=2, whole="it has a barrier"),
+        task(M, 1.0),
+    ]
+    ran = run(core, (0.0, task(C, 6.0, "long", priority=5, blocks=1 << 16)), *[(5.5e-3, kernel) for kernel in arriving])
     assert all(job.done == job.task.blocks for job in ran.jobs)
 
 
@@ -313,15 +324,15 @@ def test_the_next_one_is_chosen_late() -> None:
     jobs = core.jobs
     behind = [(event.time, jobs[event.task], jobs[event.why["behind"]]) for event in core.log if "behind" in event.why]
     assert len(behind) >= 3
-    assert all(other.ended - time < 3e-3 for time, _, other in behind)
+    assert all(running.ended - time < 3e-3 for time, _, running in behind)
 
 
 def test_at_most_one_waits_in_each_lane() -> None:
     core = core_of(host=HOST)
     decide, found = core.policy.decide, []
-    core.policy.decide = lambda view: found.append([len(its) for its in view.trains.values()]) or decide(view)  # type: ignore[method-assign, func-returns-value]
+    core.policy.decide = lambda view: found.append([len(waiting) for waiting in view.trains.values()]) or decide(view)  # type: ignore[method-assign, func-returns-value]
     run(core, *[(0.0, task(kind, 2.0)) for kind in (M, C) for _ in range(10)])
-    assert [1, 1] in found and max(max(its, default=0) for its in found) == 1
+    assert [1, 1] in found and max(max(waiting, default=0) for waiting in found) == 1
 
 
 def test_a_long_kernel_alone_has_the_next_one_behind_it_where_the_limit_is_one() -> None:
@@ -333,7 +344,7 @@ def test_a_long_kernel_alone_has_the_next_one_behind_it_where_the_limit_is_one()
 @pytest.mark.parametrize("kind", [M, C])
 def test_one_of_higher_priority_comes_before_what_was_launched_ahead(kind: Kind) -> None:
     core = core_of(host=HOST)
-    lanes = [(0.0, task(its, 12.0)) for its in (M, C) for _ in range(3)]
+    lanes = [(0.0, task(lane, 12.0)) for lane in (M, C) for _ in range(3)]
     ahead = next(event.time for event in run(core, *lanes).log if "behind" in event.why and event.name == kind.value)
     core = core_of(host=HOST)
     ran = run(core, *lanes, (ahead + 0.5e-3, task(kind, 1.0, "urgent", priority=4)))
@@ -346,15 +357,15 @@ def test_one_of_higher_priority_comes_before_what_was_launched_ahead(kind: Kind)
 def test_what_others_passed_too_often_is_not_taken_back_for_one_that_it_comes_before(level: int) -> None:
     """It was launched ahead, taken back and launched ahead, as often as the host could."""
     core = core_of(host=HOST)
-    for its in (task(M, 4.0, "first", blocks=1 << 16), task(M, 6.0, "old"), *[task(C, 4.0) for _ in range(8)]):
-        core.submit(Request(its.name, [its]))
+    for kernel in (task(M, 4.0, "first", blocks=1 << 16), task(M, 6.0, "old"), *[task(C, 4.0) for _ in range(8)]):
+        core.submit(Request(kernel.name, [kernel]))
     first, old = core.jobs[:2]
     for _ in range(100):
         core.executor.wait(core.step())
         if old.train:
             break
-    rest = 4e-3 * (1.0 - core.executor.progress(first) / first.task.blocks)
-    core.executor.wait(core.executor.now() + rest - 0.2e-3)
+    remaining = 4e-3 * (1.0 - core.executor.progress(first) / first.task.blocks)
+    core.executor.wait(core.executor.now() + remaining - 0.2e-3)
     core.policy._queued[old] = level  # as others have passed it
     core.submit(Request("new", [task(M, 1.0, "new", priority=2)], core.executor.now()))
     core.step()
@@ -376,11 +387,11 @@ def test_a_newcomer_takes_the_place_of_who_leaves_for_it_without_the_host() -> N
 def test_a_short_urgent_kernel_never_waits_for_room_until_a_long_one_has_ended(
     gains: bool, kind: Kind, soon: float
 ) -> None:
-    """Its own room counts, and its rate: launched as it is beside a kernel that has the whole device, it had none."""
+    """Its own room counts, and its rate: non-preemptible with a kernel that fills the device, it has no room."""
     names = ("memory", "compute")
     poor = [Pair(a, b, (0.52, 0.52), (s, 1 - s)) for a, b in (names, names[::-1]) for s in (0.25, 0.5, 0.75)]
     core = core_of(None if gains else Matrix(poor, ClassTable(CAPACITY)), host=HOST, soon=soon)
-    long = [(0.0, task(its, 12.0, blocks=blocks)) for its, blocks in ((M, 1 << 19), (C, 1 << 16)) for _ in range(20)]
+    long = [(0.0, task(lane, 12.0, blocks=blocks)) for lane, blocks in ((M, 1 << 19), (C, 1 << 16)) for _ in range(20)]
     urgent = [(3e-3 + 14.3e-3 * k, task(kind, 0.1, "urgent", priority=8, blocks=64)) for k in range(16)]
     ran = run(core, *long, *urgent)
     took = [job.ended - job.arrival for job in ran.jobs if job.task.name == "urgent"]
@@ -390,7 +401,7 @@ def test_a_short_urgent_kernel_never_waits_for_room_until_a_long_one_has_ended(
 def test_a_lane_without_company_goes_on_with_kernels_as_they_are() -> None:
     core = core_of(host=HOST)
     run(core, *[(0.0, task(M, 2.0)) for _ in range(2)], *[(0.0, task(C, 2.0)) for _ in range(9)])
-    plain = [bool(why.get("plain")) for name, why in told(core, "launch") if name == "compute"]
+    plain = [bool(why.get("plain")) for name, why in events_of(core, "launch") if name == "compute"]
     assert plain[-4:] == [True] * 4 and not plain[0]
     assert idle(core, C) < 1e-6
 
@@ -400,7 +411,7 @@ def test_the_next_one_of_a_pair_that_gains_nothing_goes_on_as_it_is() -> None:
     poor = [Pair(a, b, (0.5, 0.45), (s, 1 - s)) for a, b in (names, names[::-1]) for s in (0.25, 0.5, 0.75)]
     core = core_of(Matrix(poor, ClassTable(CAPACITY)), host=HOST)
     run(core, *[(0.0, task(kind, 2.0, blocks=1 << 15)) for kind in (M, C) for _ in range(12)])
-    found = [bool(why.get("plain")) for _, why in told(core, "launch")]
+    found = [bool(why.get("plain")) for _, why in events_of(core, "launch")]
     assert sum(found) >= 16, found
 
 
@@ -410,10 +421,10 @@ def test_the_next_one_of_a_lane_comes_behind_it_where_the_trains_of_the_other_ar
     core.submit(Request("long", [task(M, 20.0)]))
     core.step()
     executor.wait(19.9e-3)
-    for some in ([task(C, 2e-3) for _ in range(600)], [task(M, 20.0)]):
+    for kernels in ([task(C, 2e-3) for _ in range(600)], [task(M, 20.0)]):
         core._view.overhead = 0.3e-3
-        for one in some:
-            core.submit(Request(one.name, [one], executor.now()))
+        for kernel in kernels:
+            core.submit(Request(kernel.name, [kernel], executor.now()))
         core.step()
     first, last = core.jobs[0], core.jobs[-1]
     assert first.state is last.state is State.RUNNING and last in core._trains[first]

@@ -1,4 +1,4 @@
-"""What a scheduler knows of kernels that came without a profile: the default analyzer, and what it learns from."""
+"""The default analyzer: profiles of kernels that were submitted without one, learned from their runs."""
 
 import gc
 import importlib.util
@@ -51,16 +51,16 @@ def load(folder, name, body):
     return module.step
 
 
-# -- what tells kernels apart ---------------------------------------------------------------------------------
+# -- identity of kernels --------------------------------------------------------------------------------------
 
 
 def test_kernels_of_one_name_differ_by_their_code(tmp_path):
     x = np.zeros(8)
-    one, other = load(tmp_path, "one", "x[i] += 1"), load(tmp_path, "other", "x[i] *= 2")
-    assert identity(one[8], (x,)).split("@")[0] == identity(other[8], (x,)).split("@")[0] == "step"
-    assert identity(one[8], (x,)) != identity(other[8], (x,))
-    assert identity(one[8], (x,)) == identity(one[16], (x,)) and lasts(identity(one[8], (x,)))
-    assert identity(one[8], (x,)) != identity(one[8], (np.zeros(8, np.int64),)), "types count"
+    adding, doubling = load(tmp_path, "one", "x[i] += 1"), load(tmp_path, "other", "x[i] *= 2")
+    assert identity(adding[8], (x,)).split("@")[0] == identity(doubling[8], (x,)).split("@")[0] == "step"
+    assert identity(adding[8], (x,)) != identity(doubling[8], (x,))
+    assert identity(adding[8], (x,)) == identity(adding[16], (x,)) and lasts(identity(adding[8], (x,)))
+    assert identity(adding[8], (x,)) != identity(adding[8], (np.zeros(8, np.int64),)), "types count"
 
 
 def test_a_constant_that_the_code_names_counts(tmp_path):
@@ -103,15 +103,15 @@ def test_a_scheduler_as_in_the_how_to_measures_the_first_kernel():
 
 @pytest.mark.timing
 def test_the_cpu_measures_what_runs_alone_without_compiling_it(tmp_path):
-    kernel = load(tmp_path, "fresh", f"x[i] += {time.time_ns()}")  # nobody has compiled it
+    kernel = load(tmp_path, "fresh", f"x[i] += {time.time_ns()}")  # not compiled yet
     with Scheduler("cpu") as scheduler:
         began = time.perf_counter()
         scheduler.submit(kernel[1000], np.zeros(1000)).result(HANG_SECONDS)
-        whole = time.perf_counter() - began
+        total_seconds = time.perf_counter() - began
         ((_, seconds),) = alone_times(scheduler.log)
         task = scheduler.task(kernel[1000], np.zeros(1000))
     assert task.profile.source == "measured" and task.profile.kind in Kind
-    assert 0 < seconds < whole / 4, "compiling took most of it"
+    assert 0 < seconds < total_seconds / 4, "compiling took most of it"
     assert task.profile.seconds == pytest.approx(seconds)
 
 
@@ -124,10 +124,10 @@ def test_two_tenants_kernels_of_one_name_are_two(tmp_path):
 
 
 def test_a_profile_that_was_given_is_kept():
-    given = Profile(kind=Kind.COMPUTE, seconds=1.0)
+    profile = Profile(kind=Kind.COMPUTE, seconds=1.0)
     with Scheduler("cpu") as scheduler:
-        task = scheduler.task(add[8], np.zeros(8), profile=given)
-        assert task.profile is given and task.known is None
+        task = scheduler.task(add[8], np.zeros(8), profile=profile)
+        assert task.profile is profile and task.known is None
 
 
 def test_a_learner_without_a_scheduler_says_so():
@@ -158,9 +158,9 @@ def test_a_kernel_gets_its_class_from_how_fast_it_went_through_its_arrays():
     assert (task.profile.source, task.profile.kind) == ("cold", None)
     assert learns.learn(task, 10e-6)  # 8000 bytes: 0.8 of the bandwidth
     assert learns(task).kind is Kind.MEMORY and learns(task).seconds == 10e-6
-    other = task_of(learns, 100_000)
-    assert other.profile.source == "predicted", "another size"
-    assert learns.learn(other, 8e-3) and learns(other).kind is Kind.COMPUTE  # a tenth of it
+    larger = task_of(learns, 100_000)
+    assert larger.profile.source == "predicted", "another size"
+    assert learns.learn(larger, 8e-3) and learns(larger).kind is Kind.COMPUTE  # a tenth of it
 
 
 def test_a_profile_changes_only_where_the_time_does():
@@ -175,11 +175,11 @@ def test_a_profile_changes_only_where_the_time_does():
 def test_measuring_gets_rare():
     learns = learner()
     task = task_of(learns)
-    wanted = []
+    is_measured = []
     for _ in range(3 * RARELY):
-        wanted.append(task.known.wants)
+        is_measured.append(task.known.wants)
         learns.learn(task, 1e-3)
-    assert all(wanted[:ALWAYS]) and sum(wanted) <= ALWAYS + 3
+    assert all(is_measured[:ALWAYS]) and sum(is_measured) <= ALWAYS + 3
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
@@ -203,14 +203,14 @@ class Hand(Executor):
     capacity = Capacity(processors=4)
 
     def __init__(self):
-        self.time, self.said, self.running = 0.0, [], []
+        self.time, self.events, self.running = 0.0, [], []
 
     def launch(self, job, placement):
         self.running.append(job)
 
     def end(self):
         self.time += 1
-        self.said.append(Ended(self.running.pop(0), self.time, None, 0.5))
+        self.events.append(Ended(self.running.pop(0), self.time, None, 0.5))
 
     def preempt(self, job, mode="drain"):
         pass
@@ -221,12 +221,12 @@ class Hand(Executor):
     def progress(self, job):
         return 0
 
-    def cost(self, victim, stays):
+    def cost(self, victim, co_runners):
         return 1.0
 
     def poll(self):
-        said, self.said = self.said, []
-        return said
+        events, self.events = self.events, []
+        return events
 
     def now(self):
         return self.time
@@ -272,14 +272,14 @@ def test_only_what_has_the_whole_device_for_itself_is_measured(placement, sizes,
 def test_many_threads_ask_while_one_teaches():
     learns, failures = learner(), []
 
-    def ask():
+    def learn_kernels():
         try:
             for n in range(200):
                 learns.learn(task_of(learns, 2 ** (n % 12)), 1e-3)
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=learn_kernels) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -287,12 +287,12 @@ def test_many_threads_ask_while_one_teaches():
     assert not failures and not any(t.is_alive() for t in threads)
 
 
-# -- what is kept ---------------------------------------------------------------------------------------------
+# -- history files ------------------------------------------------------------------------------------------
 
 
 def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, monkeypatch):
-    kept = tmp_path / "warpwell" / "scheduler" / "device.json"
-    monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: kept)
+    history = tmp_path / "warpwell" / "scheduler" / "device.json"
+    monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: history)
     first = Learner(saves=True)
     with Scheduler("cpu", executor=CpuExecutor, analyzer=first) as scheduler:
         scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
@@ -317,20 +317,20 @@ def test_a_scheduler_keeps_what_it_learnt_with_no_set_up(tmp_path, monkeypatch):
     with Scheduler("cpu") as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "measured"
     (tmp_path / "device.json").unlink()
-    (tmp_path / "device.json").mkdir()  # cannot be written: nothing is kept, and nobody is told
+    (tmp_path / "device.json").mkdir()  # cannot be written, which is ignored silently
     with Scheduler("cpu") as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
         scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
 
 
-# -- what a scheduler leaves ----------------------------------------------------------------------------------
+# -- log and memory ------------------------------------------------------------------------------------------
 
 
 def test_the_log_of_a_scheduler_is_bounded_and_a_log_of_ones_own_keeps_all():
-    mine = Log()
-    for log, kept in ((None, KEPT), (mine, None)):
+    own_log = Log()
+    for log, max_events in ((None, KEPT), (own_log, None)):
         with Scheduler("cpu", log=log) as scheduler:
-            assert scheduler.log.most == kept
+            assert scheduler.log.most == max_events
     few = Log(kinds=("end",), most=8)
     with Scheduler("cpu", log=few) as scheduler:
         for _ in range(20):
