@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from warpwell.driver import build as parts
@@ -31,8 +31,7 @@ def build() -> Built:
     DriverBuildError
         If there is no compiler, if it fails, or if the cache folder cannot be written.
     """
-    product = parts.build()
-    return Built(product.layer, product.worker, product.relay, product.passthrough, build_fake())
+    return Built(**asdict(parts.build()), fake=build_fake())
 
 
 def build_fake() -> Path:
@@ -54,7 +53,6 @@ def build_fake() -> Path:
 def library_folder() -> Path:
     """Return a folder with ``libcuda.so.1`` (the layer) and the CUDA runtimes ``libcudart.so.12`` and ``.13``."""
     layer = parts.parts().layer
-    assert layer is not None
     name = hashlib.sha256(f"library folder {layer}".encode()).hexdigest()[:20]
     return parts.cached_folder(name, lambda folder: make_library_folder(folder, layer)) / "lib"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS
 
-from warpwell.driver.build import Built
-from warpwell.errors import AgentError, DeviceNotFoundError
+from warpwell.driver.build import Built, find_parts
+from warpwell.errors import AgentError, DeviceNotFoundError, DriverBuildError
 from warpwell.pool.agent.runtime import Runtime
 from warpwell.pool.launch import cuda_programs, reservation
 from warpwell.pool.launch.options import RunOptions
@@ -249,7 +249,7 @@ def test_a_program_of_a_login_node_has_the_gpus_of_other_hosts_if_it_asks_for_th
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: False)
-    monkeypatch.setattr(cuda_programs.build, "parts", lambda: Built(*[tmp_path / "part"] * 3))
+    monkeypatch.setattr(cuda_programs.build, "parts", lambda: find_parts(tmp_path))
     assert cuda_programs.prepare(RunOptions(gpus=False), tmp_path, {}, True) is None
     assert cuda_programs.prepare(RunOptions(cuda="pool", gpus=False), tmp_path, {}, True) is not None
 
@@ -259,7 +259,7 @@ def test_a_slow_build_of_the_layer_is_told(
 ) -> None:
     def made(seconds: float) -> Built:
         time.sleep(seconds)
-        return Built(None, None, None)
+        raise DriverBuildError("there is no compiler")
 
     monkeypatch.setattr(cuda_programs, "_SILENT", 0.02)
     for seconds, told in ((0.0, False), (0.2, True)):

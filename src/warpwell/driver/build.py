@@ -33,12 +33,12 @@ SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Built:
-    """Paths of the native parts; None: its sources are not there."""
+    """Paths of the native parts."""
 
-    layer: Path | None
-    worker: Path | None
-    relay: Path | None
-    passthrough: Path | None = None
+    layer: Path
+    worker: Path
+    relay: Path
+    passthrough: Path
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def has_ziglang() -> bool:
 
 
 def build() -> Built:
-    """Return layer, worker and relay; compile them if the cache does not have them for these sources.
+    """Return the native parts; compile them if the cache does not have them for these sources.
 
     The variables ``CC`` and ``CFLAGS`` apply.
 
@@ -161,7 +161,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def parts() -> Built:
-    """Return layer and worker, from the companion wheel if it is installed for these sources, else from `build`."""
+    """Return the native parts, from the companion wheel if it is installed for these sources, else from `build`."""
     folder = _companion()
     if folder and (folder / "sources").read_text() == sources_hash():
         return find_parts(folder)
@@ -201,8 +201,7 @@ def _more_flags() -> list[str]:
 
 def find_parts(folder: Path) -> Built:
     """Return the parts in a folder."""
-    files = [folder / part.output for part in PARTS]
-    return Built(*(path if path.exists() else None for path in files))
+    return Built(*(folder / part.output for part in PARTS))
 
 
 def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> None:
@@ -215,9 +214,8 @@ def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> N
     compile_files(folder, command, [(soname, [folder / "gen_machine.c"])])
     jobs = []
     for part in parts:
-        if files := part.sources(generate.NATIVE):
-            more = [folder / GENERATED[part]] if part in GENERATED else []
-            jobs.append((part, [*files, *more, *([machine] if part is PASSTHROUGH else [])]))
+        more = [folder / GENERATED[part]] if part in GENERATED else []
+        jobs.append((part, [*part.sources(generate.NATIVE), *more, *([machine] if part is PASSTHROUGH else [])]))
     compile_files(folder, command, jobs)
     machine.unlink()
     if LAYER not in parts:
@@ -226,8 +224,8 @@ def make_parts(folder: Path, command: Sequence[str], parts: Sequence[Part]) -> N
     for release, part in zip(runtime.RELEASES, RUNTIMES, strict=True):
         generated = folder / f"gen_runtime_{release}.c"
         script = f"-Wl,--version-script={generated.with_suffix('.map')}"
-        if files := part.sources(generate.NATIVE):
-            jobs.append((replace(part, flags=(*part.flags, script)), [*files, generated, folder / LAYER.output]))
+        files = [*part.sources(generate.NATIVE), generated, folder / LAYER.output]
+        jobs.append((replace(part, flags=(*part.flags, script)), files))
     compile_files(folder, command, jobs)
 
 

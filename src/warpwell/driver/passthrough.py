@@ -55,7 +55,6 @@ def machine_driver(name: str = "libcuda.so.1") -> Path:
 def passthrough_folder(driver: Path) -> Path:
     """Return a folder of the cache with the pass-through driver in front of a driver; make it if it does not exist."""
     library = build.parts().passthrough
-    assert library is not None
     name = hashlib.sha256(f"pass-through {library} {driver}".encode()).hexdigest()[:20]
 
     def make(folder: Path) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..errors import ArgumentError, DriverBuildError, WarpwellError
+from ..errors import ArgumentError, WarpwellError
 from . import build
 from .board import Board, device_file
 from .clients import (
@@ -127,8 +127,6 @@ class DriverServer(ClientListener):
         claim: Callable[[], Any] | None = None,
     ) -> None:
         parts = parts or build.parts()
-        if parts.layer is None or parts.worker is None:
-            raise DriverBuildError("the driver layer for unmodified CUDA programs is not in this installation")
         names = [str(i) for i in range(devices)] if isinstance(devices, int) else list(devices)
         super().__init__()
         self._served = [Served(name, first + i) for i, name in enumerate(names)]

@@ -35,7 +35,6 @@ class Hosts:
     """
 
     def __init__(self, parts: build.Built, devices: int, here: int, wrap: Wrap) -> None:
-        assert parts.layer is not None and parts.relay is not None
         self.parts = parts
         self.folder = Path(tempfile.mkdtemp(prefix="ww-hosts-"))
         make_library_folder(self.folder, parts.layer)
@@ -54,7 +53,6 @@ class Hosts:
 
     def serve(self, k: int) -> tuple[DriverServer, Path]:
         """Start the server of an agent."""
-        assert self.parts.relay is not None
         made = DriverServer([str(k)], driver=self.parts.fake, first=k, parts=self.parts)
         self.servers[k] = made
         return made, self.parts.relay

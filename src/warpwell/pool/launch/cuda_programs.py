@@ -65,7 +65,7 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
     timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
     timer.start()
     try:
-        layer, worker, relay = _parts()
+        parts = build.parts()
     except DriverBuildError:
         if options.cuda == "pool":
             raise
@@ -74,14 +74,14 @@ def prepare(options: RunOptions, folder: Path, environ: Mapping[str, str], away:
         timer.cancel()
     served = folder / "cuda"
     served.mkdir(mode=0o700)
-    make_library_folder(served, layer)
+    make_library_folder(served, parts.layer)
     changed = changes(served, {})  # the supervisor adds the library path of mpiexec
     if options.cuda == "auto":  # "pool" also serves programs that can do without a GPU
         changed[_EXIT] = "1"
     if options.explain_refused:
         changed[_NOTES] = str(served / "refused")
-    settings = {"environ": changed, "layer": str(layer), "worker": str(worker), "relay": str(relay)}
-    return json.dumps(settings | {"folder": str(served), "driver": environ.get(DRIVER)})
+    settings = {"environ": changed, "parts": str(parts.layer.parent), "folder": str(served)}
+    return json.dumps(settings | {"driver": environ.get(DRIVER)})
 
 
 def refusal(command: Sequence[str], options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
@@ -107,14 +107,6 @@ def program_environ(program: str) -> dict[str, str]:
         preload = [*(f"{folder}/lib/{name}" for name in hidden), environ.get("LD_PRELOAD", "")]
         environ |= {"LD_PRELOAD": ":".join(filter(None, preload))} if hidden else {}
     return environ
-
-
-def _parts() -> tuple[Path, Path, Path]:
-    """Return the paths of layer, worker and relay."""
-    parts = build.parts()
-    if parts.layer is None or parts.worker is None or parts.relay is None:
-        raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
-    return parts.layer, parts.worker, parts.relay
 
 
 def _obstacle(options: RunOptions, environ: Mapping[str, str], away: bool) -> str | None:
@@ -183,11 +175,10 @@ def make_server(
     Raises
     ------
     DriverBuildError
-        The native parts are not on this host, and cannot be built.
+        The native parts cannot be built on this host.
     """
-    layer, worker, relay = _parts() if away else (Path(settings[name]) for name in ("layer", "worker", "relay"))
+    parts = build.parts() if away else build.find_parts(Path(settings["parts"]))
     device = str(ordinal) if settings["driver"] else "0"  # `visible` has made the agent's GPU the first one
     folder = None if away else settings["folder"]
-    parts = build.Built(layer, worker, relay)
     server = DriverServer([device], driver=settings["driver"], folder=folder, first=ordinal, parts=parts, claim=claim)
-    return server, relay
+    return server, parts.relay
