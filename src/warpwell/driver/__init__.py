@@ -12,8 +12,8 @@
 - server: starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` has the interface's types, ``wire.h`` and ``calls.h`` the protocol between
-layer and worker, ``layer.h`` and ``worker.h`` the maps of the two, and ``relay.c`` connects them if they are on two
-hosts (``pool/cuda``). ``runtime.h`` is the map of the CUDA runtime, ``passthrough.h`` that of the pass-through library.
+layer and worker, and ``relay.c`` connects them if they are on two hosts (``pool/cuda``). ``layer.h``, ``worker.h``,
+``runtime.h`` (the CUDA runtime) and ``passthrough.h`` (the pass-through driver) describe one part each.
 """
 
 from typing import TYPE_CHECKING

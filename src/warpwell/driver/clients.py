@@ -273,16 +273,16 @@ class ClientListener(ABC):
     def _answer(self, client: Client, packet: bytes, descriptors: list[int]) -> None:
         """Answer a packet now or later; drop a client that is served or refused, or that breaks the protocol."""
         client.request = packet, descriptors
-        stays: bool | None = False
+        is_open: bool | None = False
         try:
-            stays = self._understand(client, packet, descriptors)
+            is_open = self._understand(client, packet, descriptors)
         except RefusedError as refused:
             refuse(client.line, refused.code, str(refused))
         except (OSError, struct.error, subprocess.SubprocessError) as error:
             refuse(client.line, DEVICE_UNAVAILABLE, f"the program cannot be served: {error}")
-        if stays:
+        if is_open:
             client.forget_request()
-        elif stays is not None:
+        elif is_open is not None:
             self._drop(client)
 
     def _understand(self, client: Client, packet: bytes, descriptors: list[int]) -> bool | None:

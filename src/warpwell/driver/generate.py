@@ -481,9 +481,9 @@ _ONLY_PASSED = {"cuCtxDestroy_v2": table.Call("cuCtxDestroy_v2", "near", ("ctx",
 
 def passed() -> list[tuple[table.Entry, table.Call]]:
     """Return the symbols that the pass-through driver defines, with their calls."""
-    known = table.calls() | _ONLY_PASSED
-    found = [(entry, table.plain_symbol(entry.symbol)) for entry in table.entries()]
-    return [(entry, known[symbol]) for entry, symbol in found if symbol in known and PASSED.fullmatch(symbol)]
+    calls = table.calls() | _ONLY_PASSED
+    symbols = [(entry, table.plain_symbol(entry.symbol)) for entry in table.entries()]
+    return [(entry, calls[symbol]) for entry, symbol in symbols if symbol in calls and PASSED.fullmatch(symbol)]
 
 
 def _passthrough_h() -> str:
@@ -509,12 +509,12 @@ def _passthrough_c() -> str:
 
 
 def _pass_on(number: int, entry: table.Entry, call: table.Call) -> Iterator[str]:
-    """Yield statements that call the machine's function, with what gates need before and after it."""
-    given = call.roles.index("stream") if "stream" in call.roles else None
-    stream, default = f"a{given}", "CU_STREAM_PER_THREAD" if entry.per_thread else "CU_STREAM_LEGACY"
+    """Yield statements that call the machine's function, and the gate's functions before and after it."""
+    default = "CU_STREAM_PER_THREAD" if entry.per_thread else "CU_STREAM_LEGACY"
+    argument = f"a{call.roles.index('stream')}" if "stream" in call.roles else ""
     if call.symbol == "cuLaunchKernelEx":
-        stream, given = "((const struct cu_launch_config *)a0)->stream", 0
-    stream = default if given is None else f"{stream} ? {stream} : {default}"
+        argument = "((const struct cu_launch_config *)a0)->stream"
+    stream = f"{argument} ? {argument} : {default}" if argument else default
     machine = f"ww_machine.{entry.symbol}({_passed(call)})"
     if re.match("cu(StreamDestroy|CtxDestroy|DevicePrimary)", call.symbol):
         if call.symbol == "cuStreamDestroy_v2":
@@ -529,8 +529,7 @@ def _pass_on(number: int, entry: table.Entry, call: table.Call) -> Iterator[str]
     if call.symbol == "cuStreamWaitEvent":
         yield f"return ww_wait_event({stream}, a1, a2, ww_machine.{entry.symbol});"
     elif re.match("cu(Stream|Ctx)", call.symbol):
-        stream = "NULL" if given is None else stream
-        yield f"uint64_t entered[WW_STREAMS];\n    ww_before_wait({stream}, entered);"
+        yield f"uint64_t entered[WW_STREAMS];\n    ww_before_wait({stream if argument else 'NULL'}, entered);"
         yield f"CUresult result = {machine};"
         yield "if (!result)\n        ww_after_wait(entered);\n    return result;"
     else:

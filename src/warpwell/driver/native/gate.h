@@ -41,6 +41,9 @@
 #define WW_GATE_BEAT_NS 20000000u
 #define WW_GATE_FAIL_OPEN_NS 100000000u
 
+#define WW_GATE_MEASURED_FIRST 4u /* calls of a kind that are measured, and then one in WW_GATE_MEASURED_EACH */
+#define WW_GATE_MEASURED_EACH 16u
+
 enum ww_gate_kind {
     WW_GATE_WORKER = 1,  /* a worker of the driver layer: holds calls in the host */
     WW_GATE_STREAMS = 2, /* a pass-through driver: its streams wait at `gate` on the GPU, and a thread of the process
@@ -83,8 +86,7 @@ struct ww_gate_slot {
 
 _Static_assert(sizeof(struct ww_gate_slot) == WW_GATE_SLOT_BYTES, "slots of the board have 256 bytes");
 
-/* -- the program's side ---------------------------------------------------------------------------------------------
- */
+/* -- the program's side -------------------------------------------------------------------------------------------- */
 
 struct ww_gate {
     struct ww_gate_head *head;
@@ -101,8 +103,8 @@ struct ww_gate {
 bool ww_gate_attach(struct ww_gate *g, int fd, enum ww_gate_kind kind, int64_t pid, int64_t priority,
                     const char *tenant);
 
-/* The gate is closed: tell the arbiter that this program waits. Return true if it need not wait, because no arbiter is
- * alive or the slot is no longer its own. Call it again after at most 50 ms while the program waits. */
+/* The gate is closed: report to the arbiter that this program waits. Return true if it need not wait, because no
+ * arbiter is alive or the slot is no longer its own. Call it again after at most 50 ms while the program waits. */
 bool ww_gate_fails_open(struct ww_gate *g);
 
 /* The program waits for nothing. */
@@ -163,6 +165,20 @@ static inline void ww_gate_pass(struct ww_gate *g, uint64_t n) {
     atomic_store_explicit(&g->slot->done, g->done += n, memory_order_release);
     if (g->done == g->issued && !ww_gate_is_open(g))
         ww_gate_ring(g);
+}
+
+/* Return true if the next call of a kind, after `calls` earlier ones, is measured. */
+static inline bool ww_gate_must_measure(uint32_t calls) {
+    return calls < WW_GATE_MEASURED_FIRST || calls % WW_GATE_MEASURED_EACH == 0;
+}
+
+/* Record the time of a measured call. Return the longest recent time, which decreases by a 64th at each call. */
+static inline uint64_t ww_gate_learn(struct ww_gate_slot *slot, uint64_t ns) {
+    uint64_t longest = atomic_load_explicit(&slot->longest_ns, memory_order_relaxed);
+    longest -= longest / 64;
+    longest = longest > ns ? longest : ns;
+    atomic_store_explicit(&slot->longest_ns, longest, memory_order_relaxed);
+    return longest;
 }
 
 #endif

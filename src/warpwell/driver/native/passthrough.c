@@ -16,12 +16,14 @@ __attribute__((constructor)) static void find_machine(void) {
     void *machine = dlopen(WW_MACHINE, RTLD_LAZY | RTLD_NOLOAD);
     for (size_t i = 0; i < WW_PASSED && machine; i++)
         *ww_passed[i].machine = dlsym(machine, ww_passed[i].symbol);
+    if (machine)
+        ww_prepare_gates(machine);
 }
 
 /* -- functions by name --------------------------------------------------------------------------------------------- */
 
 /* Ask the driver for exactly the versions that are defined here. It may return other addresses than the dynamic linker,
- * and a newer version of a name can have other parameters: so names alone do not tell which function a pointer is. */
+ * and a newer version of a name can have other parameters, so a name does not identify a function. */
 static void ask_machine(void) {
     for (size_t i = 0; i < WW_PASSED && ww_machine.cuGetProcAddress_v2; i++) {
         const struct ww_passed *p = &ww_passed[i];

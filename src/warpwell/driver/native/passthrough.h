@@ -61,6 +61,9 @@ static inline bool ww_must_enter(void) {
     return !n && atomic_load_explicit(&ww_must_look, memory_order_relaxed);
 }
 
+/* Read the functions that gates need from the machine's library, and the variable WARPWELL_SHARE. */
+void ww_prepare_gates(void *machine);
+
 /* Prepare a call that gives work to a stream. `key` names what is expected to take equally long. Return false if the
  * call has no gate. */
 bool ww_before(CUstream stream, uint64_t key, struct ww_call *call);

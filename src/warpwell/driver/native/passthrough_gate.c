@@ -2,10 +2,10 @@
  *
  * A stream has a record with counters: of gates; of calls that entered and left the driver; of calls that the GPU is
  * known to have passed, because the host has waited for them or because the GPU has written `reached`. Two words are
- * written by the GPU: `at`, odd while it stands at a gate, and `reached`.
+ * written by the GPU: `at`, odd while it waits at a gate, and `reached`.
  *
  * Three kinds of threads work here. Callers put gates. The keeper of a device writes to the board whether the program
- * is idle, runs, or stands at its closed gate, and opens the gate if no arbiter is alive. It calls nothing of the
+ * is idle, runs, or waits at its closed gate, and opens the gate if no arbiter is alive. It calls nothing of the
  * driver, which may have its caller wait for the very gate. The marker appends `reached` to quiet streams, and reads
  * the times of calls; while no other program is attached, a thread counts its first call in each of its rounds. If the
  * driver blocks the marker, the program counts as busy for longer, and nothing else.
@@ -24,13 +24,11 @@
 
 #define GATE_SPACING_NS 200000u /* expected work between two gates; to be fitted on a GPU (sharing.md, section 11) */
 #define UNKNOWN_NS 20000u       /* expected time of a call that was never measured: ten of them get a gate */
-#define MEASURED_FIRST 4u       /* calls of a key that are measured, and then one in MEASURED_EACH */
-#define MEASURED_EACH 16u
-#define QUIET_NS 200000u /* a stream without a call for so long gets a mark while another program is attached */
-#define LOOK_NS 20000  /* between two looks at `at`: longer than the GPU takes from reading the gate to writing `at` */
-#define MARK_NS 500000 /* between two rounds of the marker while another program is attached */
-#define IDLE_NS 20000000    /* between two looks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
-#define STALLED_NS 2000000u /* without progress while a stream stands at the gate: the others wait for that one */
+#define QUIET_NS 200000u        /* a stream without a call for so long gets a mark while another program is attached */
+#define LOOK_NS 20000           /* between two checks of `at`; the GPU writes `at` sooner after it has read the gate */
+#define MARK_NS 500000          /* between two rounds of the marker while another program is attached */
+#define IDLE_NS 20000000    /* between two checks of the keeper if nothing wakes it; less than WW_GATE_FAIL_OPEN_NS */
+#define STALLED_NS 2000000u /* without progress while a stream waits at the gate: the remaining ones depend on it */
 #define MAX_STALLED_NS 1000000000u /* limit of that, if calls take long: the arbiter waits no longer (executor.py) */
 #define COSTS 1024u
 #define TIMINGS 64u
@@ -43,25 +41,27 @@ struct operation { /* CUstreamBatchMemOpParams */
     uint64_t operation, address, value, flags, rest[2];
 };
 
+CUresult cuStreamBatchMemOp_v2(CUstream stream, uint32_t count, struct operation *operations, uint32_t flags);
+
 /* The machine's functions that are called here and not defined here. */
 #define FUNCTIONS(X)                                                                                                   \
-    X(cuCtxGetCurrent, CUcontext *)                                                                                    \
-    X(cuCtxSetCurrent, CUcontext)                                                                                      \
-    X(cuCtxGetDevice, CUdevice *)                                                                                      \
-    X(cuDeviceGetUuid_v2, void *, CUdevice)                                                                            \
-    X(cuDevicePrimaryCtxGetState, CUdevice, uint32_t *, int32_t *)                                                     \
-    X(cuStreamBatchMemOp_v2, CUstream, uint32_t, struct operation *, uint32_t)                                         \
-    X(cuStreamIsCapturing, CUstream, int32_t *)                                                                        \
-    X(cuThreadExchangeStreamCaptureMode, int32_t *)                                                                    \
-    X(cuMemHostRegister_v2, void *, size_t, uint32_t)                                                                  \
-    X(cuMemHostGetDevicePointer_v2, CUdeviceptr *, void *, uint32_t)                                                   \
-    X(cuEventCreate, CUevent *, uint32_t)                                                                              \
-    X(cuEventRecord, CUevent, CUstream)                                                                                \
-    X(cuEventQuery, CUevent)                                                                                           \
-    X(cuEventElapsedTime, float *, CUevent, CUevent)
+    X(cuCtxGetCurrent)                                                                                                 \
+    X(cuCtxSetCurrent)                                                                                                 \
+    X(cuCtxGetDevice)                                                                                                  \
+    X(cuDeviceGetUuid_v2)                                                                                              \
+    X(cuDevicePrimaryCtxGetState)                                                                                      \
+    X(cuStreamBatchMemOp_v2)                                                                                           \
+    X(cuStreamIsCapturing)                                                                                             \
+    X(cuThreadExchangeStreamCaptureMode)                                                                               \
+    X(cuMemHostRegister_v2)                                                                                            \
+    X(cuMemHostGetDevicePointer_v2)                                                                                    \
+    X(cuEventCreate)                                                                                                   \
+    X(cuEventRecord)                                                                                                   \
+    X(cuEventQuery)                                                                                                    \
+    X(cuEventElapsedTime)
 
 static struct {
-#define X(name, ...) CUresult (*name)(__VA_ARGS__);
+#define X(name) __typeof__(name) *name;
     FUNCTIONS(X)
 #undef X
 } machine;
@@ -95,7 +95,6 @@ struct device {
     enum state state;
     _Atomic uint32_t hosts; /* threads that wait at the gate */
     uint64_t progress, progress_ns;
-    pthread_t keeper;
 };
 
 /* Expected time of calls, by key. A wrong one costs a gate too many or too few. */
@@ -148,14 +147,14 @@ static bool is_shared(const struct device *d) {
 
 /* Return what the GPU has of the program. */
 static enum state observe(struct device *d) {
-    uint32_t active = 0, standing = 0;
+    uint32_t active = 0, waiting = 0;
     uint64_t progress = 0, now = ww_now_ns();
     for (struct ww_stream *s = d->streams; s < d->streams + WW_STREAMS; s++) {
         if (!is_active(s))
             continue;
         uint64_t at = atomic_load(s->at);
         active++;
-        standing += (uint32_t)(at & 1);
+        waiting += (uint32_t)(at & 1);
         progress += at + passed(s);
     }
     if (progress != d->progress)
@@ -167,9 +166,9 @@ static enum state observe(struct device *d) {
         return atomic_load(&d->hosts) ? HELD : IDLE;
     uint64_t longest = atomic_load(&d->slot->longest_ns);
     uint64_t limit = longest < MAX_STALLED_NS / 4 ? 4 * longest : MAX_STALLED_NS;
-    bool is_stalled = standing && now - d->progress_ns > (limit > STALLED_NS ? limit : STALLED_NS);
+    bool is_stalled = waiting && now - d->progress_ns > (limit > STALLED_NS ? limit : STALLED_NS);
     /* The work that a held program enqueues begins with a gate, which the GPU may not have reached yet. */
-    return standing == active || is_stalled || d->state == HELD ? HELD : RUNNING;
+    return waiting == active || is_stalled || d->state == HELD ? HELD : RUNNING;
 }
 
 /* Report a state; publishing held. The arbiter takes a program that wants nothing and has nothing on the GPU for idle:
@@ -210,8 +209,8 @@ static void report_idle(struct device *d) {
     pthread_mutex_unlock(&d->publishing);
 }
 
-/* The keeper of a device. Between two looks at a stream that stands at the gate, the GPU may have passed the gate just
- * before it was closed: the program is held if both looks find it there. */
+/* The keeper of a device. A stream that waits at the gate at one check may have passed the gate just before it was
+ * closed: the program is held if two checks in a row find the stream there. */
 static void *keep(void *device) {
     struct device *d = device;
     enum state before = IDLE;
@@ -252,11 +251,12 @@ static void at_exit(void) {
         pthread_mutex_unlock(&marking);
 }
 
-static void start_thread(pthread_t *thread, void *(*run)(void *), void *argument) {
+static void start_thread(void *(*run)(void *), void *argument) {
+    pthread_t thread;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    if (pthread_create(thread, NULL, run, argument))
+    if (pthread_create(&thread, NULL, run, argument))
         atomic_store(&disabled, 1);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
@@ -333,21 +333,19 @@ static struct device *attach(CUcontext context, CUdevice number) {
         fprintf(stderr, "warpwell share: the GPU cannot wait at its board; the host waits instead. Name a folder of a"
                         " tmpfs in WARPWELL_TURNS\n");
     if (!n) {
-        pthread_t marker;
         pthread_atfork(NULL, NULL, in_child);
         atexit(at_exit);
-        start_thread(&marker, mark, NULL);
+        start_thread(mark, NULL);
     }
-    start_thread(&d->keeper, keep, d);
+    start_thread(keep, d);
     ww_watched[n] = &d->gate.head->programs;
     atomic_store_explicit(&ww_nwatched, n + 1, memory_order_release);
     return d;
 }
 
-__attribute__((constructor)) static void load_machine(void) {
-    void *library = dlopen(WW_MACHINE, RTLD_LAZY | RTLD_NOLOAD);
-    bool is_complete = library && ww_gate_parse(getenv("WARPWELL_SHARE"), &priority, tenant);
-#define X(name, ...) is_complete = is_complete && (*(void **)&machine.name = dlsym(library, #name));
+void ww_prepare_gates(void *library) {
+    bool is_complete = ww_gate_parse(getenv("WARPWELL_SHARE"), &priority, tenant);
+#define X(name) is_complete = is_complete && (*(void **)&machine.name = dlsym(library, #name));
     FUNCTIONS(X)
 #undef X
     atomic_store(&disabled, !is_complete);
@@ -476,12 +474,9 @@ static void learn(struct device *d, uint64_t key, float milliseconds) {
     struct cost *cost = cost_of(key);
     float ns = 1e6f * milliseconds, before = (float)atomic_load(&cost->ns);
     ns = ns < 0 ? 0 : ns > 4e9f ? 4e9f : ns;
-    atomic_store(&cost->ns, (uint32_t)(atomic_load(&cost->calls) > MEASURED_FIRST ? before + (ns - before) / 4 : ns));
-    uint64_t longest = atomic_load(&d->slot->longest_ns);
-    longest -= longest / 64;
-    longest = longest > (uint64_t)ns ? longest : (uint64_t)ns;
-    atomic_store(&d->slot->longest_ns, longest);
-    atomic_store(&d->slot->expected_ns, longest + GATE_SPACING_NS);
+    bool is_first = atomic_load(&cost->calls) <= WW_GATE_MEASURED_FIRST;
+    atomic_store(&cost->ns, (uint32_t)(is_first ? ns : before + (ns - before) / 4));
+    atomic_store(&d->slot->expected_ns, ww_gate_learn(d->slot, (uint64_t)ns) + GATE_SPACING_NS);
 }
 
 static void read_timings(struct device *d) {
@@ -561,7 +556,7 @@ bool ww_before(CUstream handle, uint64_t key, struct ww_call *call) {
         s->expected_ns += atomic_load_explicit(&cost->ns, memory_order_relaxed);
         bool is_last = atomic_load(&s->left) == atomic_load(&s->entered);
         *call = (struct ww_call){s, -1, is_last ? atomic_load(&s->entered) + 1 : 0};
-        if (calls < MEASURED_FIRST || calls % MEASURED_EACH == 0)
+        if (ww_gate_must_measure(calls))
             call->timing = begin_timing(s, key);
         atomic_fetch_add(&s->entered, 1);
         pthread_mutex_unlock(&s->lock);
@@ -619,8 +614,8 @@ void ww_after_wait(const uint64_t entered[]) {
     }
 }
 
-/* A stream that waits for an event counts as standing at the gate behind it: another stream may stand at its gate. The
- * gate counts as a call, or the program would not ask for the GPU while the host waits for it. */
+/* A stream that waits for an event counts as waiting at the gate after it, because the event's stream may be held at
+ * its own gate. The gate counts as a call, or the program would not ask for the GPU while the host waits for it. */
 CUresult ww_wait_event(CUstream handle, CUevent event, uint32_t flags, CUresult (*wait)(CUstream, CUevent, uint32_t)) {
     CUcontext context;
     struct device *d = current_device(&context);

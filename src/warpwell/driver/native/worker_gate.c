@@ -1,15 +1,12 @@
 /* The gate of the client: which calls wait while another program has the device, and the expected time of calls.
  *
  * Expected times matter only while the arbiter bounds the work on the device. Then a function is measured alone, by
- * marks before and behind the call, at its first MEASURED_FIRST calls and at one in MEASURED_EACH after those.
+ * marks before and behind the call, at the calls of `ww_gate_must_measure`.
  */
 #include "worker.h"
 
 #define MIN_IN_FLIGHT 2u /* calls of any length, so that the device does not idle */
-#define MEASURED_FIRST 4u
-#define MEASURED_EACH 16u
 #define MARK_NS 100000u  /* expected work between two marks: a fifth of the usual bound */
-#define LONGEST_KEPT 64u /* the longest recent call loses this part of itself with each measured one */
 
 static struct ww_cost kinds[WW_HAND_OPS]; /* of calls without a function, by operation */
 
@@ -68,7 +65,7 @@ int ww_gate_is_contended(void) {
 
 int ww_part_measures(const struct ww_call *call) {
     const struct ww_cost *cost = cost_of(call);
-    return is_work(call) && budget() && (cost->calls < MEASURED_FIRST || cost->calls % MEASURED_EACH == 0);
+    return is_work(call) && budget() && ww_gate_must_measure(cost->calls);
 }
 
 int ww_part_add(struct ww_part *part, const struct ww_call *call) {
@@ -87,12 +84,9 @@ int ww_part_add(struct ww_part *part, const struct ww_call *call) {
 }
 
 static void learn(struct ww_cost *cost, uint64_t took) {
-    struct ww_gate_slot *slot = ww.gate.slot;
-    uint64_t longest = atomic_load_explicit(&slot->longest_ns, memory_order_relaxed);
     int64_t ns = took < UINT32_MAX ? (int64_t)took : UINT32_MAX;
     cost->ns = cost->ns ? (uint32_t)((int64_t)cost->ns + (ns - (int64_t)cost->ns) / 4) : (uint32_t)ns;
-    longest -= longest / LONGEST_KEPT;
-    atomic_store_explicit(&slot->longest_ns, longest > took ? longest : took, memory_order_relaxed);
+    ww_gate_learn(ww.gate.slot, took);
 }
 
 void ww_part_passed(struct ww_part *part, uint64_t *passed_ns, uint64_t calls) {
